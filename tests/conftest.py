@@ -1,0 +1,27 @@
+"""Markers for what a machine may lack. `VIVA_MUST_RUN="debian npm"` turns a skip of such a test into a failure."""
+
+import os
+import shutil
+
+import pytest
+import torch
+
+MUST_RUN = set(os.environ.get("VIVA_MUST_RUN", "").split())
+
+
+def missing(marker: pytest.Mark) -> str | None:
+    """What this machine lacks for a marked test, or None."""
+    if marker.name == "gpu":
+        return None if torch.cuda.is_available() else "no CUDA device"
+    programs = [name for name in marker.args if shutil.which(name) is None]
+    return f"not installed: {', '.join(programs)}" if programs else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name in ("gpu", "debian", "npm"):
+        for marker in item.iter_markers(name):
+            lack = missing(marker)
+            if lack and name in MUST_RUN:
+                pytest.fail(f"{name} test was meant to run here, but: {lack}")
+            if lack:
+                pytest.skip(lack)

@@ -1,0 +1,21 @@
+"""Errors that speak to the person who can act: what was wrong, with which value, and what to do."""
+
+
+class VivaError(Exception):
+    """Base of every error a user can do something about. Its message is one line, shown without a traceback."""
+
+
+class CheckpointError(VivaError):
+    """A model's files are missing, damaged, or not of the layout they claim."""
+
+
+class InputError(VivaError):
+    """What the caller passed cannot be used: wrong ids, wrong rate, wrong shape, empty."""
+
+
+class CapacityError(VivaError):
+    """It would be right, but it does not fit: context, cache pages, memory."""
+
+
+class MissingDependencyError(VivaError):
+    """A feature needs an extra that is not installed; the message names the pip command."""

@@ -1,0 +1,205 @@
+"""Published weights into modules: read memory-mapped, checked by name and shape, copied once.
+
+A checkpoint is a folder with sharded or single safetensors, or one `.safetensors`, `.bin`, `.pt` or `.ckpt` file.
+Pickled files are read with `weights_only=True`, so nothing in them is executed.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from vivavoce.errors import CheckpointError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
+
+
+@runtime_checkable
+class PacksParameters(Protocol):
+    """A module that stores several published tensors in one (fused QKV, gate and up)."""
+
+    def published_tensors(self) -> Mapping[str, Tensor]:
+        """Name relative to the module's parent → the view of the packed tensor that holds it."""
+        ...
+
+
+class Checkpoint:
+    """Names, shapes and tensors of a published checkpoint. Tensors are read only when asked for."""
+
+    def __init__(self, source: str | Path) -> None:
+        self.source = Path(source)
+        self._stack = ExitStack()
+        self._tensors: dict[str, Callable[[], Tensor]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in weight_files(self.source):
+            if file.suffix in PICKLED:
+                self._add_pickled(file)
+            else:
+                self._add_safetensors(file)
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._tensors.clear()
+        self._stack.close()
+
+    def names(self) -> list[str]:
+        """Every tensor name, in file order."""
+        return list(self._tensors)
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor; for safetensors a view of the mapped file."""
+        return self._tensors[name]()
+
+    def renamed(self, rename: Callable[[str], str | None]) -> "Checkpoint":
+        """The same checkpoint under other names; a name mapped to None is left out."""
+        names = {old: new for old in self._tensors if (new := rename(old)) is not None}
+        self._tensors = {new: self._tensors[old] for old, new in names.items()}
+        self.shapes = {new: self.shapes[old] for old, new in names.items()}
+        return self
+
+    def _add_safetensors(self, file: Path) -> None:
+        try:
+            handle = self._stack.enter_context(safe_open(str(file), framework="pt"))
+            for name in handle.keys():  # noqa: SIM118 - safe_open is not a mapping
+                self._add(name, tuple(handle.get_slice(name).get_shape()), lambda h=handle, n=name: h.get_tensor(n), file)
+        except (SafetensorError, OSError, struct.error) as error:
+            raise CheckpointError(
+                f"{file} cannot be read as safetensors ({error}); it is damaged or was cut short: fetch it again"
+            ) from error
+
+    def _add_pickled(self, file: Path) -> None:
+        try:
+            content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap can only be used" not in str(error):
+                raise CheckpointError(f"{file} cannot be read as a torch file ({_first_line(error)})") from error
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise CheckpointError(f"{file} cannot be read as a torch weights file ({_first_line(error)})") from error
+        for container in ("state_dict", "generator", "model"):
+            if isinstance(content, dict) and isinstance(content.get(container), dict):
+                content = content[container]
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{file} holds a {type(content).__name__}, not named tensors")
+        for name, value in content.items():
+            if isinstance(value, Tensor):
+                self._add(name, tuple(value.shape), lambda v=value: v, file)
+
+    def _add(self, name: str, shape: tuple[int, ...], read: Callable[[], Tensor], file: Path) -> None:
+        if name in self._tensors:
+            raise CheckpointError(f"{name} stands in two files of {self.source}, one of them {file.name}")
+        self._tensors[name] = read
+        self.shapes[name] = shape
+
+
+def weight_files(source: Path) -> list[Path]:
+    """The files that hold the weights of a folder, or the file itself."""
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise CheckpointError(f"{source} does not exist; give a folder with {SINGLE_NAME} or {INDEX_NAME}")
+    index = source / INDEX_NAME
+    if index.is_file():
+        names = _indexed_files(index)
+        absent = [name for name in names if not (source / name).is_file()]
+        if absent:
+            raise CheckpointError(f"{source} lacks {_some(absent)} named in {INDEX_NAME}; fetch the model again")
+        return [source / name for name in names]
+    for name in (SINGLE_NAME, "pytorch_model.bin"):
+        if (source / name).is_file():
+            return [source / name]
+    raise CheckpointError(f"{source} holds no weights: neither {INDEX_NAME}, {SINGLE_NAME} nor pytorch_model.bin")
+
+
+def _indexed_files(index: Path) -> list[str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf8"))["weight_map"]
+        return sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is not a safetensors index ({error}); fetch it again") from error
+
+
+def published_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Every published tensor name of a module → the (view of a) parameter or buffer that holds it."""
+    return dict(_walk(module, ""))
+
+
+def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    for name, child in module.named_children():
+        if isinstance(child, PacksParameters):
+            for part, tensor in child.published_tensors().items():
+                yield f"{prefix}{part}", tensor
+        else:
+            yield from _walk(child, f"{prefix}{name}.")
+    for name, parameter in module.named_parameters(recurse=False):
+        yield f"{prefix}{name}", parameter
+    hidden = module._non_persistent_buffers_set
+    for name, buffer in module.named_buffers(recurse=False):
+        if name not in hidden:
+            yield f"{prefix}{name}", buffer
+
+
+def check_names(expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint, allow_extra: bool = False) -> None:
+    """Raise one line naming missing, extra or misshapen tensors."""
+    missing = [name for name in expected if name not in checkpoint.shapes]
+    extra = [] if allow_extra else [name for name in checkpoint.shapes if name not in expected]
+    misshapen = [
+        f"{name} is {list(checkpoint.shapes[name])}, config asks {list(shape)}"
+        for name, shape in expected.items()
+        if name in checkpoint.shapes and checkpoint.shapes[name] != tuple(shape)
+    ]
+    complaints = [
+        f"{len(names)} {kind}: {_some(names)}"
+        for kind, names in (("missing", missing), ("not of this model", extra), ("misshapen", misshapen))
+        if names
+    ]
+    if complaints:
+        raise CheckpointError(f"{checkpoint.source} does not fit its config: " + "; ".join(complaints))
+
+
+@torch.no_grad()
+def load_weights(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    allow_extra: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Copy a checkpoint into a module that already stands on its device; at most one tensor is held besides."""
+    targets = published_tensors(module)
+    check_names({name: tuple(tensor.shape) for name, tensor in targets.items()}, checkpoint, allow_extra)
+    for done, (name, target) in enumerate(targets.items(), start=1):
+        source = checkpoint.tensor(name)
+        if source.is_floating_point() != target.is_floating_point():
+            raise CheckpointError(
+                f"{name} in {checkpoint.source} is {source.dtype}, which is not a float weight; "
+                "a quantised checkpoint needs the manifest it was saved with"
+            )
+        target.copy_(source)
+        if progress is not None:
+            progress(done, len(targets))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", maxsplit=1)[0][:200]
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
