@@ -8,6 +8,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -78,7 +79,8 @@ class Checkpoint:
         try:
             handle = self._stack.enter_context(safe_open(str(file), framework="pt"))
             for name in handle.keys():  # noqa: SIM118 - safe_open is not a mapping
-                self._add(name, tuple(handle.get_slice(name).get_shape()), lambda h=handle, n=name: h.get_tensor(n), file)
+                shape = tuple(handle.get_slice(name).get_shape())
+                self._add(name, shape, partial(handle.get_tensor, name), file)
         except (SafetensorError, OSError, struct.error) as error:
             raise CheckpointError(
                 f"{file} cannot be read as safetensors ({error}); it is damaged or was cut short: fetch it again"
@@ -100,7 +102,7 @@ class Checkpoint:
             raise CheckpointError(f"{file} holds a {type(content).__name__}, not named tensors")
         for name, value in content.items():
             if isinstance(value, Tensor):
-                self._add(name, tuple(value.shape), lambda v=value: v, file)
+                self._add(name, tuple(value.shape), value.detach, file)
 
     def _add(self, name: str, shape: tuple[int, ...], read: Callable[[], Tensor], file: Path) -> None:
         if name in self._tensors:
