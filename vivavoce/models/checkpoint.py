@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError
@@ -196,6 +197,37 @@ def load_weights(
         target.copy_(source)
         if progress is not None:
             progress(done, len(targets))
+
+
+@torch.no_grad()
+def save_weights(module: nn.Module, folder: str | Path, shard_bytes: int = 5_000_000_000) -> None:
+    """Write a module's published tensors as safetensors, in shards with an index where one file is not enough."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in published_tensors(module).items():
+        bytes_here = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + bytes_here > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += bytes_here
+    if len(shards) == 1:
+        _save_shard(shards[0], folder / SINGLE_NAME)
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _save_shard(shard, folder / file)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(tensor.numel() * tensor.element_size() for shard in shards for tensor in shard.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2), encoding="utf8")
+
+
+def _save_shard(tensors: Mapping[str, Tensor], file: Path) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,246 @@
+"""The engine: many sequences on one model, advanced together step by step.
+
+This is the synchronous core, driven by one thread; `vivavoce.engine.streaming` puts an async face on it. A sequence may
+be appended to while it waits, forked, rewound and closed at any moment between steps.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from vivavoce.device import Device
+from vivavoce.engine.pages import PagePool
+from vivavoce.engine.runner import Runner
+from vivavoce.engine.sampling import Generation
+from vivavoce.engine.scheduler import Scheduler
+from vivavoce.engine.sequence import FinishReason, Sequence
+from vivavoce.errors import CapacityError, InputError
+from vivavoce.models.interface import GenerativeModel, Row
+from vivavoce.nn.paged import PagedCache
+
+CPU_CACHE_ROWS = 16384
+FREE_MEMORY_SHARE = 0.85  # of what the weights leave; the rest is for activations and graphs
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """How much the engine takes on. Defaults suit one session on a laptop and a hundred on a large GPU."""
+
+    page_size: int = 16
+    cache_rows: int | None = None
+    """Rows of keys and values held in all; None: what fits into the device's free memory."""
+    context: int | None = None
+    """Rows one sequence may have; None: as many as the model and the cache allow."""
+    rows_per_step: int = 512
+    sequences_per_step: int = 128
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A row a sequence has just made, and why the reply ended, if it did."""
+
+    sequence: Sequence
+    row: Row
+    finish: FinishReason | None
+
+
+class Engine:
+    """Opens sequences, appends, generates, forks, rewinds and closes them; `step` advances all that have work."""
+
+    def __init__(
+        self,
+        model: GenerativeModel,
+        device: Device,
+        dtype: torch.dtype | None = None,
+        limits: EngineLimits | None = None,
+        use_graphs: bool = True,
+    ) -> None:
+        self.model = model
+        self.limits = limits = limits or EngineLimits()
+        dtype = dtype or device.dtype
+        rows = limits.cache_rows or _rows_that_fit(model, device, dtype)
+        pages = -(-rows // limits.page_size) + 1
+        self.capacity = min((pages - 1) * limits.page_size, model.context_limit, limits.context or model.context_limit)
+        cache = _allocate_cache(model, pages, limits.page_size, dtype, device)
+        self.scheduler = Scheduler(PagePool(pages), limits.page_size, limits.rows_per_step, limits.sequences_per_step)
+        self.runner = Runner(model, cache, self.capacity, limits.sequences_per_step, use_graphs and device.graphs)
+        self._next_id = 0
+        self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return any(sequence.has_work for sequence in self.scheduler.sequences.values())
+
+    def open(self, rows: Iterable[Row] = ()) -> Sequence:
+        """A new sequence, its first rows to be computed in the steps that follow."""
+        sequence = Sequence(self._next_id)
+        self._next_id += 1
+        self.scheduler.sequences[sequence.id] = sequence
+        try:
+            self.append(sequence, rows)
+        except Exception:
+            self.close(sequence)
+            raise
+        return sequence
+
+    def append(self, sequence: Sequence, rows: Iterable[Row]) -> None:
+        """Add rows at the end: what the user says, as it comes. Not while a reply is being made."""
+        self._require_open(sequence)
+        if sequence.is_generating:
+            raise InputError(f"sequence {sequence.id} is generating; stop or rewind it before appending")
+        added = [tuple(row) for row in rows]
+        self._check(added, sequence)
+        sequence.rows.extend(added)
+        sequence.is_wanted = sequence.is_wanted or bool(added)
+        sequence.last_used = self._steps
+
+    def generate(self, sequence: Sequence, generation: Generation, most_unread: int | None = None) -> None:
+        """Start a reply after the last row. With `most_unread`, it pauses while so many rows are not taken."""
+        self._require_open(sequence)
+        if not sequence.rows:
+            raise InputError(f"sequence {sequence.id} has no rows to reply to")
+        if sequence.is_generating:
+            raise InputError(f"sequence {sequence.id} is generating already")
+        if len(sequence) >= self.capacity:
+            raise CapacityError(
+                f"sequence {sequence.id} fills all {self.capacity} rows it may have; rewind it or raise the cache"
+            )
+        generation.per_channel(self.model.channels)
+        # The last row is computed (again) so that its hidden state is at hand.
+        sequence.cached = min(sequence.cached, len(sequence) - 1)
+        sequence.mode = self.model.start_mode(sequence.rows[-1])
+        sequence.generation, sequence.generated = generation, 0
+        sequence.unread, sequence.most_unread = 0, most_unread
+
+    def take(self, sequence: Sequence, rows: int = 1) -> None:
+        """The consumer has taken rows; a reply that waited for it goes on."""
+        sequence.unread = max(0, sequence.unread - rows)
+
+    def stop(self, sequence: Sequence) -> None:
+        """End the reply under way, if any; its rows stay."""
+        sequence.generation = None
+        sequence.most_unread = None
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A second sequence with the same rows. Pages are shared until one of the two writes into them."""
+        self._require_open(sequence)
+        twin = Sequence(
+            self._next_id,
+            list(sequence.rows),
+            sequence.pages[: -(-sequence.cached // self.limits.page_size)],
+            sequence.cached,
+            last_used=self._steps,
+            is_wanted=sequence.is_wanted,
+        )
+        for page in twin.pages:
+            self.scheduler.pool.share(page)
+        self._next_id += 1
+        self.scheduler.sequences[twin.id] = twin
+        return twin
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        """Forget every row from `length` on; a reply under way ends."""
+        self._require_open(sequence)
+        if not 0 <= length <= len(sequence):
+            raise InputError(f"sequence {sequence.id} has {len(sequence)} rows and cannot be rewound to {length}")
+        self.stop(sequence)
+        del sequence.rows[length:]
+        self.scheduler.release(sequence, keep_rows=min(sequence.cached, length))
+        sequence.row_revision += 1
+
+    def close(self, sequence: Sequence) -> None:
+        """Forget a sequence, whatever it is doing. Closing twice does nothing."""
+        if sequence.is_open:
+            self.stop(sequence)
+            self.scheduler.release(sequence)
+            self.runner.forget(sequence)
+            del self.scheduler.sequences[sequence.id]
+            sequence.is_open = False
+
+    def step(self) -> list[Emission]:
+        """Advance every sequence that has work; what they made. An error leaves all sequences as they were."""
+        plan = self.scheduler.plan()
+        if not plan.works:
+            return []
+        made = iter(self.runner.run(plan))
+        self._steps += 1
+        emissions = []
+        for work in plan.works:
+            sequence = work.sequence
+            sequence.cached += work.count
+            sequence.last_used = self._steps
+            sequence.is_wanted = sequence.is_wanted and sequence.pending > 0
+            if work.samples:
+                emissions.append(self._accept(sequence, next(made)))
+        return emissions
+
+    def complete(self, sequence: Sequence, generation: Generation) -> list[Row]:
+        """A whole reply at once, other sequences going on beside it."""
+        self.generate(sequence, generation)
+        rows: list[Row] = []
+        while sequence.is_generating:
+            rows += [emission.row for emission in self.step() if emission.sequence is sequence]
+        return rows
+
+    def _accept(self, sequence: Sequence, row: Row) -> Emission:
+        """Add a made row to its sequence and see whether the reply is over."""
+        assert sequence.generation is not None
+        sequence.rows.append(row)
+        sequence.generated += 1
+        sequence.unread += 1
+        sequence.mode = self.model.next_mode(sequence.mode, row)
+        finish: FinishReason | None = None
+        if self.model.ends(row):
+            finish = "stop"
+        elif sequence.generated >= sequence.generation.max_new_rows:
+            finish = "length"
+        elif len(sequence) >= self.capacity:
+            finish = "context"
+        if finish is not None:
+            self.stop(sequence)
+        return Emission(sequence, row, finish)
+
+    def _require_open(self, sequence: Sequence) -> None:
+        if not sequence.is_open:
+            raise InputError(f"sequence {sequence.id} is closed")
+
+    def _check(self, rows: list[Row], sequence: Sequence) -> None:
+        """Refuse rows the model cannot embed, and more of them than can be held."""
+        vocabularies = self.model.vocabularies
+        for row in rows:
+            if len(row) != len(vocabularies):
+                raise InputError(f"a row has {len(vocabularies)} ids in this model, not {len(row)}: {row}")
+            for channel, (value, size) in enumerate(zip(row, vocabularies, strict=True)):
+                if not 0 <= value < size:
+                    raise InputError(f"id {value} of channel {channel} is not in 0…{size - 1}")
+        if len(sequence) + len(rows) > self.capacity:
+            raise CapacityError(
+                f"{len(sequence) + len(rows)} rows are more than the {self.capacity} a sequence may have here; "
+                "shorten the prompt or raise cache_rows and context"
+            )
+
+
+def _rows_that_fit(model: GenerativeModel, device: Device, dtype: torch.dtype) -> int:
+    if device.kind == "cpu":
+        return CPU_CACHE_ROWS
+    row = model.kv_shape.bytes_per_row(dtype)
+    free = int(device.free_memory() * FREE_MEMORY_SHARE)
+    if free < row * 64:
+        raise CapacityError(
+            f"{device.name} has {free / 2**20:.0f} MiB left for the cache; free memory or take a smaller model"
+        )
+    return free // row
+
+
+def _allocate_cache(
+    model: GenerativeModel, pages: int, page_size: int, dtype: torch.dtype, device: Device
+) -> PagedCache:
+    try:
+        return PagedCache.allocate(model.kv_shape, pages, page_size, dtype, device.torch_device)
+    except RuntimeError as error:  # torch's out-of-memory errors on every device
+        size = model.kv_shape.bytes_per_row(dtype) * pages * page_size
+        raise CapacityError(
+            f"a cache of {size / 2**30:.1f} GiB does not fit on {device.name}; lower cache_rows"
+        ) from error

@@ -1,0 +1,178 @@
+"""How the next row is drawn: settings per sequence and channel, noise that depends on nothing but seed and place.
+
+The draw is Gumbel-max, and the noise of a token is a hash of (seed, row position, channel, token id). So a sequence's
+tokens do not depend on who else is in the batch, on how the batch was cut, or on whether the sequence was evicted and
+recomputed, forked or rewound in between.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vivavoce.errors import InputError
+
+NARROW = 64  # candidates looked at when every sequence asks for a top-k within it; a full sort otherwise
+_MASK = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one channel is drawn. Temperature 0 is greedy; top_k 0 and top_p 1 mean no limit."""
+
+    temperature: float = 0.7
+    top_k: int = 20
+    top_p: float = 0.95
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"temperature must be 0 or more, not {self.temperature}")
+        if self.top_k < 0:
+            raise InputError(f"top_k must be 0 (no limit) or more, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p must be in (0, 1], not {self.top_p}")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise InputError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the candidates are surely among the `NARROW` best."""
+        return self.temperature == 0 or 1 <= self.top_k <= NARROW
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a caller wants of one reply. `sampling` is one for all channels, or one a channel."""
+
+    sampling: Sampling | tuple[Sampling, ...] = field(default_factory=Sampling)
+    max_new_rows: int = 1000
+    min_new_rows: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_rows < 1:
+            raise InputError(f"max_new_rows must be at least 1, not {self.max_new_rows}")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must be in 0…2**63-1, not {self.seed}")
+
+    def per_channel(self, channels: int) -> tuple[Sampling, ...]:
+        """The settings of each channel."""
+        if isinstance(self.sampling, Sampling):
+            return (self.sampling,) * channels
+        if len(self.sampling) != channels:
+            raise InputError(f"{len(self.sampling)} samplings were given for a model of {channels} channels")
+        return self.sampling
+
+
+@dataclass
+class SamplingTables:
+    """Settings and history of every slot, on the device, so that a step sends no settings."""
+
+    floats: Tensor  # [slot, channel, (temperature, top_p, repetition penalty)]
+    top_k: Tensor  # [slot, channel] int64; 0 = no limit
+    seeds: Tensor  # [slot] int64
+    least: Tensor  # [slot] int32: min_new_rows
+    seen: list[Tensor]  # per channel [slot, vocabulary] bool: ids that stand in the sequence's rows
+
+    @classmethod
+    def allocate(cls, slots: int, vocabularies: tuple[int, ...], device: torch.device) -> "SamplingTables":
+        """Tables for so many slots, all greedy."""
+        channels = len(vocabularies)
+        floats = torch.ones(slots, channels, 3, device=device)
+        floats[..., 0] = 0.0
+        return cls(
+            floats,
+            torch.zeros(slots, channels, dtype=torch.int64, device=device),
+            torch.zeros(slots, dtype=torch.int64, device=device),
+            torch.zeros(slots, dtype=torch.int32, device=device),
+            [torch.zeros(slots, size, dtype=torch.bool, device=device) for size in vocabularies],
+        )
+
+    def settle(self, slot: int, generation: Generation) -> None:
+        """Write a sequence's settings to its slot."""
+        samplings = generation.per_channel(self.floats.shape[1])
+        values = [[s.temperature, s.top_p, s.repetition_penalty] for s in samplings]
+        self.floats[slot] = torch.tensor(values, device=self.floats.device)
+        self.top_k[slot] = torch.tensor([s.top_k for s in samplings], device=self.top_k.device)
+        self.seeds[slot] = generation.seed
+        self.least[slot] = generation.min_new_rows
+
+    def remember(self, slot: int, rows: Tensor) -> None:
+        """Make a slot's history exactly these rows.  # [row, channel] int64"""
+        for channel, seen in enumerate(self.seen):
+            seen[slot] = False
+            seen[slot, rows[:, channel]] = True
+
+    def note(self, slots: Tensor, rows: Tensor) -> None:
+        """Add the rows of a step to their slots' histories.  # [row], [row, channel]"""
+        for channel, seen in enumerate(self.seen):
+            seen[slots.long(), rows[:, channel].long()] = True
+
+
+@dataclass
+class SlotDraw:
+    """The `Draw` of a step: each sequence drawn by its slot's settings, entirely on the device."""
+
+    tables: SamplingTables
+    slots: Tensor  # [sequence] int64
+    positions: Tensor  # [sequence]: where the row to be drawn will stand
+    modes: Tensor
+    generated: Tensor
+    narrow: bool
+
+    @property
+    def least(self) -> Tensor:
+        """The least number of rows each sequence's caller wants."""
+        return self.tables.least[self.slots]
+
+    def sample(self, channel: int, logits: Tensor) -> Tensor:
+        """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
+        settings = self.tables.floats[self.slots, channel].to(logits.dtype)
+        temperature, top_p, penalty = settings[:, :1], settings[:, 1:2], settings[:, 2:]
+        penalised = penalise(logits, self.tables.seen[channel][self.slots], penalty)
+        greedy = temperature == 0
+        scaled = penalised / temperature.masked_fill(greedy, 1.0)
+        candidates = min(NARROW, logits.shape[-1]) if self.narrow else logits.shape[-1]
+        scores, ids = scaled.topk(candidates, dim=-1)
+        kept = keep_likely(scores, self.tables.top_k[self.slots, channel][:, None], top_p)
+        noise = gumbel_noise(self.tables.seeds[self.slots], self.positions, channel, ids).to(scores.dtype)
+        drawn = (scores + noise).masked_fill(~kept, float("-inf")).argmax(-1, keepdim=True)
+        best = ids.masked_fill(scores < scores[:, :1], torch.iinfo(ids.dtype).max).amin(-1, keepdim=True)
+        return torch.where(greedy, best, ids.gather(-1, drawn))[:, 0]
+
+
+def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Push down ids that the sequence already has: positive logits divided, negative ones multiplied."""
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Which of the descending scores survive top-k, then top-p over what top-k left.  # bool like scores"""
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    within = (rank < top_k) | (top_k == 0)
+    chances = scores.masked_fill(~within, float("-inf")).softmax(-1)
+    before = chances.cumsum(-1) - chances
+    return within & ((before < top_p) | (rank == 0))
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, channel: int, ids: Tensor) -> Tensor:
+    """Gumbel noise of each candidate, a pure function of its place.  # [sequence], [sequence], [sequence, candidate]"""
+    state = _mix(seeds & _MASK)
+    state = _mix(state ^ (seeds >> 32))
+    state = _mix(state + positions.long() * 0x9E3779B9)
+    state = _mix(state + (channel + 1) * 0x85EBCA77)
+    bits = _mix(_mix(state[:, None] + ids * 0xC2B2AE3D) ^ state[:, None])
+    uniform = ((bits >> 8).double() + 0.5) / 2**24
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix(value: Tensor) -> Tensor:
+    """Scramble 32 bits (carried in int64) by xor-shifts and odd multiplications, so that each bit reaches all."""
+    value = value & _MASK
+    value = ((value ^ (value >> 16)) * 0x7FEB352D) & _MASK
+    value = ((value ^ (value >> 15)) * 0x846CA68B) & _MASK
+    return value ^ (value >> 16)

@@ -1,0 +1,125 @@
+"""Who computes what in the next step: one budget of rows for decode steps and prefill pieces alike.
+
+Sequences stand in one order of rank: those that generate, then those whose new rows wait to be prefilled, then the
+idle; the older first within each. A step serves them in that order. Every sequence that is one row short of its next
+sample gets that row before any prefill gets more than its share, so decode never waits for a long prompt. When pages
+run out, a sequence may evict those of lower rank, which keep their rows and are computed again later; the first in rank
+therefore always moves on, and nobody waits for ever.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from vivavoce.engine.pages import PagePool
+from vivavoce.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rows `[start, start + count)` of a sequence to be computed; `samples` if the last of them yields a new row."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass
+class Plan:
+    """One step: what to compute, and which shared pages to copy before anything is written."""
+
+    works: list[Work] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Plans steps and owns the pages. Knows no tensor."""
+
+    def __init__(self, pool: PagePool, page_size: int, rows_per_step: int, sequences_per_step: int) -> None:
+        self.pool = pool
+        self.page_size = page_size
+        self.rows_per_step = rows_per_step
+        self.sequences_per_step = sequences_per_step
+        self.sequences: dict[int, Sequence] = {}
+        self.evictions = 0
+
+    def plan(self) -> Plan:
+        """The next step's work; pages are taken for it."""
+        ranked = sorted((s for s in self.sequences.values() if s.has_work), key=_rank)
+        waiting_decodes = sum(_decodes(sequence) for sequence in ranked)
+        budget = self.rows_per_step
+        plan = Plan()
+        for sequence in ranked:
+            if budget == 0 or len(plan.works) == self.sequences_per_step:
+                break
+            waiting_decodes -= _decodes(sequence)
+            # At least one row, or a crowd of decoding sequences could keep an older prompt out for ever.
+            count = min(sequence.pending, max(1, budget - waiting_decodes))
+            if not self._secure(sequence, count, plan):
+                continue
+            samples = sequence.is_generating and count == sequence.pending
+            plan.works.append(Work(sequence, sequence.cached, count, samples))
+            budget -= count
+        return plan
+
+    def release(self, sequence: Sequence, keep_rows: int = 0) -> None:
+        """Give back the pages behind the first `keep_rows` rows."""
+        keep = -(-keep_rows // self.page_size)
+        for page in sequence.pages[keep:]:
+            self.pool.release(page)
+        del sequence.pages[keep:]
+        sequence.cached = min(sequence.cached, keep_rows)
+        sequence.page_revision += 1
+
+    def _secure(self, sequence: Sequence, count: int, plan: Plan) -> bool:
+        """Make sure the pages for `count` more rows are held and private, evicting lower ranks if it must be."""
+        planned = {work.sequence.id for work in plan.works}
+        while self._lacking(sequence, count) > self.pool.free:
+            victim = self._victim(sequence, planned)
+            if victim is None:
+                return False
+            self.release(victim)
+            self.evictions += 1
+        first = sequence.cached // self.page_size
+        for index in range(first, len(sequence.pages)):
+            if self.pool.is_shared(sequence.pages[index]):
+                plan.copies.append(self._make_private(sequence, index))
+        while len(sequence.pages) * self.page_size < sequence.cached + count:
+            sequence.pages.append(self.pool.take())
+            sequence.page_revision += 1
+        return True
+
+    def _lacking(self, sequence: Sequence, count: int) -> int:
+        """How many pages must be taken before `count` more rows can be written."""
+        first = sequence.cached // self.page_size
+        shared = sum(self.pool.is_shared(page) for page in sequence.pages[first:])
+        return shared + -(-(sequence.cached + count) // self.page_size) - len(sequence.pages)
+
+    def _make_private(self, sequence: Sequence, index: int) -> tuple[int, int]:
+        shared, own = sequence.pages[index], self.pool.take()
+        self.pool.release(shared)
+        sequence.pages[index] = own
+        sequence.page_revision += 1
+        return shared, own
+
+    def _victim(self, claimant: Sequence, planned: Iterable[int]) -> Sequence | None:
+        """The lowest in rank that holds pages, is not part of this step, and ranks below the claimant."""
+        candidates = [s for s in self.sequences.values() if s.pages and s.id not in planned and s is not claimant]
+        victim = max(candidates, key=_eviction_rank, default=None)
+        return victim if victim is not None and _rank(victim) > _rank(claimant) else None
+
+
+def _decodes(sequence: Sequence) -> bool:
+    return sequence.is_generating and sequence.pending == 1
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    """Lower is served first."""
+    kind = 2 if not sequence.has_work else 0 if sequence.is_generating else 1
+    return kind, sequence.id
+
+
+def _eviction_rank(sequence: Sequence) -> tuple[int, int]:
+    """Higher is evicted first: among the idle, the one unused for longest."""
+    kind, age = _rank(sequence)
+    return kind, -sequence.last_used if kind == 2 else age

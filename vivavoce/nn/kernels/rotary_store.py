@@ -1,0 +1,71 @@
+"""Query and key norms, rotation, and the write of keys and values into their pages, in one launch."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.nn.paged import RowBatch
+
+
+@triton.jit
+def _norm_rotate_store(
+    packed_ptr, queries_ptr, keys_ptr, values_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
+    slots_ptr, positions_ptr, page_table_ptr, table_width, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)  # queries first, then keys, then values
+    HALF: tl.constexpr = DIM // 2
+    column = tl.arange(0, HALF)
+    source = packed_ptr + (row * (HEADS + 2 * KV_HEADS) + head) * DIM
+    first = tl.load(source + column)
+    second = tl.load(source + HALF + column)
+
+    position = tl.load(positions_ptr + row).to(tl.int64)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    page = tl.load(page_table_ptr + slot * table_width + position // PAGE).to(tl.int64)
+    cache_row = (page * PAGE + position % PAGE) * KV_HEADS
+
+    if head >= HEADS + KV_HEADS:
+        target = values_ptr + (cache_row + head - HEADS - KV_HEADS) * DIM
+        tl.store(target + column, first)
+        tl.store(target + HALF + column, second)
+    else:
+        weight_ptr = q_weight_ptr if head < HEADS else k_weight_ptr
+        wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+        mean = (tl.sum(wide_first * wide_first, axis=0) + tl.sum(wide_second * wide_second, axis=0)) / DIM
+        scale = tl.rsqrt(mean + eps)
+        low_weight, high_weight = tl.load(weight_ptr + column), tl.load(weight_ptr + HALF + column)
+        low = ((wide_first * scale).to(first.dtype) * low_weight).to(tl.float32)
+        high = ((wide_second * scale).to(first.dtype) * high_weight).to(tl.float32)
+        cos = tl.load(cos_ptr + position * HALF + column)
+        sin = tl.load(sin_ptr + position * HALF + column)
+        if head < HEADS:
+            target = queries_ptr + (row * HEADS + head) * DIM
+        else:
+            target = keys_ptr + (cache_row + head - HEADS) * DIM
+        tl.store(target + column, (low * cos - high * sin).to(first.dtype))
+        tl.store(target + HALF + column, (high * cos + low * sin).to(first.dtype))
+
+
+def norm_rotate_store(
+    packed: Tensor,
+    norms: tuple[Tensor, Tensor, float],
+    cos: Tensor,
+    sin: Tensor,
+    layer: int,
+    batch: RowBatch,
+    kv_heads: int,
+) -> Tensor:
+    """The rotated queries; keys and values are in the cache. Twin: the plain half of `PagedAttention._store`."""
+    rows, all_heads, dim = packed.shape
+    heads = all_heads - 2 * kv_heads
+    q_weight, k_weight, eps = norms
+    queries = torch.empty(rows, heads, dim, dtype=packed.dtype, device=packed.device)
+    _norm_rotate_store[(rows, all_heads)](
+        packed, queries, batch.cache.keys[layer], batch.cache.values[layer], q_weight, k_weight, cos, sin,
+        batch.slots, batch.positions, batch.page_table, batch.page_table.shape[1], eps,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=batch.cache.page_size, num_warps=1,
+    )  # fmt: skip
+    return queries
