@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.errors import InputError
+from vivavoce.nn import kernels
 
 NARROW = 64  # candidates looked at when every sequence asks for a top-k within it; a full sort otherwise
 _MASK = 0xFFFFFFFF
@@ -110,7 +111,7 @@ class SamplingTables:
     def note(self, slots: Tensor, rows: Tensor) -> None:
         """Add the rows of a step to their slots' histories.  # [row], [row, channel]"""
         for channel, seen in enumerate(self.seen):
-            seen[slots.long(), rows[:, channel].long()] = True
+            seen.view(-1).index_fill_(0, slots.long() * seen.shape[1] + rows[:, channel].long(), True)
 
 
 @dataclass
@@ -161,6 +162,8 @@ def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, channel: int, ids: Tensor) -> Tensor:
     """Gumbel noise of each candidate, a pure function of its place.  # [sequence], [sequence], [sequence, candidate]"""
+    if kernels.usable(ids):
+        return kernels.gumbel_noise(seeds, positions, channel, ids)
     state = _mix(seeds & _MASK)
     state = _mix(state ^ (seeds >> 32))
     state = _mix(state + positions.long() * 0x9E3779B9)

@@ -7,7 +7,6 @@ run out, a sequence may evict those of lower rank, which keep their rows and are
 therefore always moves on, and nobody waits for ever.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vivavoce.engine.pages import PagePool
@@ -73,9 +72,8 @@ class Scheduler:
 
     def _secure(self, sequence: Sequence, count: int, plan: Plan) -> bool:
         """Make sure the pages for `count` more rows are held and private, evicting lower ranks if it must be."""
-        planned = {work.sequence.id for work in plan.works}
         while self._lacking(sequence, count) > self.pool.free:
-            victim = self._victim(sequence, planned)
+            victim = self._victim(sequence, {work.sequence.id for work in plan.works})
             if victim is None:
                 return False
             self.release(victim)
@@ -102,7 +100,7 @@ class Scheduler:
         sequence.page_revision += 1
         return shared, own
 
-    def _victim(self, claimant: Sequence, planned: Iterable[int]) -> Sequence | None:
+    def _victim(self, claimant: Sequence, planned: set[int]) -> Sequence | None:
         """The lowest in rank that holds pages, is not part of this step, and ranks below the claimant."""
         candidates = [s for s in self.sequences.values() if s.pages and s.id not in planned and s is not claimant]
         victim = max(candidates, key=_eviction_rank, default=None)

@@ -8,6 +8,7 @@ from torch import Tensor
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE or TYPE_CHECKING:
+    from vivavoce.nn.kernels.gumbel_noise import gumbel_noise
     from vivavoce.nn.kernels.paged_decode import paged_decode
     from vivavoce.nn.kernels.rms_norm import add_rms_norm
     from vivavoce.nn.kernels.rotary_store import norm_rotate_store
@@ -19,4 +20,4 @@ def usable(x: Tensor) -> bool:
     return AVAILABLE and x.is_cuda
 
 
-__all__ = ["AVAILABLE", "add_rms_norm", "norm_rotate_store", "paged_decode", "silu_multiply", "usable"]
+__all__ = ["AVAILABLE", "add_rms_norm", "gumbel_noise", "norm_rotate_store", "paged_decode", "silu_multiply", "usable"]

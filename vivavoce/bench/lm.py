@@ -1,0 +1,235 @@
+"""`viva bench lm`: the step time of MOSS-Speech's language model, beside what memory allows and what a peer takes.
+
+A decode step must read every weight once and the keys and values of every sequence: those bytes over the measured
+bandwidth are the floor. The peer is the same shape in eager `transformers` layers. All in one run, on random weights:
+speed does not depend on their values.
+"""
+
+import gc
+import json
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivavoce.bench import transformers_peer
+from vivavoce.bench.memory import median_seconds, read_bandwidth
+from vivavoce.device import Device, pick, resolve_dtype
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import Generation, Sampling
+from vivavoce.engine.sequence import Sequence
+from vivavoce.errors import InputError
+from vivavoce.models.interface import Row
+from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+
+SMALL = MossSpeechConfig(
+    vocab_size=8192,
+    audio_vocab_size=4224,
+    hidden_size=512,
+    intermediate_size=1536,
+    num_shared_layers=8,
+    num_modality_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=64,
+    max_position_embeddings=8192,
+    modality_pad_token_id=8000,
+    sosp_token_id=8001,
+    eosp_token_id=4096,
+    eos_token_id=8002,
+    pad_token_id=8003,
+)
+SHAPES = {"true": MossSpeechConfig(), "small": SMALL}
+WARM_UP, REPEATS = 5, 30
+PEER_MOST = 32  # the peer is slow enough at larger batches to say nothing more
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch size: times in milliseconds."""
+
+    batch: int
+    step_ms: float
+    floor_ms: float
+    peer_ms: float | None
+
+    @property
+    def over_floor(self) -> float:
+        return self.step_ms / self.floor_ms
+
+    @property
+    def over_peer(self) -> float | None:
+        return None if self.peer_ms is None else self.peer_ms / self.step_ms
+
+
+def run(
+    device: str = "auto",
+    dtype: str = "auto",
+    shape: str = "true",
+    batches: list[int] | None = None,
+    context: int = 1024,
+    prefill: int = 512,
+    peer: bool = True,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print a table, write `lm.json` and `lm.png` to `out`, and return what was measured."""
+    if shape not in SHAPES:
+        raise InputError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
+    batches = batches or [1, 8, 32, 64, 128]
+    place = pick(device)
+    kind = resolve_dtype(dtype, place)
+    config = SHAPES[shape]
+    bandwidth = read_bandwidth(place)
+    peer_times: dict[str, Any] = {"steps": {}, "prefill": None}
+    if peer:
+        small = [batch for batch in batches if batch <= PEER_MOST]
+        peer_times = transformers_peer.measure(config, place, kind, small, context, prefill)
+        _free(place)
+    model = MossSpeech.random(config, place.torch_device, kind)
+    steps, prefill_ms = _measure_engine(model, place, kind, batches, context, prefill, bandwidth, peer_times["steps"])
+    result = {
+        "what": "MOSS-Speech language model, random weights",
+        "shape": shape,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "device": place.name,
+        "dtype": str(kind).removeprefix("torch."),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "context": context,
+        "bandwidth_gb_s": bandwidth / 1e9,
+        "weight_bytes_per_step": _weight_bytes(model),
+        "kv_bytes_per_row": model.kv_shape.bytes_per_row(kind),
+        "how": f"median of {REPEATS} engine steps after {WARM_UP}, wall time, sampling and reading the rows included",
+        "steps": [asdict(step) | {"over_floor": step.over_floor, "over_peer": step.over_peer} for step in steps],
+        "prefill": {
+            "rows": prefill,
+            "ms": prefill_ms,
+            "peer_ms": None if peer_times["prefill"] is None else peer_times["prefill"] * 1e3,
+        },
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if place.kind == "cuda" else None,
+    }
+    _print(result)
+    if out is not None:
+        _save(result, out)
+    return result
+
+
+def _measure_engine(
+    model: MossSpeech,
+    device: Device,
+    dtype: torch.dtype,
+    batches: list[int],
+    context: int,
+    prefill: int,
+    bandwidth: float,
+    peer_steps: dict[int, float],
+) -> tuple[list[Step], float]:
+    """Step times with every sequence at that context, and the time of one prefill."""
+    most = max(batches)
+    room = context + (WARM_UP + REPEATS + 2) * len(batches) + 16
+    limits = EngineLimits(
+        cache_rows=most * room + prefill + 16, rows_per_step=max(2048, prefill), sequences_per_step=most
+    )
+    engine = Engine(model, device, dtype, limits)
+    engine.runner.warm_up(tuple(batches))
+    prefill_seconds = median_seconds(lambda: _prefill_once(engine, prefill), device, repeats=5)
+    sequences = [engine.open(_speech(model.config, context, seed)) for seed in range(most)]
+    while engine.has_work:
+        engine.step()
+    row_bytes = model.kv_shape.bytes_per_row(dtype)
+    steps = []
+    for batch in batches:
+        seconds = _decode_seconds(engine, sequences[:batch], device)
+        floor = (_weight_bytes(model) + batch * context * row_bytes) / bandwidth
+        peer_seconds = peer_steps.get(batch)
+        steps.append(Step(batch, seconds * 1e3, floor * 1e3, None if peer_seconds is None else peer_seconds * 1e3))
+    return steps, prefill_seconds * 1e3
+
+
+def _decode_seconds(engine: Engine, sequences: list[Sequence], device: Device) -> float:
+    """The median time of a step in which all of these speak."""
+    least = WARM_UP + REPEATS + 8  # a reply must not end while it is measured
+    for number, sequence in enumerate(sequences):
+        engine.generate(sequence, Generation(Sampling(), max_new_rows=least, min_new_rows=least, seed=number))
+    engine.step()
+    seconds = median_seconds(engine.step, device, REPEATS, WARM_UP)
+    for sequence in sequences:
+        engine.stop(sequence)
+    return seconds
+
+
+def _prefill_once(engine: Engine, rows: int) -> None:
+    config = engine.model.config  # type: ignore[attr-defined]
+    sequence = engine.open(_speech(config, rows, seed=1))
+    while engine.has_work:
+        engine.step()
+    engine.close(sequence)
+
+
+def _speech(config: MossSpeechConfig, rows: int, seed: int) -> list[Row]:
+    """Random codes as rows: a sequence that is in the middle of speech."""
+    codes = torch.randint(config.eosp_token_id, (rows,), generator=torch.Generator().manual_seed(seed))
+    # A last row that is the audio filler would read as text and begin a text reply.
+    return [(config.modality_pad_token_id, int(code)) for code in codes[:-1]] + [(config.modality_pad_token_id, 1)]
+
+
+def _weight_bytes(model: MossSpeech) -> int:
+    """Bytes every step reads: all weights but the embeddings, of which it reads a row."""
+    embeddings = (model.model.embed_tokens.weight, model.model.audio_embed.weight)
+    return sum(p.nbytes for p in model.parameters()) - sum(table.nbytes for table in embeddings)
+
+
+def _free(device: Device) -> None:
+    gc.collect()
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=True)
+    console.print(
+        f"{result['what']}, shape {result['shape']} ({result['parameters'] / 1e9:.2f} B parameters, {result['dtype']}) "
+        f"on {result['device']}: memory reads {result['bandwidth_gb_s']:.0f} GB/s, context {result['context']}; "
+        f"{result['how']}"
+    )
+    table = Table("batch", "step ms", "floor ms", "× floor", "eager transformers ms", "times faster")
+    for step in result["steps"]:
+        peer, gain = step["peer_ms"], step["over_peer"]
+        table.add_row(
+            str(step["batch"]),
+            f"{step['step_ms']:.2f}",
+            f"{step['floor_ms']:.2f}",
+            f"{step['over_floor']:.2f}",
+            "–" if peer is None else f"{peer:.1f}",
+            "–" if gain is None else f"{gain:.1f}",
+        )
+    console.print(table)
+    prefill = result["prefill"]
+    beside = "" if prefill["peer_ms"] is None else f" (eager transformers {prefill['peer_ms']:.1f} ms)"
+    console.print(f"prefill of {prefill['rows']} rows: {prefill['ms']:.1f} ms{beside}")
+
+
+def _save(result: dict[str, Any], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "lm.json").write_text(json.dumps(result, indent=2), encoding="utf8")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    batches = [step["batch"] for step in result["steps"]]
+    for name, label in (("step_ms", "Viva Voce"), ("floor_ms", "memory floor"), ("peer_ms", "eager transformers")):
+        points = [(b, step[name]) for b, step in zip(batches, result["steps"], strict=True) if step[name] is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    axes.set(xscale="log", yscale="log", xlabel="sequences in the step", ylabel="milliseconds a step")
+    axes.set_title(f"MOSS-Speech LM, {result['shape']} shape, {result['dtype']}, {result['device']}", fontsize=10)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.legend()
+    figure.savefig(out / "lm.png", dpi=130)
