@@ -1,0 +1,218 @@
+"""The rules of the house that a machine can check: who imports whom, what a bare box needs, what the docs promise."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+
+from vivavoce.cli import app
+from vivavoce.doctor import EXTRAS
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "vivavoce"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
+
+# Who may look at whom. The engine sees models through one file, their interface.
+MAY_IMPORT = {
+    "errors": set(),
+    "device": {"errors"},
+    "audio": {"errors", "audio"},
+    "nn": {"errors", "nn"},
+    "models": {"errors", "device", "audio", "nn", "models"},
+    "engine": {"errors", "device", "nn", "engine", "models.interface"},
+    "dialogue": {"errors", "device", "audio", "engine", "models.interface", "dialogue"},
+    "server": {"errors", "dialogue", "server"},
+    "hub": {"errors"},
+}
+FRONT_AND_TOOLS = {"__init__", "cli", "doctor", "demo", "bench", "quant", "export", "train", "minis"}
+BARE = {"errors", "device", "nn", "models", "engine"}
+ON_A_BARE_BOX = {"torch", "numpy", "safetensors"}
+NOT_ON_A_BARE_BOX = [
+    *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),
+    *("transformers", "triton", "flash_attn", "scipy", "torchaudio", "torch_npu"),
+]
+BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
+TOP_COMMANDS = ["pip install -e . && viva demo", "pip install -e '.[test]' && pytest"]
+DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and whether loading the file needs it (in functions and in `try` it does not)."""
+
+    module: str
+    line: int
+    needed: bool
+
+
+def imports(source: str) -> list[Import]:
+    """Every import of a file, wherever it stands."""
+    return list(_imports(ast.parse(source), needed=True))
+
+
+def _imports(node: ast.AST, needed: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, child.lineno, needed) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            module = "." * child.level + (child.module or "")
+            names = [f"vivavoce.{alias.name}" for alias in child.names] if module == "vivavoce" else [module]
+            yield from (Import(name, child.lineno, needed) for name in names)
+        else:
+            yield from _imports(child, needed and not _may_be_absent(child))
+
+
+def _may_be_absent(node: ast.AST) -> bool:
+    typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    return typing_only or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
+
+
+def modules() -> list[tuple[str, str, Path]]:
+    """Room, dotted name without the package, and path of every file of the package."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found.append((parts[0], ".".join(parts), path))
+    return found
+
+
+def of_ours(module: str) -> str | None:
+    name = module.removeprefix("vivavoce.")
+    return None if name == module or name.startswith("__") else name
+
+
+def allowed(module: str, may: set[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in may)
+
+
+MODULES = modules()
+IDS = [name for _, name, _ in MODULES]
+
+
+def test_the_reader_of_imports_sees_every_form():
+    source = "\n".join(
+        [
+            "import torch.nn",
+            "from vivavoce import hub",
+            "from vivavoce.nn.conv import CausalConv1d",
+            "try:\n    import triton\nexcept ImportError:\n    triton = None",
+            "if TYPE_CHECKING:\n    import av",
+            "class A:\n    def f(self):\n        import scipy",
+            "from . import near",
+        ]
+    )
+    assert {item.module: item.needed for item in imports(source)} == {
+        "torch.nn": True,
+        "vivavoce.hub": True,
+        "vivavoce.nn.conv": True,
+        "triton": False,
+        "av": False,
+        "scipy": False,
+        ".": True,
+    }
+
+
+def test_every_room_has_its_rule():
+    assert {room for room, _, _ in MODULES} <= MAY_IMPORT.keys() | FRONT_AND_TOOLS
+
+
+@pytest.mark.parametrize(("room", "name", "path"), MODULES, ids=IDS)
+def test_rooms_look_only_where_they_may(room, name, path):
+    found = imports(path.read_text(encoding="utf8"))
+    assert not [item for item in found if item.module.startswith(".")], "write imports in full"
+    if room in MAY_IMPORT:
+        ours = [(item.line, module) for item in found if (module := of_ours(item.module))]
+        assert not [(line, module) for line, module in ours if not allowed(module, MAY_IMPORT[room])]
+
+
+@pytest.mark.parametrize(("room", "name", "path"), MODULES, ids=IDS)
+def test_importing_a_file_needs_only_what_a_plain_install_has(room, name, path):
+    plain = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in PROJECT["dependencies"]}
+    may = (ON_A_BARE_BOX if room in BARE else plain) | set(sys.stdlib_module_names) | {"vivavoce"}
+    if is_kernel(name):
+        may |= {"triton"}
+    needed = [item for item in imports(path.read_text(encoding="utf8")) if item.needed]
+    assert not [(item.line, item.module) for item in needed if item.module.partition(".")[0] not in may]
+
+
+def is_kernel(name: str) -> bool:
+    """Files that need Triton; only the door of their room, which knows whether it is there, loads them."""
+    return name.startswith("nn.kernels.") and name != "nn.kernels.__init__"
+
+
+def test_only_their_own_door_loads_the_kernels():
+    for _, name, path in MODULES:
+        kernels = [item for item in imports(path.read_text(encoding="utf8")) if is_kernel(of_ours(item.module) or "")]
+        assert not kernels or name.startswith("nn.kernels"), (name, kernels)
+
+
+def test_the_bare_rooms_load_with_torch_numpy_and_safetensors_alone():
+    bare = [name.removesuffix(".__init__") for room, name, _ in MODULES if room in BARE and not is_kernel(name)]
+    code = f"""
+import sys
+for absent in {NOT_ON_A_BARE_BOX}:
+    sys.modules[absent] = None
+import importlib
+for name in {bare}:
+    importlib.import_module("vivavoce." + name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchaudio_is_nowhere():
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    users = [
+        str(file) for file in files for item in imports(file.read_text(encoding="utf8")) if "torchaudio" in item.module
+    ]
+    assert not users
+
+
+def test_no_file_is_a_bag():
+    files = [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]
+    assert not [str(file.relative_to(ROOT)) for file in files if file.stem.strip("_").lower() in BAGS]
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+def test_the_two_commands_stand_at_the_top(readme):
+    first_block = re.search(r"```\w*\n(.*?)```", (ROOT / readme).read_text(encoding="utf8"), re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for line in first_block[1].splitlines()]
+    assert lines == TOP_COMMANDS
+
+
+def test_both_readmes_have_the_same_build():
+    def shape(name: str) -> list[tuple[str, int]]:
+        lines = (ROOT / name).read_text(encoding="utf8").splitlines()
+        marks = ("#", "|", "```")
+        return [(mark, len(line) - len(line.lstrip("#"))) for line in lines for mark in marks if line.startswith(mark)]
+
+    assert shape("README.md") == shape("README.zh.md")
+
+
+def test_extras_that_are_named_exist():
+    named = {
+        extra
+        for file in [*PACKAGE.rglob("*.py"), *DOCS]
+        for group in re.findall(r"(?:vivavoce|'\.)\[([a-z, ]+)\]", file.read_text(encoding="utf8"))
+        for extra in re.split(r"[, ]+", group)
+    }
+    assert "modelscope" in named
+    assert named <= PROJECT["optional-dependencies"].keys()
+    assert EXTRAS.keys() == PROJECT["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda path: path.name)
+def test_commands_and_links_in_the_docs_exist(doc):
+    text = doc.read_text(encoding="utf8")
+    commands = set(typer.main.get_command(app).commands)
+    named = set(re.findall(r"(?:^|[`&] ?)viva ([a-z]+)", text, re.MULTILINE))
+    assert named <= commands
+    links = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
+    assert not [target for target in links if target and not (doc.parent / target).exists()]

@@ -1,0 +1,202 @@
+"""cpu | cuda | npu | mps: what each can do, decided once by `pick` and carried as a value."""
+
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from vivavoce.errors import InputError
+
+Kind = Literal["cpu", "cuda", "npu", "mps"]
+Attention = Literal["flash", "sdpa", "eager"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AMPERE = (8, 0)  # the first CUDA capability with bfloat16 and with FlashAttention-2
+HOW_TO_GET: dict[Kind, str] = {
+    "cpu": "",
+    "cuda": "install an NVIDIA driver and a CUDA build of torch (`pip install torch`), or use --device cpu",
+    "npu": "install the Ascend CANN toolkit (8.0 or newer) and the torch-npu that fits this torch "
+    "(`pip install torch-npu`), or use --device cpu",
+    "mps": "it needs a Mac with Apple silicon and macOS 14 or newer; use --device cpu",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device and everything the house decides by it. `dtype` is preferred, `dtypes` are those that work."""
+
+    kind: Kind
+    index: int
+    torch_device: torch.device
+    name: str
+    dtype: torch.dtype
+    dtypes: tuple[torch.dtype, ...]
+    attention: Attention
+    graphs: bool
+    triton: bool
+
+    def __str__(self) -> str:
+        return str(self.torch_device)
+
+    def free_memory(self) -> int:
+        """Bytes that can still be taken, as the driver or the system says; other processes are counted."""
+        if self.kind == "mps":
+            return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
+        if self.kind == "cpu":
+            return _host_memory()[0]
+        return int(_backend(self.kind).mem_get_info(self.index)[0])
+
+    def total_memory(self) -> int:
+        """Bytes the device has."""
+        if self.kind == "mps":
+            return int(torch.mps.recommended_max_memory())
+        if self.kind == "cpu":
+            return _host_memory()[1]
+        return int(_backend(self.kind).mem_get_info(self.index)[1])
+
+
+def pick(spec: str = "auto") -> Device:
+    """The device for `auto` (npu, cuda, mps, cpu in that order) or for one asked by name, such as `cuda:1`."""
+    if spec == "auto":
+        order: tuple[Kind, ...] = ("npu", "cuda", "mps")
+        return next((_describe(kind, 0) for kind in order if _count(kind)), _describe("cpu", 0))
+    kind, index = _parse(spec)
+    count = _count(kind)
+    if count == 0:
+        raise InputError(f"device {spec!r} is not on this machine: {HOW_TO_GET[kind]}")
+    if index >= count:
+        raise InputError(
+            f"device {spec!r} is not on this machine: it has {count} {kind} device(s), the last is {kind}:{count - 1}"
+        )
+    return _describe(kind, index)
+
+
+def available() -> list[Device]:
+    """Every device of this machine, best first."""
+    kinds: tuple[Kind, ...] = ("npu", "cuda", "mps", "cpu")
+    return [_describe(kind, index) for kind in kinds for index in range(_count(kind))]
+
+
+def resolve_dtype(spec: str, device: Device) -> torch.dtype:
+    """The dtype for `auto`, `float32`, `bfloat16` or `float16` on this device."""
+    if spec == "auto":
+        return device.dtype
+    if spec not in DTYPES:
+        raise InputError(f"dtype {spec!r} is not known; use one of auto, {', '.join(DTYPES)}")
+    if DTYPES[spec] not in device.dtypes:
+        able = ", ".join(dtype_name(dtype) for dtype in device.dtypes)
+        raise InputError(f"{device} ({device.name}) does not run {spec}; use one of auto, {able}")
+    return DTYPES[spec]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float16` rather than `torch.float16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _parse(spec: str) -> tuple[Kind, int]:
+    name, colon, index = spec.partition(":")
+    for kind in get_args(Kind):
+        if name == kind and (not colon or index.isdecimal()):
+            return kind, int(index or 0)
+    raise InputError(f"device {spec!r} is not known; use auto, cpu, cuda, cuda:1, npu, npu:0 or mps")
+
+
+def _count(kind: Kind) -> int:
+    if kind == "cpu":
+        return 1
+    if kind == "cuda":
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    if not _imports("torch_npu"):
+        return 0
+    npu = _backend("npu")
+    return int(npu.device_count()) if npu.is_available() else 0
+
+
+def _describe(kind: Kind, index: int) -> Device:
+    return {"cpu": _cpu, "cuda": _cuda, "npu": _npu, "mps": _mps}[kind](index)
+
+
+def _cpu(index: int) -> Device:
+    dtypes = (torch.float32, torch.bfloat16)
+    return Device("cpu", index, torch.device("cpu"), _cpu_name(), dtypes[0], dtypes, "sdpa", graphs=False, triton=False)
+
+
+def _cuda(index: int) -> Device:
+    capability = torch.cuda.get_device_capability(index)
+    bfloat16 = (torch.bfloat16,) if capability >= AMPERE else ()
+    dtypes = (*bfloat16, torch.float16, torch.float32)
+    return Device(
+        kind="cuda",
+        index=index,
+        torch_device=torch.device("cuda", index),
+        name=torch.cuda.get_device_name(index),
+        dtype=dtypes[0],
+        dtypes=dtypes,
+        attention="flash" if capability >= AMPERE and _imports("flash_attn") else "sdpa",
+        graphs=True,
+        triton=_imports("triton"),
+    )
+
+
+def _npu(index: int) -> Device:
+    dtypes = (torch.float16, torch.float32, torch.bfloat16)
+    name = str(_backend("npu").get_device_name(index))
+    return Device("npu", index, torch.device("npu", index), name, dtypes[0], dtypes, "sdpa", graphs=False, triton=False)
+
+
+def _mps(index: int) -> Device:
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    name = f"Apple {platform.machine()}"
+    return Device("mps", index, torch.device("mps"), name, dtypes[0], dtypes, "sdpa", graphs=False, triton=False)
+
+
+def _backend(kind: Kind) -> Any:
+    return getattr(torch, kind)
+
+
+def _imports(module: str) -> bool:
+    """Whether a package is installed and loads: a build for another torch or driver fails only on import."""
+    if find_spec(module) is None:
+        return False
+    try:
+        import_module(module)
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _host_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """Free and total bytes of RAM; in a container with a limit, of that limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    with suppress(OSError, KeyError):
+        kilobytes = _fields(proc / "meminfo")
+        total, free = kilobytes["MemTotal:"] * 1024, kilobytes["MemAvailable:"] * 1024
+    with suppress(OSError, ValueError, KeyError):
+        limit = int((cgroup / "memory.max").read_text())  # the word "max" where there is no limit
+        used = int((cgroup / "memory.current").read_text())
+        page_cache = _fields(cgroup / "memory.stat")
+        used -= page_cache["inactive_file"] + page_cache["active_file"]
+        total, free = min(total, limit), min(free, limit - used)
+    return free, total
+
+
+def _fields(file: Path) -> dict[str, int]:
+    return {words[0]: int(words[1]) for line in file.read_text().splitlines() if len(words := line.split()) > 1}
