@@ -1,0 +1,1 @@
+"""PCM in, PCM out: files, resampling, mels, levels."""
