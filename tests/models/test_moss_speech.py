@@ -154,7 +154,9 @@ def test_a_prompt_that_cannot_be_is_refused(turns, reply, says):
 
 def test_the_true_config_makes_the_446_published_tensors():
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in published_tensors(MossSpeech(MossSpeechConfig())).items()}
+        shapes = {
+            name: tuple(tensor.shape) for name, tensor in published_tensors(MossSpeech(MossSpeechConfig())).items()
+        }
     assert shapes == weights.shapes(KEYS)
     assert len(shapes) == 446
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) == 9_095_694_336
@@ -257,7 +259,10 @@ BREAKAGES = {
     "missing shard": (break_missing_shard, "lacks model-00002-of-00003.safetensors"),
     "wrong dtype": (break_integer_weights, "torch.int8, which is not a float weight"),
     "extra tensor": (break_extra, "1 not of this model: model.stranger.weight"),
-    "missing layer": (lambda f: rewrite_config(f, num_modality_layers=2, num_hidden_layers=4), "missing: model.text_block.layers.1"),
+    "missing layer": (
+        lambda f: rewrite_config(f, num_modality_layers=2, num_hidden_layers=4),
+        "missing: model.text_block.layers.1",
+    ),
     "wrong size": (lambda f: rewrite_config(f, vocab_size=321), r"misshapen: model.embed_tokens.weight is \[320, 32\]"),
     "depth does not add up": (lambda f: rewrite_config(f, num_hidden_layers=7), "num_hidden_layers 7"),
     "no rope_theta": (lambda f: rewrite_config(f, rope_theta=None), "lacks rope_theta"),

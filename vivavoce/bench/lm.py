@@ -172,7 +172,7 @@ def _speech(config: MossSpeechConfig, rows: int, seed: int) -> list[Row]:
     """Random codes as rows: a sequence that is in the middle of speech."""
     codes = torch.randint(config.eosp_token_id, (rows,), generator=torch.Generator().manual_seed(seed))
     # A last row that is the audio filler would read as text and begin a text reply.
-    return [(config.modality_pad_token_id, int(code)) for code in codes[:-1]] + [(config.modality_pad_token_id, 1)]
+    return [(config.modality_pad_token_id, code) for code in [*codes[:-1].tolist(), 1]]
 
 
 def _weight_bytes(model: MossSpeech) -> int:

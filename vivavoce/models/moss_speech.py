@@ -156,7 +156,7 @@ class MossSpeech(nn.Module):
     def __init__(self, config: MossSpeechConfig) -> None:
         super().__init__()
         self.config = config
-        self.vocabularies = (config.vocab_size, config.audio_vocab_size)
+        self.vocabularies: tuple[int, ...] = (config.vocab_size, config.audio_vocab_size)
         self.context_limit = config.max_position_embeddings
         layers = config.num_shared_layers + 2 * config.num_modality_layers
         self.kv_shape = KVShape(layers, config.num_key_value_heads, config.head_dim)
