@@ -1,0 +1,113 @@
+"""Chunk policies: what they wait for, how they grow, and what a simulated player makes of them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivavoce.dialogue.chunking import FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
+from vivavoce.dialogue.player import SimulatedPlayer
+from vivavoce.errors import InputError
+
+FLOW = Grain(frames=5, lookahead=3)
+
+
+def steady(seconds: float):
+    return lambda chunk, frames, is_last: seconds
+
+
+def test_the_player_starts_when_its_buffer_is_full_and_counts_when_it_runs_dry():
+    player = SimulatedPlayer(start_buffer=0.08)
+    player.feed(1.0, 0.05)
+    assert player.started is None
+    player.feed(1.1, 0.05)
+    assert player.started == 1.1
+    assert player.lead(1.15) == pytest.approx(0.05)
+    player.feed(1.3, 0.2)  # dry from 1.2 on
+    assert (player.underruns, player.dry_seconds) == (1, pytest.approx(0.1))
+    player.finish(1.4)
+    player.advance(9.0)
+    assert player.lead(9.0) == 0
+
+
+def test_the_end_of_a_reply_is_played_even_if_it_never_filled_the_buffer():
+    player = SimulatedPlayer(start_buffer=0.08)
+    player.feed(0.5, 0.03)
+    player.finish(0.6)
+    assert player.started == 0.6
+    assert player.underruns == 0
+
+
+def test_time_does_not_go_back():
+    player = SimulatedPlayer()
+    player.advance(2.0)
+    with pytest.raises(ValueError, match="went back"):
+        player.advance(1.0)
+
+
+def test_the_first_chunk_is_the_smallest_the_decoder_allows():
+    policy = LeadPolicy(FLOW)
+    assert [next_chunk(policy, waiting, False, 0, 0.0) for waiting in (4, 7, 8, 20)] == [0, 0, 5, 5]
+
+
+def test_chunks_grow_with_the_lead_and_stop_growing():
+    policy = LeadPolicy(FLOW, share=0.5, longest=1.6)
+    assert [policy.wanted(3, lead) for lead in (0.0, 0.5, 0.8, 1.6, 2.4, 100.0)] == [5, 5, 5, 10, 15, 20]
+
+
+def test_a_fixed_policy_is_rounded_up_to_the_grain():
+    assert [FixedPolicy(FLOW, 1, 7).wanted(chunk, 9.0) for chunk in (0, 1, 2)] == [5, 10, 10]
+    assert [FixedPolicy(Grain(), 2, 4).wanted(chunk, 0.0) for chunk in (0, 1, 2)] == [2, 4, 4]
+
+
+def test_a_quick_decoder_is_never_late_and_a_slow_one_is_told_so():
+    good = simulate(LeadPolicy(FLOW), 200, 0.007, steady(0.03))
+    assert good.underruns == 0
+    assert good.first_sound == pytest.approx(8 * 0.007 + 0.03)
+    slow = simulate(FixedPolicy(FLOW, 5, 5), 200, 0.007, steady(0.5))  # 0.4 s of sound in 0.5 s
+    assert slow.underruns > 10
+    assert slow.dry_seconds > 1
+
+
+def test_the_end_of_a_reply_is_cut_like_the_rest():
+    policy = FixedPolicy(FLOW, 5, 5)
+    sizes = []
+    waiting = 22
+    while waiting:
+        sizes.append(next_chunk(policy, waiting, True, len(sizes), 0.0))
+        waiting -= sizes[-1]
+    assert sizes == [5, 5, 5, 7]  # the last seven are no chunk and its look-ahead
+
+
+def test_growing_chunks_need_fewer_passes_than_fixed_ones():
+    growing = simulate(LeadPolicy(FLOW), 200, 0.007, steady(0.03))
+    fixed = simulate(FixedPolicy(FLOW, 5, 5), 200, 0.007, steady(0.03))
+    assert growing.chunks < fixed.chunks * 0.6
+    assert growing.first_sound == fixed.first_sound
+
+
+@given(
+    frames=st.integers(1, 120),
+    pace=st.floats(0.002, 0.2),
+    seconds=st.floats(0.001, 0.3),
+    grain=st.builds(Grain, st.integers(1, 8), st.integers(0, 4)),
+    share=st.floats(0.1, 1.0),
+)
+def test_every_frame_is_decoded_exactly_once(frames, pace, seconds, grain, share):
+    sizes = []
+
+    def decode_time(chunk, size, is_last):
+        sizes.append(size)
+        return seconds
+
+    report = simulate(LeadPolicy(grain, share), frames, pace, decode_time)
+    assert sum(sizes) == frames
+    assert report.chunks == len(sizes)
+    assert all(size % grain.frames == 0 for size in sizes[:-1])
+    assert sizes[-1] <= max(sizes[:-1], default=grain.frames) + int(1.6 / 0.08) + grain.lookahead + grain.frames
+    assert report.first_sound >= pace
+
+
+@pytest.mark.parametrize("make", [lambda: LeadPolicy(FLOW, share=0), lambda: FixedPolicy(FLOW, first=0)])
+def test_policies_that_make_no_sense_are_refused(make):
+    with pytest.raises(InputError):
+        make()

@@ -1,0 +1,119 @@
+"""How many frames become sound together: few at first, for a quick answer, more as the lead over the player grows.
+
+Small chunks answer soon but cost a decoder pass each; large ones are cheap but late. A decoder says what it can do (its
+`Grain`); a policy says, whenever frames are waiting, how many of them to decode now.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vivavoce.dialogue.player import SimulatedPlayer
+from vivavoce.errors import InputError
+
+
+@dataclass(frozen=True)
+class Grain:
+    """What a streaming decoder asks for: frames come in multiples of `frames`, each chunk after `lookahead` more."""
+
+    frames: int = 1
+    lookahead: int = 0
+    frame_seconds: float = 0.08
+
+
+class ChunkPolicy(Protocol):
+    """Decides the size of the next chunk."""
+
+    grain: Grain
+
+    def wanted(self, chunks: int, lead: float) -> int:
+        """Frames the next chunk should have, after so many chunks, with so many seconds of lead over the player."""
+        ...
+
+
+@dataclass(frozen=True)
+class LeadPolicy:
+    """The first chunk as small as the decoder allows; later ones take a share of the lead, up to `longest` seconds."""
+
+    grain: Grain
+    share: float = 0.5
+    longest: float = 1.6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.longest <= 0:
+            raise InputError(f"share must be in (0, 1] and longest above 0, not {self.share} and {self.longest}")
+
+    def wanted(self, chunks: int, lead: float) -> int:
+        """Frames that take `share` of the lead to play: the rest of the lead is for making them."""
+        affordable = min(lead * self.share, self.longest) / self.grain.frame_seconds
+        return max(1, int(affordable / self.grain.frames)) * self.grain.frames
+
+
+@dataclass(frozen=True)
+class FixedPolicy:
+    """A first chunk of `first` frames, then chunks of `then`, whatever the lead; rounded up to the decoder's grain."""
+
+    grain: Grain
+    first: int = 2
+    then: int = 4
+
+    def __post_init__(self) -> None:
+        if self.first < 1 or self.then < 1:
+            raise InputError(f"chunks need at least one frame, not {self.first} and {self.then}")
+
+    def wanted(self, chunks: int, lead: float) -> int:
+        """The fixed size."""
+        frames = self.first if chunks == 0 else self.then
+        return -(-frames // self.grain.frames) * self.grain.frames
+
+
+def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, lead: float) -> int:
+    """Frames to decode now, of those waiting; 0: wait for more. `is_last`: no more will come, take what is left."""
+    wanted = policy.wanted(chunks, lead)
+    if waiting >= wanted + policy.grain.lookahead and not (is_last and waiting <= wanted):
+        return wanted
+    return waiting if is_last else 0
+
+
+@dataclass(frozen=True)
+class ChunkReport:
+    """What a policy did to one reply. Times in seconds from the first frame's request."""
+
+    chunks: int
+    first_sound: float
+    """When the player began."""
+    underruns: int
+    dry_seconds: float
+    added_delay: float
+    """How much later the player began than if each frame were sound as soon as it was made."""
+    decode_seconds: float
+
+
+class DecodeTime(Protocol):
+    """How long a decoder takes for a chunk."""
+
+    def __call__(self, chunk: int, frames: int, is_last: bool) -> float:
+        """Seconds for the `chunk`-th chunk of this many frames."""
+        ...
+
+
+def simulate(policy: ChunkPolicy, frames: int, seconds_per_frame: float, decode_time: DecodeTime) -> ChunkReport:
+    """Play a reply of `frames` that the language model makes one every `seconds_per_frame`, decoding beside it."""
+    player = SimulatedPlayer()
+    now = decoding = 0.0
+    chunks = decoded = 0
+    while decoded < frames:
+        made = min(frames, int(now / seconds_per_frame + 1e-9))
+        is_last = made == frames
+        size = next_chunk(policy, made - decoded, is_last, chunks, player.lead(now))
+        if size == 0:
+            now = max(now, (made + 1) * seconds_per_frame)
+            continue
+        seconds = decode_time(chunks, size, is_last)
+        now, decoding = now + seconds, decoding + seconds
+        player.feed(now, size * policy.grain.frame_seconds)
+        chunks, decoded = chunks + 1, decoded + size
+    player.finish(now)
+    assert player.started is not None
+    return ChunkReport(
+        chunks, player.started, player.underruns, player.dry_seconds, player.started - seconds_per_frame, decoding
+    )
