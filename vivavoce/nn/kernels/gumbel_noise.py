@@ -14,7 +14,7 @@ def _mix(value):
 
 
 @triton.jit
-def _gumbel_noise(seeds_ptr, positions_ptr, ids_ptr, noise_ptr, channel, candidates, BLOCK: tl.constexpr):
+def _gumbel_noise(seeds_ptr, positions_ptr, ids_ptr, noise_ptr, candidates, SALT: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < candidates
@@ -24,7 +24,7 @@ def _gumbel_noise(seeds_ptr, positions_ptr, ids_ptr, noise_ptr, channel, candida
     state = _mix(seed.to(tl.uint32))
     state = _mix(state ^ (seed >> 32).to(tl.uint32))
     state = _mix(state + position * 0x9E3779B9)
-    state = _mix(state + (channel + 1).to(tl.uint32) * 0x85EBCA77)
+    state = _mix(state + SALT)
     bits = _mix(_mix(state + ids * 0xC2B2AE3D) ^ state)
     uniform = ((bits >> 8).to(tl.float64) + 0.5) / 16777216.0
     tl.store(noise_ptr + row * candidates + column, -tl.log(-tl.log(uniform)), mask=inside)
@@ -37,7 +37,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, channel: int, ids: Tensor) ->
     block = min(1024, triton.next_power_of_2(ids.shape[1]))
     grid = (ids.shape[0], triton.cdiv(ids.shape[1], block))
     _gumbel_noise[grid](
-        seeds.contiguous(), positions.contiguous(), ids, noise, channel, ids.shape[1],
-        BLOCK=block, num_warps=max(1, block // 256),
+        seeds.contiguous(), positions.contiguous(), ids, noise, ids.shape[1],
+        SALT=((channel + 1) * 0x85EBCA77) & 0xFFFFFFFF, BLOCK=block, num_warps=max(1, block // 256),
     )  # fmt: skip
     return noise
