@@ -231,5 +231,5 @@ def _save(result: dict[str, Any], out: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="sequences in the step", ylabel="milliseconds a step")
     axes.set_title(f"MOSS-Speech LM, {result['shape']} shape, {result['dtype']}, {result['device']}", fontsize=10)
     axes.set_xticks(batches, [str(batch) for batch in batches])
-    axes.legend()
+    axes.legend(loc="center")
     figure.savefig(out / "lm.png", dpi=130)
