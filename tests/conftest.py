@@ -9,6 +9,11 @@ import torch
 MUST_RUN = set(os.environ.get("VIVA_MUST_RUN", "").split())
 
 
+def pytest_configure() -> None:
+    """Tensors of tiny models are slower on two threads, much slower where cores are shared."""
+    torch.set_num_threads(1)
+
+
 def missing(marker: pytest.Mark) -> str | None:
     """What this machine lacks for a marked test, or None."""
     if marker.name == "gpu":

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "dialogue": {"errors", "device", "audio", "engine", "models.interface", "dialogue"},
     "server": {"errors", "dialogue", "server"},
     "hub": {"errors"},
+    "codecs": {"errors", "audio", "models"},
 }
 FRONT_AND_TOOLS = {"__init__", "cli", "doctor", "demo", "bench", "quant", "export", "train", "minis"}
 BARE = {"errors", "device", "nn", "models", "engine"}

@@ -1,16 +1,17 @@
 """MOSS-Speech gives what transformers' Qwen3 layers give, in all modes, and writes what the published loop writes."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from tests.golden import weights
 from tests.models.moss_speech_reference import Reference
 from tests.models.tiny import CONFIG, ByteTokenizer, tiny_model
-
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
@@ -104,7 +105,7 @@ def test_generation_goes_through_mode_switches():
         made = engine.complete(engine.open(rows), Generation(Sampling(temperature=0.0), max_new_rows=40))
         assert made == reference.generate_greedily(rows, 40)
         spoken = [row[0] == CONFIG.modality_pad_token_id for row in made]
-        modes |= {(before, after) for before, after in zip(spoken, spoken[1:], strict=False)}
+        modes |= {(before, after) for before, after in itertools.pairwise(spoken)}
     assert {(False, True), (True, False)} <= modes, "no reply switched both ways; the test shows nothing"
 
 

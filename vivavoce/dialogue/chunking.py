@@ -23,7 +23,10 @@ class Grain:
 class ChunkPolicy(Protocol):
     """Decides the size of the next chunk."""
 
-    grain: Grain
+    @property
+    def grain(self) -> Grain:
+        """What the decoder asks for."""
+        ...
 
     def wanted(self, chunks: int, lead: float) -> int:
         """Frames the next chunk should have, after so many chunks, with so many seconds of lead over the player."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vivavoce.errors import InputError
 from vivavoce.nn import kernels
+from vivavoce.nn.counter_noise import mixed
 
 NARROW = 64  # candidates looked at when every sequence asks for a top-k within it; a full sort otherwise
-_MASK = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -164,18 +164,10 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, channel: int, ids: Tensor) ->
     """Gumbel noise of each candidate, a pure function of its place.  # [sequence], [sequence], [sequence, candidate]"""
     if kernels.usable(ids):
         return kernels.gumbel_noise(seeds, positions, channel, ids)
-    state = _mix(seeds & _MASK)
-    state = _mix(state ^ (seeds >> 32))
-    state = _mix(state + positions.long() * 0x9E3779B9)
-    state = _mix(state + (channel + 1) * 0x85EBCA77)
-    bits = _mix(_mix(state[:, None] + ids * 0xC2B2AE3D) ^ state[:, None])
+    state = mixed(seeds)
+    state = mixed(state ^ (seeds >> 32))
+    state = mixed(state + positions.long() * 0x9E3779B9)
+    state = mixed(state + (channel + 1) * 0x85EBCA77)
+    bits = mixed(mixed(state[:, None] + ids * 0xC2B2AE3D) ^ state[:, None])
     uniform = ((bits >> 8).double() + 0.5) / 2**24
     return -torch.log(-torch.log(uniform))
-
-
-def _mix(value: Tensor) -> Tensor:
-    """Scramble 32 bits (carried in int64) by xor-shifts and odd multiplications, so that each bit reaches all."""
-    value = value & _MASK
-    value = ((value ^ (value >> 16)) * 0x7FEB352D) & _MASK
-    value = ((value ^ (value >> 15)) * 0x846CA68B) & _MASK
-    return value ^ (value >> 16)

@@ -22,6 +22,7 @@ from vivavoce.errors import CheckpointError
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
+ZIP_MAGIC = b"PK\x03\x04"
 
 
 @runtime_checkable
@@ -42,7 +43,7 @@ class Checkpoint:
         self._tensors: dict[str, Callable[[], Tensor]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in weight_files(self.source):
-            if file.suffix in PICKLED:
+            if _is_pickled(file):
                 self._add_pickled(file)
             else:
                 self._add_safetensors(file)
@@ -110,6 +111,14 @@ class Checkpoint:
             raise CheckpointError(f"{name} stands in two files of {self.source}, one of them {file.name}")
         self._tensors[name] = read
         self.shapes[name] = shape
+
+
+def _is_pickled(file: Path) -> bool:
+    """By its name, or, where that says nothing, by the zip that torch writes."""
+    if file.suffix in PICKLED | {".safetensors"}:
+        return file.suffix in PICKLED
+    with file.open("rb") as opened:
+        return opened.read(len(ZIP_MAGIC)) == ZIP_MAGIC
 
 
 def weight_files(source: Path) -> list[Path]:

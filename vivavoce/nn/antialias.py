@@ -1,6 +1,7 @@
 """An activation without aliasing: the signal is raised to twice its rate, activated there, and brought back."""
 
 import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

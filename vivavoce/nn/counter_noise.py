@@ -10,8 +10,8 @@ LOW_32 = 0xFFFFFFFF
 
 def uniform_at(seed: Tensor, index: Tensor, salt: int = 0) -> Tensor:
     """Uniform numbers in (0, 1) for int64 seeds and indices, broadcast against each other."""
-    key = _mixed(seed & LOW_32 ^ _mixed(torch.full_like(seed, salt)))
-    hashed = _mixed(_mixed(index & LOW_32 ^ key) + (index >> 32) & LOW_32)
+    key = mixed(seed & LOW_32 ^ mixed(torch.full_like(seed, salt)))
+    hashed = mixed(mixed(index & LOW_32 ^ key) + (index >> 32) & LOW_32)
     return ((hashed >> 9).float() + 0.5) / 2**23
 
 
@@ -21,8 +21,9 @@ def normal_at(seed: Tensor, index: Tensor) -> Tensor:
     return radius * torch.cos(2 * math.pi * uniform_at(seed, index, salt=2))
 
 
-def _mixed(x: Tensor) -> Tensor:
-    """A 32-bit integer hash in which every input bit moves every output bit."""
+def mixed(x: Tensor) -> Tensor:
+    """A hash of 32 bits (carried in int64) in which every input bit moves every output bit."""
+    x = x & LOW_32
     x = _times(x ^ x >> 16, 0x7FEB352D)
     x = _times(x ^ x >> 15, 0x846CA68B)
     return x ^ x >> 16

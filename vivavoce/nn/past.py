@@ -17,25 +17,29 @@ from vivavoce.nn.conv import CausalConv1d
 class Past(Protocol):
     """The past of a batch, as the layers of one forward pass see it."""
 
-    def extend(self, keys_values: Tensor) -> Tensor:
-        """All keys and values the next attention layer may look at.  # [2, row, head, time, dim] → [.., key, dim]"""
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """The next attention layer, over the past and what is new.
+
+        # query [row, head, time, dim], keys_values [2, row, head, time, dim], bias [row, 1 or head, time, key]
+        """
         ...
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The next convolution, continued from its last inputs.  # [row, channel, time]"""
+        """The next convolution, continued from its last inputs.  # [row, time, channel]"""
         ...
 
 
 class Silence:
     """Nothing came before: the whole signal is given at once."""
 
-    def extend(self, keys_values: Tensor) -> Tensor:
-        """The keys and values themselves."""
-        return keys_values
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """Attention to what is given alone."""
+        keys, values = keys_values
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
         """The convolution from zeros."""
-        return conv(x)
+        return product_over_taps(conv, functional.pad(x, (0, 0, conv.context, 0)))
 
 
 class StreamPast:
@@ -51,7 +55,7 @@ class StreamPast:
             Tensor
         ],  # one for all streams, or one each: [layer, 2, row of the stream, head, prefix, dim]
         windows: Tensor,  # [layer, 2, stream, row of the stream, head, slot, dim], newest last
-        contexts: Sequence[Tensor],  # per convolution: [row, channel, context]
+        contexts: Sequence[Tensor],  # per convolution: [row, context, channel]
         next_windows: Tensor | None = None,  # where the next windows go, if they are to grow; else in place
     ) -> None:
         self._prefixes = prefixes
@@ -61,21 +65,22 @@ class StreamPast:
         self._layers = iter(range(windows.shape[0]))
         self._contexts = iter(contexts)
 
-    def extend(self, keys_values: Tensor) -> Tensor:
-        """Prefix, window and the new keys and values in one tensor; the window moves on."""
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """Attention to prefix, window and what is new; the window moves on."""
         layer = next(self._layers)
         new = keys_values.unflatten(1, self._windows.shape[2:4])
         joined = torch.cat([self._prefix(layer), self._windows[layer], new], dim=-2)
         kept = self._next_windows[layer]
         kept.copy_(joined[..., joined.shape[-2] - kept.shape[-2] :, :])
-        return joined.flatten(1, 2)
+        keys, values = joined.flatten(1, 2)
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
         """The convolution continued; its context moves on."""
         context = next(self._contexts)
-        y, last = conv.step(context, x)
-        context.copy_(last)
-        return y
+        joined = torch.cat([context, x], dim=1)
+        context.copy_(joined[:, joined.shape[1] - conv.context :])
+        return product_over_taps(conv, joined)
 
     def _prefix(self, layer: int) -> Tensor:  # [2, stream, row of the stream, head, prefix, dim]
         if len(self._prefixes) == 1:
@@ -84,3 +89,15 @@ class StreamPast:
             functional.pad(prefix[layer], (0, 0, 0, self._prefix_slots - prefix.shape[-2])) for prefix in self._prefixes
         ]
         return torch.stack(padded, dim=1)
+
+
+def product_over_taps(conv: CausalConv1d, joined: Tensor) -> Tensor:
+    """A dense convolution as one matrix product.  # [row, context + time, channel] → [row, time, channel]
+
+    Attention and norms keep channels last, which convolution kernels do not: they would turn input, weight and output
+    around in every one of the hundreds of calls of a step, at more cost than the convolution itself.
+    """
+    if conv.stride != (1,) or conv.dilation != (1,) or conv.groups != 1:
+        raise ValueError(f"{conv} is not a plain convolution")
+    taps = joined.unfold(1, conv.kernel_size[0], 1)  # [row, time, channel, tap]
+    return functional.linear(taps.flatten(2), conv.weight.flatten(1), conv.bias)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from vivavoce.nn.linear import PackedLinear
 from vivavoce.nn.past import Past
@@ -64,12 +63,11 @@ class RelativeAttention(nn.Module):
         """
         query_key_value = self.packed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query = query_key_value[0]
-        keys, values = past.extend(query_key_value[1:])
         to_distance = query + self.pos_bias_v[:, None]
         runs = [self.linear_pos(encoding).unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1) for encoding in encodings]
         scores = torch.cat([relative_shift(to_distance @ run) for run in runs], dim=-1)
         scores = scores / math.sqrt(query.shape[-1])
         mask = scores if bias is None else scores + bias
-        y = functional.scaled_dot_product_attention(query + self.pos_bias_u[:, None], keys, values, attn_mask=mask)
+        y = past.attend(query + self.pos_bias_u[:, None], query_key_value[1:], mask)
         out: Tensor = self.linear_out(y.transpose(1, 2).flatten(2))
         return out

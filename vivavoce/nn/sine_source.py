@@ -62,7 +62,7 @@ class SineSource(nn.Module):
         mixed = torch.where(voiced, sines, 0.0)
         if start.seed is not None:
             amplitude = torch.where(voiced, self.noise_amplitude, self.sine_amplitude / 3)
-            mixed = mixed + amplitude * self._noise(start, mixed.shape[1])
+            mixed = mixed + amplitude * self._noise(start, mixed.shape[1]).to(mixed.dtype)
         return torch.tanh(self.l_linear(mixed).squeeze(-1))
 
     def advance(self, f0: Tensor, start: SourceStart) -> SourceStart:
@@ -85,12 +85,12 @@ class SineSource(nn.Module):
         sums = added.double().cumsum(-1)
         if before is not None:
             sums = sums + before[..., None]
-        at_centre = sums.frac().float()
+        at_centre = sums.frac().to(f0.dtype)
         if before is None:  # the first half frame has no centre before it
             from_centre, slope = torch.cat([at_centre[..., :1], at_centre], -1), added.clone()
             slope[..., 0] = 0
         else:
-            from_centre, slope = torch.cat([before[..., None].float(), at_centre], -1), added
+            from_centre, slope = torch.cat([before[..., None].to(f0.dtype), at_centre], -1), added
         slope = torch.cat([slope, torch.zeros_like(slope[..., :1])], -1)  # [.., frame + 1], from centre to centre
         between = (torch.arange(self.hop, device=f0.device) + 0.5) / self.hop
         phase = from_centre[..., None] + slope[..., None] * between

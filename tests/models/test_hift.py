@@ -1,0 +1,383 @@
+"""HiFT against its official outputs, closed forms, and itself hop by hop."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tests.golden import weights
+from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.checkpoint import load_weights, published_tensors
+from vivavoce.models.hift import HiFT
+from vivavoce.models.hift_geometry import HiFTConfig, Span, reach
+from vivavoce.models.hift_stream import HiFTStream, PublishedHiFTStream
+from vivavoce.models.weight_norm import fold_weight_norm
+from vivavoce.nn.counter_noise import normal_at, uniform_at
+from vivavoce.nn.short_fourier import ShortFourier
+from vivavoce.nn.sine_source import SineSource
+from vivavoce.nn.snake import Snake
+
+NARROW = HiFTConfig(mels=6, channels=32, f0_channels=8)  # the published geometry with few channels
+HOP = NARROW.hop
+WAYS_TO_SPELL = {
+    "new": (".parametrizations.weight.original0", ".parametrizations.weight.original1", ""),
+    "old": (".weight_g", ".weight_v", ""),
+    "old, prefixed": (".weight_g", ".weight_v", "generator."),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def narrow_vocoder(dtype):
+    """Voiced, around 150 Hz, and quiet enough not to be limited."""
+    torch.manual_seed(0)
+    hift = HiFT(NARROW).to(dtype).eval()
+    for parameter in hift.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, parameter[0].numel() ** -0.5)
+    hift.f0_predictor.classifier.weight.mul_(10)
+    hift.f0_predictor.classifier.bias.fill_(150)
+    hift.conv_post.weight.mul_(0.2)
+    hift.conv_post.bias.sub_(2)
+    return hift
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return narrow_vocoder(torch.float64)
+
+
+@pytest.fixture(scope="module")
+def single():
+    return narrow_vocoder(torch.float32)
+
+
+def mels(frames, batch=1, seed=0, dtype=torch.float64):
+    """Bands that come and go over a tenth of a second or more, as those of speech do."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(batch, NARROW.mels, frames + 8, generator=generator, dtype=dtype)
+    return 3 * torch.nn.functional.avg_pool1d(noise, 9, stride=1)
+
+
+def streamed(stream, mel, hops, seed=0):
+    state, sounds = stream.initial_state(seed, batch=mel.shape[0]), []
+    for number, hop in enumerate(mel.split(hops, dim=-1)):
+        sound, state = stream.step(state, hop, final=number == len(hops) - 1)
+        sounds.append(sound)
+    return sounds, state
+
+
+def distance(ours, wanted):
+    return ((ours - wanted).norm() / wanted.norm()).item()
+
+
+def test_full_size_equals_the_official_code():
+    hift = HiFT().eval()
+    load_weights(hift, fold_weight_norm(NamedCheckpoint("moss_speech_hift.tsv", 1, lambda *_: torch.zeros(0))))
+    golden = load_file(GOLDEN / "moss_speech_hift.safetensors")
+    assert distance(hift.f0_predictor(golden["mel"]), golden["f0"]) < 1e-4
+    source = hift.m_source(golden["f0_curve"], hift.m_source.start(1, seed=None))
+    assert distance(source, golden["source_without_noise"][:, 0]) < 5e-4
+    assert distance(hift.decode(golden["mel"], golden["source"][:, 0]), golden["pcm_unclamped"]) < 1e-4
+
+
+@pytest.mark.parametrize("keys", ["moss_speech_hift.tsv", "cosyvoice2_hift.tsv"])
+def test_names_shapes_and_count_are_the_published_ones(keys):
+    published = NamedCheckpoint(keys, 1, lambda *_: torch.zeros(0))
+    assert len(published.shapes) == 328
+    assert sum(math.prod(shape) for shape in published.shapes.values()) == 20_821_295
+    with torch.device("meta"):
+        ours = {name: tuple(tensor.shape) for name, tensor in published_tensors(HiFT()).items()}
+    assert ours == fold_weight_norm(published).shapes
+
+
+@pytest.mark.parametrize(("magnitude", "direction", "prefix"), WAYS_TO_SPELL.values(), ids=WAYS_TO_SPELL)
+def test_every_spelling_of_the_checkpoint_loads(single, magnitude, direction, prefix, tmp_path):
+    published = weights.shapes(GOLDEN / "keys" / "moss_speech_hift.tsv")
+    normed = {name.removesuffix(WAYS_TO_SPELL["new"][1]) for name in published if name.endswith("original1")}
+    tensors = {}
+    for name, tensor in published_tensors(single).items():
+        layer = name.removesuffix(".weight")
+        if layer in normed and layer != name:
+            dims = tuple(range(1, tensor.ndim))
+            tensors[prefix + layer + magnitude] = tensor.norm(dim=dims, keepdim=True)
+            tensors[prefix + layer + direction] = 3 * tensor
+        else:
+            tensors[prefix + name] = tensor
+    torch.save(tensors, tmp_path / "hift.pt")
+    mel = mels(3, dtype=torch.float32)
+    torch.testing.assert_close(HiFT.load(tmp_path / "hift.pt", config=NARROW)(mel), single(mel), rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(single, tmp_path):
+    tensors = {name: t for name, t in published_tensors(single).items() if name != "conv_post.bias"}
+    save_file(tensors, tmp_path / "hift.safetensors")
+    with pytest.raises(CheckpointError, match=r"1 missing: conv_post\.bias"):
+        HiFT.load(tmp_path / "hift.safetensors", config=NARROW)
+
+
+def test_snake_is_its_formula():
+    snake = Snake(2)
+    snake.alpha.copy_(torch.tensor([0.5, 2.0]))
+    x = torch.linspace(-3, 3, 14).reshape(1, 2, 7)
+    wanted = [[v + math.sin(a * v) ** 2 / a for v in row] for a, row in zip([0.5, 2.0], x[0].tolist(), strict=True)]
+    torch.testing.assert_close(snake(x)[0], torch.tensor(wanted))
+
+
+def test_the_short_fourier_transform_is_torchs_and_its_own_inverse():
+    fourier, signal = ShortFourier(16, 4), torch.randn(2, 96)
+    wanted = torch.stft(signal, 16, 4, window=torch.hann_window(16), return_complex=True)
+    spectrum = fourier(signal)
+    torch.testing.assert_close(spectrum, torch.cat([wanted.real, wanted.imag], dim=1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(fourier.inverse(spectrum)[:, 8:-8], signal, atol=1e-5, rtol=1e-5)
+    any_spectrum = torch.randn(2, 18, 25)
+    sound = torch.istft(torch.complex(*any_spectrum.chunk(2, dim=1)), 16, 4, window=torch.hann_window(16))
+    torch.testing.assert_close(fourier.inverse(any_spectrum)[:, 8:-8], sound, atol=1e-5, rtol=1e-5)
+
+
+def plain_source(harmonic):
+    """Lets one harmonic through, small enough that tanh is nearly straight."""
+    source = SineSource(24_000, 480).double()
+    source.l_linear.weight.zero_()
+    source.l_linear.weight[0, harmonic - 1] = 1e-3
+    source.l_linear.bias.zero_()
+    return source
+
+
+@pytest.mark.parametrize(("f0", "harmonic"), [(100.0, 1), (237.3, 1), (237.3, 3), (60.0, 9)])
+def test_a_constant_f0_gives_sines_of_its_multiples(f0, harmonic):
+    source = plain_source(harmonic)
+    sound = source(torch.full((1, 20), f0, dtype=torch.float64), source.start(1, seed=None))[0, 240:-240]
+    time = torch.arange(len(sound), dtype=torch.float64) + 0.5
+    start = 2 * math.pi * f0 * harmonic * 480 / 24_000
+    wanted = 1e-4 * torch.sin(start + 2 * math.pi * f0 * harmonic * time / 24_000)
+    torch.testing.assert_close(sound, wanted, rtol=0, atol=1e-9)
+
+
+def test_unvoiced_frames_are_noise_and_voiced_ones_nearly_none():
+    source = plain_source(1)
+    f0 = torch.tensor([[0.0] * 50 + [200.0] * 50], dtype=torch.float64)
+    noisy, clean = (source(f0, source.start(1, seed))[0] / 1e-3 for seed in (3, None))
+    unvoiced, voiced = (noisy - clean).split(24_000)
+    assert unvoiced.std().item() == pytest.approx(0.1 / 3, rel=0.03)
+    assert voiced.std().item() == pytest.approx(0.003, rel=0.03)
+    assert clean[:24_000].abs().max() == 0
+
+
+def test_an_hour_of_phase_loses_nothing():
+    source = plain_source(9)
+    f0 = torch.full((1, 180_000), 217.7, dtype=torch.float64)
+    late = source.advance(f0, source.start(1, seed=None))
+    cycles = 217.7 * 9 / 24_000 * 480 * 180_000
+    assert abs((late.cycles[0, 8].item() - cycles + 0.5) % 1 - 0.5) < 1e-6
+
+
+def test_noise_is_normal_and_a_function_of_its_place():
+    seeds, places = torch.tensor([[0], [1]]), torch.arange(200_000)
+    noise = normal_at(seeds, places)
+    for moment, wanted in ((1, 0.0), (2, 1.0), (4, 3.0)):
+        assert noise.pow(moment).mean(-1).tolist() == pytest.approx([wanted] * 2, abs=0.05)
+    assert abs(torch.corrcoef(noise)[0, 1]) < 0.01
+    assert abs((noise[:, 1:] * noise[:, :-1]).mean()) < 0.01
+    assert torch.equal(normal_at(seeds, places[777:999]), noise[:, 777:999])
+    far = uniform_at(seeds[0], places[:1000] + 2**32)
+    assert not torch.equal(far, uniform_at(seeds[0], places[:1000]))
+    assert far.min() > 0 and far.max() < 1
+
+
+def test_the_reach_is_what_the_network_really_sees(exact):
+    left, right = reach(NARROW)
+    assert (left, right) == (15, 20) == tuple(reach(HiFTConfig()))
+    mel, frame = mels(60), 30
+    source = exact.m_source(exact.f0_predictor(mel), exact.m_source.start(1))
+
+    def moved(at, hear):
+        return (hear(at) - hear(None))[0, frame * HOP : (frame + 1) * HOP].abs().max().item()
+
+    def by_mel(at):
+        changed = mel.clone()
+        if at is not None:
+            changed[..., at] += 1
+        return exact(changed)
+
+    def by_source(at):
+        changed = source.clone()
+        if at is not None:
+            changed[:, at * HOP : (at + 1) * HOP] += 0.1
+        return exact.decode(mel, changed)
+
+    assert moved(frame + right, by_mel) > 0 == moved(frame + right + 1, by_mel)
+    assert moved(frame - left, by_source) > 0 == moved(frame - left - 1, by_source)
+
+
+@pytest.mark.parametrize("emit", [Span(0, 3), Span(25, 26), Span(20, 40), Span(50, 60)], ids=str)
+def test_a_part_is_the_same_part_of_the_whole(exact, emit):
+    mel = mels(60)
+    source = exact.m_source(exact.f0_predictor(mel), exact.m_source.start(1))
+    whole = exact.decode(mel, source)[:, emit.start * HOP : emit.stop * HOP]
+    torch.testing.assert_close(exact.decode(mel, source, emit), whole, rtol=0, atol=1e-11)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 2))
+@settings(max_examples=12, deadline=None)
+def test_an_exact_stream_in_any_hops_is_the_whole(exact, hops, seed):
+    mel = mels(sum(hops), batch=2, seed=seed)
+    sounds, _ = streamed(HiFTStream(exact, look_right=None), mel, hops, seed)
+    torch.testing.assert_close(torch.cat(sounds, dim=1), exact(mel, seed), rtol=0, atol=1e-10)
+
+
+def test_an_exact_stream_in_float32(single):
+    mel = mels(70, dtype=torch.float32)
+    sounds, _ = streamed(HiFTStream(single, look_right=None), mel, [25, 1, 24, 20])
+    torch.testing.assert_close(torch.cat(sounds, dim=1), single(mel), rtol=0, atol=1e-4)
+    assert [sound.shape[1] // HOP for sound in sounds] == [5, 1, 24, 40]
+
+
+def test_the_less_is_held_back_the_further_from_the_whole(exact):
+    mel = mels(120)
+    whole = exact(mel)
+    errors = {}
+    for look_right in (20, 12, 8, 5):
+        stream = HiFTStream(exact, look_right)
+        sounds, _ = streamed(stream, mel, [20] * 6)
+        assert sounds[0].shape[1] == (20 - look_right) * HOP
+        errors[look_right] = distance(torch.cat(sounds, dim=1), whole)
+    published = distance(torch.cat(streamed(PublishedHiFTStream(exact), mel, [20] * 6)[0], dim=1), whole)
+    assert errors[20] < 1e-10 < errors[12] < errors[8] < errors[5] < published
+    assert errors[8] < published / 5
+
+
+def test_hop_edges_are_as_smooth_as_the_inside(exact):
+    mel = mels(200)
+    sound = torch.cat(streamed(HiFTStream(exact), mel, [20] * 10)[0], dim=1)[0]
+    bend = (sound[2:] - 2 * sound[1:-1] + sound[:-2]).abs()
+    edges = torch.tensor([(20 * hop - 8) * HOP for hop in range(1, 10)])
+    at_edges = torch.stack([bend[edge - 3 : edge + 2].max() for edge in edges])
+    inside = bend.unfold(0, 5, 5).amax(-1)
+    assert at_edges.mean() < 1.3 * inside.mean()
+    assert at_edges.max() < inside.max()
+
+
+def test_the_state_of_a_long_stream_does_not_grow(exact):
+    stream = HiFTStream(exact)
+    state = stream.initial_state()
+    for _ in range(12):
+        _, state = stream.step(state, mels(10))
+    assert state.mel.shape[-1] == reach(NARROW).left + stream.delay_frames
+    assert state.f0.shape[-1] == reach(NARROW).left
+
+
+@pytest.mark.parametrize("look_right", [None, 8, 0])
+def test_streams_at_different_places_hop_together(exact, look_right):
+    stream = HiFTStream(exact, look_right)
+    ages, hops = [0, 0, 3, 30, 50, 70], [20, 20, 20, 20, 20, 7]
+    states = []
+    for seed, age in enumerate(ages):
+        state = stream.initial_state(None if seed == 1 else seed)
+        states.append(stream.step(state, mels(age, seed=seed))[1] if age else state)
+    news = [mels(hop, seed=9 + row) for row, hop in enumerate(hops)]
+    final = [False, False, True, False, False, True]
+    sounds, after = stream.step_batch(states, news, final)
+    for row, state in enumerate(states):
+        sound, alone = stream.step(state, news[row], final[row])
+        torch.testing.assert_close(sounds[row], sound, rtol=0, atol=1e-11)
+        following = mels(12, seed=row)
+        torch.testing.assert_close(
+            stream.step(after[row], following)[0], stream.step(alone, following)[0], rtol=0, atol=1e-11
+        )
+
+
+def test_after_the_end_a_stream_begins_anew(exact):
+    for stream in (HiFTStream(exact), PublishedHiFTStream(exact)):
+        sounds, state = streamed(stream, mels(30), [20, 10], seed=5)
+        again, _ = streamed(stream, mels(30), [20, 10], seed=5)
+        first, state = stream.step(state, mels(30)[..., :20])
+        assert torch.equal(first, again[0])
+        rest, _ = stream.step(state, mels(30)[..., 20:], final=True)
+        assert torch.equal(rest, sounds[1])
+        flushed, _ = stream.step(stream.step(stream.initial_state(5), mels(30))[1], mels(1)[..., :0], final=True)
+        assert flushed.shape[1] == 8 * HOP
+
+
+def test_noise_follows_the_seed(exact):
+    mel = mels(4)
+    assert torch.equal(exact(mel, seed=1), exact(mel, seed=1))
+    assert not torch.equal(exact(mel, seed=1), exact(mel, seed=2))
+    assert not torch.equal(exact(mel, seed=1), exact(mel, seed=None))
+
+
+def test_the_published_protocol_overlaps_by_eight_frames(exact):
+    mel = mels(50)
+    overlap = 8 * HOP
+
+    def made(mel, cached):
+        source = exact.m_source(exact.f0_predictor(mel), exact.m_source.start(1, None))
+        source[:, : cached.shape[1]] = cached
+        return exact.decode(mel, source), source
+
+    first, source = made(mel[..., :20], torch.zeros(1, 0))
+    second, source = made(mel[..., 12:40], source[:, -overlap:])
+    third, _ = made(mel[..., 32:], source[:, -overlap:])
+    window = torch.hamming_window(2 * overlap, periodic=False)
+    for new, old in ((second, first), (third, second)):
+        new[:, :overlap] = new[:, :overlap] * window[:overlap] + old[:, -overlap:] * window[overlap:]
+    wanted = [first[:, :-overlap], second[:, :-overlap], third]
+    sounds, _ = streamed(PublishedHiFTStream(exact), mel, [20, 20, 10], seed=None)
+    for ours, theirs in zip(sounds, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    small = torch.cat(streamed(PublishedHiFTStream(exact), mel, [3, 2, 1, 4, 30, 10], seed=None)[0], dim=1)
+    assert small.shape[1] == 50 * HOP
+
+
+def test_one_frame_is_enough(exact):
+    mel = mels(1)
+    assert exact(mel).shape == (1, HOP)
+    sound, _ = HiFTStream(exact).step(HiFTStream(exact).initial_state(), mel, final=True)
+    torch.testing.assert_close(sound, exact(mel), rtol=0, atol=1e-12)
+
+
+def test_sound_stays_within_its_limit(exact):
+    assert exact(mels(5) * 1000).abs().max() <= 0.99
+
+
+BAD_MELS = {
+    "NaN": (torch.full((1, 6, 4), torch.nan), "NaN"),
+    "infinite": (torch.full((1, 6, 4), torch.inf), "infinite"),
+    "empty": (torch.zeros(1, 6, 0), "without frames"),
+    "bins": (torch.zeros(1, 100, 4), r"\[batch, 6, frame\], not \[1, 100, 4\]"),
+}
+
+
+@pytest.mark.parametrize(("mel", "says"), BAD_MELS.values(), ids=BAD_MELS)
+def test_bad_mels_are_refused(exact, mel, says):
+    with pytest.raises(InputError, match=says):
+        exact(mel)
+    stream = HiFTStream(exact)
+    with pytest.raises(InputError, match=says):
+        stream.step(stream.initial_state(), mel)
+
+
+def test_bad_settings_are_refused(exact):
+    with pytest.raises(InputError, match="look_right is -1"):
+        HiFTStream(exact, look_right=-1)
+    stream = HiFTStream(exact)
+    with pytest.raises(InputError, match=r"2 streams .* state of 1"):
+        stream.step(stream.initial_state(), mels(3, batch=2))
+
+
+@pytest.mark.gpu
+def test_replayed_hops_are_the_hops():
+    hift = narrow_vocoder(torch.float32).cuda()
+    plain, replayed = HiFTStream(hift), HiFTStream(hift, graphs=True)
+    mel = mels(160, batch=2, dtype=torch.float32).cuda()
+    wanted, _ = streamed(plain, mel, [20] * 8)
+    sounds, _ = streamed(replayed, mel, [20] * 8)
+    torch.testing.assert_close(torch.cat(sounds, dim=1), torch.cat(wanted, dim=1), rtol=0, atol=1e-4)

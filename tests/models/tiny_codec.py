@@ -1,0 +1,43 @@
+"""A MOSS-Speech codec with the published rates and structure, and few channels."""
+
+import torch
+
+from vivavoce.models.flow import FlowConfig, FlowDecoder
+from vivavoce.models.flow_encoder import FlowEncoderConfig
+from vivavoce.models.flow_estimator import FlowEstimatorConfig
+from vivavoce.models.hift import HiFT
+from vivavoce.models.hift_geometry import HiFTConfig
+from vivavoce.models.moss_speech_codec import MossSpeechCodec
+from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
+
+EAR = SpeechEncoderConfig(
+    d_model=16,
+    encoder_attention_heads=2,
+    encoder_ffn_dim=32,
+    num_mel_bins=32,
+    quantize_position=2,
+    quantize_vocab_size=64,
+)
+FLOW = FlowConfig(
+    vocabulary=80,
+    chunk=5,
+    encoder=FlowEncoderConfig(ratio=4, dim=16, heads=2, feed_forward=24, code_layers=1, frame_layers=1),
+    estimator=FlowEstimatorConfig(channels=16, middle_blocks=1, transformers=1, heads=2, head_dim=8),
+    euler_steps=3,
+)
+VOCODER = HiFTConfig(channels=32, f0_channels=8)
+
+
+@torch.no_grad()
+def tiny_codec(seed: int = 0) -> MossSpeechCodec:
+    """Random weights, scaled so that every part changes its input and none drowns it."""
+    torch.manual_seed(seed)
+    encoder, flow, vocoder = SpeechEncoder(EAR), FlowDecoder(FLOW), HiFT(VOCODER)
+    for module in (encoder, flow, vocoder):
+        for parameter in module.requires_grad_(False).eval().parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, parameter[0].numel() ** -0.5)
+    vocoder.f0_predictor.classifier.bias.fill_(150)
+    vocoder.conv_post.weight.mul_(0.2)
+    vocoder.conv_post.bias.sub_(3)
+    return MossSpeechCodec(encoder, flow, vocoder)

@@ -1,0 +1,42 @@
+"""The chunk mask against its definition, position by position."""
+
+import pytest
+import torch
+
+from vivavoce.nn.chunk_mask import EMPTY, Span, attention_bias, visible
+
+
+def may_look(query, key, chunk, left_chunks, sink):
+    """The definition: own chunk and before, within the left window or in the prefix that stays."""
+    if key // chunk > query // chunk:
+        return False
+    return left_chunks is None or key < sink or key // chunk >= query // chunk - left_chunks
+
+
+@pytest.mark.parametrize("left_chunks", [None, 0, 2])
+def test_offline_mask_is_the_definition(left_chunks):
+    span = Span(torch.tensor([0]), 20, torch.tensor([6]))
+    expected = [[may_look(query, key, 3, left_chunks, 6) for key in range(20)] for query in range(20)]
+    assert visible(span, 3, left_chunks)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("left_chunks", [None, 1, 2])
+def test_stream_mask_is_the_definition_where_slots_hold_something(left_chunks):
+    starts, sinks = [9, 12, 6], [6, 3, 0]
+    span = Span(torch.tensor(starts), 6, torch.tensor(sinks), prefix_slots=6, window_slots=9)
+    seen = visible(span, 3, left_chunks)
+    for row, (start, sink) in enumerate(zip(starts, sinks, strict=True)):
+        keys = [key if key < sink else EMPTY for key in range(6)]
+        keys += [key if key >= sink else EMPTY for key in range(start - 9, start)]
+        keys += list(range(start, start + 6))
+        assert sorted(key for key in keys if key != EMPTY) == list(
+            range(max(0, start + 6 - 15) if not sink else 0, start + 6)
+        )
+        for time in range(6):
+            expected = [key != EMPTY and may_look(start + time, key, 3, left_chunks, sink) for key in keys]
+            assert seen[row, time].tolist() == expected
+
+
+def test_bias_is_zero_where_seen_and_minus_infinity_elsewhere():
+    seen = torch.tensor([[[True, False, True]]])
+    assert attention_bias(seen, torch.float16).tolist() == [[[[0, float("-inf"), 0]]]]

@@ -1,0 +1,211 @@
+"""The flow's estimator: a causal one-level UNet of residual convolutions and transformers that gives a velocity.
+
+`CausalConditionalDecoder` of CosyVoice 2: nothing is sampled down or up, so one chunk mask serves all layers. There are
+no positions in it: the convolutions tell the frames apart, and the order of keys does not matter to attention.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.nn.conv import CausalConv1d
+from vivavoce.nn.linear import PackedLinear
+from vivavoce.nn.past import Past
+
+TIME_SCALE = 1000.0
+KERNEL = 3
+
+
+@dataclass(frozen=True)
+class FlowEstimatorConfig:
+    """Sizes of the estimator; the published ones are the same for all models of the family."""
+
+    in_channels: int = 320
+    out_channels: int = 80
+    channels: int = 256
+    middle_blocks: int = 12
+    transformers: int = 4  # per block
+    heads: int = 8
+    head_dim: int = 64
+    expansion: int = 4  # of the feed-forward and of the time embedding
+
+    @property
+    def context(self) -> int:
+        """How many past inputs each causal convolution needs."""
+        return KERNEL - 1
+
+    @property
+    def attention_layers(self) -> int:
+        """How many layers keep keys and values."""
+        return (self.middle_blocks + 2) * self.transformers
+
+    @property
+    def context_channels(self) -> list[int]:
+        """Input channels of each causal convolution, in forward order."""
+        residual = [self.channels, self.channels] * self.middle_blocks
+        down = [self.in_channels, self.channels, self.channels]
+        up = [2 * self.channels, self.channels, self.channels]
+        return [*down, *residual, *up, self.channels]
+
+
+class CausalBlock(nn.Module):
+    """Causal convolution, norm over channels, Mish."""
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.block = nn.ModuleDict({"0": CausalConv1d(in_channels, channels, KERNEL), "2": nn.LayerNorm(channels)})
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """# [row, time, channel]"""
+        conv, norm = self.block["0"], self.block["2"]
+        assert isinstance(conv, CausalConv1d)
+        return functional.mish(norm(past.convolve(conv, x)))
+
+
+class ResidualBlock(nn.Module):
+    """Two causal blocks with the time added between them, around a 1×1 convolution."""
+
+    def __init__(self, in_channels: int, channels: int, time_dim: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Mish(), nn.Linear(time_dim, channels))
+        self.block1 = CausalBlock(in_channels, channels)
+        self.block2 = CausalBlock(channels, channels)
+        self.res_conv = nn.Conv1d(in_channels, channels, 1)
+
+    def forward(self, x: Tensor, time: Tensor, past: Past) -> Tensor:
+        """`time` is what `mlp` makes of the time embedding.  # [row, time, channel], [channel]"""
+        h = self.block2(self.block1(x, past) + time, past)
+        return h + pointwise(self.res_conv, x)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over a past, without positions."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        inner = heads * head_dim
+        self.packed = PackedLinear(dim, {"to_q": inner, "to_k": inner, "to_v": inner})
+        self.to_out = nn.Sequential(nn.Linear(inner, dim))
+
+    def forward(self, x: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """# [row, time, dim], bias [row, 1, time, key]"""
+        query_key_value = self.packed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = past.attend(query_key_value[0], query_key_value[1:], bias)
+        out: Tensor = self.to_out(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two linears with a GELU between."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": nn.Linear(dim, hidden)}), "2": nn.Linear(hidden, dim)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [row, time, dim]"""
+        y: Tensor = self.net["2"](functional.gelu(self.net["0"]["proj"](x)))  # type: ignore[index]
+        return y
+
+
+class Transformer(nn.Module):
+    """Pre-norm attention and feed-forward."""
+
+    def __init__(self, config: FlowEstimatorConfig) -> None:
+        super().__init__()
+        dim = config.channels
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn1 = Attention(dim, config.heads, config.head_dim)
+        self.norm3 = nn.LayerNorm(dim)
+        self.ff = FeedForward(dim, dim * config.expansion)
+
+    def forward(self, x: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """# [row, time, dim]"""
+        x = x + self.attn1(self.norm1(x), bias, past)
+        return x + self.ff(self.norm3(x))
+
+
+class Stage(nn.ModuleList):
+    """A residual block, its transformers and, at the ends of the UNet, a causal convolution."""
+
+    def __init__(self, config: FlowEstimatorConfig, in_channels: int, closing: bool) -> None:
+        channels = config.channels
+        residual = ResidualBlock(in_channels, channels, channels * config.expansion)
+        transformers = nn.ModuleList(Transformer(config) for _ in range(config.transformers))
+        super().__init__([residual, transformers])
+        if closing:
+            self.append(CausalConv1d(channels, channels, KERNEL))
+
+    def forward(self, x: Tensor, time: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """What the transformers give; the closing convolution is left to `close`.  # [row, time, channel]"""
+        x = self[0](x, time, past)
+        for transformer in self[1]:  # type: ignore[attr-defined]
+            x = transformer(x, bias, past)
+        return x
+
+    def close(self, x: Tensor, past: Past) -> Tensor:
+        """The closing convolution.  # [row, time, channel]"""
+        conv = self[2]
+        assert isinstance(conv, CausalConv1d)
+        return past.convolve(conv, x)
+
+
+class TimeEmbedding(nn.Module):
+    """Sinusoids of the flow's time through two linears."""
+
+    def __init__(self, in_channels: int, dim: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(in_channels, dim)
+        self.linear_2 = nn.Linear(dim, dim)
+
+    def forward(self, times: Tensor) -> Tensor:
+        """# [step] → [step, dim]"""
+        half = self.linear_1.in_features // 2
+        rates = torch.exp(torch.arange(half, device=times.device) * (-math.log(10_000) / (half - 1)))
+        angles = TIME_SCALE * times.float()[:, None] * rates
+        waves = torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.linear_1.weight.dtype)
+        embedding: Tensor = self.linear_2(functional.silu(self.linear_1(waves)))
+        return embedding
+
+
+class FlowEstimator(nn.Module):
+    """Noisy mel with its conditions → velocity."""
+
+    def __init__(self, config: FlowEstimatorConfig) -> None:
+        super().__init__()
+        channels = config.channels
+        self.time_mlp = TimeEmbedding(config.in_channels, channels * config.expansion)
+        self.down_blocks = nn.ModuleList([Stage(config, config.in_channels, closing=True)])
+        self.mid_blocks = nn.ModuleList(Stage(config, channels, closing=False) for _ in range(config.middle_blocks))
+        self.up_blocks = nn.ModuleList([Stage(config, 2 * channels, closing=True)])
+        self.final_block = CausalBlock(channels, channels)
+        self.final_proj = nn.Conv1d(channels, config.out_channels, 1)
+
+    def time_conditions(self, times: Tensor) -> Tensor:
+        """What each stage adds at each time; no frame has part in it.  # [step] → [step, stage, channel]"""
+        embedding = self.time_mlp(times)
+        stages = [*self.down_blocks, *self.mid_blocks, *self.up_blocks]
+        return torch.stack([stage[0].mlp(embedding) for stage in stages], dim=1)
+
+    def forward(self, x: Tensor, time_conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """# x [row, time, in_channels], time_conditions [stage, channel] → [row, time, out_channels]"""
+        first, *middle, last = time_conditions
+        down, up = self.down_blocks[0], self.up_blocks[0]
+        assert isinstance(down, Stage)
+        assert isinstance(up, Stage)
+        skip = down(x, first, bias, past)
+        x = down.close(skip, past)
+        for stage, time in zip(self.mid_blocks, middle, strict=True):
+            x = stage(x, time, bias, past)
+        x = up(torch.cat([x, skip], dim=-1), last, bias, past)
+        x = self.final_block(up.close(x, past), past)
+        return pointwise(self.final_proj, x)
+
+
+def pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """A 1×1 convolution over channels-last activations.  # [row, time, channel]"""
+    return functional.linear(x, conv.weight.squeeze(-1), conv.bias)

@@ -1,0 +1,150 @@
+"""What a flow stream remembers, as values: the caches of a pass, a voice computed once, the state of one reply."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vivavoce.models.flow_encoder import FlowEncoderConfig
+from vivavoce.models.flow_estimator import FlowEstimatorConfig
+from vivavoce.models.flow_matching import GUIDANCE_ROWS
+
+SLOT_AXIS = -2
+
+
+@dataclass
+class FlowCache:
+    """Keys, values and convolution contexts of a batch of streams after a pass.
+
+    Windows hold the newest positions last. Their number of slots is fixed under a left window; with all left context
+    it grows with each pass. Axes of 2 are keys and values, then the guided and the unguided row.
+    """
+
+    ratio: int  # frames per code
+    code_windows: Tensor  # [layer, 2, stream, 1, head, code, dim]
+    frame_windows: Tensor  # [layer, 2, stream, 1, head, frame, dim]
+    mel_windows: Tensor  # [step, layer, 2, stream, 2, head, frame, dim]
+    lookahead_context: Tensor  # [stream, code, channel]
+    upsample_context: Tensor  # [stream, frame, channel]
+    mel_contexts: Tensor  # [step, stream, 2, frame, channels of all convolutions]
+
+    WINDOW_AXES: ClassVar[dict[str, int]] = {"code_windows": 2, "frame_windows": 2, "mel_windows": 3}
+    CONTEXT_AXES: ClassVar[dict[str, int]] = {"lookahead_context": 0, "upsample_context": 0, "mel_contexts": 1}
+
+    @classmethod
+    def blank(cls, encoder: FlowEncoderConfig, estimator: FlowEstimatorConfig, steps: int, like: Tensor) -> "FlowCache":
+        """One stream to which nothing has come yet: windows without slots, silent contexts."""
+        head = (encoder.heads, 0, encoder.dim // encoder.heads)
+        mel_head = (estimator.heads, 0, estimator.head_dim)
+        lookahead, upsampler = encoder.contexts
+        return cls(
+            ratio=encoder.ratio,
+            code_windows=like.new_zeros(encoder.code_layers, 2, 1, 1, *head),
+            frame_windows=like.new_zeros(encoder.frame_layers, 2, 1, 1, *head),
+            mel_windows=like.new_zeros(steps, estimator.attention_layers, 2, 1, GUIDANCE_ROWS, *mel_head),
+            lookahead_context=like.new_zeros(1, lookahead, encoder.dim),
+            upsample_context=like.new_zeros(1, upsampler, encoder.dim),
+            mel_contexts=like.new_zeros(steps, 1, GUIDANCE_ROWS, estimator.context, sum(estimator.context_channels)),
+        )
+
+    @property
+    def code_slots(self) -> int:
+        """How many past codes the windows hold."""
+        return self.code_windows.shape[SLOT_AXIS]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors."""
+        return sum(getattr(self, name).nbytes for name in self.WINDOW_AXES | self.CONTEXT_AXES)
+
+    def copy(self) -> "FlowCache":
+        """The same cache in its own memory."""
+        tensors = {name: getattr(self, name).clone() for name in self.WINDOW_AXES | self.CONTEXT_AXES}
+        return replace(self, **tensors)
+
+    def continued(self, code_slots: int) -> "FlowCache":
+        """A cache of its own memory with the same contexts and empty windows: what follows forgets the windows."""
+        contexts = {name: getattr(self, name).clone() for name in self.CONTEXT_AXES}
+        return replace(self.resized(code_slots), **contexts)
+
+    def resized(self, code_slots: int) -> "FlowCache":
+        """New, empty windows of this many slots; the contexts are the same tensors."""
+        windows = {}
+        for name in self.WINDOW_AXES:
+            shape = list(getattr(self, name).shape)
+            shape[SLOT_AXIS] = self._slots(name, code_slots)
+            windows[name] = getattr(self, name).new_zeros(shape)
+        return replace(self, **windows)
+
+    def stream(self, index: int, code_slots: int) -> "FlowCache":
+        """A view of one stream, its windows cut to their newest slots."""
+        views = {
+            name: getattr(self, name).narrow(axis, index, 1)
+            for name, axis in (self.WINDOW_AXES | self.CONTEXT_AXES).items()
+        }
+        for name in self.WINDOW_AXES:
+            slots = self._slots(name, code_slots)
+            views[name] = views[name].narrow(SLOT_AXIS, views[name].shape[SLOT_AXIS] - slots, slots)
+        return replace(self, **views)
+
+    @classmethod
+    def stack(cls, caches: Sequence["FlowCache"]) -> "FlowCache":
+        """One batch from several; shorter windows get empty slots on the left."""
+        if len(caches) == 1:
+            return caches[0]
+        most = max(cache.code_slots for cache in caches)
+        stacked: dict[str, Any] = {}
+        for name, axis in (cls.WINDOW_AXES | cls.CONTEXT_AXES).items():
+            tensors = [getattr(cache, name) for cache in caches]
+            if name in cls.WINDOW_AXES:
+                slots = caches[0]._slots(name, most)
+                tensors = [functional.pad(tensor, (0, 0, slots - tensor.shape[SLOT_AXIS], 0)) for tensor in tensors]
+            stacked[name] = torch.cat(tensors, dim=axis)
+        return replace(caches[0], **stacked)
+
+    def _slots(self, name: str, code_slots: int) -> int:
+        return code_slots if name == "code_windows" else code_slots * self.ratio
+
+
+@dataclass
+class VoicePrompt:
+    """A recording of the voice to speak with."""
+
+    codes: Tensor  # [code]
+    mel: Tensor  # [frame, band]
+    speaker: Tensor  # x-vector [dim]
+
+
+@dataclass(frozen=True)
+class FlowVoice:
+    """A voice prompt with all that can be computed of it before a reply: once per voice, shared by its sessions.
+
+    `sink` first codes of the prompt are in `cache`: the whole chunks whose look-ahead lies inside the prompt. They stay
+    visible to every reply; the few codes after them are decoded with the reply and lie in its window.
+    """
+
+    codes: Tensor  # on the CPU [code]
+    mel: Tensor  # [frame, band]
+    speaker: Tensor  # [band]
+    sink: int
+    cache: FlowCache
+
+
+@dataclass
+class FlowState:
+    """A reply between two steps. A step uses it up: keep a `copy()` to come back to it."""
+
+    voice: FlowVoice
+    left_chunks: int | None
+    cache: FlowCache | None  # None: the window is recomputed from its codes at each step
+    codes: Tensor  # from absolute index `first` on, prompt included; on the CPU
+    first: int
+    position: int  # absolute index of the first code not decoded yet
+    finished: bool = False
+
+    def copy(self) -> "FlowState":
+        """The same state in its own memory; the voice is shared."""
+        return replace(self, cache=None if self.cache is None else self.cache.copy())

@@ -1,0 +1,179 @@
+"""HiFT, the vocoder of MOSS-Speech and CosyVoice 2: mel → 24 kHz sound.
+
+f0 is predicted from the mel and turned into a harmonic excitation. The mel is upsampled 120 times in three stages; each
+adds the excitation's spectrum, brought to its rate, and passes three residual blocks. The last layer predicts magnitude
+and phase of a 16-point spectrum, whose inverse gives four samples a frame.
+
+Nothing here is causal, but everything has a finite reach: `decode` can compute a part of the sound from the mel around
+it, and at each stage touches no more than that part needs. Streams are in `hift_stream.py`.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.errors import InputError
+from vivavoce.models.checkpoint import Checkpoint, load_weights
+from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, Span, decode_plan
+from vivavoce.models.weight_norm import fold_weight_norm
+from vivavoce.nn.allocation import allocating
+from vivavoce.nn.short_fourier import ShortFourier
+from vivavoce.nn.sine_source import SineSource
+from vivavoce.nn.snake import Snake
+
+LOUDEST_BIN = 100.0
+
+
+def centred_conv(inputs: int, outputs: int, kernel: int, dilation: int = 1) -> nn.Conv1d:
+    """A convolution that looks as far right as left."""
+    return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding=kernel // 2 * dilation)
+
+
+class ResBlock(nn.Module):
+    """x + conv(snake(conv(snake(x)))) once per dilation."""
+
+    def __init__(
+        self,
+        channels: int,
+        kernel: int,
+        dilations: tuple[int, ...],
+        conv: Callable[[int, int, int, int], nn.Conv1d] = centred_conv,
+    ) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(conv(channels, channels, kernel, dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(conv(channels, channels, kernel, 1) for _ in dilations)
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+
+    def forward(self, x: Tensor) -> Tensor:  # [batch, channel, time]
+        """The same shape."""
+        for snake1, conv1, snake2, conv2 in zip(
+            self.activations1, self.convs1, self.activations2, self.convs2, strict=True
+        ):
+            x = x + conv2(snake2(conv1(snake1(x))))
+        return x
+
+
+class F0Predictor(nn.Module):
+    """Mel frames → f0 in Hz."""
+
+    def __init__(self, config: HiFTConfig) -> None:
+        super().__init__()
+        self.condnet = nn.Sequential()
+        for layer in range(config.f0_layers):
+            inputs = config.mels if layer == 0 else config.f0_channels
+            self.condnet.extend([centred_conv(inputs, config.f0_channels, config.f0_kernel), nn.ELU()])
+        self.classifier = nn.Linear(config.f0_channels, 1)
+
+    def forward(self, mel: Tensor) -> Tensor:  # [batch, mel, frame] → [batch, frame]
+        """f0 per frame."""
+        f0: Tensor = self.classifier(self.condnet(mel).transpose(1, 2)).squeeze(-1)
+        return f0.abs()
+
+
+class HiFT(nn.Module):
+    """Mel → sound in [-0.99, 0.99], always in float32."""
+
+    def __init__(self, config: HiFTConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or HiFTConfig()
+        bins = config.n_fft + 2
+        widths = [config.channels >> stage for stage in range(len(config.rates) + 1)]
+        self.m_source = SineSource(config.rate, config.hop, config.overtones)
+        self.conv_pre = centred_conv(config.mels, widths[0], config.outer_kernel)
+        self.ups = nn.ModuleList()
+        self.source_downs = nn.ModuleList()
+        self.source_resblocks = nn.ModuleList()
+        self.resblocks = nn.ModuleList()
+        for stage, (factor, kernel) in enumerate(zip(config.upsample_rates, config.upsample_kernels, strict=True)):
+            width, stride = widths[stage + 1], config.source_stride(stage)
+            up = nn.ConvTranspose1d(widths[stage], width, kernel, factor, padding=(kernel - factor) // 2)
+            down = nn.Conv1d(bins, width, config.source_kernel(stage), stride, padding=stride // 2)
+            self.ups.append(up)
+            self.source_downs.append(down)
+            self.source_resblocks.append(ResBlock(width, config.source_resblock_kernels[stage], config.dilations))
+            self.resblocks.extend(ResBlock(width, kernel, config.dilations) for kernel in config.resblock_kernels)
+        self.conv_post = centred_conv(widths[-1], bins, config.outer_kernel)
+        self.f0_predictor = F0Predictor(config)
+        self.fourier = ShortFourier(config.n_fft, config.fft_hop)
+
+    @classmethod
+    def load(cls, file: str | Path, device: torch.device | str = "cpu", config: HiFTConfig | None = None) -> "HiFT":
+        """The published vocoder of `hift.pt`, weight norm folded away."""
+        with allocating(device, torch.float32):
+            hift = cls(config).eval().requires_grad_(False)
+        with Checkpoint(file) as published:
+            renamed = published.renamed(lambda name: name.removeprefix("generator."))
+            load_weights(hift, fold_weight_norm(renamed))
+        return hift
+
+    def forward(self, mel: Tensor, seed: int | None = 0) -> Tensor:
+        """Sound of whole mels; `seed` draws the excitation's noise, None leaves it out.
+
+        # [batch, mel, frame] → [batch, frame · 480]
+        """
+        self.check(mel)
+        mel = mel.to(self.conv_pre.weight.dtype)
+        source = self.m_source(self.f0_predictor(mel), self.m_source.start(mel.shape[0], seed))
+        return self.limit(self.decode(mel, source))
+
+    def limit(self, sound: Tensor) -> Tensor:
+        """The sound within the published bounds."""
+        return sound.clamp(-self.config.audio_limit, self.config.audio_limit)
+
+    def decode(self, mel: Tensor, source: Tensor, emit: Span | None = None) -> Tensor:
+        """Sound of the frames `emit` (all, if None), not yet limited.
+
+        # [batch, mel, frame], [batch, frame · 480] → [batch, emitted · 480]
+        """
+        frames = mel.shape[-1]
+        emit = emit or Span(0, frames)
+        plan = decode_plan(self.config, emit, frames)
+        x = self._spectrum(mel, self.fourier(source), plan)
+        magnitude, angle = x.chunk(2, dim=1)
+        magnitude, angle = magnitude.exp().clamp(max=LOUDEST_BIN), angle.sin()
+        sound = self.fourier.inverse(torch.cat([magnitude * angle.cos(), magnitude * angle.sin()], dim=1))
+        begin = plan.spectrum.start * self.config.fft_hop - self.config.n_fft // 2
+        hop = self.config.hop
+        return sound[:, emit.start * hop - begin : emit.stop * hop - begin]
+
+    def _spectrum(self, mel: Tensor, excitation: Tensor, plan: DecodePlan) -> Tensor:
+        x: Tensor = self.conv_pre(mel)
+        held = Span(0, x.shape[-1])
+        blocks = list(cast(Iterable[ResBlock], self.resblocks))
+        per_stage, last = len(self.config.resblock_kernels), len(plan.stages) - 1
+        for stage, (taken, source, mixed) in enumerate(plan.stages):
+            x = self.ups[stage](functional.leaky_relu(x[..., taken.inside(held)], self.config.slope))
+            if stage == last:
+                x = functional.pad(x, (1, 0), mode="reflect")
+            upsampled = Span(taken.start * self.config.upsample_rates[stage], 0)
+            x = x[..., mixed.inside(upsampled)]
+            x = x + self._excite(stage, excitation, source)[..., mixed.inside(source)]
+            x = torch.stack([block(x) for block in blocks[stage * per_stage : (stage + 1) * per_stage]]).mean(0)
+            held = mixed
+        wanted = plan.spectrum.widened(self.config.outer_kernel // 2).within(held.stop)
+        x = self.conv_post(functional.leaky_relu(x[..., wanted.inside(held)]))
+        return x[..., plan.spectrum.inside(wanted)]
+
+    def _excite(self, stage: int, excitation: Tensor, span: Span) -> Tensor:
+        stride, kernel = self.config.source_stride(stage), self.config.source_kernel(stage)
+        first = span.start * stride
+        length = (span.stop - span.start - 1) * stride + kernel - 2 * (stride // 2)
+        excited: Tensor = self.source_resblocks[stage](
+            self.source_downs[stage](excitation[..., first : first + length])
+        )
+        return excited
+
+    def check(self, mel: Tensor) -> None:
+        """Raise if this is no mel that the vocoder can turn into sound."""
+        bins = self.config.mels
+        if mel.ndim != 3 or mel.shape[1] != bins:
+            raise InputError(f"the vocoder takes mels [batch, {bins}, frame], not {list(mel.shape)}")
+        if mel.shape[-1] == 0:
+            raise InputError("the vocoder was given a mel without frames; give at least one")
+        if not torch.isfinite(mel).all():
+            raise InputError("the mel holds NaN or infinite values; look at the model that made it")

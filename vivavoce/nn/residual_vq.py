@@ -1,0 +1,52 @@
+"""Residual vector quantisation: each codebook rounds what the ones before it left over."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Codebook(nn.Module):
+    """Vectors, each standing for its code."""
+
+    codebook: Tensor
+
+    def __init__(self, entries: int, size: int) -> None:
+        super().__init__()
+        self.register_buffer("codebook", torch.zeros(entries, size))
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """The code of the vector closest to each input.  # [.., size] → [..]"""
+        nearness = 2 * x @ self.codebook.T - self.codebook.square().sum(-1)  # |x|² is the same for every code
+        return nearness.argmax(dim=-1)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """The vectors of codes.  # [..] → [.., size]"""
+        return functional.embedding(codes, self.codebook)
+
+
+class ResidualVQ(nn.Module):
+    """Projection in, a stack of codebooks, projection out. It works in float32 whatever surrounds it."""
+
+    def __init__(self, inputs: int, size: int, outputs: int, codebooks: int, entries: int) -> None:
+        super().__init__()
+        self.entries = entries
+        self.input_proj = nn.Conv1d(inputs, size, 1)
+        self.quantizers = nn.ModuleList(Codebook(entries, size) for _ in range(codebooks))
+        self.output_proj = nn.Conv1d(size, outputs, 1)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Codes, the coarsest first.  # [batch, inputs, time] → [batch, codebook, time]"""
+        residual = self.input_proj(x.float()).transpose(1, 2)
+        codes: list[Tensor] = []
+        for quantizer in self.quantizers:
+            assert isinstance(quantizer, Codebook)
+            codes.append(quantizer.nearest(residual))
+            residual = residual - quantizer(codes[-1])
+        return torch.stack(codes, dim=1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """What codes stand for; the finest may be left out.  # [batch, codebook, time] → [batch, outputs, time]"""
+        given = zip(self.quantizers, codes.unbind(dim=1), strict=False)
+        total = torch.stack([quantizer(code) for quantizer, code in given]).sum(dim=0)
+        decoded: Tensor = self.output_proj(total.transpose(1, 2))
+        return decoded
