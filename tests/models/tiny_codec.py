@@ -9,6 +9,7 @@ from vivavoce.models.hift import HiFT
 from vivavoce.models.hift_geometry import HiFTConfig
 from vivavoce.models.moss_speech_codec import MossSpeechCodec
 from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.nn.allocation import fill_randomly
 
 EAR = SpeechEncoderConfig(
     d_model=16,
@@ -31,12 +32,9 @@ VOCODER = HiFTConfig(channels=32, f0_channels=8)
 @torch.no_grad()
 def tiny_codec(seed: int = 0) -> MossSpeechCodec:
     """Random weights, scaled so that every part changes its input and none drowns it."""
-    torch.manual_seed(seed)
     encoder, flow, vocoder = SpeechEncoder(EAR), FlowDecoder(FLOW), HiFT(VOCODER)
     for module in (encoder, flow, vocoder):
-        for parameter in module.requires_grad_(False).eval().parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, parameter[0].numel() ** -0.5)
+        fill_randomly(module.requires_grad_(False).eval(), seed)
     vocoder.f0_predictor.classifier.bias.fill_(150)
     vocoder.conv_post.weight.mul_(0.2)
     vocoder.conv_post.bias.sub_(3)

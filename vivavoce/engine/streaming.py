@@ -18,7 +18,10 @@ Result = TypeVar("Result")
 
 
 class Reply:
-    """The rows of one reply, to be read with `async for`. Leaving it unread, closed or forgotten stops the reply."""
+    """The rows of one reply, to be read with `async for`.
+
+    `async with` stops the reply when its block is left, by whatever way; so do `aclose` and forgetting the object.
+    """
 
     def __init__(self, engine: "StreamingEngine", sequence: Sequence, loop: asyncio.AbstractEventLoop) -> None:
         self.sequence = sequence
@@ -26,6 +29,12 @@ class Reply:
         self._engine = engine
         self._loop = loop
         self._rows: asyncio.Queue[Row | BaseException | None] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
 
     def __aiter__(self) -> Self:
         return self

@@ -34,8 +34,6 @@ class BigVGANConfig:
 
     sampling_rate: int = 24_000
     num_mels: int = 100
-    n_fft: int = 1024
-    fmax: float | None = None
     upsample_rates: tuple[int, ...] = (4, 4, 2, 2, 2, 2)
     upsample_kernel_sizes: tuple[int, ...] = (8, 8, 4, 4, 4, 4)
     upsample_initial_channel: int = 1536
@@ -44,6 +42,8 @@ class BigVGANConfig:
     snake_logscale: bool = True
     use_bias_at_final: bool = False
     use_tanh_at_final: bool = False
+    n_fft: int = 1024
+    fmax: float | None = None
 
     @property
     def hop(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 
 @contextmanager
@@ -16,3 +17,15 @@ def allocating(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+@torch.no_grad()
+def fill_randomly(module: nn.Module, seed: int = 0) -> None:
+    """Weights for measuring and testing: matrices keep the size of their input, norms and gains are 1, biases 0."""
+    device = next(module.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
