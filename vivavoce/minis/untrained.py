@@ -1,19 +1,30 @@
-"""An untrained miniature: MOSS-Speech's published layout with random weights, small enough to make in a moment.
+"""An untrained miniature: MOSS-Speech and its codec in the published layout, with random weights, made in a moment.
 
-It answers nonsense, but through every real part: config, sharded safetensors, tokenizer, prompt, engine.
+It answers noise, but through every real part: sharded safetensors, tokenizer, ear, engine, flow decoder, vocoder.
 """
 
 from pathlib import Path
 from typing import Any
 
-from vivavoce.models.checkpoint import save_weights
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+import torch
 
+from vivavoce.models.checkpoint import save_weights
+from vivavoce.models.flow import FlowConfig, FlowDecoder
+from vivavoce.models.flow_encoder import FlowEncoderConfig
+from vivavoce.models.flow_estimator import FlowEstimatorConfig
+from vivavoce.models.hift import HiFT
+from vivavoce.models.hift_geometry import HiFTConfig
+from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech_codec import MossSpeechCodec
+from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.nn.allocation import fill_randomly
+
+CODES = 1024
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|modality_pad|>")
 BYTES = 256
 CONFIG = MossSpeechConfig(
     vocab_size=BYTES + 8,
-    audio_vocab_size=1024 + 8,
+    audio_vocab_size=CODES + 8,
     hidden_size=128,
     intermediate_size=384,
     num_shared_layers=4,
@@ -26,9 +37,26 @@ CONFIG = MossSpeechConfig(
     eos_token_id=BYTES + 2,
     sosp_token_id=BYTES + 3,
     modality_pad_token_id=BYTES + 4,
-    eosp_token_id=1024,
+    eosp_token_id=CODES,
     audio_pad_token_id=512,
 )
+
+EAR = SpeechEncoderConfig(
+    d_model=64,
+    encoder_attention_heads=4,
+    encoder_ffn_dim=128,
+    num_mel_bins=80,
+    quantize_position=2,
+    quantize_vocab_size=CODES,
+)
+FLOW = FlowConfig(
+    vocabulary=CODES,
+    chunk=5,
+    encoder=FlowEncoderConfig(ratio=4, dim=64, heads=4, feed_forward=128, code_layers=2, frame_layers=2),
+    estimator=FlowEstimatorConfig(channels=64, middle_blocks=1, transformers=1, heads=4, head_dim=16),
+    euler_steps=4,
+)
+VOCODER = HiFTConfig(channels=64, f0_channels=32)
 
 
 def write_untrained(folder: Path, seed: int = 0) -> None:
@@ -37,6 +65,19 @@ def write_untrained(folder: Path, seed: int = 0) -> None:
     save_weights(model, folder, shard_bytes=2_000_000)
     CONFIG.write(folder)
     _byte_tokenizer().save(str(folder / "tokenizer.json"))
+
+
+@torch.no_grad()
+def untrained_codec(device: torch.device | str = "cpu", seed: int = 0) -> MossSpeechCodec:
+    """The codec: a buzzing voice that follows the codes it is given."""
+    with torch.device(device):
+        ear, flow, vocoder = SpeechEncoder(EAR), FlowDecoder(FLOW), HiFT(VOCODER)
+    for module in (ear, flow, vocoder):
+        fill_randomly(module.requires_grad_(False).eval(), seed)
+    vocoder.f0_predictor.classifier.bias.fill_(140.0)
+    vocoder.conv_post.weight.mul_(0.3)
+    dict(vocoder.named_parameters())["conv_post.bias"].sub_(2.0)  # so quiet that little is limited
+    return MossSpeechCodec(ear, flow, vocoder)
 
 
 def _byte_tokenizer() -> Any:
