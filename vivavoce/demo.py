@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from vivavoce import hub
+from vivavoce.audio.buzz import buzz
 from vivavoce.audio.sound import Sound
 from vivavoce.device import Device, pick
 from vivavoce.dialogue.chunking import Grain, LeadPolicy, next_chunk
@@ -65,7 +65,7 @@ async def _converse(
 ) -> dict[str, Any]:
     core = Engine(model, place, place.dtype, EngineLimits(cache_rows=4096))
     core.runner.warm_up()
-    voice = codec.voice(_speech(1.6, seed), torch.ones(codec.flow.config.speaker_dim))
+    voice = codec.voice(buzz(1.6, EAR_RATE, seed), torch.ones(codec.flow.config.speaker_dim))
     begun = time.perf_counter()
     async with StreamingEngine(core) as engine:
         callers = [Caller(f"caller {n}", engine, model, codec, prompt, voice, seed + n) for n in (1, 2, 3)]
@@ -139,7 +139,7 @@ class Caller:
 
     async def _hear(self, sequence: Sequence, seconds: float) -> None:
         """Sound becomes codes, and codes rows, as it arrives."""
-        samples = torch.from_numpy(_speech(seconds, self.seed).samples[0])
+        samples = torch.from_numpy(buzz(seconds, EAR_RATE, self.seed).samples[0])
         state = self.codec.ear.initial_state()
         for piece in samples.split(FRAME_SAMPLES):
             codes, state = self.codec.ear.step(state, piece)
@@ -201,17 +201,6 @@ class Caller:
     def _settings(self) -> Generation:
         sampling = Sampling(temperature=0.7, top_k=20, top_p=0.95)
         return Generation(sampling, max_new_rows=REPLY_FRAMES, min_new_rows=REPLY_FRAMES, seed=self.seed)
-
-
-def _speech(seconds: float, seed: int) -> Sound:
-    """Something like a voice: a buzz whose pitch and colour wander, in syllables."""
-    noise = np.random.default_rng(seed)
-    time_axis = np.arange(int(seconds * EAR_RATE)) / EAR_RATE
-    pitch = 120 + 30 * np.sin(2 * np.pi * 0.7 * time_axis + noise.uniform(0, 6))
-    phase = 2 * np.pi * np.cumsum(pitch) / EAR_RATE
-    syllables = 0.55 + 0.45 * np.sin(2 * np.pi * 4 * time_axis + noise.uniform(0, 6))
-    buzz = sum(np.sin(harmonic * phase) / harmonic for harmonic in range(1, 20))
-    return Sound((0.1 * syllables * buzz).astype(np.float32), EAR_RATE)
 
 
 def _write(replies: dict[str, list[torch.Tensor]], out: Path) -> None:
