@@ -213,7 +213,7 @@ def test_extras_that_are_named_exist():
 def test_commands_and_links_in_the_docs_exist(doc):
     text = doc.read_text(encoding="utf8")
     commands = set(typer.main.get_command(app).commands)
-    named = set(re.findall(r"(?:^|[`&] ?)viva ([a-z]+)", text, re.MULTILINE))
+    named = set(re.findall(r"(?:^|[`&] ?)viva ([a-z-]+)", text, re.MULTILINE))
     assert named <= commands
     links = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
     assert not [target for target in links if target and not (doc.parent / target).exists()]

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from vivavoce.engine.sampling import gumbel_noise
 from vivavoce.nn import kernels
-from vivavoce.nn.attention import PagedAttention, attend
+from vivavoce.nn.attention import PagedAttention, _attend_piece, attend
 from vivavoce.nn.norm import rms_norm
 from vivavoce.nn.paged import PagedCache, Piece, RowBatch
 from vivavoce.nn.rope import RotaryTable
@@ -108,3 +108,15 @@ def test_norm_rotate_store(dtype, heads, kv_heads, dim):
     assert_near(queries, exact_queries)
     assert_near(batch.cache.keys, exact_batch.cache.keys)
     assert_near(batch.cache.values, exact_batch.cache.values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("position", "rows"), [(0, 40), (100, 7), (63, 1)])
+def test_flash_attention_is_the_same_attention(dtype, position, rows):
+    pytest.importorskip("flash_attn")
+    batch = random_batch(dtype, [position + rows - 1], heads=2, dim=64)
+    piece = Piece(slice(0, rows), slot=0, position=position)
+    queries = torch.randn(rows, 8, 64, dtype=dtype, device=CUDA)
+    ours = _attend_piece(queries, *batch.read(1, piece), piece)
+    exact = in_float64(batch)
+    assert_near(ours, _attend_piece(queries.double().cpu(), *exact.read(1, piece), piece))

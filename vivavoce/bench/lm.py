@@ -16,6 +16,7 @@ import torch
 
 from vivavoce.bench import transformers_peer
 from vivavoce.bench.memory import median_seconds, read_bandwidth
+from vivavoce.bench.progress import stage
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
@@ -81,14 +82,22 @@ def run(
     place = pick(device)
     kind = resolve_dtype(dtype, place)
     config = SHAPES[shape]
-    bandwidth = read_bandwidth(place)
+    with stage("reading memory, for the floor"):
+        bandwidth = read_bandwidth(place)
     peer_times: dict[str, Any] = {"steps": {}, "prefill": None}
     if peer:
         small = [batch for batch in batches if batch <= PEER_MOST]
-        peer_times = transformers_peer.measure(config, place, kind, small, context, prefill)
-        _free(place)
-    model = MossSpeech.random(config, place.torch_device, kind)
-    steps, prefill_ms = _measure_engine(model, place, kind, batches, context, prefill, bandwidth, peer_times["steps"])
+        with stage("eager transformers layers, the peer"):
+            peer_times = transformers_peer.measure(config, place, kind, small, context, prefill)
+            _free(place)
+    with stage("the engine"):
+        model = MossSpeech.random(config, place.torch_device, kind)
+        floors = {batch: _floor_seconds(model, kind, batch, context, bandwidth) for batch in batches}
+        seconds, prefill_ms = _measure_engine(model, place, kind, batches, context, prefill)
+    steps = [
+        Step(batch, seconds[batch] * 1e3, floors[batch] * 1e3, _milliseconds(peer_times["steps"].get(batch)))
+        for batch in batches
+    ]
     result = {
         "what": "MOSS-Speech language model, random weights",
         "shape": shape,
@@ -106,7 +115,7 @@ def run(
         "prefill": {
             "rows": prefill,
             "ms": prefill_ms,
-            "peer_ms": None if peer_times["prefill"] is None else peer_times["prefill"] * 1e3,
+            "peer_ms": _milliseconds(peer_times["prefill"]),
         },
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if place.kind == "cuda" else None,
     }
@@ -123,10 +132,8 @@ def _measure_engine(
     batches: list[int],
     context: int,
     prefill: int,
-    bandwidth: float,
-    peer_steps: dict[int, float],
-) -> tuple[list[Step], float]:
-    """Step times with every sequence at that context, and the time of one prefill."""
+) -> tuple[dict[int, float], float]:
+    """Seconds a step takes with every sequence at that context, by batch size, and milliseconds of one prefill."""
     most = max(batches)
     room = context + (WARM_UP + REPEATS + 2) * len(batches) + 16
     limits = EngineLimits(
@@ -138,14 +145,16 @@ def _measure_engine(
     sequences = [engine.open(_speech(model.config, context, seed)) for seed in range(most)]
     while engine.has_work:
         engine.step()
-    row_bytes = model.kv_shape.bytes_per_row(dtype)
-    steps = []
-    for batch in batches:
-        seconds = _decode_seconds(engine, sequences[:batch], device)
-        floor = (_weight_bytes(model) + batch * context * row_bytes) / bandwidth
-        peer_seconds = peer_steps.get(batch)
-        steps.append(Step(batch, seconds * 1e3, floor * 1e3, None if peer_seconds is None else peer_seconds * 1e3))
-    return steps, prefill_seconds * 1e3
+    return {batch: _decode_seconds(engine, sequences[:batch], device) for batch in batches}, prefill_seconds * 1e3
+
+
+def _floor_seconds(model: MossSpeech, dtype: torch.dtype, batch: int, context: int, bandwidth: float) -> float:
+    """The least time in which weights, keys and values can be read."""
+    return (_weight_bytes(model) + batch * context * model.kv_shape.bytes_per_row(dtype)) / bandwidth
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
 
 
 def _decode_seconds(engine: Engine, sequences: list[Sequence], device: Device) -> float:
