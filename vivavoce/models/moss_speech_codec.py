@@ -121,8 +121,10 @@ class MossSpeechCodec:
             speaker = self.speaker.embed(self._samples(sound, EAR_RATE))
         codes = self.encode(sound)
         mel = self.mel(self._samples(sound, VOICE_RATE)[None])[0].T  # [frame, band]
-        # Codes are rounded up to 80 ms and mel frames are not, so the end of either may stand alone.
-        whole = min(len(codes), len(mel) // self.flow.config.ratio)
+        # Codes are rounded up to 80 ms and mel frames are not, so the end of either may stand alone. Whole chunks of
+        # prompt let the first chunk of every reply be all reply.
+        whole, chunk = min(len(codes), len(mel) // self.flow.config.ratio), self.flow.config.chunk
+        whole -= whole % chunk if whole >= chunk else 0
         if whole == 0:
             raise InputError(f"the voice recording has {sound.seconds:.2f} s; give at least a second")
         return self.flow.voice(VoicePrompt(codes[:whole], mel[: whole * self.flow.config.ratio], speaker))
