@@ -18,6 +18,7 @@ from vivavoce import __version__
 from vivavoce.errors import VivaError
 
 if TYPE_CHECKING:
+    from vivavoce.codecs import Codec
     from vivavoce.doctor import DeviceReport, Diagnosis
     from vivavoce.hub import CheckReport
 
@@ -124,13 +125,14 @@ def doctor(as_json: Json = False) -> None:
 def demo(
     device: DeviceSpec = "auto",
     seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the replies as WAV files.")] = None,
     as_json: Json = False,
 ) -> None:
     """The smallest true run from end to end, on whatever this machine has."""
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         from vivavoce.demo import run
 
-        result = run(device=device, seed=seed)
+        result = run(device=device, seed=seed, out=out)
     if as_json:
         _print_json(result)
 
@@ -166,6 +168,110 @@ def bench_lm(
         )
     if as_json:
         _print_json(result)
+
+
+@bench_app.command("codec")
+def bench_codec(
+    device: DeviceSpec = "auto",
+    dtype: Annotated[str, typer.Option(help="Of the flow decoder: auto, float32, bfloat16 or float16.")] = "auto",
+    shape: Annotated[
+        Shape, typer.Option(help="The published shape, or a small one that fits any machine.")
+    ] = Shape.true,
+    sessions: Annotated[str, typer.Option(callback=_batches, help="Sessions at once, separated by commas.")] = "1,8,32",
+    hops: Annotated[int, typer.Option(min=10, help="Hops of the long reply.")] = 200,
+    left_chunks: Annotated[int, typer.Option(min=0, help="Chunks the flow looks back.")] = 8,
+    speech: Annotated[Path | None, typer.Option(dir_okay=False, help="A recording to measure the ear with.")] = None,
+    pace: Annotated[float, typer.Option(min=0.1, help="Milliseconds in which the language model makes a code.")] = 7.0,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the JSON and the plot.")] = None,
+    as_json: Json = False,
+) -> None:
+    """MOSS-Speech's voice: time to first sound, cost per hop over a long reply, sessions at once, chunk policies."""
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        from vivavoce.bench.codec import run
+
+        result = run(
+            device=device,
+            dtype=dtype,
+            shape=shape.value,
+            sessions=[int(part) for part in sessions.split(",")],
+            hops=hops,
+            left_chunks=left_chunks,
+            seconds_per_code=pace / 1000,
+            speech=speech,
+            out=out,
+        )
+    if as_json:
+        _print_json(result)
+
+
+CodecFolder = Annotated[
+    str, typer.Option("--codec", help="MOSS-Speech-Codec, XY-Tokenizer or BigVGAN: a folder or a hub id.")
+]
+OutFile = Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="Where the result goes.")]
+VoiceFile = Annotated[
+    Path | None, typer.Option("--voice", help="A recording of the voice to speak with, at most 30 s; MOSS-Speech only.")
+]
+
+
+@app.command()
+def encode(sound: Path, out: OutFile, codec: CodecFolder, device: DeviceSpec = "auto") -> None:
+    """Turn a sound file into codes (JSON)."""
+    from vivavoce.audio.files import read
+    from vivavoce.codecs import CodeFile
+
+    opened = _open_codec(codec, device)
+    codes = opened.encode(read(sound))
+    CodeFile(opened.name, codes.cpu()).write(out)
+    Console().print(f"{codes.shape[1]} frames of {codes.shape[0]} code(s) in {out}", highlight=False)
+
+
+@app.command("speak-codes")
+def speak_codes(
+    codes: Path, out: OutFile, codec: CodecFolder, voice: VoiceFile = None, device: DeviceSpec = "auto"
+) -> None:
+    """Turn codes (JSON of `viva encode`) into a sound file."""
+    from vivavoce.audio.files import read, write
+    from vivavoce.codecs import CodeFile
+
+    given = CodeFile.read(codes)
+    opened = _open_codec(codec, device)
+    if given.codec != opened.name:
+        raise VivaError(f"{codes} was made by {given.codec}, {codec} is {opened.name}")
+    sound = opened.decode(given.codes, None if voice is None else read(voice))
+    write(out, sound)
+    Console().print(f"{sound.seconds:.2f} s at {sound.rate} Hz in {out}", highlight=False)
+
+
+@app.command()
+def resynthesise(
+    sound: Path,
+    out: OutFile,
+    codec: CodecFolder,
+    voice: VoiceFile = None,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="A picture: spectrograms before and after.")] = None,
+    device: DeviceSpec = "auto",
+) -> None:
+    """Hear what a codec does to a sound: encode and decode it."""
+    from vivavoce.audio.files import read, write
+
+    original = read(sound)
+    opened = _open_codec(codec, device)
+    decoded = opened.resynthesise(original, None if voice is None else read(voice))
+    write(out, decoded)
+    if plot is not None:
+        from vivavoce.bench.spectrogram import plot_spectrograms
+
+        plot_spectrograms(original, decoded, opened.name, plot)
+    Console().print(f"{decoded.seconds:.2f} s at {decoded.rate} Hz in {out}", highlight=False)
+
+
+def _open_codec(name: str, device: str) -> "Codec":
+    from vivavoce import hub
+    from vivavoce.codecs import open_codec
+    from vivavoce.device import pick
+
+    folder = Path(name) if Path(name).is_file() else hub.resolve(name)  # one XY-Tokenizer is published as a file
+    return open_codec(folder, pick(device).torch_device)
 
 
 @models_app.command("list")

@@ -60,32 +60,34 @@ def test_chunk_attention(dtype, heads, dim, time, slots, lengths, bias_heads):
     padded = [nn.functional.pad(prefix.double(), (0, 0, 0, longest - prefix.shape[-2])) for prefix in prefixes]
     exact_windows = torch.stack(windows, dim=2).double()
     past = StreamPast(padded, exact_windows, [])
+    following = [torch.full_like(window, float("nan")) for window in windows]
     arrived = torch.zeros(rows * heads, dtype=torch.int32, device=CUDA)
     for layer in range(LAYERS):
         exact = past.attend(packed[0].double(), packed[1:].double(), bias.double())
         ours = kernels.chunk_attention(
             packed[0], packed[1:], bias, addresses(prefixes), torch.tensor(lengths, device=CUDA),
-            addresses(windows), windows[0].stride()[:2], slots, longest, layer, arrived,
+            addresses(windows), addresses(following), windows[0].stride()[:2], slots, longest, layer, arrived,
         )  # fmt: skip
         assert_near(ours, exact)
         assert not arrived.any()
-    assert torch.equal(torch.stack(windows, dim=2).double(), exact_windows)
+    assert torch.equal(torch.stack(following, dim=2).double(), exact_windows)
 
 
 def test_chunk_attention_of_a_stream_without_a_window_writes_nothing():
     new, query = random(2, 2, 2, 4, 16, dtype=torch.float32), random(2, 2, 4, 16, dtype=torch.float32)
     nothing, window = torch.zeros(2, dtype=torch.int64, device=CUDA), random(1, 2, 1, 2, 6, 16, dtype=torch.float32)
-    kept, where = window.clone(), torch.cat([addresses([window]), nothing[:1]])
+    following = torch.empty_like(window)
     bias = torch.zeros(2, 1, 4, 10, device=CUDA)
     bias[1, :, :, :6] = float("-inf")
     arrived = torch.zeros(4, dtype=torch.int32, device=CUDA)
+    where, where_next = (torch.cat([addresses([each]), nothing[:1]]) for each in (window, following))
     ours = kernels.chunk_attention(
-        query, new, bias, nothing, nothing, where, window.stride()[:2], 6, 0, 0, arrived
+        query, new, bias, nothing, nothing, where, where_next, window.stride()[:2], 6, 0, 0, arrived
     )  # fmt: skip
     exact = nn.functional.scaled_dot_product_attention(query[1].double(), *new[:, 1].double())
     assert_near(ours[1], exact)
-    assert torch.equal(window[..., :2, :], kept[..., 4:, :])
-    assert torch.equal(window[0, :, 0, :, 2:], new[:, 0])
+    assert torch.equal(following[..., :2, :], window[..., 4:, :])
+    assert torch.equal(following[0, :, 0, :, 2:], new[:, 0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,6 +134,8 @@ def check_stream_conv(dtype, rows, time, channels, outputs, kernel):
     following = torch.full_like(contexts, float("nan"))
     x = random(rows, time, channels, dtype=dtype)
     y = kernels.stream_conv(x, contexts, following, conv.weight, conv.bias)
+    apart = conv.weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    assert torch.equal(kernels.stream_conv(x, contexts, following, apart, conv.bias), y)
     exact, state = conv.double().cpu().step(contexts.double().cpu().mT, x.double().cpu().mT)
     assert_near(y, exact.mT)
     assert torch.equal(following.double().cpu(), state.mT)

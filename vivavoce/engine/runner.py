@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.sampling import Generation, SamplingTables, SlotDraw
+from vivavoce.engine.sampling import NO_ROW, Generation, SamplingTables, SlotDraw
 from vivavoce.engine.scheduler import Plan, Work
 from vivavoce.engine.sequence import Sequence
 from vivavoce.models.interface import GenerativeModel, Row
@@ -29,7 +29,8 @@ class Slot:
 
     index: int
     page_revision: int = -1
-    row_revision: int = -1
+    history: tuple[int, int] | None = None
+    """The revision of the rows, and the first row that counts, of which the sampling table knows."""
     generation: Generation | None = None
 
 
@@ -46,6 +47,7 @@ class Runner:
         self._page_table_host = np.zeros((slots + 1, width), dtype=np.int32)  # the last slot is for filler rows
         self._page_table = torch.zeros(slots + 1, width, dtype=torch.int32, device=self.device)
         self._tables = SamplingTables.allocate(slots + 1, model.vocabularies, self.device)
+        self._recall: int = getattr(model, "recall", 0)
         self._slots: OrderedDict[int, Slot] = OrderedDict()
         self._unused = list(range(slots))
         self._filler = slots
@@ -110,11 +112,15 @@ class Runner:
         return self.use_kernels and work.count <= SHORT_PIECE
 
     def _pack(self, works: list[Work], slots: list[int], size: int | None = None) -> tuple[np.ndarray, list[int]]:
-        """A row of the step as integers: its ids, slot, position, mode, rows generated; and where each work ends."""
+        """A row of the step as integers: ids, slot, position, mode, rows generated, whether penalties count it.
+
+        Then the last rows of the reply, if the model wants to recall them. Beside all this, where each work ends.
+        """
         channels = self.model.channels
         counts = [work.count for work in works]
-        packed = np.zeros((size or sum(counts), channels + 4), dtype=np.int32)
+        packed = np.zeros((size or sum(counts), channels * (1 + self._recall) + 5), dtype=np.int32)
         packed[:, channels] = self._filler
+        packed[:, channels + 4] = 1
         end, ends = 0, []
         for work, slot in zip(works, slots, strict=True):
             sequence = work.sequence
@@ -125,7 +131,19 @@ class Runner:
             packed[begin:end, channels + 1] = range(work.start, work.start + work.count)
             packed[begin:end, channels + 2] = sequence.mode
             packed[begin:end, channels + 3] = sequence.generated + 1
+            uncounted = min(max(0, sequence.first_counted - work.start), work.count)
+            packed[begin : begin + uncounted, channels + 4] = 0
+            if self._recall and work.samples:
+                packed[end - 1, channels + 5 :] = self._recent(sequence).reshape(-1)
         return packed, ends
+
+    def _recent(self, sequence: Sequence) -> np.ndarray:
+        """The last rows of the reply so far, with NO_ROW before its beginning.  # [row, channel]"""
+        recent = np.full((self._recall, self.model.channels), NO_ROW, dtype=np.int32)
+        count = min(self._recall, sequence.generated)
+        if count:
+            recent[-count:] = sequence.rows[-count:]
+        return recent
 
     def _step(
         self, packed: Tensor, singles: int, pieces: tuple[Piece, ...], sampled: Tensor | None, narrow: bool
@@ -134,15 +152,17 @@ class Runner:
         channels = self.model.channels
         rows = packed[:, :channels].long()
         slots, positions = packed[:, channels].contiguous(), packed[:, channels + 1].contiguous()
-        self._tables.note(slots, rows)
+        counted = packed[:, channels + 4] != 0
+        self._tables.note(torch.where(counted, slots, self._filler), rows)
         batch = RowBatch(self.cache, self._page_table, slots, positions, singles, pieces)
         hidden = self.model.forward(rows, batch)
         if sampled is not None:
             hidden, packed = hidden[sampled], packed[sampled]
         if packed.shape[0] == 0:
             return rows[:0]
-        slot, position, mode, generated = packed[:, channels:].long().unbind(-1)
-        draw = SlotDraw(self._tables, slot, position + 1, mode, generated, narrow)
+        slot, position, mode, generated = packed[:, channels : channels + 4].long().unbind(-1)
+        recent = packed[:, channels + 5 :].unflatten(-1, (-1, channels)) if self._recall else None
+        draw = SlotDraw(self._tables, slot, position + 1, mode, generated, narrow, recent)
         return self.model.next_rows(hidden, draw)
 
     def _graph(self, bucket: int, narrow: bool) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
@@ -195,11 +215,12 @@ class Runner:
     def _refresh(self, slot: Slot, work: Work) -> None:
         """Bring history and settings of a slot to what the sequence says."""
         sequence = work.sequence
-        if slot.row_revision != sequence.row_revision:
-            past = sequence.rows[: work.start]
+        history = (sequence.row_revision, sequence.first_counted)
+        if slot.history != history:
+            past = sequence.rows[sequence.first_counted : work.start]
             rows = torch.tensor(past, dtype=torch.long).reshape(-1, self.model.channels)
             self._tables.remember(slot.index, rows.to(self.device))
-            slot.row_revision = sequence.row_revision
+            slot.history = history
         if sequence.generation is not None and slot.generation is not sequence.generation:
             self._tables.settle(slot.index, sequence.generation)
             slot.generation = sequence.generation

@@ -14,6 +14,8 @@ from vivavoce.errors import InputError
 from vivavoce.nn import kernels
 from vivavoce.nn.counter_noise import mixed
 
+NO_ROW = -1  # stands where a reply has no row yet
+SECOND_DRAW = 64  # added to a channel, gives noise of its own to a row drawn again
 NARROW = 64  # candidates looked at when every sequence asks for a top-k within it; a full sort otherwise
 
 
@@ -53,6 +55,8 @@ class Generation:
     max_new_rows: int = 1000
     min_new_rows: int = 0
     seed: int = 0
+    penalise_prompt: bool = True
+    """Whether repetition penalties count what stood before the reply, or only the reply itself."""
 
     def __post_init__(self) -> None:
         if self.max_new_rows < 1:
@@ -124,6 +128,7 @@ class SlotDraw:
     modes: Tensor
     generated: Tensor
     narrow: bool
+    recent: Tensor | None = None  # [sequence, row, channel]: the last rows of each reply
 
     @property
     def least(self) -> Tensor:
@@ -132,14 +137,34 @@ class SlotDraw:
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
-        settings = self.tables.floats[self.slots, channel].to(logits.dtype)
-        temperature, top_p, penalty = settings[:, :1], settings[:, 1:2], settings[:, 2:]
-        penalised = penalise(logits, self.tables.seen[channel][self.slots], penalty)
+        penalty = self.tables.floats[self.slots, channel, 2:].to(logits.dtype)
+        seen = self.tables.seen[channel][self.slots, : logits.shape[-1]]
+        return self.choose(channel, penalise(logits, seen, penalty))
+
+    def sample_unrepeated(self, channel: int, logits: Tensor, share: float) -> Tensor:
+        """One id per sequence by the repetition-aware rule.  # [sequence, vocabulary] float → [sequence] int64"""
+        assert self.recent is not None, "the model must say in `recall` how many rows it looks back"
+        temperature = self.tables.floats[self.slots, channel, :1].to(logits.dtype)
         greedy = temperature == 0
-        scaled = penalised / temperature.masked_fill(greedy, 1.0)
+        drawn = self.choose(channel, logits, top_p_of_all=True)[:, None]
+        times = (self.recent[..., channel] == drawn).sum(-1, keepdim=True)
+        ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
+        noise = gumbel_noise(self.tables.seeds[self.slots], self.positions, channel + SECOND_DRAW, ids)
+        noisy = logits / temperature.masked_fill(greedy, 1.0) + noise.to(logits.dtype)
+        again = noisy.scatter(-1, drawn, float("-inf")).argmax(-1, keepdim=True)
+        repeated = times >= share * self.recent.shape[1]
+        return torch.where(repeated & ~greedy, again, drawn)[:, 0]
+
+    def choose(self, channel: int, logits: Tensor, top_p_of_all: bool = False) -> Tensor:
+        """One column per sequence, whatever the sequence has seen.  # [sequence, column] float → [sequence] int64"""
+        settings = self.tables.floats[self.slots, channel].to(logits.dtype)
+        temperature, top_p = settings[:, :1], settings[:, 1:2]
+        greedy = temperature == 0
+        scaled = logits / temperature.masked_fill(greedy, 1.0)
         candidates = min(NARROW, logits.shape[-1]) if self.narrow else logits.shape[-1]
         scores, ids = scaled.topk(candidates, dim=-1)
-        kept = keep_likely(scores, self.tables.top_k[self.slots, channel][:, None], top_p)
+        total = scaled.logsumexp(-1, keepdim=True) if top_p_of_all else None
+        kept = keep_likely(scores, self.tables.top_k[self.slots, channel][:, None], top_p, total)
         noise = gumbel_noise(self.tables.seeds[self.slots], self.positions, channel, ids).to(scores.dtype)
         drawn = (scores + noise).masked_fill(~kept, float("-inf")).argmax(-1, keepdim=True)
         best = ids.masked_fill(scores < scores[:, :1], torch.iinfo(ids.dtype).max).amin(-1, keepdim=True)
@@ -151,11 +176,15 @@ def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Which of the descending scores survive top-k, then top-p over what top-k left.  # bool like scores"""
+def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor | None = None) -> Tensor:
+    """Which of the descending scores survive top-k, then top-p over what top-k left.  # bool like scores
+
+    With `total`, the logarithm of what all scores sum up to, top-p counts over all instead.
+    """
     rank = torch.arange(scores.shape[-1], device=scores.device)
     within = (rank < top_k) | (top_k == 0)
-    chances = scores.masked_fill(~within, float("-inf")).softmax(-1)
+    kept = scores.masked_fill(~within, float("-inf"))
+    chances = kept.softmax(-1) if total is None else (kept - total).exp()
     before = chances.cumsum(-1) - chances
     return within & ((before < top_p) | (rank == 0))
 

@@ -42,6 +42,13 @@ class Sequence:
         return self.generation is not None
 
     @property
+    def first_counted(self) -> int:
+        """From which row on repetition penalties count."""
+        if self.generation is None or self.generation.penalise_prompt:
+            return 0
+        return len(self.rows) - self.generated
+
+    @property
     def is_paused(self) -> bool:
         """Whether the reply waits for its consumer."""
         return self.most_unread is not None and self.unread >= self.most_unread

@@ -5,7 +5,7 @@ as its look-ahead codes are there and keeps what the next chunk needs, per Euler
 each step costs the same however long the reply. A stream equals `forward(…, streaming=True)` with the same left window.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from torch.nn import functional
 
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
+from vivavoce.models.flow_addresses import FlowAddresses, addressable, addressed_pasts
 from vivavoce.models.flow_encoder import FlowEncoder, FlowEncoderConfig
-from vivavoce.models.flow_estimator import FlowEstimatorConfig
+from vivavoce.models.flow_estimator import FlowEstimator, FlowEstimatorConfig
 from vivavoce.models.flow_matching import MAX_FRAMES, FlowMatching, fixed_noise
-from vivavoce.models.flow_state import FlowCache, FlowState, FlowVoice, VoicePrompt
+from vivavoce.models.flow_state import FlowCache, FlowState, FlowVoice, Pasts, VoicePrompt
 from vivavoce.nn.allocation import allocating
 from vivavoce.nn.chunk_mask import Span, attention_bias, visible
 from vivavoce.nn.past import Past, Silence, StreamPast
@@ -60,15 +61,6 @@ class FlowConfig:
         return cls(vocabulary=6_561, chunk=25, encoder=FlowEncoderConfig(ratio=2))
 
 
-@dataclass
-class Pasts:
-    """The pasts that one pass reads: encoder at code rate, encoder at mel rate, estimator at each Euler step."""
-
-    codes: Past
-    frames: Past
-    mel_at: Callable[[int], Past]
-
-
 class FlowDecoder(nn.Module):
     """Token-to-mel decoder with a voice prompt."""
 
@@ -79,7 +71,7 @@ class FlowDecoder(nn.Module):
         self.spk_embed_affine_layer = nn.Linear(config.speaker_dim, config.mel_bands)
         self.encoder = FlowEncoder(config.encoder)
         self.encoder_proj = nn.Linear(config.encoder.dim, config.mel_bands)
-        self.decoder = FlowMatching(config.estimator, config.euler_steps, config.guidance)
+        self.decoder = FlowMatching(FlowEstimator(config.estimator), config.euler_steps, config.guidance)
 
     @classmethod
     def load(
@@ -125,7 +117,7 @@ class FlowDecoder(nn.Module):
             raise InputError(f"{len(codes)} codes are all look-ahead; give more than {self.config.lookahead} or final")
         span = Span(self._indices([0]), time, self._indices([self._sink(len(voice.codes))]))
         pasts = Pasts(Silence(), Silence(), lambda step: Silence())
-        mel = self._pass(everything[None], [voice], span, pasts, masked=streaming, left_chunks=left_chunks)
+        mel = self.decode(everything[None], *self._conditions([voice], span), span, pasts, streaming, left_chunks)
         return mel[0, len(voice.codes) * self.config.ratio :].T.contiguous()
 
     @torch.no_grad()
@@ -223,12 +215,16 @@ class FlowDecoder(nn.Module):
     ) -> tuple[Tensor, FlowCache]:
         """The mel of the next codes of a batch of streams, and the cache after.  # → float32 [stream, frame, band]
 
-        Under a left window the cache is rewritten in place, all shapes stay the same, and nothing waits for the device:
-        such a hop can be captured in a CUDA graph.
+        Under a left window all shapes stay the same and nothing waits for the device: such a hop can be captured in a
+        CUDA graph. Where the kernels run, the cache after is other memory; elsewhere it is the one given, rewritten.
         """
-        after = cache.resized(cache.code_slots + span.time) if left_chunks is None else cache
-        pasts = self._pasts(voices, cache, after)
-        return self._pass(codes, voices, span, pasts, masked=True, left_chunks=left_chunks), after
+        if left_chunks is not None and addressable(voices, cache, span.time * self.config.ratio):
+            after = cache.unwritten()
+            pasts = addressed_pasts(self.config.estimator, FlowAddresses.of(voices, cache, after), cache, after)
+        else:
+            after = cache.resized(cache.code_slots + span.time) if left_chunks is None else cache
+            pasts = self._pasts(voices, cache, after)
+        return self.decode(codes, *self._conditions(voices, span), span, pasts, True, left_chunks), after
 
     def span(self, voices: Sequence[FlowVoice], starts: Sequence[int], time: int, cache: FlowCache) -> Span:
         """Where the next `time` codes of a batch of streams lie."""
@@ -265,10 +261,12 @@ class FlowDecoder(nn.Module):
             mel_at,
         )
 
-    def _pass(
+    @torch.no_grad()
+    def decode(
         self,
         codes: Tensor,  # [stream, time (+ look-ahead)]
-        voices: Sequence[FlowVoice],
+        speaker: Tensor,  # [stream, band]
+        prompt_mel: Tensor,  # [stream, frame, band]: the prompt's mel where a frame lies in the prompt, else zero
         span: Span,
         pasts: Pasts,
         masked: bool,
@@ -284,19 +282,18 @@ class FlowDecoder(nn.Module):
         encoded = self.encoder(embedded, span, code_bias, frame_bias, pasts.codes, pasts.frames)
         features = self.encoder_proj(encoded)
         noise = fixed_noise(config.mel_bands, self.device)[frames.query_positions()]
-        speaker = torch.stack([voice.speaker for voice in voices])
-        prompt_mel = self._prompt_mel(voices, frames, features)
         mel: Tensor = self.decoder(noise, features, speaker, prompt_mel, frame_bias, pasts.mel_at)
         return mel
 
-    def _prompt_mel(self, voices: Sequence[FlowVoice], frames: Span, like: Tensor) -> Tensor:
-        """The prompt's mel where a frame lies in the prompt, else zero.  # [stream, frame, band]"""
-        rows = torch.zeros_like(like)
+    def _conditions(self, voices: Sequence[FlowVoice], span: Span) -> tuple[Tensor, Tensor]:
+        """Speaker and prompt mel of each stream, as `decode` takes them."""
+        frames = span.scaled(self.config.ratio)
+        rows = voices[0].mel.new_zeros(len(voices), frames.time, self.config.mel_bands)
         for row, voice, positions in zip(rows, voices, frames.query_positions(), strict=True):
             last = len(voice.mel) - 1
             if last >= 0:
                 row.copy_(voice.mel[positions.clamp(max=last)] * (positions <= last)[:, None])
-        return rows
+        return torch.stack([voice.speaker for voice in voices]), rows
 
     def _blank_voice(self, prompt: VoicePrompt) -> FlowVoice:
         """A voice of which nothing is computed yet; codes and mel are cut to the same length."""

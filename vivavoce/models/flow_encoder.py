@@ -53,10 +53,11 @@ class InputLayer(nn.Module):
 class LookaheadLayer(nn.Module):
     """A look at the next codes, smoothed over the last three, added to the input."""
 
-    def __init__(self, dim: int, lookahead: int) -> None:
+    def __init__(self, dim: int, lookahead: int, channels: int | None = None) -> None:
+        """`channels` is the width between the two convolutions, if it is not `dim`."""
         super().__init__()
-        self.conv1 = nn.Conv1d(dim, dim, lookahead + 1)
-        self.conv2 = CausalConv1d(dim, dim, 3)
+        self.conv1 = nn.Conv1d(dim, channels or dim, lookahead + 1)
+        self.conv2 = CausalConv1d(channels or dim, dim, 3)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """The look-ahead itself gives no output.  # [row, time + lookahead, dim] → [row, time, dim]"""
@@ -131,12 +132,15 @@ class FlowEncoder(nn.Module):
         code_past: Past,
         frame_past: Past,
     ) -> Tensor:
-        """Features at mel rate; where no look-ahead is given, the end of the reply, zeros stand for it.
+        """Features at mel rate; where no look-ahead is given or the reply has ended, zeros stand for it.
 
         # → [row, time × ratio, dim]
         """
         missing = span.time + self.config.lookahead - codes.shape[1]
         x = functional.pad(self.embed(codes), (0, 0, 0, missing))
+        if span.ends is not None:
+            positions = span.starts[:, None] + torch.arange(x.shape[1], device=x.device)
+            x = x.masked_fill((positions >= span.ends[:, None])[..., None], 0.0)
         x = self.pre_lookahead_layer(x, code_past)
         encodings = self._encodings(span, x.dtype)
         for layer in self.encoders:

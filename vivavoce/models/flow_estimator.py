@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.nn.conv import CausalConv1d
+from vivavoce.nn.layer_norm import norm_linear, norm_mish
 from vivavoce.nn.linear import PackedLinear
 from vivavoce.nn.past import Past
 
@@ -58,11 +59,12 @@ class CausalBlock(nn.Module):
         super().__init__()
         self.block = nn.ModuleDict({"0": CausalConv1d(in_channels, channels, KERNEL), "2": nn.LayerNorm(channels)})
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        """# [row, time, channel]"""
+    def forward(self, x: Tensor, past: Past, added: Tensor | None = None) -> Tensor:
+        """`added` is what comes on top.  # [row, time, channel], [channel]"""
         conv, norm = self.block["0"], self.block["2"]
         assert isinstance(conv, CausalConv1d)
-        return functional.mish(norm(past.convolve(conv, x)))
+        assert isinstance(norm, nn.LayerNorm)
+        return norm_mish(past.convolve(conv, x), norm, added)
 
 
 class ResidualBlock(nn.Module):
@@ -77,8 +79,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor, past: Past) -> Tensor:
         """`time` is what `mlp` makes of the time embedding.  # [row, time, channel], [channel]"""
-        h = self.block2(self.block1(x, past) + time, past)
-        return h + pointwise(self.res_conv, x)
+        h = self.block2(self.block1(x, past, time), past)
+        return pointwise(self.res_conv, x, residual=h)
 
 
 class Attention(nn.Module):
@@ -91,12 +93,14 @@ class Attention(nn.Module):
         self.packed = PackedLinear(dim, {"to_q": inner, "to_k": inner, "to_v": inner})
         self.to_out = nn.Sequential(nn.Linear(inner, dim))
 
-    def forward(self, x: Tensor, bias: Tensor | None, past: Past) -> Tensor:
-        """# [row, time, dim], bias [row, 1, time, key]"""
-        query_key_value = self.packed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def forward(self, x: Tensor, norm: nn.LayerNorm, bias: Tensor | None, past: Past) -> Tensor:
+        """x and the attention of its norm.  # [row, time, dim], bias [row, 1, time, key]"""
+        packed = norm_linear(x, self.packed.weight, norm=norm)
+        query_key_value = packed.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         y = past.attend(query_key_value[0], query_key_value[1:], bias)
-        out: Tensor = self.to_out(y.transpose(1, 2).flatten(2))
-        return out
+        out = self.to_out[0]
+        assert isinstance(out, nn.Linear)
+        return norm_linear(y.transpose(1, 2).flatten(2), out.weight, out.bias, residual=x)
 
 
 class FeedForward(nn.Module):
@@ -106,10 +110,12 @@ class FeedForward(nn.Module):
         super().__init__()
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": nn.Linear(dim, hidden)}), "2": nn.Linear(hidden, dim)})
 
-    def forward(self, x: Tensor) -> Tensor:
-        """# [row, time, dim]"""
-        y: Tensor = self.net["2"](functional.gelu(self.net["0"]["proj"](x)))  # type: ignore[index]
-        return y
+    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """x and the feed-forward of its norm.  # [row, time, dim]"""
+        widen, narrow = self.net["0"]["proj"], self.net["2"]  # type: ignore[index]
+        assert isinstance(narrow, nn.Linear)
+        hidden = norm_linear(x, widen.weight, widen.bias, norm, gelu=True)
+        return norm_linear(hidden, narrow.weight, narrow.bias, residual=x)
 
 
 class Transformer(nn.Module):
@@ -125,8 +131,8 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor | None, past: Past) -> Tensor:
         """# [row, time, dim]"""
-        x = x + self.attn1(self.norm1(x), bias, past)
-        return x + self.ff(self.norm3(x))
+        y: Tensor = self.ff(self.attn1(x, self.norm1, bias, past), self.norm3)
+        return y
 
 
 class Stage(nn.ModuleList):
@@ -206,6 +212,6 @@ class FlowEstimator(nn.Module):
         return pointwise(self.final_proj, x)
 
 
-def pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
-    """A 1×1 convolution over channels-last activations.  # [row, time, channel]"""
-    return functional.linear(x, conv.weight.squeeze(-1), conv.bias)
+def pointwise(conv: nn.Conv1d, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """A 1×1 convolution over channels-last activations, and what is added to it.  # [row, time, channel]"""
+    return norm_linear(x, conv.weight.squeeze(-1), conv.bias, residual=residual)

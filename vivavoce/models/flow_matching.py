@@ -3,11 +3,11 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vivavoce.models.flow_estimator import FlowEstimator, FlowEstimatorConfig
 from vivavoce.nn.past import Past
 
 MAX_FRAMES = 15_000
@@ -27,14 +27,28 @@ def cosine_times(steps: int, device: torch.device) -> Tensor:
     return 1 - torch.cos(torch.linspace(0, 1, steps + 1, device=device) * (0.5 * math.pi))
 
 
+class Estimator(Protocol):
+    """What gives the velocity: a UNet in CosyVoice 2 and MOSS-Speech, a transformer in CosyVoice 3."""
+
+    def time_conditions(self, times: Tensor) -> Tensor:
+        """All that depends on the time alone.  # [step] → [step, …]"""
+        ...
+
+    def __call__(self, rows: Tensor, time_conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """The velocity at one step.  # [row, frame, 4 · band], noise first → [row, frame, band]"""
+        ...
+
+
 class FlowMatching(nn.Module):
     """Solves the flow; the estimator runs on a batch of guided and unguided rows."""
 
-    def __init__(self, config: FlowEstimatorConfig, steps: int, guidance: float) -> None:
+    estimator: Estimator
+
+    def __init__(self, estimator: Estimator, steps: int, guidance: float) -> None:
         super().__init__()
         self.steps = steps
         self.guidance = guidance
-        self.estimator = FlowEstimator(config)
+        self.estimator = estimator
 
     def forward(
         self,

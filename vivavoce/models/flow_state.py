@@ -1,6 +1,6 @@
 """What a flow stream remembers, as values: the caches of a pass, a voice computed once, the state of one reply."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from torch.nn import functional
 from vivavoce.models.flow_encoder import FlowEncoderConfig
 from vivavoce.models.flow_estimator import FlowEstimatorConfig
 from vivavoce.models.flow_matching import GUIDANCE_ROWS
+from vivavoce.nn.past import Past
 
 SLOT_AXIS = -2
 
@@ -79,6 +80,17 @@ class FlowCache:
             windows[name] = getattr(self, name).new_zeros(shape)
         return replace(self, **windows)
 
+    def unwritten(self) -> "FlowCache":
+        """Memory for the cache after this one, as large and not yet written."""
+        tensors: dict[str, Any] = {
+            name: torch.empty_like(getattr(self, name)) for name in self.WINDOW_AXES | self.CONTEXT_AXES
+        }
+        return replace(self, **tensors)
+
+    def contiguous(self) -> "FlowCache":
+        """The same cache, each window in one piece."""
+        return replace(self, **{name: getattr(self, name).contiguous() for name in self.WINDOW_AXES})
+
     def stream(self, index: int, code_slots: int) -> "FlowCache":
         """A view of one stream, its windows cut to their newest slots."""
         views = {
@@ -107,6 +119,15 @@ class FlowCache:
 
     def _slots(self, name: str, code_slots: int) -> int:
         return code_slots if name == "code_windows" else code_slots * self.ratio
+
+
+@dataclass
+class Pasts:
+    """The pasts that one pass reads: encoder at code rate, encoder at mel rate, estimator at each Euler step."""
+
+    codes: Past
+    frames: Past
+    mel_at: Callable[[int], Past]
 
 
 @dataclass

@@ -170,10 +170,14 @@ class HiFT(nn.Module):
 
     def check(self, mel: Tensor) -> None:
         """Raise if this is no mel that the vocoder can turn into sound."""
-        bins = self.config.mels
-        if mel.ndim != 3 or mel.shape[1] != bins:
-            raise InputError(f"the vocoder takes mels [batch, {bins}, frame], not {list(mel.shape)}")
-        if mel.shape[-1] == 0:
-            raise InputError("the vocoder was given a mel without frames; give at least one")
-        if not torch.isfinite(mel).all():
-            raise InputError("the mel holds NaN or infinite values; look at the model that made it")
+        check_mel(mel, self.config.mels)
+
+
+def check_mel(mel: Tensor, bins: int) -> None:
+    """Raise if this is no mel that a vocoder can turn into sound."""
+    if mel.ndim != 3 or mel.shape[1] != bins:
+        raise InputError(f"the vocoder takes mels [batch, {bins}, frame], not {list(mel.shape)}")
+    if mel.shape[-1] == 0:
+        raise InputError("the vocoder was given a mel without frames; give at least one")
+    if not torch.isfinite(mel).all():
+        raise InputError("the mel holds NaN or infinite values; look at the model that made it")

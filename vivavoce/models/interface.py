@@ -34,7 +34,23 @@ class Draw(Protocol):
         ...
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
-        """Draw one id per sequence, by that sequence's own settings and seed.  # [sequence, vocabulary] → [sequence]"""
+        """Draw one id per sequence, by that sequence's own settings and seed.  # [sequence, vocabulary] → [sequence]
+
+        Logits that end before the vocabulary does leave its last ids out.
+        """
+        ...
+
+    def sample_unrepeated(self, channel: int, logits: Tensor, share: float) -> Tensor:
+        """`sample` without penalties but by the repetition-aware rule of VALL-E 2, for models that say in `recall` how
+        many rows it looks back.  # [sequence, vocabulary] → [sequence]
+
+        An id that is this share of those rows is drawn again, from all ids but itself and without limits. top-p counts
+        over all ids, not over what top-k left. Temperature 0 takes the likeliest id, repeated or not.
+        """
+        ...
+
+    def choose(self, channel: int, logits: Tensor) -> Tensor:
+        """One of a few ways to go on, by the channel's settings but no penalty.  # [sequence, way] → [sequence]"""
         ...
 
 

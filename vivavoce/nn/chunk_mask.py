@@ -14,7 +14,7 @@ class Span:
     """The positions of one pass: `time` new ones per stream from `starts`, behind a window, behind a prefix.
 
     `sinks` says how many first positions of each stream stay visible for ever. In a stream the prefix slots hold them;
-    offline there are no prefix slots and no window, and everything is new.
+    offline there are no prefix slots and no window, and everything is new. New positions from `ends` on only fill up.
     """
 
     starts: Tensor  # [stream]
@@ -22,6 +22,7 @@ class Span:
     sinks: Tensor  # [stream]
     prefix_slots: int = 0
     window_slots: int = 0
+    ends: Tensor | None = None  # [stream]; None: nothing fills up
 
     def scaled(self, ratio: int) -> "Span":
         """The same pass where every position has become `ratio` positions."""
@@ -32,6 +33,7 @@ class Span:
             sinks=self.sinks * ratio,
             prefix_slots=self.prefix_slots * ratio,
             window_slots=self.window_slots * ratio,
+            ends=None if self.ends is None else self.ends * ratio,
         )
 
     def query_positions(self) -> Tensor:
@@ -59,6 +61,8 @@ def visible(span: Span, chunk: int, left_chunks: int | None) -> Tensor:
     query_chunks = queries.div(chunk, rounding_mode="floor")
     key_chunks = keys.div(chunk, rounding_mode="floor")
     seen = (key_chunks <= query_chunks) & (keys != EMPTY)
+    if span.ends is not None:
+        seen &= keys < span.ends[:, None, None]
     if left_chunks is not None:
         seen &= (key_chunks >= query_chunks - left_chunks) | (keys < span.sinks[:, None, None])
     return seen

@@ -97,7 +97,10 @@ def product_over_taps(conv: CausalConv1d, joined: Tensor) -> Tensor:
     Attention and norms keep channels last, which convolution kernels do not: they would turn input, weight and output
     around in every one of the hundreds of calls of a step, at more cost than the convolution itself.
     """
-    if conv.stride != (1,) or conv.dilation != (1,) or conv.groups != 1:
+    if conv.stride != (1,) or conv.dilation != (1,):
         raise ValueError(f"{conv} is not a plain convolution")
+    if conv.groups != 1:  # no one product: each group has channels of its own
+        grouped = functional.conv1d(joined.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups)
+        return grouped.transpose(1, 2)
     taps = joined.unfold(1, conv.kernel_size[0], 1)  # [row, time, channel, tap]
     return functional.linear(taps.flatten(2), conv.weight.flatten(1), conv.bias)

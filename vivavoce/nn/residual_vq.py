@@ -50,3 +50,57 @@ class ResidualVQ(nn.Module):
         total = torch.stack([quantizer(code) for quantizer, code in given]).sum(dim=0)
         decoded: Tensor = self.output_proj(total.transpose(1, 2))
         return decoded
+
+
+class ProjectedCodebook(nn.Module):
+    """Short vectors between projections. Nearness is by angle; what comes out is the vector as it stands."""
+
+    def __init__(self, size: int, codebook_dim: int, entries: int) -> None:
+        super().__init__()
+        self.in_proj = nn.Conv1d(size, codebook_dim, 1)
+        self.codebook = nn.Embedding(entries, codebook_dim)
+        self.out_proj = nn.Conv1d(codebook_dim, size, 1)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """The code whose direction is closest.  # [.., size] → [..]"""
+        direction = functional.normalize(_pointwise(self.in_proj, x), dim=-1)
+        return (direction @ functional.normalize(self.codebook.weight, dim=-1).T).argmax(dim=-1)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """What codes stand for.  # [..] → [.., size]"""
+        return _pointwise(self.out_proj, self.codebook(codes))
+
+
+class ProjectedResidualVQ(nn.Module):
+    """Residual quantisation by projected codebooks, channels last. It works in float32 whatever surrounds it."""
+
+    def __init__(
+        self, input_dim: int, rvq_dim: int, output_dim: int, num_quantizers: int, codebook_size: int, codebook_dim: int
+    ) -> None:
+        super().__init__()
+        self.input_proj = nn.Conv1d(input_dim, rvq_dim, 1)
+        self.quantizers = nn.ModuleList(
+            ProjectedCodebook(rvq_dim, codebook_dim, codebook_size) for _ in range(num_quantizers)
+        )
+        self.output_proj = nn.Conv1d(rvq_dim, output_dim, 1)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Codes, the coarsest first.  # [batch, time, input] → [batch, codebook, time]"""
+        residual = _pointwise(self.input_proj, x.float())
+        codes: list[Tensor] = []
+        for quantizer in self.quantizers:
+            assert isinstance(quantizer, ProjectedCodebook)
+            codes.append(quantizer.nearest(residual))
+            residual = residual - quantizer(codes[-1])
+        return torch.stack(codes, dim=1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """What codes stand for; the finest may be left out.  # [batch, codebook, time] → [batch, time, output]"""
+        given = zip(self.quantizers, codes.unbind(dim=1), strict=False)
+        total = torch.stack([quantizer(code) for quantizer, code in given]).sum(dim=0)
+        return _pointwise(self.output_proj, total)
+
+
+def _pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """A convolution of one tap where channels are last."""
+    return functional.linear(x, conv.weight[..., 0], conv.bias)

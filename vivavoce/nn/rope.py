@@ -1,4 +1,4 @@
-"""Rotary position embedding, half-split: the first half of a head is rotated against the second."""
+"""Rotary position embedding: half-split (`rotate`), or interleaved (`rotate_pairs`) as GPT-J has it."""
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +12,29 @@ class RotaryTable(nn.Module):
 
     def __init__(self, head_dim: int, positions: int, theta: float) -> None:
         super().__init__()
-        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
-        self.register_buffer("cos", angles.cos(), persistent=False)  # [position, head_dim / 2]
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        cos, sin = rotation(torch.arange(positions), head_dim, theta)
+        self.register_buffer("cos", cos, persistent=False)  # [position, head_dim / 2]
+        self.register_buffer("sin", sin, persistent=False)
+
+
+def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions, in float32.  # [..] → [.., head_dim / 2] twice"""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = positions.float()[..., None] * theta**-exponents
+    return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads by their row's angle.  # x [row, head, dim], cos and sin [row, dim / 2]"""
+    """Rotate the first half of heads against the second.  # x [row, head, dim], cos and sin [row, dim / 2]"""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     first, second = wide.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each even element of heads against the next one.  # x [.., head, dim], cos and sin [.., dim / 2]"""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
+    even, odd = wide.unbind(-1)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)

@@ -1,10 +1,11 @@
-"""Keys and values of causal streams that step together, however far each has come."""
+"""Keys and values of causal streams that step together, however far each has come, all of them or a window's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 SMALLEST_CAPACITY = 64
 
@@ -13,7 +14,7 @@ SMALLEST_CAPACITY = 64
 class _Buffer:
     keys: list[Tensor]  # per layer: [row, head, capacity, head_dim]
     values: list[Tensor]
-    filled: list[int]  # positions of each row
+    filled: list[int]  # positions held of each row
 
     @property
     def capacity(self) -> int:
@@ -32,16 +33,34 @@ class StreamCache:
     first: int  # row
     batch: int
     length: int
+    window: int | None = None
+    """How many positions, its own among them, a position sees; None: all."""
+    dropped: int = 0
+    """How many first positions are held no more."""
 
     @staticmethod
-    def empty(layers: int, heads: int, head_dim: int, batch: int, like: Tensor) -> "StreamCache":
+    def empty(
+        layers: int, heads: int, head_dim: int, batch: int, like: Tensor, window: int | None = None
+    ) -> "StreamCache":
         """The cache before the first position, on the device and of the type of `like`."""
         nothing = [like.new_empty(batch, heads, 0, head_dim) for _ in range(layers)]
-        return StreamCache(_Buffer(nothing, nothing, [0] * batch), first=0, batch=batch, length=0)
+        return StreamCache(_Buffer(nothing, nothing, [0] * batch), first=0, batch=batch, length=0, window=window)
+
+    @property
+    def held(self) -> int:
+        """Positions in the buffer."""
+        return self.length - self.dropped
+
+    @property
+    def needed(self) -> int:
+        """How many of the held positions the next one may see."""
+        return self.held if self.window is None else min(self.held, self.window - 1)
 
     def copy(self) -> "StreamCache":
         """The same cache in memory of its own."""
-        return StreamCache(_gathered([self], max(1, self.length)), 0, self.batch, self.length)
+        kept = self.needed
+        buffer = _gathered([self], max(1, kept))
+        return replace(self, buffer=buffer, first=0, dropped=self.length - kept)
 
 
 @dataclass(frozen=True)
@@ -51,40 +70,58 @@ class Extension:
     buffer: _Buffer
     rows: Tensor  # [row, 1]
     places: Tensor  # [row, new]: where each new position goes
-    hidden: Tensor  # [row, 1, new, end]: what a new position may not see
+    positions: Tensor  # [row, new]: how far in its stream each new position is
+    seen: slice  # of the places: those that any new position may see
+    bias: Tensor  # [row, 1, new, seen]: −inf where a new position may not look
     after: list[StreamCache]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write the new keys and values of a layer and look at all there are.  # [row, head, new, head_dim]
 
-        In plain products: fused attention kernels are planned per length, and here every step has a new one.
+        On a GPU in plain products: fused kernels are planned per length there, and here every step has a new one.
         """
         keys, values = self.buffer.keys[layer], self.buffer.values[layer]
         keys[self.rows, :, self.places] = key.transpose(1, 2)
         values[self.rows, :, self.places] = value.transpose(1, 2)
-        end = self.hidden.shape[-1]
-        scores = query * query.shape[-1] ** -0.5 @ keys[:, :, :end].transpose(-1, -2)
+        keys, values = keys[:, :, self.seen], values[:, :, self.seen]
+        if query.device.type == "cpu":
+            return functional.scaled_dot_product_attention(query, keys, values, attn_mask=self.bias)
+        scores = query * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
         exact = torch.promote_types(scores.dtype, torch.float32)
-        weights = torch.softmax(scores.masked_fill(self.hidden, -torch.inf), dim=-1, dtype=exact)
-        return weights.to(values.dtype) @ values[:, :, :end]
+        return torch.softmax(scores + self.bias, dim=-1, dtype=exact).to(values.dtype) @ values
 
 
 def extend(caches: Sequence[StreamCache], new: int) -> Extension:
     """Room for `new` positions behind each cache; `after` are the caches once every layer has attended."""
-    end = max(cache.length for cache in caches) + new
     buffer = caches[0].buffer
-    if not _side_by_side(caches, buffer) or end > buffer.capacity:
-        buffer = _gathered(caches, capacity=max(SMALLEST_CAPACITY, 2 * (end - new), end))
-    device = buffer.keys[0].device
-    lengths = torch.tensor([cache.length for cache in caches for _ in range(cache.batch)], device=device)
-    places = lengths[:, None] + torch.arange(new, device=device)
-    hidden = torch.arange(end, device=device) > places[:, None, :, None]
+    held = [cache.held for cache in caches]
+    if not _side_by_side(caches, buffer) or max(held) + new > buffer.capacity:
+        held = [cache.needed for cache in caches]
+        buffer = _gathered(caches, capacity=max(SMALLEST_CAPACITY, 2 * max(held), max(held) + new))
     after, row = [], 0
-    for cache in caches:
-        after.append(StreamCache(buffer, row, cache.batch, cache.length + new))
-        buffer.filled[row : row + cache.batch] = [cache.length + new] * cache.batch
+    for cache, start in zip(caches, held, strict=True):
+        dropped = cache.length - start
+        after.append(replace(cache, buffer=buffer, first=row, length=cache.length + new, dropped=dropped))
+        buffer.filled[row : row + cache.batch] = [start + new] * cache.batch
         row += cache.batch
-    return Extension(buffer, torch.arange(row, device=device)[:, None], places, hidden, after)
+    return _extension(buffer, after, new)
+
+
+def _extension(buffer: _Buffer, after: list[StreamCache], new: int) -> Extension:
+    device = buffer.keys[0].device
+    window = after[0].window
+    ends = [(cache.held, cache.dropped) for cache in after for _ in range(cache.batch)]
+    held, dropped = torch.tensor(ends, device=device).unbind(1)
+    places = held[:, None] + torch.arange(-new, 0, device=device)
+    first = 0 if window is None else max(0, min(cache.held for cache in after) - new - window + 1)
+    seen = slice(first, max(cache.held for cache in after))
+    columns = torch.arange(seen.start, seen.stop, device=device)
+    hidden = columns > places[:, None, :, None]
+    if window is not None:
+        hidden |= columns <= places[:, None, :, None] - window
+    bias = torch.zeros(hidden.shape, dtype=buffer.keys[0].dtype, device=device).masked_fill_(hidden, -torch.inf)
+    rows = torch.arange(len(ends), device=device)[:, None]
+    return Extension(buffer, rows, places, places + dropped[:, None], seen, bias, after)
 
 
 def _side_by_side(caches: Sequence[StreamCache], buffer: _Buffer) -> bool:
@@ -93,7 +130,7 @@ def _side_by_side(caches: Sequence[StreamCache], buffer: _Buffer) -> bool:
         if cache.buffer is not buffer or cache.first != row:
             return False
         row += cache.batch
-    ends = [cache.length for cache in caches for _ in range(cache.batch)]
+    ends = [cache.held for cache in caches for _ in range(cache.batch)]
     return ends == buffer.filled
 
 
@@ -108,10 +145,11 @@ def _gathered(caches: Sequence[StreamCache], capacity: int) -> _Buffer:
     for cache in caches:
         mine = slice(cache.first, cache.first + cache.batch)
         theirs = slice(len(filled), len(filled) + cache.batch)
+        kept = slice(cache.held - cache.needed, cache.held)
         for layer in layers:
-            keys[layer][theirs, :, : cache.length] = cache.buffer.keys[layer][mine, :, : cache.length]
-            values[layer][theirs, :, : cache.length] = cache.buffer.values[layer][mine, :, : cache.length]
-        filled += [cache.length] * cache.batch
+            keys[layer][theirs, :, : cache.needed] = cache.buffer.keys[layer][mine, :, kept]
+            values[layer][theirs, :, : cache.needed] = cache.buffer.values[layer][mine, :, kept]
+        filled += [cache.needed] * cache.batch
     return _Buffer(keys, values, filled)
 
 

@@ -1,0 +1,319 @@
+"""CosyVoice 3's vocoder against its official outputs, a plain computation, and itself hop by hop."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from tests.golden import weights
+from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig, SteppedSource
+from vivavoce.models.checkpoint import load_weights, published_tensors
+from vivavoce.models.weight_norm import fold_weight_norm
+
+NARROW = CausalHiFTConfig(mels=6, channels=32, f0_channels=8)  # the published geometry with few channels
+HOP, AHEAD, SAMPLES_HELD = NARROW.hop, 4, 4
+WAYS_TO_SPELL = {
+    "new": (".parametrizations.weight.original0", ".parametrizations.weight.original1", ""),
+    "old, prefixed": (".weight_g", ".weight_v", "generator."),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def narrow_vocoder(dtype):
+    """Voiced, around 150 Hz, and quiet enough not to be limited."""
+    torch.manual_seed(0)
+    hift = CausalHiFT(NARROW).to(dtype).eval()
+    for parameter in hift.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, parameter[0].numel() ** -0.5)
+    hift.f0_predictor.double().classifier.weight.mul_(10)
+    hift.f0_predictor.classifier.bias.fill_(150)
+    hift.conv_post.weight.mul_(0.2)
+    hift.conv_post.bias.sub_(2)
+    return hift
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return narrow_vocoder(torch.float64)
+
+
+@pytest.fixture(scope="module")
+def single():
+    return narrow_vocoder(torch.float32)
+
+
+def mels(frames, batch=1, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(batch, NARROW.mels, frames + 8, generator=generator, dtype=dtype)
+    return 3 * functional.avg_pool1d(noise, 9, stride=1)
+
+
+def streamed(hift, mel, hops, seed=0):
+    state, sounds = hift.initial_state(seed, batch=mel.shape[0]), []
+    for number, hop in enumerate(mel.split(hops, dim=-1)):
+        sound, state = hift.step(state, hop, final=number == len(hops) - 1)
+        sounds.append(sound)
+    return sounds, state
+
+
+def distance(ours, wanted):
+    assert ours.shape == wanted.shape
+    return ((ours - wanted).norm() / wanted.norm()).item()
+
+
+def test_full_size_equals_the_official_code():
+    hift = CausalHiFT().eval()
+    load_weights(hift, fold_weight_norm(NamedCheckpoint("cosyvoice3_hift.tsv", 1, lambda *_: torch.zeros(0))))
+    golden = load_file(GOLDEN / "cosyvoice3_hift.safetensors")
+    mel, source = golden["mel"], golden["source"][:, 0]
+    assert distance(hift.f0(mel), golden["f0"]) < 1e-6
+    assert distance(hift.f0(mel, final=False), golden["f0_not_final"]) < 1e-6
+    assert distance(hift.decode(mel, source), golden["pcm_unclamped"]) < 1e-4
+    certain = hift.decode(mel, source, final=False)
+    official = golden["pcm_unclamped_not_final"]
+    assert certain.shape[1] == 36 * HOP - SAMPLES_HELD > official.shape[1] == 35 * HOP
+    assert distance(certain[:, : 35 * HOP], official) < 1e-4
+    assert distance(certain, golden["pcm_unclamped"][:, : certain.shape[1]]) < 1e-4
+
+
+def test_names_shapes_and_count_are_the_published_ones():
+    published = NamedCheckpoint("cosyvoice3_hift.tsv", 1, lambda *_: torch.zeros(0))
+    assert len(published.shapes) == 328
+    assert sum(math.prod(shape) for shape in published.shapes.values()) == 20_779_887
+    with torch.device("meta"):
+        ours = {name: tuple(tensor.shape) for name, tensor in published_tensors(CausalHiFT()).items()}
+    assert ours == fold_weight_norm(published).shapes
+
+
+@pytest.mark.parametrize(("magnitude", "direction", "prefix"), WAYS_TO_SPELL.values(), ids=WAYS_TO_SPELL)
+def test_every_spelling_of_the_checkpoint_loads(single, magnitude, direction, prefix, tmp_path):
+    published = weights.shapes(GOLDEN / "keys" / "cosyvoice3_hift.tsv")
+    normed = {name.removesuffix(WAYS_TO_SPELL["new"][1]) for name in published if name.endswith("original1")}
+    tensors = {}
+    for name, held in published_tensors(single).items():
+        layer, tensor = name.removesuffix(".weight"), held.float()
+        if layer in normed and layer != name:
+            tensors[prefix + layer + magnitude] = tensor.norm(dim=(1, 2), keepdim=True)
+            tensors[prefix + layer + direction] = 3 * tensor
+        else:
+            tensors[prefix + name] = tensor
+    torch.save(tensors, tmp_path / "hift.pt")
+    loaded = CausalHiFT.load(tmp_path / "hift.pt", config=NARROW)
+    assert loaded.f0_predictor.classifier.weight.dtype == torch.float64
+    assert loaded.conv_pre.weight.dtype == torch.float32
+    mel = mels(6, dtype=torch.float32)
+    torch.testing.assert_close(loaded(mel), single(mel), rtol=1e-3, atol=1e-4)
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(single, tmp_path):
+    tensors = {name: t for name, t in published_tensors(single).items() if name != "conv_post.bias"}
+    torch.save(tensors, tmp_path / "hift.pt")
+    with pytest.raises(CheckpointError, match=r"1 missing: conv_post\.bias"):
+        CausalHiFT.load(tmp_path / "hift.pt", config=NARROW)
+
+
+def published_source(source, f0):
+    """The official recipe: phase summed at 1/480 of the rate and brought back by repeating it."""
+    multiples = torch.arange(1, 10, dtype=f0.dtype)
+    repeated = f0.repeat_interleave(HOP, dim=1)[..., None]  # [batch, sample, 1]
+    cycles = (repeated * multiples / 24_000) % 1
+    slow = functional.interpolate(cycles.transpose(1, 2), scale_factor=1 / HOP, mode="linear")
+    phase = functional.interpolate(slow.cumsum(-1) * 2 * math.pi * HOP, scale_factor=HOP, mode="nearest")
+    sines = 0.1 * torch.sin(phase).transpose(1, 2) * (repeated > 10)
+    return torch.tanh(source.l_linear(sines).squeeze(-1))
+
+
+def test_the_excitation_is_the_published_one_and_can_be_cut():
+    source = SteppedSource(24_000, HOP).double()
+    f0 = torch.tensor([[0.0, 0.0, 110.3, 180.0, 231.7, 9.0, 240.2, 199.9]], dtype=torch.float64)
+    start = source.start(1, seed=None)
+    whole = source(f0, start)
+    torch.testing.assert_close(whole, published_source(source, f0), rtol=0, atol=1e-9)
+    rest = source(f0[:, 3:], source.advance(f0[:, :3], start))
+    torch.testing.assert_close(rest, whole[:, 3 * HOP :], rtol=0, atol=1e-12)
+
+
+def test_noise_is_uniform_between_0_and_1_and_follows_its_seed():
+    source = SteppedSource(24_000, HOP).double()
+    source.l_linear.weight.fill_(0).view(-1)[0] = 1e-3
+    source.l_linear.bias.zero_()
+    f0 = torch.zeros(1, 100, dtype=torch.float64)
+    noise = source(f0, source.start(1, 3))[0] / 1e-3 / (0.1 / 3)
+    assert noise.min() > 0 and noise.max() < 1
+    assert noise.mean().item() == pytest.approx(0.5, abs=0.01)
+    assert noise.var().item() == pytest.approx(1 / 12, rel=0.03)
+    assert not torch.equal(noise, source(f0, source.start(1, 4))[0] / 1e-3 / (0.1 / 3))
+
+
+class Plain:
+    """The published computation over a whole mel: every padding spelled out, no state, torch's own transforms."""
+
+    def __init__(self, hift):
+        self.w = {name: tensor.double() for name, tensor in published_tensors(hift).items()}
+
+    def conv(self, name, x, left=0, right=0, stride=1, dilation=1):
+        x = functional.pad(x, (left, right))
+        return functional.conv1d(x, self.w[f"{name}.weight"], self.w[f"{name}.bias"], stride, dilation=dilation)
+
+    def snake(self, name, x):
+        alpha = self.w[f"{name}.alpha"][:, None]
+        return x + torch.sin(alpha * x) ** 2 / (alpha + 1e-9)
+
+    def block(self, name, x, kernel):
+        for index, dilation in enumerate((1, 3, 5)):
+            y = self.snake(f"{name}.activations1.{index}", x)
+            y = self.conv(f"{name}.convs1.{index}", y, left=(kernel - 1) * dilation, dilation=dilation)
+            y = self.snake(f"{name}.activations2.{index}", y)
+            x = x + self.conv(f"{name}.convs2.{index}", y, left=kernel - 1)
+        return x
+
+    def f0(self, mel):
+        x = functional.elu(self.conv("f0_predictor.condnet.0", mel, right=3))
+        for layer in (2, 4, 6, 8):
+            x = functional.elu(self.conv(f"f0_predictor.condnet.{layer}", x, left=2))
+        weight, bias = (self.w[f"f0_predictor.classifier.{kind}"] for kind in ("weight", "bias"))
+        return functional.linear(x.transpose(1, 2), weight, bias)[..., 0].abs()
+
+    def decode(self, mel, source):
+        window = torch.hann_window(16, dtype=torch.float64)
+        spectrum = torch.stft(source, 16, 4, window=window, return_complex=True)
+        spectrum = torch.cat([spectrum.real, spectrum.imag], dim=1)
+        x = self.conv("conv_pre", mel, right=4)
+        for stage, (factor, kernel, stride, source_kernel) in enumerate([(8, 16, 15, 7), (5, 11, 3, 7), (3, 7, 1, 11)]):
+            x = functional.interpolate(functional.leaky_relu(x, 0.1), scale_factor=factor, mode="nearest")
+            x = self.conv(f"ups.{stage}", x, left=kernel - 1)
+            if stage == 2:
+                x = functional.pad(x, (1, 0), mode="reflect")
+            excited = self.conv(f"source_downs.{stage}", spectrum, left=stride - 1, stride=stride)
+            x = x + self.block(f"source_resblocks.{stage}", excited, source_kernel)
+            mixed = [self.block(f"resblocks.{3 * stage + n}", x, kernel) for n, kernel in enumerate((3, 7, 11))]
+            x = sum(mixed) / 3
+        magnitude, angle = self.conv("conv_post", functional.leaky_relu(x, 0.01), left=6).chunk(2, dim=1)
+        spectrum = torch.polar(magnitude.exp().clamp(max=100), angle.sin())
+        return torch.istft(spectrum, 16, 4, window=window)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7, 40])
+def test_the_vocoder_is_the_plain_computation(exact, frames):
+    plain, mel = Plain(exact), mels(frames, batch=2)
+    f0 = plain.f0(mel)
+    torch.testing.assert_close(exact.f0(mel), f0, rtol=0, atol=1e-9)
+    wanted = plain.decode(mel, published_source(exact.m_source, f0)).clamp(-0.99, 0.99)
+    torch.testing.assert_close(exact(mel, seed=None), wanted, rtol=0, atol=1e-6)  # our transform's bases are float32
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 2))
+@settings(max_examples=15, deadline=None)
+def test_a_stream_in_any_hops_is_the_whole(exact, hops, seed):
+    mel = mels(sum(hops), batch=2, seed=seed)
+    sounds, _ = streamed(exact, mel, hops, seed)
+    torch.testing.assert_close(torch.cat(sounds, dim=1), exact(mel, seed), rtol=0, atol=1e-10)
+
+
+def test_a_stream_in_float32_holds_back_four_frames_and_four_samples(single):
+    mel = mels(50, dtype=torch.float32)
+    sounds, _ = streamed(single, mel, [3, 1, 1, 15, 1, 24, 5])
+    torch.testing.assert_close(torch.cat(sounds, dim=1), single(mel), rtol=0, atol=1e-4)
+    known = [3, 4, 5, 20, 21, 45]
+    so_far = [max(0, (frames - AHEAD) * HOP - SAMPLES_HELD) for frames in known] + [50 * HOP]
+    assert [sum(sound.shape[1] for sound in sounds[: n + 1]) for n in range(7)] == so_far
+    assert single.delay_frames == AHEAD
+
+
+def test_no_sample_could_come_a_frame_sooner(exact):
+    mel = mels(20)
+    changed = mel.clone()
+    changed[..., 14] += 1
+    moved = (exact(changed, seed=None) - exact(mel, seed=None))[0].abs()
+    first = moved.gt(1e-12).nonzero()[0].item()
+    assert first in range((14 - AHEAD) * HOP - SAMPLES_HELD, (14 - AHEAD) * HOP)
+
+
+def test_the_state_of_a_long_stream_does_not_grow(exact):
+    state, sizes = exact.initial_state(), set()
+    for number in range(12):
+        _, state = exact.step(state, mels(6))
+        tensors = [state.mel, state.f0_contexts, state.source, *state.excitations, state.contexts, state.spectrum]
+        if number:
+            sizes.add(tuple(tensor.shape for tensor in tensors))
+    assert len(sizes) == 1
+
+
+def test_a_state_can_be_gone_back_to(exact):
+    _, state = exact.step(exact.initial_state(), mels(9))
+    kept = dataclasses.replace(state)
+    first, _ = exact.step(state, mels(5, seed=1))
+    exact.step(state, mels(7, seed=2))
+    again, _ = exact.step(kept, mels(5, seed=1))
+    assert torch.equal(first, again)
+
+
+def test_streams_at_different_places_hop_together(exact):
+    ages, hops = [0, 0, 3, 3, 4, 30, 50, 70], [20, 20, 20, 20, 20, 20, 20, 7]
+    states = []
+    for seed, age in enumerate(ages):
+        state = exact.initial_state(None if seed == 1 else seed)
+        states.append(exact.step(state, mels(age, seed=seed))[1] if age else state)
+    news = [mels(hop, seed=9 + row) for row, hop in enumerate(hops)]
+    final = [False, False, True, False, False, False, False, True]
+    sounds, after = exact.step_batch(states, news, final)
+    for row, state in enumerate(states):
+        sound, alone = exact.step(state, news[row], final[row])
+        torch.testing.assert_close(sounds[row], sound, rtol=0, atol=1e-11)
+        following = mels(12, seed=row)
+        torch.testing.assert_close(
+            exact.step(after[row], following)[0], exact.step(alone, following)[0], rtol=0, atol=1e-11
+        )
+
+
+def test_after_the_end_a_stream_begins_anew(exact):
+    sounds, state = streamed(exact, mels(30), [20, 10], seed=5)
+    first, state = exact.step(state, mels(30)[..., :20])
+    assert torch.equal(first, sounds[0])
+    rest, _ = exact.step(state, mels(30)[..., 20:], final=True)
+    assert torch.equal(rest, sounds[1])
+    flushed, state = exact.step(exact.step(exact.initial_state(5), mels(30))[1], mels(1)[..., :0], final=True)
+    assert flushed.shape[1] == AHEAD * HOP + SAMPLES_HELD
+    silence, _ = exact.step(state, mels(1)[..., :0], final=True)
+    assert silence.shape == (1, 0)
+
+
+def test_sound_stays_within_its_limit(exact):
+    assert exact(mels(5) * 1000).abs().max() <= 0.99
+
+
+BAD_MELS = {
+    "NaN": (torch.full((1, 6, 4), torch.nan), "NaN"),
+    "infinite": (torch.full((1, 6, 4), torch.inf), "infinite"),
+    "empty": (torch.zeros(1, 6, 0), "without frames"),
+    "bins": (torch.zeros(1, 100, 4), r"\[batch, 6, frame\], not \[1, 100, 4\]"),
+    "axes": (torch.zeros(6, 4), r"\[batch, 6, frame\], not \[6, 4\]"),
+}
+
+
+@pytest.mark.parametrize(("mel", "says"), BAD_MELS.values(), ids=BAD_MELS)
+def test_bad_mels_are_refused(exact, mel, says):
+    with pytest.raises(InputError, match=says):
+        exact(mel)
+    with pytest.raises(InputError, match=says):
+        exact.step(exact.initial_state(), mel)
+
+
+def test_what_does_not_fit_the_mel_is_refused(exact):
+    with pytest.raises(InputError, match=r"\[1, 480\]; a mel \[1, 6, 3\] needs \[1, 1440\]"):
+        exact.decode(mels(3), torch.zeros(1, HOP))
+    with pytest.raises(InputError, match=r"2 streams .* state of 1"):
+        exact.step(exact.initial_state(), mels(3, batch=2))

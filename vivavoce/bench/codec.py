@@ -1,0 +1,390 @@
+"""`viva bench codec`: MOSS-Speech's voice, from codes to sound, as a conversation uses it.
+
+Time to first sound, the cost of a hop over a long reply beside the way that computes everything anew, many sessions at
+once, what a left window costs, and what each chunk policy does to a simulated player. Random weights: speed does not
+depend on their values; errors measured on them only compare settings with each other.
+"""
+
+import json
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vivavoce.audio.buzz import buzz
+from vivavoce.audio.files import read
+from vivavoce.bench.memory import median_seconds, synchronize
+from vivavoce.bench.progress import stage
+from vivavoce.device import Device, pick, resolve_dtype
+from vivavoce.dialogue.chunking import ChunkPolicy, FixedPolicy, Grain, LeadPolicy, simulate
+from vivavoce.errors import InputError
+from vivavoce.models.flow import FlowConfig, FlowDecoder
+from vivavoce.models.flow_encoder import FlowEncoderConfig
+from vivavoce.models.flow_estimator import FlowEstimatorConfig
+from vivavoce.models.flow_state import FlowVoice, VoicePrompt
+from vivavoce.models.hift import HiFT
+from vivavoce.models.hift_geometry import HiFTConfig
+from vivavoce.models.hift_stream import HiFTStream
+from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCodec
+from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
+from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.nn.allocation import allocating, fill_randomly
+
+SMALL_FLOW = FlowConfig(
+    vocabulary=512,
+    chunk=5,
+    encoder=FlowEncoderConfig(ratio=4, dim=64, heads=4, feed_forward=128, code_layers=2, frame_layers=2),
+    estimator=FlowEstimatorConfig(channels=64, middle_blocks=2, transformers=1, heads=4, head_dim=16),
+    euler_steps=4,
+)
+SMALL_EAR = SpeechEncoderConfig(
+    d_model=64, encoder_attention_heads=4, encoder_ffn_dim=128, quantize_position=2, quantize_vocab_size=512
+)
+SHAPES = {
+    "true": (FlowConfig.moss_speech(5), SpeechEncoderConfig(), HiFTConfig()),
+    "small": (SMALL_FLOW, SMALL_EAR, HiFTConfig(channels=64, f0_channels=32)),
+}
+PROMPT_CODES = 125  # ten seconds of the voice
+FIRST_CODES = 8  # a chunk of 5 and its look-ahead of 3
+CODE_SECONDS = 0.08
+RECOMPUTED_AT = (5, 10, 20, 40)  # hops at which the whole prefix is decoded anew, for comparison
+WINDOWS = (1, 2, 4, 8)
+LOOK_RIGHT = (2, 5, 8, 12, 20)
+SETTLING = 3  # hops after which a reply has the shapes it keeps
+
+
+def run(
+    device: str = "auto",
+    dtype: str = "auto",
+    shape: str = "true",
+    sessions: list[int] | None = None,
+    hops: int = 200,
+    left_chunks: int = 8,
+    seconds_per_code: float = 0.007,
+    speech: Path | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print, write `codec.json` and `codec.png` to `out`, and return what was measured."""
+    if shape not in SHAPES:
+        raise InputError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
+    place = pick(device)
+    kind = resolve_dtype("float16" if dtype == "auto" and place.kind == "cuda" else dtype, place)
+    plain, prompt = _random_codec(shape, place, kind)
+    codec = GraphedCodec(plain) if place.graphs else plain
+    voice = codec.flow.voice(prompt)
+    sessions = sessions or [1, 8, 32]
+    if isinstance(codec, GraphedCodec):
+        with stage("capturing graphs"):
+            codec.warm_up(voice, sessions, left_chunks=left_chunks)
+
+    def heard(rate: int) -> Tensor:
+        sound = buzz(3.0, rate) if speech is None else read(speech, rate)
+        return torch.from_numpy(sound.samples[0])
+
+    with stage("warming up and timing hops"):
+        by_codes = {count: _hop_seconds(codec, voice, place, left_chunks, count) for count in (5, 10, 20)}
+        first = _first_sound_seconds(codec, voice, place, left_chunks)
+    with stage(f"a reply of {hops} hops"):
+        series = _long_reply(codec, voice, place, left_chunks, hops)
+    with stage("decoding everything anew, for comparison"):
+        recomputed = _recomputed(plain.flow, prompt, place)
+    with stage("sessions at once"):
+        together = [_sessions(codec, voice, place, left_chunks, count) for count in sessions]
+    with stage("windows, edges, the vocoder's look-ahead and the ear"):
+        sound = {
+            "windows": _window_errors(plain.flow, prompt),
+            "edges": _edges(codec, voice, left_chunks),
+            "ear": _ear(plain, place) | _codes_that_differ(plain, heard(EAR_RATE)),
+            "look_right": _look_right_errors(plain, heard(VOICE_RATE)),
+            "speech": "a synthetic buzz" if speech is None else speech.name,
+        }
+    result = {
+        "what": "MOSS-Speech codec, codes to 24 kHz sound, random weights",
+        "shape": shape,
+        "device": place.name,
+        "dtype": str(kind).removeprefix("torch."),
+        "torch": torch.__version__,
+        "how": "wall time with the sound read back; medians",
+        "prompt_codes": PROMPT_CODES,
+        "left_chunks": left_chunks,
+        "voice_bytes": voice.cache.nbytes,
+        "state_bytes": plain.start(voice, left_chunks).nbytes,
+        "first_sound_ms": first * 1e3,
+        "first_sound_codes": FIRST_CODES,
+        "hop_ms": {count: seconds * 1e3 for count, seconds in by_codes.items()},
+        "rtf": by_codes[5] / (5 * CODE_SECONDS),
+        "hops_ms": [seconds * 1e3 for seconds in series],
+        "hop_last_over_hop_5": _around(series, hops) / _around(series, 5),
+        "recomputed_ms": recomputed,
+        "sessions": together,
+        **sound,
+        "policies": _policies(seconds_per_code, by_codes, first),
+    }
+    _print(result)
+    if out is not None:
+        _save(result, out)
+    return result
+
+
+@torch.no_grad()
+def _random_codec(shape: str, device: Device, dtype: torch.dtype) -> tuple[MossSpeechCodec, VoicePrompt]:
+    flow_config, ear_config, vocoder_config = SHAPES[shape]
+    with allocating(device.torch_device, dtype):
+        flow = FlowDecoder(flow_config).requires_grad_(False).eval()
+        ear = SpeechEncoder(ear_config).requires_grad_(False).eval()
+    with allocating(device.torch_device, torch.float32):
+        vocoder = HiFT(vocoder_config).requires_grad_(False).eval()
+    for module in (flow, ear, vocoder):
+        fill_randomly(module)
+    vocoder.conv_post.weight.mul_(0.1)
+    vocoder.f0_predictor.classifier.bias.fill_(150.0)
+    prompt = VoicePrompt(
+        _codes(flow_config, PROMPT_CODES),
+        torch.randn(PROMPT_CODES * flow_config.ratio, flow_config.mel_bands),
+        torch.randn(flow_config.speaker_dim),
+    )
+    return MossSpeechCodec(ear, flow, vocoder), prompt
+
+
+def _codes(config: FlowConfig, count: int, seed: int = 0) -> Tensor:
+    return torch.randint(min(config.vocabulary, 16384), (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def _first_sound_seconds(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int) -> float:
+    """From the first codes of a reply in hand to its first samples on the host."""
+    codes = _codes(codec.flow.config, FIRST_CODES)
+
+    def speak() -> None:
+        sound, _ = codec.step(codec.start(voice, left_chunks), codes)
+        if not len(sound.cpu()):
+            raise AssertionError(f"{FIRST_CODES} codes gave no sound")
+
+    return median_seconds(speak, device, repeats=10 if device.kind == "cuda" else 2, warm_up=2)
+
+
+def _hop_seconds(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int, count: int) -> float:
+    """A hop of `count` codes in the middle of a reply."""
+    repeats = 10 if device.kind == "cuda" else 3
+    return sorted(_long_reply(codec, voice, device, left_chunks, 5 + repeats, count)[5:])[repeats // 2]
+
+
+def _long_reply(
+    codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int, hops: int, count: int = 5
+) -> list[float]:
+    """Seconds of each hop of a long reply; the first of them also waits for the look-ahead."""
+    codes = _codes(codec.flow.config, (hops + 1) * count + FIRST_CODES)
+    state = codec.start(voice, left_chunks)
+    _, state = codec.step(state, codes[: FIRST_CODES + count])
+    times = []
+    for hop in range(hops):
+        begin = FIRST_CODES + (hop + 1) * count
+        piece = codes[begin : begin + count]
+        if not len(piece):
+            break
+        synchronize(device)
+        start = time.perf_counter()
+        sound, state = codec.step(state, piece)
+        sound.cpu()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _around(series: list[float], hop: int) -> float:
+    """The median of a few hops around one, so that a single hiccup is not taken for a trend."""
+    window = sorted(series[max(0, hop - 5) : hop + 5])
+    return window[len(window) // 2]
+
+
+@torch.no_grad()
+def _recomputed(flow: FlowDecoder, prompt: VoicePrompt, device: Device) -> dict[int, float]:
+    """Milliseconds of the flow alone when a hop decodes prompt and reply from their beginning."""
+    times = {}
+    for hop in RECOMPUTED_AT:
+        codes = _codes(flow.config, hop * flow.config.chunk + flow.config.lookahead)
+        decode = partial(flow, codes, prompt, streaming=True, final=False)
+        times[hop] = median_seconds(decode, device, repeats=2, warm_up=1) * 1e3
+    return times
+
+
+def _sessions(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int, count: int) -> dict[str, Any]:
+    """All sessions speak at once and their hops run together: the hop must take less time than the sound it makes."""
+    codes = _codes(codec.flow.config, 200)
+    states = [codec.start(voice, left_chunks, seed) for seed in range(count)]
+    live = [False] * count
+    _, states = codec.step_batch(states, [codes[:FIRST_CODES]] * count, live)
+    times = []
+    for hop in range(SETTLING + (12 if device.kind == "cuda" else 2)):
+        begin = FIRST_CODES + 5 * hop
+        synchronize(device)
+        start = time.perf_counter()
+        sounds, states = codec.step_batch(states, [codes[begin : begin + 5]] * count, live)
+        torch.cat(sounds).cpu()
+        times.append(time.perf_counter() - start)
+    steady = times[SETTLING:]
+    median = sorted(steady)[len(steady) // 2]
+    report = simulate(FixedPolicy(_grain(codec), 5, 5), 200, 0.007, lambda chunk, frames, is_last: max(steady))
+    return {
+        "sessions": count,
+        "hop_ms": median * 1e3,
+        "worst_hop_ms": max(steady) * 1e3,
+        "rtf": median / (5 * CODE_SECONDS),
+        "underruns": report.underruns,
+    }
+
+
+@torch.no_grad()
+def _window_errors(flow: FlowDecoder, prompt: VoicePrompt) -> dict[int, float]:
+    """Relative difference of the mel under a left window from the mel with full left context."""
+    codes = _codes(flow.config, 60)
+    whole = flow(codes, prompt, streaming=True)
+    errors = {}
+    for window in WINDOWS:
+        mel = flow(codes, prompt, streaming=True, left_chunks=window)
+        errors[window] = float((mel - whole).norm() / whole.norm())
+    return errors
+
+
+def _edges(codec: MossSpeechCodec, voice: FlowVoice, left_chunks: int) -> dict[str, float]:
+    """The largest jump between neighbouring samples where pieces meet, beside the 99.9th percentile inside pieces."""
+    codes = _codes(codec.flow.config, 63)
+    state, pieces = codec.start(voice, left_chunks), []
+    for begin in range(0, 63, 5):
+        sound, state = codec.step(state, codes[begin : begin + 5], final=begin + 5 >= 63)
+        pieces.append(sound.float().cpu())
+    pieces = [piece for piece in pieces if len(piece)]
+    jumps = torch.cat(pieces).diff().abs()
+    edges = torch.tensor([len(piece) for piece in pieces]).cumsum(0)[:-1] - 1
+    inside = jumps[torch.randperm(len(jumps), generator=torch.Generator().manual_seed(0))[:100_000]]
+    return {"largest_at_edges": float(jumps[edges].max()), "p999_inside": float(inside.quantile(0.999))}
+
+
+@torch.no_grad()
+def _ear(codec: MossSpeechCodec, device: Device) -> dict[str, float]:
+    """The streaming speech encoder: seconds of work for 80 ms of sound, ten seconds into a turn."""
+    noise = 0.1 * torch.randn(16_000 * 12, generator=torch.Generator().manual_seed(0))
+    _, state = codec.ear.step(codec.ear.initial_state(), noise[:160_000])
+    times = []
+    for begin in range(160_000, 160_000 + 1280 * 12, 1280):
+        synchronize(device)
+        start = time.perf_counter()
+        codes, state = codec.ear.step(state, noise[begin : begin + 1280])
+        codes.cpu()
+        times.append(time.perf_counter() - start)
+    median = sorted(times[2:])[len(times[2:]) // 2]
+    return {"step_ms": median * 1e3, "rtf": median / CODE_SECONDS}
+
+
+@torch.no_grad()
+def _codes_that_differ(codec: MossSpeechCodec, samples: Tensor) -> dict[str, float]:
+    """How many codes of a turn differ when the mel is normalised by the maximum so far instead of the turn's."""
+    first, state = codec.ear.step(codec.ear.initial_state(), samples)
+    last, state = codec.ear.finish(state)
+    streamed, exact = torch.cat([first, last]), codec.ear.exact_codes(state)
+    return {"codes": len(exact), "codes_that_differ": float((streamed != exact).float().mean())}
+
+
+@torch.no_grad()
+def _look_right_errors(codec: MossSpeechCodec, samples: Tensor) -> dict[int, float]:
+    """Relative difference of the vocoder's stream from its whole, by mel frames (20 ms) held back."""
+    hift = codec.vocoder.hift
+    mel = codec.mel(samples[None, : 3 * VOICE_RATE]).to(hift.conv_pre.weight)
+    whole = hift(mel)
+    errors = {}
+    for frames in LOOK_RIGHT:
+        stream = HiFTStream(hift, frames)
+        state, pieces = stream.initial_state(), []
+        hops = mel.split(20, dim=-1)
+        for number, hop in enumerate(hops, start=1):
+            piece, state = stream.step(state, hop, final=number == len(hops))
+            pieces.append(piece)
+        errors[frames] = float((torch.cat(pieces, dim=1) - whole).norm() / whole.norm())
+    return errors
+
+
+def _grain(codec: MossSpeechCodec) -> Grain:
+    return Grain(codec.flow.config.chunk, codec.flow.config.lookahead)
+
+
+def _policies(seconds_per_code: float, by_codes: dict[int, float], first: float) -> list[dict[str, Any]]:
+    """What each policy makes of a reply of 200 codes (16 s), with the hop times measured above."""
+    grain = Grain(5, 3)
+    policies: dict[str, ChunkPolicy] = {
+        "lead": LeadPolicy(grain),
+        "lead, cautious": LeadPolicy(grain, share=0.25, longest=0.8),
+        "fixed 2 then 4": FixedPolicy(grain, 2, 4),
+        "fixed 5 then 10": FixedPolicy(grain, 5, 10),
+        "fixed 25 then 25": FixedPolicy(grain, 25, 25),
+    }
+    per_code = max(0.0, (by_codes[20] - by_codes[5]) / 15)
+
+    def seconds(chunk: int, frames: int, is_last: bool) -> float:
+        return max(first if chunk == 0 else 0.0, by_codes[5] + per_code * (frames - 5))
+
+    return [
+        {"policy": name} | asdict(simulate(policy, 200, seconds_per_code, seconds)) for name, policy in policies.items()
+    ]
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=True, highlight=False)
+    console.print(f"{result['what']}, shape {result['shape']}, flow in {result['dtype']}, on {result['device']}")
+    console.print(
+        f"first sound from {FIRST_CODES} codes: {result['first_sound_ms']:.1f} ms; hop of 5 codes (0.4 s of sound): "
+        f"{result['hop_ms'][5]:.1f} ms, RTF {result['rtf']:.3f}; hop {len(result['hops_ms'])} / hop 5: "
+        f"{result['hop_last_over_hop_5']:.2f}; ear: {result['ear']['step_ms']:.1f} ms per 80 ms"
+    )
+    recomputed = ", ".join(f"{hop}: {ms:.0f} ms" for hop, ms in result["recomputed_ms"].items())
+    console.print(f"decoding everything anew at hop {recomputed} (flow alone)")
+    errors = ", ".join(f"{window}: {error:.3f}" for window, error in result["windows"].items())
+    console.print(f"mel under a left window of chunks, relative difference from full context: {errors}")
+    held = ", ".join(f"{frames}: {error:.1e}" for frames, error in result["look_right"].items())
+    console.print(f"vocoder on {result['speech']}, difference from the whole by mel frames held back: {held}")
+    ear = result["ear"]
+    console.print(f"ear on it: {ear['codes_that_differ']:.1%} of {ear['codes']} codes differ from the exact ones")
+    table = Table("sessions", "hop ms", "worst", "RTF", "underruns")
+    for row in result["sessions"]:
+        cells = (f"{row['hop_ms']:.1f}", f"{row['worst_hop_ms']:.1f}", f"{row['rtf']:.3f}", str(row["underruns"]))
+        table.add_row(str(row["sessions"]), *cells)
+    console.print(table)
+    policies = Table("policy", "first sound ms", "added delay ms", "underruns", "chunks", "work s")
+    for row in result["policies"]:
+        policies.add_row(
+            row["policy"],
+            f"{row['first_sound'] * 1e3:.0f}",
+            f"{row['added_delay'] * 1e3:.0f}",
+            str(row["underruns"]),
+            str(row["chunks"]),
+            f"{row['decode_seconds']:.2f}",
+        )
+    console.print(policies)
+    edges = result["edges"]
+    console.print(
+        f"jumps between samples: {edges['largest_at_edges']:.2e} at most where pieces meet, "
+        f"{edges['p999_inside']:.2e} inside (99.9th percentile)"
+    )
+
+
+def _save(result: dict[str, Any], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "codec.json").write_text(json.dumps(result, indent=2), encoding="utf8")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(result["hops_ms"]) + 1), result["hops_ms"], label="state kept (flow and vocoder)")
+    hops, times = zip(*result["recomputed_ms"].items(), strict=True)
+    axes.plot(hops, times, "o-", label="everything anew (flow alone)")
+    axes.axhline(5 * CODE_SECONDS * 1e3, color="grey", linestyle=":", label="sound made by a hop")
+    axes.set(xlabel="hop of 5 codes", ylabel="milliseconds", yscale="log", ylim=(1, None))
+    axes.set_title(f"MOSS-Speech codec, {result['shape']} shape, {result['dtype']}, {result['device']}", fontsize=10)
+    axes.legend()
+    figure.savefig(out / "codec.png", dpi=130)

@@ -1,0 +1,263 @@
+"""CosyVoice 3's estimator: a diffusion transformer whose layers are scaled, shifted and gated by the flow's time.
+
+Two things are as they are because the weights were trained so: positions rotate the first head alone, and the last norm
+takes scale before shift where the others take shift before scale.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.errors import InputError
+from vivavoce.nn.conv import CausalConv1d
+from vivavoce.nn.linear import Linear, PackedLinear
+from vivavoce.nn.past import Past
+from vivavoce.nn.rope import rotate_pairs
+
+TIME_SCALE = 1000.0
+POSITION_CONVOLUTIONS = 2
+BLOCK_CONDITIONS = 6  # shift, scale and gate of the attention, then of the feed-forward
+FINAL_CONDITIONS = 2  # scale, shift
+NORM_EPS = 1e-6
+ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """The published sizes."""
+
+    mel_bands: int = 80
+    dim: int = 1024
+    blocks: int = 22
+    heads: int = 16
+    head_dim: int = 64
+    expansion: int = 2  # of the feed-forward
+    time_waves: int = 256
+    position_kernel: int = 31
+    position_groups: int = 16
+
+    @property
+    def context(self) -> int:
+        """How many past inputs each causal convolution needs."""
+        return self.position_kernel - 1
+
+    @property
+    def attention_layers(self) -> int:
+        """How many layers keep keys and values."""
+        return self.blocks
+
+    @property
+    def context_channels(self) -> list[int]:
+        """Input channels of each causal convolution, in forward order."""
+        return [self.dim] * POSITION_CONVOLUTIONS
+
+
+class RotatedPast:
+    """A past before which queries and new keys of the first head are turned by their positions."""
+
+    def __init__(self, past: Past, cos: Tensor, sin: Tensor) -> None:
+        """# cos and sin [row, time, head_dim / 2]"""
+        self._past = past
+        self._cos, self._sin = cos, sin
+
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """Attention by the past; queries and keys are overwritten."""
+        for turned in (query, keys_values[0]):
+            first_head = turned[:, :1].transpose(1, 2)  # [row, time, 1, dim]
+            first_head.copy_(rotate_pairs(first_head, self._cos, self._sin))
+        return self._past.attend(query, keys_values, bias)
+
+    def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
+        """The convolution by the past."""
+        return self._past.convolve(conv, x)
+
+
+def rotary_angles(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions, always in float32.  # [.., ] → [.., head_dim / 2] twice"""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = positions.float()[..., None] * ROTARY_BASE**-exponents
+    return angles.cos(), angles.sin()
+
+
+class TimeEmbedding(nn.Module):
+    """Sinusoids of the flow's time through two linears."""
+
+    def __init__(self, waves: int, dim: int) -> None:
+        super().__init__()
+        self.time_mlp = nn.Sequential(Linear(waves, dim, bias=True), nn.SiLU(), Linear(dim, dim, bias=True))
+        self.rates = waves // 2
+
+    def forward(self, times: Tensor) -> Tensor:
+        """# [step] → [step, dim]"""
+        rates = torch.exp(torch.arange(self.rates, device=times.device) * (-math.log(10_000) / (self.rates - 1)))
+        angles = TIME_SCALE * times.float()[:, None] * rates
+        first = self.time_mlp[0]
+        assert isinstance(first, Linear)
+        embedding: Tensor = self.time_mlp(torch.cat([angles.sin(), angles.cos()], dim=-1).to(first.weight.dtype))
+        return embedding
+
+
+class Modulation(nn.Module):
+    """What a norm makes of the time embedding."""
+
+    def __init__(self, dim: int, conditions: int) -> None:
+        super().__init__()
+        self.linear = Linear(dim, dim * conditions, bias=True)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """# [step, dim] → [step, condition, dim]"""
+        return self.linear(functional.silu(embedding)).unflatten(-1, (-1, embedding.shape[-1]))
+
+
+class InputEmbedding(nn.Module):
+    """Noisy mel and its conditions → the width of the blocks, with positions from two wide causal convolutions."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.bands = config.mel_bands
+        self.proj = Linear(4 * config.mel_bands, config.dim, bias=True)
+        self.conv_pos_embed = nn.ModuleDict(
+            {
+                f"conv{number}": nn.ModuleList(
+                    [CausalConv1d(config.dim, config.dim, config.position_kernel, groups=config.position_groups)]
+                )
+                for number in range(1, POSITION_CONVOLUTIONS + 1)
+            }
+        )
+
+    def forward(self, rows: Tensor, past: Past) -> Tensor:
+        """# [row, time, (noisy, features, speaker, prompt) · band] → [row, time, dim]"""
+        noisy, features, speaker, prompt_mel = rows.split(self.bands, dim=-1)
+        x = self.proj(torch.cat([noisy, prompt_mel, features, speaker], dim=-1))
+        places = x
+        for convolution in self.conv_pos_embed.values():
+            assert isinstance(convolution, nn.ModuleList)
+            conv = convolution[0]
+            assert isinstance(conv, CausalConv1d)
+            places = functional.mish(past.convolve(conv, places))
+        return x + places
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over a past."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        inner = config.heads * config.head_dim
+        self.packed = PackedLinear(config.dim, {"to_q": inner, "to_k": inner, "to_v": inner}, bias=True)
+        self.to_out = nn.ModuleList([Linear(inner, config.dim, bias=True)])
+
+    def forward(self, x: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """# [row, time, dim], bias [row, 1, time, key]"""
+        query_key_value = self.packed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = past.attend(query_key_value[0], query_key_value[1:], bias)
+        out: Tensor = self.to_out[0](y.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two linears with an approximate GELU between."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.ff = nn.ModuleDict(
+            {"0": nn.ModuleList([Linear(dim, hidden, bias=True)]), "2": Linear(hidden, dim, bias=True)}
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [row, time, dim]"""
+        hidden = functional.gelu(self.ff["0"][0](x), approximate="tanh")  # type: ignore[index]
+        y: Tensor = self.ff["2"](hidden)
+        return y
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each between a modulated norm and a gate."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.attn_norm = Modulation(config.dim, BLOCK_CONDITIONS)
+        self.attn = Attention(config)
+        self.ff = FeedForward(config.dim, config.dim * config.expansion)
+
+    def forward(self, x: Tensor, conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """# [row, time, dim], conditions [6, dim]"""
+        shift, scale, gate, late_shift, late_scale, late_gate = conditions
+        x = x + gate * self.attn(modulated(x, scale, shift), bias, past)
+        return x + late_gate * self.ff(modulated(x, late_scale, late_shift))
+
+
+class RotaryConstant(nn.Module):
+    """The frequencies as the published file holds them. They follow from the size and are not read from here, so that
+    casting the model to half precision does not round them."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        self.register_buffer("inv_freq", ROTARY_BASE**-exponents)
+
+
+class DiT(nn.Module):
+    """Noisy mel with its conditions → velocity."""
+
+    table: Tensor | None
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.time_embed = TimeEmbedding(config.time_waves, config.dim)
+        self.input_embed = InputEmbedding(config)
+        self.rotary_embed = RotaryConstant(config.head_dim)
+        self.transformer_blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.norm_out = Modulation(config.dim, FINAL_CONDITIONS)
+        self.proj_out = Linear(config.dim, config.mel_bands, bias=True)
+        self.register_buffer("table", None, persistent=False)
+
+    def time_conditions(self, times: Tensor) -> Tensor:
+        """What modulates each norm and gate at each time; no frame has part in it.  # [step] → [step, condition, dim]
+
+        Conditions are six a block, then two for the last norm.
+        """
+        if self.table is not None:
+            if len(self.table) != len(times):
+                raise InputError(
+                    f"the time conditions were tabulated for {len(self.table)} steps and cannot serve {len(times)}; "
+                    "load the flow with tabulate=False"
+                )
+            return self.table
+        embedding = self.time_embed(times)
+        blocks = cast(Iterable[Block], self.transformer_blocks)
+        modulations = [*(block.attn_norm for block in blocks), self.norm_out]
+        return torch.cat([modulation(embedding) for modulation in modulations], dim=1)
+
+    @torch.no_grad()
+    def tabulate(self, times: Tensor) -> None:
+        """Keep the conditions of these times and let go of the layers that make them: 43 % of all weights."""
+        self.table = self.time_conditions(times)
+        del self.time_embed, self.norm_out
+        for block in self.transformer_blocks:
+            del block.attn_norm
+
+    def forward(self, rows: Tensor, time_conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """`past` must turn the first head: see `RotatedPast`.
+
+        # rows [row, time, (noisy, features, speaker, prompt) · band], time_conditions [condition, dim]
+        """
+        x: Tensor = self.input_embed(rows, past)
+        *of_blocks, of_last = time_conditions.split(BLOCK_CONDITIONS)
+        for block, conditions in zip(self.transformer_blocks, of_blocks, strict=True):
+            x = block(x, conditions, bias, past)
+        scale, shift = of_last
+        return self.proj_out(modulated(x, scale, shift))
+
+
+def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """A norm without weights of its own, then scale and shift.  # [row, time, dim], [dim]"""
+    normed = functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
+    return torch.addcmul(shift, normed, 1 + scale)
