@@ -163,3 +163,33 @@ def test_recordings_that_make_no_voice_are_refused():
         CODEC.voice(some_sound(0.05), SPEAKER)
     with pytest.raises(InputError, match="speaker"):
         CODEC.voice(some_sound(2.0))
+
+
+ODD_SOUNDS = {
+    "ten milliseconds": (some_sound(0.01, 48_000), 1),
+    "one sample": (Sound(np.zeros(1, np.float32) + 0.5, 16_000), 1),
+    "silence": (Sound(np.zeros(16_000, np.float32), 16_000), 13),
+    "clipped": (Sound(np.clip(some_sound(1.0, 16_000).samples * 50, -1, 1), 16_000), 13),
+    "far over full scale": (Sound(some_sound(1.0, 16_000).samples * 1000, 16_000), 13),
+    "seven channels": (some_sound(1.0, 16_000, channels=7), 13),
+    "three minutes": (some_sound(180.0, 8_000), 2250),
+}
+
+
+@pytest.mark.parametrize("name", ODD_SOUNDS)
+def test_odd_sounds_are_heard_and_spoken(name):
+    sound, expected = ODD_SOUNDS[name]
+    codes = CODEC.encode(sound)
+    assert len(codes) == expected
+    spoken = CODEC.speak(codes[:20], VOICE, left_chunks=2)
+    assert torch.isfinite(spoken).all()
+    assert spoken.abs().max() <= 0.99
+
+
+def test_what_is_no_sound_is_refused_in_one_line():
+    with pytest.raises(InputError, match="no samples"):
+        CODEC.encode(Sound(np.zeros(0, np.float32), 16_000))
+    with pytest.raises(InputError, match=r"NaN|finite"):
+        Sound(np.full(16_000, np.nan, np.float32), 16_000)
+    with pytest.raises(InputError, match="rate"):
+        Sound(np.zeros(16_000, np.float32), 7)

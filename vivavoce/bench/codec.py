@@ -51,7 +51,7 @@ SHAPES = {
 PROMPT_CODES = 125  # ten seconds of the voice
 FIRST_CODES = 8  # a chunk of 5 and its look-ahead of 3
 CODE_SECONDS = 0.08
-RECOMPUTED_AT = (5, 10, 20, 40)  # hops at which the whole prefix is decoded anew, for comparison
+RECOMPUTED_AT = (5, 20, 50, 100, 200)  # hops at which the whole prefix is decoded anew, for comparison
 WINDOWS = (1, 2, 4, 8)
 LOOK_RIGHT = (2, 5, 8, 12, 20)
 SETTLING = 3  # hops after which a reply has the shapes it keeps
@@ -91,13 +91,14 @@ def run(
     with stage(f"a reply of {hops} hops"):
         series = _long_reply(codec, voice, place, left_chunks, hops)
     with stage("decoding everything anew, for comparison"):
-        recomputed = _recomputed(plain.flow, prompt, place)
+        recomputed = _recomputed(plain.flow, prompt, place, hops)
+        window_recomputed = _window_recomputed_seconds(plain.flow, voice, place, left_chunks)
     with stage("sessions at once"):
         together = [_sessions(codec, voice, place, left_chunks, count) for count in sessions]
     with stage("windows, edges, the vocoder's look-ahead and the ear"):
         sound = {
             "windows": _window_errors(plain.flow, prompt),
-            "edges": _edges(codec, voice, left_chunks),
+            "edges": _edges(codec, voice, left_chunks, heard(EAR_RATE)),
             "ear": _ear(plain, place) | _codes_that_differ(plain, heard(EAR_RATE)),
             "look_right": _look_right_errors(plain, heard(VOICE_RATE)),
             "speech": "a synthetic buzz" if speech is None else speech.name,
@@ -120,6 +121,7 @@ def run(
         "hops_ms": [seconds * 1e3 for seconds in series],
         "hop_last_over_hop_5": _around(series, hops) / _around(series, 5),
         "recomputed_ms": recomputed,
+        "window_recomputed_ms": window_recomputed * 1e3,
         "sessions": together,
         **sound,
         "policies": _policies(seconds_per_code, by_codes, first),
@@ -200,14 +202,25 @@ def _around(series: list[float], hop: int) -> float:
 
 
 @torch.no_grad()
-def _recomputed(flow: FlowDecoder, prompt: VoicePrompt, device: Device) -> dict[int, float]:
+def _recomputed(flow: FlowDecoder, prompt: VoicePrompt, device: Device, hops: int) -> dict[int, float]:
     """Milliseconds of the flow alone when a hop decodes prompt and reply from their beginning."""
     times = {}
-    for hop in RECOMPUTED_AT:
+    for hop in (hop for hop in RECOMPUTED_AT if hop <= hops):
         codes = _codes(flow.config, hop * flow.config.chunk + flow.config.lookahead)
         decode = partial(flow, codes, prompt, streaming=True, final=False)
         times[hop] = median_seconds(decode, device, repeats=2, warm_up=1) * 1e3
     return times
+
+
+@torch.no_grad()
+def _window_recomputed_seconds(flow: FlowDecoder, voice: FlowVoice, device: Device, left_chunks: int) -> float:
+    """A hop of the flow alone that keeps only codes and decodes its left window again."""
+    chunk = flow.config.chunk
+    codes = _codes(flow.config, (left_chunks + 3) * chunk + flow.config.lookahead)
+    state = flow.start(voice, max(1, left_chunks), recompute=True)
+    _, state = flow.step(state, codes[: (left_chunks + 2) * chunk + flow.config.lookahead])
+    following = codes[-chunk:]
+    return median_seconds(lambda: flow.step(state, following), device, repeats=2, warm_up=1)
 
 
 def _sessions(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int, count: int) -> dict[str, Any]:
@@ -248,12 +261,12 @@ def _window_errors(flow: FlowDecoder, prompt: VoicePrompt) -> dict[int, float]:
     return errors
 
 
-def _edges(codec: MossSpeechCodec, voice: FlowVoice, left_chunks: int) -> dict[str, float]:
+def _edges(codec: MossSpeechCodec, voice: FlowVoice, left_chunks: int, samples: Tensor) -> dict[str, float]:
     """The largest jump between neighbouring samples where pieces meet, beside the 99.9th percentile inside pieces."""
-    codes = _codes(codec.flow.config, 63)
+    codes = codec.ear.encode(samples)[:100].cpu()
     state, pieces = codec.start(voice, left_chunks), []
-    for begin in range(0, 63, 5):
-        sound, state = codec.step(state, codes[begin : begin + 5], final=begin + 5 >= 63)
+    for begin in range(0, len(codes), 5):
+        sound, state = codec.step(state, codes[begin : begin + 5], final=begin + 5 >= len(codes))
         pieces.append(sound.float().cpu())
     pieces = [piece for piece in pieces if len(piece)]
     jumps = torch.cat(pieces).diff().abs()
@@ -341,7 +354,10 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['hop_last_over_hop_5']:.2f}; ear: {result['ear']['step_ms']:.1f} ms per 80 ms"
     )
     recomputed = ", ".join(f"{hop}: {ms:.0f} ms" for hop, ms in result["recomputed_ms"].items())
-    console.print(f"decoding everything anew at hop {recomputed} (flow alone)")
+    console.print(
+        f"flow alone, run eagerly: decoding everything anew at hop {recomputed}; keeping only codes and decoding the "
+        f"window again {result['window_recomputed_ms']:.0f} ms"
+    )
     errors = ", ".join(f"{window}: {error:.3f}" for window, error in result["windows"].items())
     console.print(f"mel under a left window of chunks, relative difference from full context: {errors}")
     held = ", ".join(f"{frames}: {error:.1e}" for frames, error in result["look_right"].items())
