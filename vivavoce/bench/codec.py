@@ -51,6 +51,7 @@ SHAPES = {
 PROMPT_CODES = 125  # ten seconds of the voice
 FIRST_CODES = 8  # a chunk of 5 and its look-ahead of 3
 CODE_SECONDS = 0.08
+REPLY_CODES = 100  # of the recording, spoken by every policy
 RECOMPUTED_AT = (5, 20, 50, 100, 200)  # hops at which the whole prefix is decoded anew, for comparison
 WINDOWS = (1, 2, 4, 8)
 LOOK_RIGHT = (2, 5, 8, 12, 20)
@@ -95,10 +96,15 @@ def run(
         window_recomputed = _window_recomputed_seconds(plain.flow, voice, place, left_chunks)
     with stage("sessions at once"):
         together = [_sessions(codec, voice, place, left_chunks, count) for count in sessions]
-    with stage("windows, edges, the vocoder's look-ahead and the ear"):
+    with stage("chunk policies"):
+        codes = plain.ear.encode(heard(EAR_RATE))[:REPLY_CODES].cpu()
+        policies = [
+            row | _edges(codec, voice, left_chunks, codes, _clipped(sizes, len(codes)))
+            for row, sizes in _policies(seconds_per_code, by_codes, first)
+        ]
+    with stage("windows, the vocoder's look-ahead and the ear"):
         sound = {
             "windows": _window_errors(plain.flow, prompt),
-            "edges": _edges(codec, voice, left_chunks, heard(EAR_RATE)),
             "ear": _ear(plain, place) | _codes_that_differ(plain, heard(EAR_RATE)),
             "look_right": _look_right_errors(plain, heard(VOICE_RATE)),
             "speech": "a synthetic buzz" if speech is None else speech.name,
@@ -124,7 +130,7 @@ def run(
         "window_recomputed_ms": window_recomputed * 1e3,
         "sessions": together,
         **sound,
-        "policies": _policies(seconds_per_code, by_codes, first),
+        "policies": policies,
     }
     _print(result)
     if out is not None:
@@ -261,18 +267,23 @@ def _window_errors(flow: FlowDecoder, prompt: VoicePrompt) -> dict[int, float]:
     return errors
 
 
-def _edges(codec: MossSpeechCodec, voice: FlowVoice, left_chunks: int, samples: Tensor) -> dict[str, float]:
-    """The largest jump between neighbouring samples where pieces meet, beside the 99.9th percentile inside pieces."""
-    codes = codec.ear.encode(samples)[:100].cpu()
-    state, pieces = codec.start(voice, left_chunks), []
-    for begin in range(0, len(codes), 5):
-        sound, state = codec.step(state, codes[begin : begin + 5], final=begin + 5 >= len(codes))
+def _edges(
+    codec: MossSpeechCodec, voice: FlowVoice, left_chunks: int, codes: Tensor, sizes: list[int]
+) -> dict[str, float]:
+    """The largest jump between neighbouring samples where chunks of these sizes meet, and what is usual inside them."""
+    state, pieces, fed = codec.start(voice, left_chunks), [], 0
+    for number in range(1, len(sizes) + 1):
+        until = min(len(codes), sum(sizes[:number]) + codec.flow.config.lookahead)
+        is_last = number == len(sizes)
+        sound, state = codec.step(state, codes[fed : len(codes) if is_last else until], final=is_last)
         pieces.append(sound.float().cpu())
+        fed = until
     pieces = [piece for piece in pieces if len(piece)]
     jumps = torch.cat(pieces).diff().abs()
     edges = torch.tensor([len(piece) for piece in pieces]).cumsum(0)[:-1] - 1
     inside = jumps[torch.randperm(len(jumps), generator=torch.Generator().manual_seed(0))[:100_000]]
-    return {"largest_at_edges": float(jumps[edges].max()), "p999_inside": float(inside.quantile(0.999))}
+    largest = float(jumps[edges].max()) if len(edges) else 0.0
+    return {"largest_jump_at_edges": largest, "p999_jump_inside": float(inside.quantile(0.999))}
 
 
 @torch.no_grad()
@@ -322,8 +333,10 @@ def _grain(codec: MossSpeechCodec) -> Grain:
     return Grain(codec.flow.config.chunk, codec.flow.config.lookahead)
 
 
-def _policies(seconds_per_code: float, by_codes: dict[int, float], first: float) -> list[dict[str, Any]]:
-    """What each policy makes of a reply of 200 codes (16 s), with the hop times measured above."""
+def _policies(
+    seconds_per_code: float, by_codes: dict[int, float], first: float
+) -> list[tuple[dict[str, Any], list[int]]]:
+    """What each policy makes of a reply of 200 codes (16 s) with the hop times measured above, and its chunk sizes."""
     grain = Grain(5, 3)
     policies: dict[str, ChunkPolicy] = {
         "lead": LeadPolicy(grain),
@@ -333,13 +346,24 @@ def _policies(seconds_per_code: float, by_codes: dict[int, float], first: float)
         "fixed 25 then 25": FixedPolicy(grain, 25, 25),
     }
     per_code = max(0.0, (by_codes[20] - by_codes[5]) / 15)
+    results = []
+    for name, policy in policies.items():
+        sizes: list[int] = []
 
-    def seconds(chunk: int, frames: int, is_last: bool) -> float:
-        return max(first if chunk == 0 else 0.0, by_codes[5] + per_code * (frames - 5))
+        def seconds(chunk: int, frames: int, is_last: bool, sizes: list[int] = sizes) -> float:
+            sizes.append(frames)
+            return max(first if chunk == 0 else 0.0, by_codes[5] + per_code * (frames - 5))
 
-    return [
-        {"policy": name} | asdict(simulate(policy, 200, seconds_per_code, seconds)) for name, policy in policies.items()
-    ]
+        results.append(({"policy": name} | asdict(simulate(policy, 200, seconds_per_code, seconds)), sizes))
+    return results
+
+
+def _clipped(sizes: list[int], total: int) -> list[int]:
+    """The first of these sizes, as many as a reply of `total` codes has."""
+    kept: list[int] = []
+    while sum(kept) < total:
+        kept.append(min(sizes[len(kept)], total - sum(kept)))
+    return kept
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -369,7 +393,7 @@ def _print(result: dict[str, Any]) -> None:
         cells = (f"{row['hop_ms']:.1f}", f"{row['worst_hop_ms']:.1f}", f"{row['rtf']:.3f}", str(row["underruns"]))
         table.add_row(str(row["sessions"]), *cells)
     console.print(table)
-    policies = Table("policy", "first sound ms", "added delay ms", "underruns", "chunks", "work s")
+    policies = Table("policy", "first sound ms", "added delay ms", "underruns", "chunks", "work s", "edges / inside")
     for row in result["policies"]:
         policies.add_row(
             row["policy"],
@@ -378,13 +402,10 @@ def _print(result: dict[str, Any]) -> None:
             str(row["underruns"]),
             str(row["chunks"]),
             f"{row['decode_seconds']:.2f}",
+            f"{row['largest_jump_at_edges']:.3f} / {row['p999_jump_inside']:.3f}",
         )
     console.print(policies)
-    edges = result["edges"]
-    console.print(
-        f"jumps between samples: {edges['largest_at_edges']:.2e} at most where pieces meet, "
-        f"{edges['p999_inside']:.2e} inside (99.9th percentile)"
-    )
+    console.print("edges: the largest jump between samples where chunks meet; inside: the 99.9th percentile of all")
 
 
 def _save(result: dict[str, Any], out: Path) -> None:
