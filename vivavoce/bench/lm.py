@@ -21,7 +21,7 @@ from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence
-from vivavoce.errors import InputError
+from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 
@@ -82,6 +82,7 @@ def run(
     place = pick(device)
     kind = resolve_dtype(dtype, place)
     config = SHAPES[shape]
+    _require_room(config, place, kind)
     with stage("reading memory, for the floor"):
         bandwidth = read_bandwidth(place)
     peer_times: dict[str, Any] = {"steps": {}, "prefill": None}
@@ -123,6 +124,18 @@ def run(
     if out is not None:
         _save(result, out)
     return result
+
+
+def _require_room(config: MossSpeechConfig, device: Device, dtype: torch.dtype) -> None:
+    """Refuse a shape before it fills the memory; a laptop would be stopped by its own kernel."""
+    with torch.device("meta"):
+        needed = sum(parameter.numel() for parameter in MossSpeech(config).parameters()) * dtype.itemsize
+    free = device.free_memory()
+    if needed > free:
+        raise CapacityError(
+            f"this shape has {needed / 1e9:.0f} GB of weights and {device.name} {free / 1e9:.0f} GB free; "
+            "try --shape small"
+        )
 
 
 def _measure_engine(

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from vivavoce.errors import CapacityError
+
 
 @contextmanager
 def allocating(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]:
@@ -15,6 +17,13 @@ def allocating(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]
     try:
         with torch.device(device):
             yield
+    except RuntimeError as error:  # the GPU's out-of-memory error is one; the CPU allocator's has no class of its own
+        if "memory" not in str(error):
+            raise
+        raise CapacityError(
+            f"the model does not fit into the memory of {device} as {str(dtype).removeprefix('torch.')}; "
+            "free some, or take a smaller dtype or model"
+        ) from error
     finally:
         torch.set_default_dtype(before)
 
