@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vivavoce.errors import CheckpointError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.interface import Draw, Row
-from vivavoce.nn.allocation import allocating
+from vivavoce.nn.allocation import allocating, fill_randomly
 from vivavoce.nn.attention import PagedAttention
 from vivavoce.nn.decoder_layer import DecoderLayer
 from vivavoce.nn.linear import Embedding, Linear
@@ -181,7 +181,6 @@ class MossSpeech(nn.Module):
         return model.eval()
 
     @classmethod
-    @torch.no_grad()
     def random(
         cls,
         config: MossSpeechConfig,
@@ -193,12 +192,7 @@ class MossSpeech(nn.Module):
         """Random weights made on the device: for measuring speed, and for tests."""
         with allocating(device, dtype):
             model = cls(config)
-        generator = torch.Generator(device).manual_seed(seed)
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(0.0, deviation, generator=generator)
+        fill_randomly(model, seed, deviation)
         return model.eval()
 
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:

@@ -29,12 +29,15 @@ def allocating(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]
 
 
 @torch.no_grad()
-def fill_randomly(module: nn.Module, seed: int = 0) -> None:
-    """Weights for measuring and testing: matrices keep the size of their input, norms and gains are 1, biases 0."""
+def fill_randomly(module: nn.Module, seed: int = 0, deviation: float | None = None) -> None:
+    """Weights for measuring and testing: norms and gains are 1, biases 0.
+
+    Matrices are normal with this deviation, or with one that keeps the size of their input.
+    """
     device = next(module.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in module.named_parameters():
         if parameter.ndim > 1:
-            parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+            parameter.normal_(0.0, deviation or parameter[0].numel() ** -0.5, generator=generator)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -1,5 +1,7 @@
 """Residual vector quantisation: each codebook rounds what the ones before it left over."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,18 +39,11 @@ class ResidualVQ(nn.Module):
     def encode(self, x: Tensor) -> Tensor:
         """Codes, the coarsest first.  # [batch, inputs, time] → [batch, codebook, time]"""
         residual = self.input_proj(x.float()).transpose(1, 2)
-        codes: list[Tensor] = []
-        for quantizer in self.quantizers:
-            assert isinstance(quantizer, Codebook)
-            codes.append(quantizer.nearest(residual))
-            residual = residual - quantizer(codes[-1])
-        return torch.stack(codes, dim=1)
+        return residual_codes(self.quantizers, residual)
 
     def decode(self, codes: Tensor) -> Tensor:
         """What codes stand for; the finest may be left out.  # [batch, codebook, time] → [batch, outputs, time]"""
-        given = zip(self.quantizers, codes.unbind(dim=1), strict=False)
-        total = torch.stack([quantizer(code) for quantizer, code in given]).sum(dim=0)
-        decoded: Tensor = self.output_proj(total.transpose(1, 2))
+        decoded: Tensor = self.output_proj(sum_of_codes(self.quantizers, codes).transpose(1, 2))
         return decoded
 
 
@@ -87,18 +82,27 @@ class ProjectedResidualVQ(nn.Module):
     def encode(self, x: Tensor) -> Tensor:
         """Codes, the coarsest first.  # [batch, time, input] → [batch, codebook, time]"""
         residual = _pointwise(self.input_proj, x.float())
-        codes: list[Tensor] = []
-        for quantizer in self.quantizers:
-            assert isinstance(quantizer, ProjectedCodebook)
-            codes.append(quantizer.nearest(residual))
-            residual = residual - quantizer(codes[-1])
-        return torch.stack(codes, dim=1)
+        return residual_codes(self.quantizers, residual)
 
     def decode(self, codes: Tensor) -> Tensor:
         """What codes stand for; the finest may be left out.  # [batch, codebook, time] → [batch, time, output]"""
-        given = zip(self.quantizers, codes.unbind(dim=1), strict=False)
-        total = torch.stack([quantizer(code) for quantizer, code in given]).sum(dim=0)
-        return _pointwise(self.output_proj, total)
+        return _pointwise(self.output_proj, sum_of_codes(self.quantizers, codes))
+
+
+def residual_codes(codebooks: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """Each codebook's nearest code of what those before it left.  # [batch, time, size] → [batch, book, time]"""
+    codes: list[Tensor] = []
+    for codebook in codebooks:
+        assert isinstance(codebook, Codebook | ProjectedCodebook)
+        codes.append(codebook.nearest(x))
+        x = x - codebook(codes[-1])
+    return torch.stack(codes, dim=1)
+
+
+def sum_of_codes(codebooks: Iterable[nn.Module], codes: Tensor) -> Tensor:
+    """What codes of the first codebooks stand for together.  # [batch, book, time] → [batch, time, size]"""
+    given = zip(codebooks, codes.unbind(dim=1), strict=False)
+    return torch.stack([codebook(code) for codebook, code in given]).sum(dim=0)
 
 
 def _pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
