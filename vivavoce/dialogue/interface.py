@@ -1,0 +1,359 @@
+"""What a conversation takes and tells: the one door between `dialogue` and whoever carries its sound.
+
+A `Conversation` hears sound and commands, and tells what happened as events in order. It knows no socket, and its clock
+is given to it, so that a call of an hour can be played in a minute, twice the same.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.engine.sampling import Sampling
+
+Samples = NDArray[np.float32]
+"""Mono sound in [-1, 1], at the rate its owner states."""
+
+Role = Literal["system", "user", "assistant"]
+EndReason = Literal["completed", "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "failed"]
+
+
+@dataclass(frozen=True)
+class TurnSettings:
+    """When a turn is over, and what may interrupt a reply. Milliseconds, as on the wire."""
+
+    detector: Literal["none", "silence", "semantic"] = "silence"
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 240
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+    idle_timeout_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ConversationSettings:
+    """What a client may choose. Every field can change between replies."""
+
+    instructions: str = ""
+    turn: TurnSettings = field(default_factory=TurnSettings)
+    modality: Literal["audio", "text"] = "audio"
+    voice: str | None = None
+    speed: float = 1.0
+    sampling: Sampling | None = None
+    most_output_tokens: int | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    transcribe_input: bool = False
+    language: str | None = None
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Written words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class AudioPart:
+    """Spoken words: the sound at `rate`, and what was said where it is known."""
+
+    samples: Samples
+    rate: int
+    transcript: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side said."""
+
+    role: Role
+    parts: tuple[TextPart | AudioPart, ...]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """The model asks for a function to be called; `arguments` is JSON text."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """What a called function gave back."""
+
+    call_id: str
+    output: str
+
+
+Content = Message | ToolCall | ToolOutput
+
+
+@dataclass(frozen=True)
+class Item:
+    """One entry of the history, in the order of the conversation."""
+
+    id: str
+    content: Content
+    is_complete: bool = True
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a reply cost, in rows of the model."""
+
+    input_text: int = 0
+    input_audio: int = 0
+    output_text: int = 0
+    output_audio: int = 0
+
+
+# What a conversation tells, in order. `reply` is the id of the reply an event belongs to.
+
+
+@dataclass(frozen=True)
+class SpeechStarted:
+    """The user began to speak; milliseconds of sound heard so far, minus the prefix."""
+
+    item: str
+    audio_start_ms: int
+
+
+@dataclass(frozen=True)
+class SpeechStopped:
+    """The user's turn is over."""
+
+    item: str
+    audio_end_ms: int
+
+
+@dataclass(frozen=True)
+class TurnCommitted:
+    """The user's turn became an item, after `previous`."""
+
+    item: Item
+    previous: str | None
+
+
+@dataclass(frozen=True)
+class TurnTimedOut:
+    """Nobody spoke for the idle time."""
+
+    item: str
+    audio_start_ms: int
+    audio_end_ms: int
+
+
+@dataclass(frozen=True)
+class InputTranscript:
+    """What the user said, as far as it was made out; `is_final` once, with the whole text."""
+
+    item: str
+    text: str
+    is_final: bool
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReplyStarted:
+    """A reply begins (it is released: held replies tell nothing)."""
+
+    reply: str
+
+
+@dataclass(frozen=True)
+class ReplyItemStarted:
+    """The reply's next item; `previous` is its predecessor in the history."""
+
+    reply: str
+    item: str
+    kind: Literal["message", "tool_call"]
+    previous: str | None
+    tool_name: str | None = None
+    call_id: str | None = None
+
+
+@dataclass(frozen=True)
+class ReplyAudio:
+    """The next samples of a reply, at the conversation's output rate."""
+
+    reply: str
+    item: str
+    samples: Samples
+    gain: float = 1.0
+    """Below 1 while the user talks over it: to be played softer, until it is decided who yields."""
+
+
+@dataclass(frozen=True)
+class ReplyText:
+    """The next words of a reply: its text, or what its sound says."""
+
+    reply: str
+    item: str
+    delta: str
+
+
+@dataclass(frozen=True)
+class ToolArguments:
+    """The next part of a tool call's arguments."""
+
+    reply: str
+    item: str
+    delta: str
+
+
+@dataclass(frozen=True)
+class ReplyItemDone:
+    """An item of the reply is whole (or as whole as it will be)."""
+
+    reply: str
+    item: Item
+
+
+@dataclass(frozen=True)
+class ReplyDone:
+    """Exactly one for every ReplyStarted."""
+
+    reply: str
+    reason: EndReason
+    usage: Usage
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class OutputCleared:
+    """Drop whatever sound of this reply was not played yet."""
+
+    reply: str
+
+
+@dataclass(frozen=True)
+class ItemTruncated:
+    """An item was cut to what had been heard."""
+
+    item: Item
+    audio_end_ms: int
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something the client should know; the conversation goes on."""
+
+    code: str
+    message: str
+
+
+Event = (
+    SpeechStarted
+    | SpeechStopped
+    | TurnCommitted
+    | TurnTimedOut
+    | InputTranscript
+    | ReplyStarted
+    | ReplyItemStarted
+    | ReplyAudio
+    | ReplyText
+    | ToolArguments
+    | ReplyItemDone
+    | ReplyDone
+    | OutputCleared
+    | ItemTruncated
+    | Warned
+)
+
+
+@dataclass(frozen=True)
+class ReplyRequest:
+    """A reply asked for by the client, with what it overrides."""
+
+    settings: ConversationSettings | None = None
+    is_out_of_band: bool = False
+    """Not part of the history, and does not see it unless `input` says so."""
+    input: Sequence[Content] | None = None
+
+
+class Conversation(Protocol):
+    """One session. Calls return at once; what follows from them comes out of `events`.
+
+    Errors the client made are `InputError`s raised by the call, and change nothing.
+    """
+
+    input_rate: int
+    output_rate: int
+
+    @property
+    def settings(self) -> ConversationSettings:
+        """What is in force."""
+        ...
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """The history."""
+        ...
+
+    def events(self) -> AsyncIterator[Event]:
+        """What happens, until the conversation is closed; one reader."""
+        ...
+
+    def hear(self, samples: Samples) -> None:
+        """The next sound of the user, at `input_rate`."""
+        ...
+
+    def played(self, reply: str, milliseconds: int) -> None:
+        """The client has played this much of a reply: nothing beyond is history if it is interrupted."""
+        ...
+
+    def update(self, change: Callable[[ConversationSettings], ConversationSettings]) -> None:
+        """Change what is in force."""
+        ...
+
+    def commit(self) -> Item:
+        """End the user's turn by hand; `InputError` where nothing was heard."""
+        ...
+
+    def clear_input(self) -> None:
+        """Forget what was heard since the last turn."""
+        ...
+
+    def add(self, content: Content, id: str | None = None, after: str | None = None) -> tuple[Item, str | None]:
+        """A new item and its predecessor; `after` "root" puts it first, None last."""
+        ...
+
+    def item(self, id: str) -> Item:
+        """An item with all its sound."""
+        ...
+
+    def delete(self, id: str) -> None:
+        """Take an item out of the history."""
+        ...
+
+    def truncate(self, id: str, audio_end_ms: int) -> Item:
+        """Cut a spoken reply to what was heard: sound, words, and the model's memory of it."""
+        ...
+
+    def reply(self, request: ReplyRequest | None = None) -> str:
+        """Ask for a reply; its id. `InputError` while one is under way."""
+        ...
+
+    def cancel(self, reply: str | None = None) -> None:
+        """Stop a reply; `InputError` where none is under way."""
+        ...
+
+    async def close(self) -> None:
+        """End everything; a reply under way leaves nothing behind."""
+        ...
