@@ -1,0 +1,105 @@
+"""A course that is stopped and taken up again ends where an unbroken one ends; averages and budgets keep their word."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.train.loop import Budget, Course, Learner, plot_curves
+
+
+def _learner(average: float | None = 0.9) -> Learner:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
+
+    def loss(batch):
+        return {"loss": (model(batch["x"]) - batch["y"]).square().mean()}
+
+    return Learner({"model": model}, loss, 1e-2, average=average)
+
+
+def _run(folder, learner, steps, stop_at=None):
+    course = Course(folder, {"it": learner}, Budget(steps, warmup=5), seed=3, log_every=10, report=lambda line: None)
+    for step in course:
+        x = torch.randn(32, 4, generator=step.generator())
+        course.record(learner.step({"x": x, "y": x.sum(1, keepdim=True)}, step.rate_share))
+        if stop_at is not None and step.number + 1 == stop_at:
+            course.number += 1
+            course.save()
+            return
+
+
+def _weights(learner):
+    return torch.cat([p.detach().flatten() for p in learner.parameters] + [p.flatten() for p in learner.averaged])
+
+
+def test_a_course_learns(tmp_path):
+    _run(tmp_path, _learner(), 300)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert losses[-1] < 0.3 * losses[0]
+    assert plot_curves(tmp_path).stat().st_size > 1000
+
+
+def test_a_course_taken_up_again_ends_where_an_unbroken_one_ends(tmp_path):
+    whole, broken = _learner(), _learner()
+    torch.manual_seed(1)
+    _run(tmp_path / "whole", whole, 60)
+    torch.manual_seed(1)
+    _run(tmp_path / "broken", broken, 60, stop_at=25)
+    again = _learner()
+    torch.manual_seed(99)
+    _run(tmp_path / "broken", again, 60)
+    assert torch.equal(_weights(whole), _weights(again))
+
+
+def test_a_foreign_state_is_refused(tmp_path):
+    _run(tmp_path, _learner(), 5)
+    other = nn.Linear(3, 3)
+    with pytest.raises(CheckpointError, match="remove it to start anew"):
+        Course(tmp_path, {"it": Learner({"model": other}, lambda batch: {}, 1e-3)}, Budget(5))
+
+
+def test_averages_trail_the_weights_and_swap_back():
+    learner = _learner(average=0.5)
+    first = learner.parameters[0].detach().clone()
+    learner.step({"x": torch.ones(2, 4), "y": torch.zeros(2, 1)}, 1.0)
+    now = learner.parameters[0].detach().clone()
+    torch.testing.assert_close(learner.averaged[0], (first + now) / 2)
+    learner.swap_average()
+    torch.testing.assert_close(learner.parameters[0].detach(), (first + now) / 2)
+    learner.swap_average()
+    assert torch.equal(learner.parameters[0].detach(), now)
+
+
+def test_the_rate_rises_then_falls_and_time_ends_a_course_too():
+    budget = Budget(steps=1000, seconds=10.0, warmup=10)
+    assert budget.rate_share(0, 0.0) < budget.rate_share(9, 0.0)
+    assert budget.rate_share(500, 0.0) == pytest.approx(budget.rate_share(500, 5.0))
+    assert budget.progress(10, 10.0) == 1.0
+    assert budget.rate_share(1000, 0.0) == pytest.approx(0.02)
+
+
+def test_nothing_to_learn_is_said():
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(InputError, match="nothing here learns"):
+        Learner({"model": frozen}, lambda batch: {}, 1e-3)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_learns_as_an_eager_one_does():
+    results = []
+    for use_graph in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).cuda()
+
+        def loss(batch, model=model):
+            return {"loss": (model(batch["x"]) - batch["y"]).square().mean()}
+
+        learner = Learner({"model": model}, loss, 1e-2, use_graph=use_graph, half=False, average=0.9)
+        for number in range(20):
+            x = torch.randn(32, 4, generator=torch.Generator().manual_seed(number)).cuda()
+            learner.step({"x": x, "y": x.sum(1, keepdim=True)}, 1.0)
+        results.append(_weights(learner).cpu())
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)

@@ -1,0 +1,280 @@
+"""Training on one device: a learner's step, on CUDA captured as a graph, and a course of steps, logged and resumable.
+
+Small models are bound by launches, not by arithmetic: replaying forward, backward and optimiser as one graph is several
+times faster. It asks that batches keep their shape, and that a loss neither waits for the device nor draws random
+numbers from any generator but the device's own.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vivavoce.errors import CheckpointError, InputError
+
+Batch = Mapping[str, Tensor]
+LossFunction = Callable[[Batch], dict[str, Tensor]]
+"""Scalars by name; "loss" is the one that is minimised, the others are only logged."""
+
+EAGER_STEPS = 3  # libraries choose their kernels before a graph is captured
+STATE = "state.pt"
+LOG = "log.jsonl"
+
+
+class Learner:
+    """Modules that learn together, their optimiser, and one step on a batch."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        loss: LossFunction,
+        peak_rate: float,
+        *,
+        weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.98),
+        clip: float = 1.0,
+        average: float | None = None,
+        use_graph: bool = True,
+        half: bool = True,
+    ) -> None:
+        self.modules = dict(modules)
+        self.loss, self.peak_rate, self.clip, self.average = loss, peak_rate, clip, average
+        self.parameters = [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise InputError("nothing here learns: no parameter of the modules requires a gradient")
+        self.device = self.parameters[0].device
+        on_cuda = self.device.type == "cuda"
+        self.use_graph, self.half = use_graph and on_cuda, half and on_cuda
+        self.rate = torch.tensor(0.0, device=self.device)
+        matrices = [p for p in self.parameters if p.ndim > 1]
+        vectors = [p for p in self.parameters if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimiser = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=self.rate if on_cuda else 0.0,
+            betas=betas,
+            capturable=on_cuda,
+            fused=on_cuda or None,
+        )
+        self.averaged = [p.detach().clone() for p in self.parameters] if average else []
+        self._taken = 0
+        self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, dict[str, Tensor], dict[str, Tensor]]] = {}
+
+    def step(self, batch: Batch, rate_share: float) -> dict[str, Tensor]:
+        """Learn from a batch, at this share of the peak rate; the loss's scalars, on the device."""
+        rate = self.peak_rate * rate_share
+        self.rate.fill_(rate)
+        if self.device.type != "cuda":
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+        if not self.use_graph:
+            return self._learn(batch)
+        self._taken += 1
+        return self._learn_aside(batch) if self._taken <= EAGER_STEPS else self._replay(batch)
+
+    @torch.no_grad()
+    def swap_average(self) -> None:
+        """Put the averaged weights in place of the learned ones, or back."""
+        for parameter, averaged in zip(self.parameters, self.averaged, strict=True):
+            learned = parameter.clone()
+            parameter.copy_(averaged)
+            averaged.copy_(learned)
+
+    def state(self) -> dict[str, Any]:
+        """All that must be kept to go on later."""
+        modules = {name: module.state_dict() for name, module in self.modules.items()}
+        return {"modules": modules, "optimiser": self.optimiser.state_dict(), "averaged": self.averaged}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a kept state."""
+        for name, module in self.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self.optimiser.load_state_dict(state["optimiser"])
+        if self.device.type == "cuda":
+            for group in self.optimiser.param_groups:
+                group["lr"] = self.rate
+        with torch.no_grad():
+            for mine, kept in zip(self.averaged, state["averaged"], strict=True):
+                mine.copy_(kept)
+
+    def _learn(self, batch: Batch) -> dict[str, Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.half, cache_enabled=False):
+            scalars = self.loss(batch)
+        gradients = torch.autograd.grad(scalars["loss"], self.parameters, allow_unused=True)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip, foreach=True)
+        self.optimiser.step()
+        if self.average:
+            with torch.no_grad():
+                torch._foreach_lerp_(self.averaged, list[Tensor](self.parameters), 1 - self.average)
+        return {name: value.detach() for name, value in scalars.items()} | {"gradient": norm.detach()}
+
+    def _learn_aside(self, batch: Batch) -> dict[str, Tensor]:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            scalars = self._learn(batch)
+        torch.cuda.current_stream().wait_stream(side)
+        return scalars
+
+    def _replay(self, batch: Batch) -> dict[str, Tensor]:
+        shape = tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.items())
+        if shape not in self._graphs:
+            static = {name: tensor.clone() for name, tensor in batch.items()}
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                scalars = self._learn(static)
+            self._graphs[shape] = (graph, static, scalars)
+        graph, static, scalars = self._graphs[shape]
+        for name, tensor in batch.items():
+            static[name].copy_(tensor)
+        graph.replay()
+        return {name: value.clone() for name, value in scalars.items()}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a course is: steps, or seconds if they run out first. The rate follows whichever is nearer its end."""
+
+    steps: int
+    seconds: float | None = None
+    warmup: int = 200
+    final_share: float = 0.02
+
+    def progress(self, step: int, elapsed: float) -> float:
+        """From 0 at the start to 1 at the end."""
+        by_time = elapsed / self.seconds if self.seconds else 0.0
+        return min(1.0, max(step / self.steps, by_time))
+
+    def rate_share(self, step: int, elapsed: float) -> float:
+        """Share of the peak rate: a linear rise, then a cosine's fall."""
+        fall = 0.5 * (1 + math.cos(math.pi * self.progress(step, elapsed)))
+        return min(1.0, (step + 1) / self.warmup) * (self.final_share + (1 - self.final_share) * fall)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a course: its number, its share of the peak rate, how far the course is, and its own seed."""
+
+    number: int
+    rate_share: float
+    progress: float
+    seed: int
+
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """Random numbers that are this step's, whether or not the course was interrupted before it."""
+        return torch.Generator(device).manual_seed(self.seed)
+
+
+class Course:
+    """Iterate over it for steps; it logs what `record` gets, keeps checkpoints, and goes on where it was stopped."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        learners: Mapping[str, Learner],
+        budget: Budget,
+        seed: int = 0,
+        log_every: int = 50,
+        save_every: float = 120.0,
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.learners, self.budget, self.seed = dict(learners), budget, seed
+        self.log_every, self.save_every, self.report = log_every, save_every, report
+        self.number, self.elapsed = 0, 0.0
+        self._recorded: dict[str, list[Tensor]] = {}
+        if (self.folder / STATE).is_file():
+            self._resume()
+
+    def __iter__(self) -> Iterator[Step]:
+        started, saved = time.monotonic() - self.elapsed, time.monotonic()
+        while self.budget.progress(self.number, self.elapsed) < 1.0:
+            share = self.budget.rate_share(self.number, self.elapsed)
+            progress = self.budget.progress(self.number, self.elapsed)
+            yield Step(self.number, share, progress, (self.seed << 32) + self.number)
+            self.number += 1
+            self.elapsed = time.monotonic() - started
+            if self.number % self.log_every == 0:
+                self._log(share)
+            if time.monotonic() - saved > self.save_every:
+                self.save()
+                saved = time.monotonic()
+        self._log(0.0)
+        self.save()
+
+    def record(self, scalars: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Remember a step's scalars; their means are logged."""
+        for name, value in scalars.items():
+            self._recorded.setdefault(prefix + name, []).append(value)
+
+    def save(self) -> None:
+        """Keep everything needed to go on from here."""
+        state: dict[str, Any] = {"number": self.number, "elapsed": self.elapsed, "random": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            state["cuda_random"] = torch.cuda.get_rng_state()
+        state["learners"] = {name: learner.state() for name, learner in self.learners.items()}
+        partial = self.folder / (STATE + ".partial")
+        torch.save(state, partial)
+        os.replace(partial, self.folder / STATE)
+
+    def _resume(self) -> None:
+        file = self.folder / STATE
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            self.number, self.elapsed = state["number"], state["elapsed"]
+            for name, learner in self.learners.items():
+                learner.restore(state["learners"][name])
+        except (RuntimeError, KeyError, ValueError, OSError) as error:
+            raise CheckpointError(
+                f"{file} is not a course of these learners ({error}); remove it to start anew"
+            ) from error
+        torch.set_rng_state(state["random"])
+        if "cuda_random" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda_random"])
+        self.report(f"goes on after step {self.number} ({self.elapsed:.0f} s)")
+
+    def _log(self, share: float) -> None:
+        if not self._recorded:
+            return
+        means = {name: torch.stack(values).float().mean().item() for name, values in self._recorded.items()}
+        self._recorded.clear()
+        line = {"step": self.number, "seconds": round(self.elapsed, 1), "rate_share": round(share, 4)} | means
+        with (self.folder / LOG).open("a", encoding="utf8") as log:
+            log.write(json.dumps(line) + "\n")
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in means.items())
+        self.report(f"step {self.number}  {self.elapsed:.0f} s  {shown}")
+
+
+def plot_curves(folder: str | Path) -> Path | None:
+    """The log of a course as a picture, one panel a scalar; None where matplotlib is absent."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    folder = Path(folder)
+    lines = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf8").splitlines()]
+    names = [name for name in lines[-1] if name not in ("step", "seconds", "rate_share")] if lines else []
+    if not names:
+        return None
+    columns, rows = min(4, len(names)), -(-len(names) // 4)
+    figure = Figure(figsize=(3.2 * columns, 2.4 * rows), layout="constrained")
+    for place, name in enumerate(names, start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        points = [(line["step"], line[name]) for line in lines if name in line]
+        axes.plot(*zip(*points, strict=True), linewidth=0.8)
+        axes.set_title(name, fontsize=8)
+        axes.tick_params(labelsize=6)
+    picture = folder / "curves.png"
+    figure.savefig(picture, dpi=110)
+    return picture
