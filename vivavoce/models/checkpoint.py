@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError
+from vivavoce.models.packing import PACKING, SCALE, widen
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -80,9 +81,15 @@ class Checkpoint:
     def _add_safetensors(self, file: Path) -> None:
         try:
             handle = self._stack.enter_context(safe_open(str(file), framework="pt"))
+            names = set(handle.keys())
+            is_packed = PACKING in (handle.metadata() or {})
             for name in handle.keys():  # noqa: SIM118 - safe_open is not a mapping
                 shape = tuple(handle.get_slice(name).get_shape())
-                self._add(name, shape, partial(handle.get_tensor, name), file)
+                if not is_packed:
+                    self._add(name, shape, partial(handle.get_tensor, name), file)
+                elif not name.endswith(SCALE):
+                    scale = partial(handle.get_tensor, name + SCALE) if name + SCALE in names else None
+                    self._add(name, shape, partial(_widened, partial(handle.get_tensor, name), scale), file)
         except (SafetensorError, OSError, struct.error) as error:
             raise CheckpointError(
                 f"{file} cannot be read as safetensors ({error}); it is damaged or was cut short: fetch it again"
@@ -111,6 +118,10 @@ class Checkpoint:
             raise CheckpointError(f"{name} stands in two files of {self.source}, one of them {file.name}")
         self._tensors[name] = read
         self.shapes[name] = shape
+
+
+def _widened(tensor: Callable[[], Tensor], scale: Callable[[], Tensor] | None) -> Tensor:
+    return widen(tensor(), scale() if scale is not None else None)
 
 
 def _is_pickled(file: Path) -> bool:

@@ -1,0 +1,33 @@
+"""Packed files are small, and read as the weights they were made of, within half a step of int8."""
+
+import torch
+from safetensors.torch import save_file
+
+from vivavoce.models.checkpoint import Checkpoint
+from vivavoce.models.packing import pack_file
+
+
+def test_a_packed_file_reads_as_the_weights_it_was_made_of(tmp_path):
+    torch.manual_seed(0)
+    tensors = {
+        "matrix": torch.randn(96, 128) * torch.logspace(-3, 2, 96)[:, None],
+        "kernel": torch.randn(64, 32, 5),
+        "head.weight": torch.randn(100, 64),
+        "bias": torch.randn(128),
+        "huge": torch.tensor([1e6, -3.0]),
+        "steps": torch.arange(7),
+    }
+    save_file(tensors, tmp_path / "whole.safetensors")
+    pack_file(tmp_path / "whole.safetensors", tmp_path / "packed.safetensors", keep=["^head"])
+    assert (tmp_path / "packed.safetensors").stat().st_size < 0.4 * (tmp_path / "whole.safetensors").stat().st_size
+    with Checkpoint(tmp_path / "packed.safetensors") as packed:
+        assert sorted(packed.names()) == sorted(tensors)
+        for name in ("matrix", "kernel"):
+            wide, exact = packed.tensor(name), tensors[name]
+            half_step = exact.flatten(1).abs().amax(1) / 127 / 2
+            assert ((wide - exact).flatten(1).abs().amax(1) <= half_step * 1.001).all()
+            assert packed.shapes[name] == tuple(exact.shape)
+        for name in ("head.weight", "bias"):
+            torch.testing.assert_close(packed.tensor(name), tensors[name], rtol=1e-3, atol=1e-4)
+        assert torch.equal(packed.tensor("huge"), tensors["huge"])
+        assert torch.equal(packed.tensor("steps"), tensors["steps"])
