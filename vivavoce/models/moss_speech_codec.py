@@ -5,10 +5,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
 from vivavoce.audio.sound import Sound
@@ -21,6 +22,7 @@ from vivavoce.models.flow_state import FlowState, FlowVoice, VoicePrompt
 from vivavoce.models.hift import HiFT
 from vivavoce.models.hift_geometry import HiFTConfig
 from vivavoce.models.hift_stream import HiFTState, HiFTStream
+from vivavoce.models.named_voices import NamedVoices
 from vivavoce.models.speaker import SpeakerEmbedder
 from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.models.speech_encoder_stream import SpeechStream
@@ -29,7 +31,9 @@ EAR_RATE = 16_000
 VOICE_RATE = 24_000
 LONGEST_PROMPT_SECONDS = 30.0  # one segment of the encoder; more only costs memory and time
 SIZES = "sizes.json"  # ours, for checkpoints of other sizes than the published one, which has no such file
-FLOW_FILES = {None: "flow.pt", 5: "flow-chunk-5.pt", 25: "flow-chunk-25.pt"}  # by codes in a chunk; None: offline
+FLOWS = {None: "flow", 5: "flow-chunk-5", 25: "flow-chunk-25"}  # files by codes in a chunk; None: offline
+VOCODER = "hift"
+SPEAKER = "campplus.onnx"
 
 
 @dataclass
@@ -59,12 +63,15 @@ class MossSpeechCodec:
         vocoder: HiFT,
         speaker: SpeakerEmbedder | None = None,
         look_right: int | None = 8,
+        named: NamedVoices | None = None,
     ) -> None:
         self.ear = SpeechStream(encoder)
         self.flow = flow
         self.vocoder = HiFTStream(vocoder, look_right)
         self.speaker = speaker
         self.mel = VocoderMel(MATCHA_24KHZ)
+        self.named = named or NamedVoices()
+        self.ready: dict[str, FlowVoice] = {}
 
     @classmethod
     def load(
@@ -74,31 +81,36 @@ class MossSpeechCodec:
         dtype: torch.dtype = torch.float32,
         chunk: int | None = 5,
     ) -> "MossSpeechCodec":
-        """A published codec folder. `chunk` picks the flow weights: 5 or 25 codes for streams, None for offline use."""
-        if chunk not in FLOW_FILES:
+        """A codec's folder. `chunk` picks the flow weights: 5 or 25 codes for streams, None for offline use.
+
+        Published folders have `.pt` files and a speaker network. Ours have `.safetensors`, and voices instead of it.
+        """
+        if chunk not in FLOWS:
             raise InputError(f"the codec is published for chunks of 5 or 25 codes, or None for offline, not {chunk}")
         folder = Path(folder)
         flow, vocoder = _sizes(folder, chunk)
+        speaker, named = folder / "flow" / SPEAKER, NamedVoices(folder)
         return cls(
             SpeechEncoder.load(folder, device, dtype),
-            FlowDecoder.load(folder / "flow" / FLOW_FILES[chunk], flow, device, dtype),
-            HiFT.load(folder / "flow" / "hift.pt", device, vocoder),
-            SpeakerEmbedder(folder / "flow" / "campplus.onnx"),
+            FlowDecoder.load(_weights(folder, FLOWS[chunk]), flow, device, dtype),
+            HiFT.load(_weights(folder, VOCODER), device, vocoder),
+            None if named.names() and not speaker.is_file() else SpeakerEmbedder(speaker),
+            named=named,
         )
 
     def save(self, folder: str | Path, chunk: int | None = 5) -> None:
-        """Write the weights in the published layout, with their sizes beside them; the speaker's ONNX is not ours."""
+        """Write weights, sizes and voices so that `load` takes them; the speaker's ONNX is not ours to write."""
         folder = Path(folder)
         (folder / "flow").mkdir(parents=True, exist_ok=True)
         encoder, vocoder = self.ear.encoder, self.vocoder.hift
         config = dataclasses.asdict(encoder.config) | {"pooling_position": encoder.config.quantize_position}
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf8")
-        ear = {f"encoder.{name}": tensor.detach().cpu() for name, tensor in published_tensors(encoder).items()}
-        save_file(ear, folder / "model.safetensors")
-        torch.save(published_tensors(self.flow), folder / "flow" / FLOW_FILES[chunk])
-        torch.save(published_tensors(vocoder), folder / "flow" / "hift.pt")
+        _save(encoder, folder / "model.safetensors", "encoder.")
+        _save(self.flow, folder / "flow" / f"{FLOWS[chunk]}.safetensors")
+        _save(vocoder, folder / "flow" / f"{VOCODER}.safetensors")
         sizes = {"flow": dataclasses.asdict(self.flow.config), "vocoder": dataclasses.asdict(vocoder.config)}
         (folder / "flow" / SIZES).write_text(json.dumps(sizes, indent=2), encoding="utf8")
+        self.named.copy_to(folder)
 
     @property
     def samples_per_code(self) -> int:
@@ -117,7 +129,10 @@ class MossSpeechCodec:
             )
         if speaker is None:
             if self.speaker is None:
-                raise InputError("this codec was made without a speaker embedder; give the speaker's vector")
+                named = ", ".join(self.voices()) or "it has none"
+                raise InputError(
+                    f"this codec has no speaker network; give the speaker's vector or a voice's name: {named}"
+                )
             speaker = self.speaker.embed(self._samples(sound, EAR_RATE))
         codes = self.encode(sound)
         mel = self.mel(self._samples(sound, VOICE_RATE)[None])[0].T  # [frame, band]
@@ -128,6 +143,22 @@ class MossSpeechCodec:
         if whole == 0:
             raise InputError(f"the voice recording has {sound.seconds:.2f} s; give at least a second")
         return self.flow.voice(VoicePrompt(codes[:whole], mel[: whole * self.flow.config.ratio], speaker))
+
+    def voices(self) -> list[str]:
+        """The names of the voices that come with the codec or were kept."""
+        return self.named.names()
+
+    def named_voice(self, name: str) -> FlowVoice:
+        """One of `voices()`, computed once and shared."""
+        if name not in self.ready:
+            self.ready[name] = self.flow.voice(self.named.prompt(name))
+        return self.ready[name]
+
+    def save_voice(self, name: str, prompt: VoicePrompt) -> None:
+        """Keep a voice under a name; a codec that was loaded from a folder writes it there."""
+        voice = self.flow.voice(prompt)
+        self.named.keep(name, prompt)
+        self.ready[name] = voice
 
     def speak(self, codes: Tensor, voice: FlowVoice, left_chunks: int | None = None, seed: int = 0) -> Tensor:
         """A whole reply as one stream makes it.  # [code] → [sample]"""
@@ -166,17 +197,47 @@ class MossSpeechCodec:
         return torch.from_numpy(sound.mono().resampled(rate).samples[0])
 
 
+def _weights(folder: Path, name: str) -> Path:
+    """The file of a part: ours if it is there, else the published one."""
+    ours = folder / "flow" / f"{name}.safetensors"
+    return ours if ours.is_file() else ours.with_suffix(".pt")
+
+
+def _save(module: nn.Module, file: Path, prefix: str = "") -> None:
+    tensors = {prefix + name: tensor.detach().cpu() for name, tensor in published_tensors(module).items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+
+
+class Sizes(NamedTuple):
+    """What a sizes file says of a flow and of a vocoder; None where it is silent."""
+
+    flow: FlowConfig | None
+    vocoder: HiFTConfig | None
+
+
+def read_sizes(file: Path) -> Sizes:
+    """The sizes that a file gives."""
+    try:
+        given = json.loads(file.read_text(encoding="utf8"))
+        flow, vocoder = given.get("flow"), given.get("vocoder")
+        if flow is not None:
+            flow["encoder"] = FlowEncoderConfig(**flow["encoder"])
+            flow["estimator"] = FlowEstimatorConfig(**flow["estimator"])
+            flow = FlowConfig(**flow)
+        if vocoder is not None:
+            lists = {name: tuple(value) for name, value in vocoder.items() if isinstance(value, list)}
+            vocoder = HiFTConfig(**(vocoder | lists))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} does not give the sizes of a flow and a vocoder ({error})") from error
+    return Sizes(flow, vocoder)
+
+
 def _sizes(folder: Path, chunk: int | None) -> tuple[FlowConfig, HiFTConfig]:
     """The sizes of a folder's flow and vocoder: the published ones, unless it says otherwise."""
     file = folder / "flow" / SIZES
     if not file.is_file():
         return FlowConfig.moss_speech(chunk or 5), HiFTConfig()
-    try:
-        given = json.loads(file.read_text(encoding="utf8"))
-        flow, vocoder = given["flow"], given["vocoder"]
-        flow["encoder"] = FlowEncoderConfig(**flow["encoder"])
-        flow["estimator"] = FlowEstimatorConfig(**flow["estimator"])
-        lists = {name: tuple(value) for name, value in vocoder.items() if isinstance(value, list)}
-        return FlowConfig(**flow), HiFTConfig(**(vocoder | lists))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} does not give the sizes of a flow and a vocoder ({error})") from error
+    flow, vocoder = read_sizes(file)
+    if flow is None or vocoder is None:
+        raise CheckpointError(f"{file} must give the sizes of a flow and of a vocoder; one is missing")
+    return flow, vocoder

@@ -180,6 +180,7 @@ class GraphedCodec(MossSpeechCodec):
 
     def __init__(self, codec: MossSpeechCodec) -> None:
         self.ear, self.speaker, self.mel = codec.ear, codec.speaker, codec.mel
+        self.named, self.ready = codec.named, {}
         self.flow: GraphedFlow = GraphedFlow(codec.flow)
         self.vocoder: GraphedVocoder = GraphedVocoder(codec.vocoder)
 

@@ -64,7 +64,9 @@ class Learner:
             fused=on_cuda or None,
         )
         self.averaged = [p.detach().clone() for p in self.parameters] if average else []
-        self._taken = 0
+        self.follow = torch.tensor(1.0, device=self.device)  # how far averages go towards the weights in a step
+        self.taken = 0
+        self._eager_steps = 0
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, dict[str, Tensor], dict[str, Tensor]]] = {}
 
     def step(self, batch: Batch, rate_share: float) -> dict[str, Tensor]:
@@ -74,10 +76,13 @@ class Learner:
         if self.device.type != "cuda":
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
+        self.taken += 1
+        # Young averages follow fast: the first weights are not worth remembering.
+        self.follow.fill_(max(1 - (self.average or 0.0), 9 / (9 + self.taken)))
         if not self.use_graph:
             return self._learn(batch)
-        self._taken += 1
-        return self._learn_aside(batch) if self._taken <= EAGER_STEPS else self._replay(batch)
+        self._eager_steps += 1
+        return self._learn_aside(batch) if self._eager_steps <= EAGER_STEPS else self._replay(batch)
 
     @torch.no_grad()
     def swap_average(self) -> None:
@@ -90,13 +95,15 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """All that must be kept to go on later."""
         modules = {name: module.state_dict() for name, module in self.modules.items()}
-        return {"modules": modules, "optimiser": self.optimiser.state_dict(), "averaged": self.averaged}
+        kept = {"modules": modules, "optimiser": self.optimiser.state_dict(), "averaged": self.averaged}
+        return kept | {"taken": self.taken}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a kept state."""
         for name, module in self.modules.items():
             module.load_state_dict(state["modules"][name])
         self.optimiser.load_state_dict(state["optimiser"])
+        self.taken = state["taken"]
         if self.device.type == "cuda":
             for group in self.optimiser.param_groups:
                 group["lr"] = self.rate
@@ -114,7 +121,9 @@ class Learner:
         self.optimiser.step()
         if self.average:
             with torch.no_grad():
-                torch._foreach_lerp_(self.averaged, list[Tensor](self.parameters), 1 - self.average)
+                change = torch._foreach_sub(list[Tensor](self.parameters), self.averaged)
+                torch._foreach_mul_(change, self.follow)
+                torch._foreach_add_(self.averaged, change)
         return {name: value.detach() for name, value in scalars.items()} | {"gradient": norm.detach()}
 
     def _learn_aside(self, batch: Batch) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ if AVAILABLE or TYPE_CHECKING:
 
 
 def usable(x: Tensor) -> bool:
-    """Whether a tensor is where the kernels run."""
-    return AVAILABLE and x.is_cuda
+    """Whether the kernels can take a tensor: it is where they run, and no gradient is wanted, for none goes through."""
+    return AVAILABLE and x.is_cuda and not x.requires_grad
 
 
 __all__ = [

@@ -1,0 +1,270 @@
+"""Training of mini-asr in miniature: on CPU, with beeps for speech."""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import WhisperForConditionalGeneration
+
+from vivavoce.audio.mel import WhisperMel
+from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.models.whisper import Whisper
+from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_tokens import WhisperTokens
+from vivavoce.train.asr import TINY, Listening, Recipe, Training
+from vivavoce.train.asr_judgement import WAYS_TO_JUDGE, edit_distance, judge_texts, main, transcribe_all
+from vivavoce.train.asr_vocabulary import Vocabulary
+from vivavoce.train.asr_windows import IGNORED, RATE, Recordings, WindowHabits, WindowMaker, WindowShape
+from vivavoce.train.corpus import Corpus
+
+PITCHES = {"low": 300.0, "mid": 900.0, "high": 2500.0}
+BEEP = RATE // 3
+
+
+def beeps(count: int, seed: int = 0) -> Recordings:
+    """Sentences of one to three beeps, each a word."""
+    chance = random.Random(seed)
+    sounds, texts = [], []
+    for _ in range(count):
+        words = [chance.choice(list(PITCHES)) for _ in range(chance.randint(1, 3))]
+        time = torch.arange(BEEP) / RATE
+        fade = torch.hann_window(BEEP)
+        sound = torch.cat([0.5 * fade * torch.sin(2 * torch.pi * PITCHES[word] * time) for word in words])
+        sounds.append((sound * 32767).to(torch.int16))
+        texts.append(" ".join(words))
+    lengths = torch.tensor([len(sound) for sound in sounds])
+    return Recordings(torch.cat(sounds), lengths.cumsum(0) - lengths, lengths, texts)
+
+
+RECIPE = Recipe(
+    config=WhisperConfig(
+        d_model=48,
+        encoder_layers=1,
+        encoder_attention_heads=2,
+        encoder_ffn_dim=96,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=96,
+        max_source_positions=100,
+        max_target_positions=48,
+    ),
+    merges=16,
+    shapes=(WindowShape(1.6, 8, 1, 24), WindowShape(2.0, 6, 2, 24)),
+    steps=40,
+    warmup=10,
+    peak_rate=5e-3,
+    dropout=0.0,
+    smoothing=0.0,
+    average=0.9,
+    augmentation=0.0,
+    wrong_tokens=0.0,
+    log_every=5,
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asr")
+    training = Training(beeps(64), folder, RECIPE, report=lambda line: None)
+    training.run()
+    training.save(folder)
+    return training, folder
+
+
+def test_the_loss_falls(trained):
+    _, folder = trained
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["text"] < 0.6 * log[0]["text"]
+    assert log[-1]["ctc"] < 0.5 * log[0]["ctc"]
+
+
+def test_what_was_saved_writes_the_same_texts(trained):
+    training, folder = trained
+    loaded, vocabulary = Whisper.load(folder), Vocabulary.read(folder)
+    training.hearing.model.half().float()  # the weights as they were saved
+    fresh = beeps(6, seed=1)
+    assert transcribe_all(loaded, vocabulary, fresh) == transcribe_all(
+        training.hearing.model, training.vocabulary, fresh
+    )
+    mel = WhisperMel(80)(fresh.samples[None, :32000].float() / 32768)
+    tokens = torch.tensor([[*vocabulary.tokens.prompt("en"), *vocabulary.encode("low high mid")]])
+    with torch.no_grad():
+        assert torch.equal(loaded(mel, tokens), training.hearing.model(mel, tokens))
+
+
+def test_transformers_and_tokenizers_read_the_checkpoint(trained):
+    training, folder = trained
+    theirs = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    mel = torch.randn(1, 80, 200, generator=torch.Generator().manual_seed(0))
+    tokens = torch.tensor([training.vocabulary.tokens.prompt("en")])
+    with torch.no_grad():
+        expected = theirs(input_features=mel, decoder_input_ids=tokens).logits
+        assert (Whisper.load(folder)(mel, tokens) - expected).abs().max() < 1e-4
+    assert theirs.generation_config.lang_to_id == {"<|en|>": training.vocabulary.tokens.languages["en"]}
+    found = WhisperTokens.of_tokenizer(TextTokenizer.load(folder), training.vocabulary.size)
+    assert found == training.vocabulary.tokens
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == training.vocabulary.size
+
+
+def test_a_course_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
+    recipe = replace(RECIPE, steps=6, dropout=0.2, wrong_tokens=0.3, augmentation=1.0)
+    whole = Training(beeps(16), tmp_path / "whole", recipe, report=lambda line: None)
+    whole.run()
+    killed = Training(beeps(16), tmp_path / "killed", recipe, report=lambda line: None)
+    make = killed._batch
+
+    def dying(plan, step):
+        if step.number == 3:
+            raise KeyboardInterrupt
+        return make(plan, step)
+
+    killed._batch = dying
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    killed.course.save()
+    resumed = Training(beeps(16), tmp_path / "killed", recipe, report=lambda line: None)
+    assert resumed.course.number == 3
+    resumed.run()
+    for name, tensor in whole.hearing.state_dict().items():
+        assert torch.equal(tensor, resumed.hearing.state_dict()[name]), name
+
+
+def test_the_vocabulary_spells_as_the_tokenizers_library_does(tmp_path):
+    texts = ["good evening to you", "a table for three, please", "don't you have 20 rooms?", "where's the lift"] * 3
+    vocabulary = Vocabulary.learn(texts, merges=60, window_seconds=2.0)
+    vocabulary.write(tmp_path)
+    library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in [*texts, "Étage 3 — naïve café!  double  space", "we'll've it's"]:
+        ids = vocabulary.encode(text)
+        assert ids == library.encode(" " + text, add_special_tokens=False).ids
+        assert vocabulary.decode(ids) == " " + text == library.decode(ids)
+    assert library.token_to_id("<|2.00|>") == vocabulary.size - 1 == vocabulary.tokens.timestamp(2.0)
+    assert Vocabulary.read(tmp_path).encode(texts[1]) == vocabulary.encode(texts[1])
+
+
+def test_dropped_merges_spell_the_same_words_in_other_pieces():
+    vocabulary = Vocabulary.learn(["reservation reservation"] * 3, merges=30, window_seconds=2.0)
+    chance = random.Random(0)
+    spellings = {tuple(vocabulary.encode("reservation", 0.4, chance)) for _ in range(20)}
+    assert len(spellings) > 3
+    assert {vocabulary.decode(ids) for ids in spellings} == {" reservation"}
+
+
+def test_windows_hold_what_their_labels_say():
+    recordings = beeps(12)
+    vocabulary = Vocabulary.learn(recordings.texts, 16, 4.0)
+    habits = WindowHabits(share_as_recorded=1.0, share_with_times=1.0, share_after_earlier=0.5, share_of_silence=0.2)
+    maker = WindowMaker(recordings, vocabulary, habits)
+    batch = maker.make(WindowShape(4.0, 40, 3, 48), seed=1)
+    ids, kinds = vocabulary.tokens, set()
+    for row in range(40):
+        labels, tokens, samples = batch["labels"][row].tolist(), batch["tokens"][row].tolist(), batch["samples"][row]
+        begin = tokens.index(ids.startoftranscript)
+        assert set(labels[:begin]) <= {IGNORED}
+        written = [label for label in labels if label != IGNORED]
+        assert written[-1] == ids.endoftext
+        assert tokens[begin + 1 : begin + len(written)] == written[:-1]
+        if written == [ids.nospeech, ids.endoftext]:
+            assert not samples.any()
+            kinds.add("silence")
+            continue
+        times = [ids.seconds(token) for token in written if ids.is_timestamp(token)]
+        assert times == sorted(times) and len(times) % 2 == 0
+        kinds |= {"earlier"} if begin else set()
+        kinds |= {"joined"} if len(times) > 2 else set()
+        spoken = samples.abs().view(-1, 160).amax(-1) > 0.02
+        inside = torch.zeros(400, dtype=torch.bool)
+        for first, last in zip(times[::2], times[1::2], strict=True):
+            inside[round(first * 100) : round(last * 100) + 1] = True
+        assert not (spoken & ~inside).any() and spoken[inside].float().mean() > 0.6
+        pieces = batch["pieces"][row, : batch["piece_counts"][row]].tolist()
+        assert pieces == [token for token in written if token < ids.endoftext]
+    assert kinds == {"silence", "earlier", "joined"}
+    assert all(torch.equal(batch[name], tensor) for name, tensor in maker.make(WindowShape(4.0, 40, 3, 48), 1).items())
+
+
+def test_a_recording_read_faster_is_shorter_and_higher():
+    recordings = beeps(1)
+    vocabulary = Vocabulary.learn(recordings.texts, 4, 4.0)
+    habits = WindowHabits(rates=(1.25, 1.25), share_as_recorded=0.0, longest_gap=0.0, share_of_silence=0.0)
+    samples = WindowMaker(recordings, vocabulary, habits).make(WindowShape(2.0, 1, 1, 48), 0)["samples"][0]
+    original = recordings.samples.float() / 32768
+    assert int(samples.nonzero().max()) == pytest.approx(len(original) / 1.25, abs=30)
+
+    def peak(sound):
+        return torch.fft.rfft(sound, n=32000).abs().argmax().item() / 2
+
+    assert peak(samples) == pytest.approx(1.25 * peak(original), rel=0.02)
+
+
+def test_mels_of_a_batch_are_those_of_each_window_alone():
+    samples = torch.randn(5, 32000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, -1, 5)[:, None]
+    listening = Listening(80, "cpu", strength=0.0)
+    mel = WhisperMel(80)
+    together = mel(samples)
+    assert (together - torch.cat([mel(row[None]) for row in samples])).abs().max() < 1e-5
+    assert listening(samples, 3).shape == together.shape == (5, 80, 200)
+
+
+def test_listening_is_the_same_for_the_same_seed_and_finite_for_silence():
+    listening = Listening(80, "cpu", strength=1.0)
+    samples = torch.cat([torch.zeros(2, 16000), torch.randn(2, 16000)])
+    first = listening(samples, 5)
+    assert torch.equal(first, listening(samples, 5)) and not torch.equal(first, listening(samples, 6))
+    assert torch.isfinite(first).all()
+
+
+def test_errors_are_counted_as_the_field_counts_them():
+    assert edit_distance("kitten", "sitting") == 3
+    judged = judge_texts(["A table for two!", "seven 30", "no"], ["a table for three", "seven thirty", "not at all"])
+    assert (judged.word_errors, judged.words, judged.right_sentences) == (4, 9, 1)
+
+
+def test_the_command_trains_judges_and_writes_everything(tmp_path):
+    for name, count, seed in (("train", 40, 0), ("held_out", 6, 1)):
+        sounds = beeps(count, seed)
+        pieces = [
+            (sounds.samples[start : start + length].numpy(), text, "beep")
+            for start, length, text in zip(sounds.starts, sounds.lengths, sounds.texts, strict=True)
+        ]
+        Corpus.of(pieces).save(tmp_path / name)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "vivavoce.train.asr", "--corpus", str(tmp_path), "--out", str(out), "--tiny"]
+    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["steps"] == TINY.steps
+    assert set(metrics["judged"]) == {
+        f"{voices}, {way}" for voices in ("known voices", "held-out voices") for way, _, _ in WAYS_TO_JUDGE
+    }
+    names = ("model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "preprocessor_config.json")
+    assert all((out / name).is_file() for name in (*names, "course/log.jsonl", "course/curves.png"))
+
+
+def test_a_saved_miniature_is_judged_on_any_corpus(trained, tmp_path, capsys):
+    sounds = beeps(4, seed=2)
+    Corpus.of([(sounds.samples[: sounds.lengths[0]].numpy(), sounds.texts[0], "beep")]).save(tmp_path / "one")
+    main(["--model", str(trained[1]), "--corpus", str(tmp_path / "one")])
+    assert capsys.readouterr().out.count("WER") == len(WAYS_TO_JUDGE)
+
+
+def test_the_recipe_fits_its_budget_of_parameters():
+    vocabulary = Vocabulary.learn(["a b"], 0, 10.0)
+    with torch.device("meta"):
+        model = Whisper(replace(Recipe().config, vocab_size=vocabulary.size + 256))
+    assert 6e6 < sum(parameter.numel() for parameter in model.parameters()) < 8e6
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_step_is_a_graph_that_learns(tmp_path):
+    training = Training(beeps(64), tmp_path, replace(RECIPE, augmentation=1.0, steps=60), device="cuda", report=print)
+    training.run()
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["text"] < log[0]["text"] and len(training.learner._graphs) == len(RECIPE.shapes)
+    training.save(tmp_path)
+    assert len(transcribe_all(training.hearing.model, training.vocabulary, beeps(3).to("cuda"))) == 3

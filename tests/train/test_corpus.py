@@ -1,0 +1,83 @@
+"""Corpora: built from a plan, the same every time, honest about what was not spoken, kept in files."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from vivavoce.errors import InputError
+from vivavoce.train.corpus import (
+    Corpus,
+    build,
+    held_out_plan,
+    human_recordings,
+    teacher_plan,
+    training_plan,
+)
+from vivavoce.train.front_desk import reply_sentences, user_sentences
+from vivavoce.train.voices import HELD_OUT, TEACHER, TRAINING, Voice
+
+SPEAKER = Voice("espeak", "espeak-ng", ("-v", "en-us+m1"))
+
+
+def test_a_training_plan_uses_training_voices_and_says_sentences_more_than_once():
+    plan = training_plan(0, 1_000)
+    assert len(plan) == 1_000
+    assert {voice for _, voice in plan} <= set(TRAINING)
+    assert plan == training_plan(0, 1_000) != training_plan(1, 1_000)
+    assert len(set(plan)) == 1_000
+    assert max(Counter(text for text, _ in plan).values()) == 3
+
+
+def test_a_held_out_plan_is_unheard_in_words_and_voices():
+    plan = held_out_plan(0, 300)
+    assert {voice for _, voice in plan} <= set(HELD_OUT)
+    assert not {text for text, _ in plan} & set(user_sentences("train", 10_000, 0))
+
+
+def test_the_teacher_says_replies():
+    assert teacher_plan(100) == [(text, TEACHER) for text in reply_sentences(100, 0)]
+
+
+@pytest.mark.debian("espeak-ng", "flite")
+def test_a_corpus_is_the_same_every_time_and_survives_its_file(tmp_path):
+    plan = [(f"This is sentence {word}.", voice) for word in ("one", "two", "three") for voice in (SPEAKER, TEACHER)]
+    seen = []
+    corpus = build(plan, seed=3, progress=lambda done, total: seen.append((done, total)))
+    assert len(corpus) == 6 and seen[-1] == (6, 6)
+    assert sorted(zip(corpus.texts, corpus.voices, strict=True)) == sorted((text, voice.name) for text, voice in plan)
+    again = build(plan, workers=2, seed=3)
+    assert np.array_equal(corpus.samples, again.samples) and corpus.texts == again.texts
+
+    corpus.save(tmp_path / "small")
+    loaded = Corpus.load(tmp_path / "small")
+    for index in range(6):
+        assert np.array_equal(loaded[index][0], corpus[index][0]) and loaded[index][1:] == corpus[index][1:]
+    samples, text, voice = loaded[0]
+    assert samples.dtype == np.float32 and 0.5 < len(samples) / 16_000 < 4
+    assert text in corpus.texts and voice in ("espeak", TEACHER.name)
+    assert corpus.seconds == pytest.approx(sum(len(corpus[index][0]) for index in range(6)) / 16_000)
+
+
+@pytest.mark.debian("espeak-ng")
+def test_one_failure_in_a_hundred_is_left_out_and_more_is_an_error():
+    unspeakable = [(" .", SPEAKER)]
+    plan = [("Yes.", SPEAKER)] * 120
+    assert len(build(plan + unspeakable)) == 120
+    with pytest.raises(InputError, match=r"2 of 12 .*' \.' by espeak"):
+        build(plan[:10] + 2 * unspeakable)
+
+
+def test_a_corpus_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match="nothing"):
+        Corpus.load(tmp_path / "nothing")
+
+
+def test_human_recordings_have_words_and_sound():
+    pytest.importorskip("av")
+    recordings = human_recordings()
+    if not recordings:
+        pytest.skip("no recordings are installed")
+    for samples, text, source in recordings[::40]:
+        assert samples.dtype == np.float32 and len(samples) > 4_000 and np.abs(samples).max() > 0.01
+        assert len(text.split()) > 1 and source

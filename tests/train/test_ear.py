@@ -1,0 +1,182 @@
+"""The ear learns in the layout it is published in: lattice = codebook, learning = hearing, batch = stream."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from vivavoce.audio.mel import WhisperMel
+from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.models.speech_encoder_stream import SpeechStream
+from vivavoce.nn.allocation import fill_randomly
+from vivavoce.train import ear
+from vivavoce.train.codes import encode_corpus
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.ctc import ctc_loss
+from vivavoce.train.ear_forward import features, new_encoder
+from vivavoce.train.ear_lessons import Habits, Lessons, Shape, Speech
+from vivavoce.train.ear_probe import LETTERS, read, spelled
+from vivavoce.train.ear_report import edit_distance, error_rate
+from vivavoce.train.ear_surroundings import Surroundings, warp_bands
+from vivavoce.train.lattice import Lattice
+from vivavoce.train.voices import TEACHER
+
+LEVELS = (4, 3, 2, 3)
+CONFIG = SpeechEncoderConfig(
+    d_model=32, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=80, max_source_positions=400,
+    quantize_position=2, quantize_vocab_size=72,
+)  # fmt: skip
+SENTENCES = (
+    ("A table for three, please.", "guest", 1.3),
+    ("At seven thirty?", "guest", 0.71),
+    ("Thank you.", "guest", 0.4),
+    ("Good evening.", TEACHER.name, 0.9),
+    ("We open at nine.", TEACHER.name, 1.8),
+    ("Of course.", "guest", 1.0),
+)
+
+
+@pytest.fixture
+def corpus():
+    """Tones that come and go: nobody speaks, but every sentence sounds different."""
+    random = np.random.default_rng(0)
+    sounds = []
+    for _, _, seconds in SENTENCES:
+        clock = np.arange(round(seconds * 16000)) / 16000
+        pitch = 200 + 150 * np.sin(2 * np.pi * random.uniform(1, 3) * clock)
+        sound = np.sin(2 * np.pi * np.cumsum(pitch) / 16000) * (0.2 + 0.1 * np.sin(9 * clock))
+        sounds.append(((sound + 0.01 * random.standard_normal(len(clock))) * 20000).astype(np.int16))
+    return Corpus.of([(sound, text, voice) for sound, (text, voice, _) in zip(sounds, SENTENCES, strict=True)])
+
+
+def _whole(corpus):
+    return torch.from_numpy(corpus.samples).float()[None, : 72 * 1280] / 32768
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    made = new_encoder(CONFIG, Lattice(LEVELS)).eval().requires_grad_(False)
+    made.layers[1].fc2.weight.mul_(6.0)  # so that the codes vary
+    return made
+
+
+def test_ctc_is_that_of_torch_in_value_and_gradient():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 40, 8, generator=generator).requires_grad_()
+    targets = torch.randint(1, 8, (6, 12), generator=generator)
+    targets[0, 3] = targets[0, 4]  # a double letter needs a blank
+    lengths, counts = torch.tensor([40, 33, 40, 12, 5, 1]), torch.tensor([12, 9, 1, 3, 11, 1])
+    ours = ctc_loss(logits.log_softmax(-1), targets, lengths, counts)
+    theirs = functional.ctc_loss(
+        logits.log_softmax(-1).transpose(0, 1), targets, lengths, counts, reduction="none", zero_infinity=True
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
+    weight = torch.rand(6, generator=generator)
+    gradients = [torch.autograd.grad((loss * weight).sum(), logits)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(*gradients, atol=2e-5, rtol=1e-4)
+
+
+def test_ctc_stays_finite_where_letters_are_next_to_impossible():
+    logits = torch.zeros(1, 300, 29)
+    logits[..., 0] = 40.0
+    loss = ctc_loss(
+        logits.log_softmax(-1), torch.arange(1, 29).repeat(3)[None], torch.tensor([300]), torch.tensor([84])
+    )
+    assert 3000 < loss.item() < 3400
+
+
+@pytest.mark.parametrize("levels", [(2, 2, 2), (3, 3, 3), (4, 4), LEVELS])
+def test_the_nearest_row_of_the_codebook_is_the_rounding(levels):
+    lattice = Lattice(levels)
+    encoder = SpeechEncoder(
+        SpeechEncoderConfig(16, 2, 32, 80, 100, quantize_position=1, quantize_vocab_size=lattice.size)
+    )
+    encoder.codebook.weight.data.copy_(lattice.codebook(16))
+    x = torch.randn(40, 50, 16, generator=torch.Generator().manual_seed(0)) * 1.5
+    codes = lattice.codes(x)
+    assert torch.equal(encoder.nearest(x), codes)
+    assert len(codes.unique()) == lattice.size
+    assert torch.equal(lattice.values(codes), lattice.rounded(lattice.bounded(x)))
+
+
+def test_the_training_forward_is_the_encoders(encoder):
+    mel = torch.randn(3, 80, 160, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        features(encoder, mel, torch.zeros(3, dtype=torch.int64), 0.0), encoder.features(mel), atol=1e-5, rtol=1e-5
+    )
+    moved = features(encoder, mel, torch.tensor([0, 8, 100]), 0.0)
+    assert (moved - encoder.features(mel)).abs().amax((1, 2))[1:].min() > 1e-3
+
+
+def test_a_corpus_has_the_codes_that_streams_give(encoder, corpus):
+    fill_randomly(encoder, seed=3)
+    encoder.codebook.weight.copy_(encoder.features(WhisperMel(80)(_whole(corpus)))[0, :72])  # rows that are used
+    made = encode_corpus(encoder, corpus, "cpu", batch=2)
+    stream = SpeechStream(encoder)
+    for index, codes in enumerate(made):
+        samples = torch.from_numpy(corpus[index][0])
+        state, heard = stream.initial_state(), []
+        for piece in samples.split(1000):
+            new, state = stream.step(state, piece)
+            heard.append(new)
+        heard.append(stream.finish(state)[0])
+        assert codes.dtype == np.int16
+        assert codes.tolist() == torch.cat(heard).tolist()
+    assert len(np.unique(np.concatenate(made))) > 10
+
+
+def test_both_hearings_of_a_sentence_are_in_step_and_end_with_a_whole_code(corpus):
+    speech = Speech.of(corpus, TEACHER.name, "cpu")
+    shapes = (Shape(1.6, 6), Shape(3.2, 4, sentences=3))
+    lessons = Lessons(speech, shapes, CONFIG, Surroundings("cpu", 0.0), Habits(warped=0.0, tail=0.0))
+    sizes = set()
+    for seed in range(8):
+        batch = lessons.batch(seed)
+        sizes.add(batch["clean"].shape)
+        ends = [int((row > row.min() + 0.05).any(0).nonzero().max()) // 8 + 1 for row in batch["clean"]]
+        assert all(abs(end - code) <= 1 for end, code in zip(ends, batch["codes"].tolist(), strict=True))
+        for row, count in zip(batch["symbols"], batch["counts"], strict=True):
+            said = "".join(LETTERS[symbol - 1] for symbol in row[:count])
+            assert all(any(part in text.lower().replace(",", "") for text, _, _ in SENTENCES) for part in said.split())
+    assert len(sizes) == 2
+    again = lessons.batch(5)
+    assert all(torch.equal(value, again[name]) for name, value in lessons.batch(5).items())
+
+
+def test_surroundings_change_the_sound_but_not_its_place():
+    click = torch.zeros(8, 8000)
+    click[:, 4000:4200] = 0.5
+    heard = Surroundings("cpu")(click, torch.full((8,), 8000), seed=2)
+    assert not torch.allclose(heard, click)
+    assert ((heard.abs().argmax(1) - 4100).abs() < 800).float().mean() >= 0.75
+
+
+def test_bands_are_warped_and_time_is_not():
+    mel = torch.zeros(64, 80, 30)
+    mel[:, 40, 10] = 1.0
+    warped = warp_bands(mel, torch.Generator().manual_seed(0))
+    assert (warped.sum(1).argmax(1) == 10).all()
+    places = warped[:, :, 10].argmax(1)
+    assert places.min() < 38 and places.max() > 42
+
+
+def test_spelling_and_edits():
+    assert read([*spelled("it's 7"), 0]) == "it's seven"
+    assert read([3, 3, 0, 3, 4]) == "aab"
+    assert edit_distance("kitten", "sitting") == 3
+    assert error_rate(["abcd", "ab"], ["abcd", "b"]) == pytest.approx(1 / 6, abs=1e-4)
+
+
+def test_an_ear_learns_and_what_it_saves_is_a_codecs_ear(tmp_path, corpus):
+    corpus.save(tmp_path / "corpus")
+    command = ["--corpus", str(tmp_path / "corpus"), "--held-out", str(tmp_path / "corpus"), "--seconds", "100"]
+    metrics = ear.main([*command, "--out", str(tmp_path / "ear"), "--tiny", "--device", "cpu"])
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "ear/course/log.jsonl").read_text().splitlines()]
+    assert losses[-1] < 0.8 * losses[0]
+    assert metrics["held_out"] == json.loads((tmp_path / "ear/metrics.json").read_text())["held_out"]
+    loaded = SpeechEncoder.load(tmp_path / "ear")
+    assert loaded.config.quantize_vocab_size == 81
+    assert len(encode_corpus(loaded, corpus, "cpu")) == len(SENTENCES)

@@ -1,0 +1,214 @@
+"""What the flow decoder is taught is what it does in use, and its lessons work."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests.train.buzzing import buzzing
+from vivavoce.audio.sound import Sound
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.minis.untrained import EAR, untrained_codec
+from vivavoce.models.flow import FlowDecoder
+from vivavoce.models.flow_matching import cosine_times, fixed_noise
+from vivavoce.models.flow_state import VoicePrompt
+from vivavoce.models.moss_speech_codec import MossSpeechCodec
+from vivavoce.nn.chunk_mask import Span, attention_bias, visible
+from vivavoce.train.assemble import VOICE_NAME, assemble_codec
+from vivavoce.train.flow import TINY, Lesson, MelScale, main, teacher_vector, tiny_config
+from vivavoce.train.flow_forward import features, velocity
+from vivavoce.train.flow_lessons import EVERYTHING, NO_MASK, CodedSpeech, Passages, Shape, code_bias
+from vivavoce.train.flow_mels import flow_mels
+from vivavoce.train.flow_start import untaught
+from vivavoce.train.loop import Learner
+from vivavoce.train.teacher import Speech
+from vivavoce.train.vocoder import main as teach_vocoder
+
+CODES = 64
+CONFIG = tiny_config(CODES)
+SPEAKER = teacher_vector(CONFIG.speaker_dim)
+
+
+@pytest.fixture(scope="module")
+def speech():
+    """Buzzes whose codes say how loud each code's frames are."""
+    sounds = Speech.of(buzzing(8), np.arange(8), "cpu")
+    loudness = sounds.mel.mean(1).view(-1, CONFIG.ratio).mean(1)
+    edges = torch.quantile(loudness, torch.linspace(0, 1, CODES + 1))[1:-1]
+    codes = torch.bucketize(loudness, edges).numpy().astype(np.int16)
+    return CodedSpeech.of(sounds, np.split(codes, 8), CONFIG.ratio)
+
+
+@pytest.fixture
+def flow(speech):
+    return untaught(CONFIG, speech.mel.mean(0), seed=0)
+
+
+def _batch(speech, number=0, seed=0):
+    passages = Passages(speech, CONFIG, TINY.shapes, TINY.habits, cosine_times(2, torch.device("cpu"))[:-1], 0.5)
+    return passages.batch(number, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("left", [None, 0, 1, 3])
+@pytest.mark.parametrize("sink", [0, 5, 10])
+def test_masks_of_lessons_are_those_of_streams(left, sink):
+    span = Span(torch.zeros(1, dtype=torch.int64), 23, torch.tensor([sink]))
+    expected = attention_bias(visible(span, 5, left), torch.float32)
+    made = code_bias(torch.tensor([EVERYTHING if left is None else left]), torch.tensor([sink]), 23, 5)
+    assert torch.equal(made, expected)
+
+
+def test_offline_lessons_have_no_mask():
+    assert (code_bias(torch.tensor([NO_MASK]), torch.tensor([5]), 23, 5) == 0).all()
+
+
+@pytest.mark.parametrize(("left", "final"), [(None, True), (None, False), (2, True), (NO_MASK, True)])
+@torch.no_grad()
+def test_the_flow_is_taught_as_it_is_used(speech, flow, left, final):
+    """The solver of use, written out over the functions of the lesson, gives the mel of use."""
+    (prompt_codes, prompt_mel), (codes, _) = speech.utterance(0), speech.utterance(1)
+    prompt_codes, prompt_mel, codes = prompt_codes[:10], prompt_mel[:40], codes[: 17 if final else 20]
+    flow.eval()
+    expected = flow(
+        codes,
+        VoicePrompt(prompt_codes, prompt_mel, SPEAKER),
+        streaming=left != NO_MASK,
+        final=final,
+        left_chunks=None if left in (None, NO_MASK) else left,
+    )
+    sink = flow._sink(10)
+    known = EVERYTHING if left is None else left
+    everything = torch.cat([prompt_codes, codes, torch.zeros(3 if final else 0, dtype=torch.int64)])[None]
+    time = everything.shape[1] - 3
+    code_mask = code_bias(torch.tensor([known]), torch.tensor([sink]), time, CONFIG.chunk)
+    mask = code_mask.repeat_interleave(4, 2).repeat_interleave(4, 3)
+    made = features(flow, everything, torch.tensor([time if final else time + 3]), (code_mask, mask))
+    speaker = flow.spk_embed_affine_layer(SPEAKER)
+    prompted = torch.zeros_like(made)
+    prompted[:, :40] = prompt_mel
+    conditions = torch.cat([made, speaker.expand_as(made), prompted], dim=-1)
+    x, times = (
+        fixed_noise(80, torch.device("cpu"))[None, : time * 4],
+        cosine_times(CONFIG.euler_steps, torch.device("cpu")),
+    )
+    for now, then in itertools.pairwise(times):
+        with_conditions, without = (
+            velocity(flow, x, now[None], given, mask) for given in (conditions, torch.zeros_like(conditions))
+        )
+        x = x + (then - now) * ((1 + CONFIG.guidance) * with_conditions - CONFIG.guidance * without)
+    torch.testing.assert_close(x[0, 40:].T, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_batch_is_a_prompt_and_speech_behind_it(speech):
+    batch = _batch(speech, number=1)
+    assert batch["codes"].shape == (2, 33) and batch["mel"].shape == (2, 120, 80)
+    prompt = batch["prompted"].sum(1) // CONFIG.ratio
+    assert (prompt % CONFIG.chunk == 0).all() and (prompt <= 15).all()
+    assert (batch["sink"] == (prompt - CONFIG.chunk).clamp(min=0)).all()
+    assert _batch(speech, number=2)["codes"].shape == (4, 23)
+    again = _batch(speech, number=1)
+    assert all(torch.equal(batch[name], again[name]) for name in batch)
+
+
+def test_codes_and_mels_of_a_batch_belong_together(speech):
+    unheard = Passages(speech, CONFIG, [Shape(30, 8)], TINY.habits.__class__(misheard=0.0), torch.zeros(1), 0.5)
+    batch = unheard.batch(0, torch.Generator().manual_seed(0))
+    pairs = zip(speech.mel.view(-1, 4, 80), speech.codes, strict=True)
+    told = {mel.numpy().tobytes(): int(code) for mel, code in pairs}
+    for codes, mels in zip(batch["codes"], batch["mel"].unflatten(1, (-1, 4)), strict=True):
+        assert [told[mel.numpy().tobytes()] for mel in mels] == codes[:30].tolist()
+
+
+def test_every_weight_of_the_flow_learns(speech, flow):
+    loss = Lesson(flow, TINY, SPEAKER, MelScale.of(speech.mel))(_batch(speech) | {"guided": torch.ones(4)})["loss"]
+    names = dict(flow.named_parameters())
+    for name, gradient in zip(names, torch.autograd.grad(loss, list(names.values())), strict=True):
+        assert torch.isfinite(gradient).all() and gradient.abs().max() > 0, name
+
+
+def test_the_loss_falls(speech):
+    roomy = dataclasses.replace(CONFIG, estimator=dataclasses.replace(CONFIG.estimator, channels=192))
+    flow = untaught(roomy, speech.mel.mean(0), seed=0)
+    lesson, known = Lesson(flow, TINY, SPEAKER, MelScale.of(speech.mel)), _batch(speech, seed=99)
+    before = lesson(known)
+    learner = Learner({"flow": flow}, lesson, 1e-3)
+    for step in range(60):
+        learner.step(_batch(speech, step, step), min(1.0, step / 20))
+    after = lesson(known)
+    assert after["flow"] < 0.8 * before["flow"] and after["prior"] < 0.9 * before["prior"]
+
+
+@torch.no_grad()
+def test_a_flow_begins_by_turning_its_noise_around(speech):
+    roomy = dataclasses.replace(CONFIG, estimator=dataclasses.replace(CONFIG.estimator, channels=192))
+    flow = untaught(roomy, speech.mel.mean(0), seed=0)
+    noise = torch.randn(2, 60, 80, generator=torch.Generator().manual_seed(0))
+    nothing = torch.zeros(2, 60, 240)
+    moved = velocity(flow, noise, torch.zeros(2), nothing, torch.zeros(1))
+    wanted = speech.mel.mean(0) - noise
+    assert (moved - wanted).square().mean() < 0.3
+
+
+def test_a_corpus_too_short_for_a_sequence_is_refused(speech):
+    with pytest.raises(InputError, match="give a larger one"):
+        Passages(speech, CONFIG, [Shape(1000, 1)], TINY.habits, torch.zeros(1), 0.5)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """An ear, a flow and a vocoder, each as its command leaves it."""
+    folder = tmp_path_factory.mktemp("parts")
+    buzzing(8).save(folder / "corpus")
+    untrained_codec().save(folder / "ear")
+    given = ["--corpus", str(folder / "corpus"), "--seconds", "60", "--tiny"]
+    main([*given, "--ear", str(folder / "ear"), "--out", str(folder / "flow")])
+    teach_vocoder([*given, "--out", str(folder / "vocoder")])
+    return folder
+
+
+def test_the_command_leaves_a_flow_that_loads(parts):
+    config = tiny_config(EAR.quantize_vocab_size)
+    FlowDecoder.load(parts / "flow" / "flow-chunk-5.safetensors", config)
+    figures = json.loads((parts / "flow" / "metrics.json").read_text())
+    assert all(np.isfinite(list(figures.values()))) and "stream_guidance_0.7_l1" in figures
+    assert (parts / "flow" / "log.jsonl").is_file()
+
+
+def test_parts_make_a_codec_that_speaks_with_the_teachers_voice(parts, tmp_path):
+    judged = assemble_codec(parts / "ear", parts / "flow", parts / "vocoder", buzzing(8), tmp_path)
+    assert judged.codes == 25 and judged.mel_l1 > 0
+    assert not list(tmp_path.rglob("*.pt"))
+    codec = MossSpeechCodec.load(tmp_path)
+    assert codec.voices() == [VOICE_NAME]
+    voice = codec.named_voice(VOICE_NAME)
+    assert len(voice.codes) == 25 and voice.sink == 20
+    codes = codec.encode(Sound(buzzing(1)[0][0], 16_000))
+    spoken = codec.speak(codes, voice, left_chunks=4)
+    assert spoken.shape == (25 * 1920,) and torch.isfinite(spoken).all()
+
+
+def test_a_vocoder_learns_on_with_the_mels_of_the_flow(parts, tmp_path, capsys):
+    given = ["--corpus", str(parts / "corpus"), "--out", str(tmp_path), "--seconds", "60", "--tiny"]
+    origins = ["--init", str(parts / "vocoder"), "--ear", str(parts / "ear"), "--flow", str(parts / "flow")]
+    teach_vocoder(given + origins)
+    assert (tmp_path / "hift.safetensors").is_file()
+    assert "mels of the flow" in capsys.readouterr().out
+
+
+@torch.no_grad()
+def test_mels_for_the_vocoder_are_those_of_a_stream(speech, flow):
+    prompt = VoicePrompt(*speech.prompt(CONFIG.chunk), SPEAKER)
+    mels = flow_mels(flow.eval(), speech, prompt, codes=40, rows=2)
+    assert mels.shape == speech.mel.shape
+    alone = flow(speech.codes[40:83], prompt, streaming=True, final=False, left_chunks=4)
+    torch.testing.assert_close(mels[160:320], alone.T, atol=1e-4, rtol=1e-4)
+
+
+def test_folders_mixed_up_are_named(parts, tmp_path):
+    with pytest.raises(CheckpointError, match="no sizes of a flow"):
+        assemble_codec(parts / "ear", parts / "vocoder", parts / "flow", buzzing(8), tmp_path)
+    with pytest.raises(CheckpointError, match="sizes"):
+        assemble_codec(parts / "ear", parts / "ear", parts / "flow", buzzing(8), tmp_path)

@@ -1,0 +1,160 @@
+"""The language model's course: its command, its stages, and a dialogue learned by heart said again by the engine."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from vivavoce.device import pick
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
+from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.train import lm, lm_data
+from vivavoce.train.lm_corpus import SpokenDialogues
+from vivavoce.train.lm_exam import edit_distance, word_error_rate
+from vivavoce.train.lm_lessons import HEARD, READ, SAID, SPOKEN, TRANSCRIBE
+from vivavoce.train.lm_tokenizer import train_tokenizer
+
+FEW = lm_data.Plan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
+BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A model that has learned three dialogues by heart, its folder, and the dialogues."""
+    folder = tmp_path_factory.mktemp("lm")
+    data, _ = lm_data.spelled_data(FEW, code_count=64)
+    lm.train(BY_HEART, data, folder, None, torch.device("cpu"), report=lambda line: None)
+    return folder, data
+
+
+def _losses(folder, stage, name):
+    log = (folder / lm.LAST_STATES / stage / "log.jsonl").read_text().splitlines()
+    return [json.loads(line)[name] for line in log]
+
+
+def test_every_stage_lowers_what_it_may_change(learned):
+    folder, _ = learned
+    text, speech, both = (
+        _losses(folder, *which) for which in (("text", "text"), ("audio", "speech"), ("both", "loss"))
+    )
+    assert text[-1] < text[0] and speech[-1] < speech[0] and both[-1] < 0.2 * both[0]
+
+
+def _reply(folder, turns, reply):
+    model = MossSpeech.load(folder)
+    prompt = MossSpeechPrompt(model.config, TextTokenizer.load(folder))
+    engine = Engine(model, pick("cpu"), dtype=torch.float32)
+    return model, engine.complete(engine.open(prompt.rows(turns, reply)), Generation(GREEDY, max_new_rows=120))
+
+
+@pytest.mark.parametrize("says", ["speech", "text"])
+def test_the_engine_says_again_what_was_learned_by_heart(learned, says):
+    folder, data = learned
+    line = max(data.dialogues, key=len)
+    turns = [Turn("system", DEFAULT_SYSTEM[says])]
+    for exchange in line:
+        codes = [int(code) for code in data.replies.codes[int(data.replies.of(exchange.reply)[0])]]
+        turns.append(Turn("user", [int(c) for c in data.heard.codes[int(data.heard.of(exchange.user)[0])]]))
+        model, rows = _reply(folder, turns, says)
+        assert model.ends(rows[-1])
+        if says == "speech":
+            assert model.spoken_codes(rows) == codes
+        else:
+            assert TextTokenizer.load(folder).decode(model.written_ids(rows)) == exchange.reply
+        turns.append(Turn("assistant", codes if says == "speech" else exchange.reply))
+
+
+def test_it_writes_down_and_reads_aloud(learned):
+    folder, data = learned
+    sentence = data.replies.sentences[0]
+    codes = [int(code) for code in data.replies.codes[0]]
+    model, rows = _reply(folder, [Turn("system", TRANSCRIBE), Turn("user", codes)], "text")
+    assert TextTokenizer.load(folder).decode(model.written_ids(rows)) == sentence
+    model, rows = _reply(folder, [Turn("system", READ), Turn("user", sentence)], "speech")
+    assert model.spoken_codes(rows) == codes
+
+
+def test_the_commands_run_from_words_to_figures(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(lm, "TINY", dataclasses.replace(lm.TINY, steps=(4, 4, 8), log_every=2))
+    lm_data.main(["--spelled", "--tiny", "--out", str(tmp_path / "data")])
+    lm.main(["--tiny", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "lm"), "--device", "cpu"])
+    figures = json.loads((tmp_path / "lm" / "metrics.json").read_text())
+    assert {"speech_speech", "speech_text_15dB", "transcribe", "read"} <= figures.keys()
+    assert figures["speech_speech"]["questions"] == 8
+    assert (tmp_path / "lm" / "curves.png").is_file()
+    assert "exam speech_text" in capsys.readouterr().out
+    config = MossSpeechConfig.read(tmp_path / "lm")
+    assert config.audio_pad_token_id > config.eosp_token_id, "no code is taken for filler"
+
+
+def test_stages_freeze_what_they_should():
+    data, _ = lm_data.spelled_data(FEW, 64)
+    backend = train_tokenizer(data.written, 300)
+    config = lm.make_config(lm.TINY, TextTokenizer(backend), backend.get_vocab_size(), 64)
+    model = MossSpeech.random(config)
+    names = dict(model.named_parameters())
+    lm.let_learn(model, text=False, audio=True)
+    assert {name for name in names if names[name].requires_grad} == {name for name in names if "audio" in name}
+    lm.let_learn(model, text=True, audio=False)
+    assert {name for name in names if names[name].requires_grad} == {name for name in names if "audio" not in name}
+    lm.copy_text_layers(model)
+    for mine, given in zip(model.model.audio_block.parameters(), model.model.text_block.parameters(), strict=True):
+        assert torch.equal(mine, given)
+
+
+def test_only_codes_are_spoiled_and_guests_more_than_the_desk():
+    config = MossSpeechConfig(eosp_token_id=50, audio_pad_token_id=51, modality_pad_token_id=9)
+    torch.manual_seed(0)
+    kinds = torch.tensor([0, HEARD, SPOKEN, SAID]).repeat_interleave(500).expand(8, -1)
+    rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 7)], dim=-1)
+    rows[:, -1, 1] = 50
+    shown = lm.spoiled(config, rows, kinds, heard=0.4, said=0.1)
+    changed = (shown[..., 1] != rows[..., 1]).float()
+    assert torch.equal(shown[..., 0], rows[..., 0])
+    assert changed[kinds == 0].sum() == 0 and (shown[:, -1, 1] == 50).all()
+    assert changed[kinds == HEARD].mean() > 2 * changed[(kinds == SPOKEN) | (kinds == SAID)].mean() > 0
+    assert shown[..., 1].max() == 51
+
+
+def test_the_tokenizer_is_the_same_for_the_same_sentences_and_loses_nothing():
+    sentences = [f"A table for {number} people, please." for number in ("two", "three", "four", "twenty two")]
+    first, again = (train_tokenizer(order, 300) for order in (sentences, sentences[::-1]))
+    assert first.to_str() == again.to_str()
+    tokenizer = TextTokenizer(first)
+    assert tokenizer.decode(tokenizer.encode("Zwölf Stühle, bitte! 桌子")) == "Zwölf Stühle, bitte! 桌子"
+    assert len(tokenizer.encode("<|im_start|>")) == 1
+
+
+def test_spoken_dialogues_are_kept_whole(tmp_path):
+    data, held_out = lm_data.spelled_data(lm_data.TINY, 64)
+    data.save(tmp_path / "data.npz")
+    again = SpokenDialogues.load(tmp_path / "data.npz")
+    assert again.dialogues == data.dialogues and again.code_count == 64
+    assert again.heard.sentences == data.heard.sentences
+    assert all((again.heard.codes[i] == data.heard.codes[i]).all() for i in range(len(data.heard.codes)))
+    said = {exchange.user for line in data.dialogues for exchange in line}
+    assert not said & {
+        exchange.user for line in held_out.dialogues for exchange in line if exchange.intent != "decline"
+    }
+
+
+def test_distances():
+    assert edit_distance("kitten", "sitting") == 3
+    assert edit_distance([1, 2, 3], []) == 3
+    assert word_error_rate(["one two three four"], ["one too three"]) == pytest.approx(0.5)
+
+
+@pytest.mark.gpu
+def test_captured_steps_learn_as_eager_ones_do(tmp_path):
+    data, _ = lm_data.spelled_data(FEW, code_count=64)
+    ends = []
+    for use_graph in (False, True):
+        recipe = dataclasses.replace(BY_HEART, use_graph=use_graph)
+        folder = tmp_path / str(use_graph)
+        lm.train(recipe, data, folder, None, torch.device("cuda"), report=lambda line: None)
+        ends.append(_losses(folder, "both", "loss")[-1])
+    assert max(ends) < 1.0 and abs(ends[0] - ends[1]) < 0.3

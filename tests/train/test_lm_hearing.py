@@ -1,0 +1,89 @@
+"""What the language model is given to hear: the ear's own codes, with silence around them, and all that was spoken."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from vivavoce.minis.untrained import EAR
+from vivavoce.models.speech_encoder import SpeechEncoder
+from vivavoce.nn.allocation import fill_randomly
+from vivavoce.train.codes import encode_corpus
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.lm_data import CLEAN, NOISY, Plan, heard_data, speech_plan
+from vivavoce.train.lm_hearing import LIVE, NONE, Listener, Silence, elsewhere, over_noise
+from vivavoce.train.voices import HELD_OUT, TEACHER
+
+PLAN = Plan(spoken=3, written=1, general=1, read=1, versions=2, held_out=2, held_out_general=1)
+
+
+@pytest.fixture(scope="module")
+def ear() -> SpeechEncoder:
+    encoder = SpeechEncoder(dataclasses.replace(EAR, quantize_vocab_size=50)).requires_grad_(False).eval()
+    fill_randomly(encoder)
+    return encoder
+
+
+def _sounds(plan) -> Corpus:
+    """Noise in place of speech, longer where there is more to say."""
+    source = np.random.default_rng(0)
+    made = [(source.normal(0, 3000, 400 * len(text) + 700).astype(np.int16), text, voice.name) for text, voice in plan]
+    return Corpus.of(made)
+
+
+def _few(ear) -> tuple[Listener, Corpus]:
+    corpus = _sounds([(text, TEACHER) for text in ("One.", "Two or three words.", "And quite a few words more.")])
+    return Listener(ear, corpus, "cpu"), corpus
+
+
+def test_without_silence_it_hears_what_the_ear_hears(ear):
+    listener, corpus = _few(ear)
+    heard = listener.codes(np.array([2, 0]), NONE, seed=0)
+    expected = encode_corpus(ear, corpus, "cpu")
+    assert [codes.tolist() for codes in heard] == [expected[2].tolist(), expected[0].tolist()]
+
+
+def test_silence_takes_its_time(ear):
+    listener, _ = _few(ear)
+    everything = np.arange(3)
+    plain = listener.codes(everything, NONE, seed=0)
+    padded = listener.codes(everything, Silence((160.0, 160.0), (80.0, 80.0)), seed=0)
+    assert [len(codes) for codes in padded] == [len(codes) + 3 for codes in plain]
+
+
+def test_other_voices_may_be_slower_and_nothing_of_them_is_cut(ear):
+    listener, _ = _few(ear)
+    everything = np.arange(3)
+    plain = listener.codes(everything, NONE, seed=0)
+    longest = [len(codes) for codes in plain]
+    for seed in range(6):
+        changed = listener.codes(everything, NONE, seed, elsewhere("cpu", seed))
+        longest = [max(a, len(b)) for a, b in zip(longest, changed, strict=True)]
+    assert all(a > len(b) for a, b in zip(longest, plain, strict=True))
+
+
+def test_noise_lies_at_the_distance_that_was_asked_for():
+    samples = torch.randn(4, 16000) * 0.1
+    lengths = torch.full((4,), 16000)
+    changed, same = over_noise("cpu", 0, 15.0)(samples, lengths)
+    distance = 10 * torch.log10(samples.square().mean(1) / (changed - samples).square().mean(1))
+    assert torch.equal(same, lengths)
+    torch.testing.assert_close(distance, torch.full((4,), 15.0), atol=0.3, rtol=0)
+
+
+def test_the_plan_keeps_voices_apart_and_all_of_it_is_heard(ear):
+    plan = speech_plan(PLAN)
+    train, held_out = heard_data(PLAN, _sounds(plan), ear, "cpu")
+    unheard = {text for text, voice in plan if voice in HELD_OUT}
+    assert set(held_out.heard.sentences) == unheard
+    assert not unheard & {text for text, voice in plan if voice not in HELD_OUT and voice != TEACHER}
+    for line in held_out.dialogues:
+        for exchange in line:
+            assert len(held_out.heard.of(exchange.user, CLEAN)) == len(held_out.heard.of(exchange.user, NOISY)) == 1
+            assert len(held_out.replies.of(exchange.reply)) == 1
+    spoken = train.dialogues[: PLAN.spoken + PLAN.general]
+    assert all(
+        len(train.heard.of(e.user)) >= PLAN.versions and len(train.replies.of(e.reply)) for line in spoken for e in line
+    )
+    assert LIVE.after[1] <= 320

@@ -1,0 +1,123 @@
+"""Lessons are the chat's own rows, teach only what the desk says, and fill batches without touching each other."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
+from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.train.lm import TINY, make_config
+from vivavoce.train.lm_corpus import SpokenDialogues
+from vivavoce.train.lm_data import TINY as TINY_PLAN
+from vivavoce.train.lm_data import spelled_data
+from vivavoce.train.lm_lessons import CONTEXT, HEARD, READ, SPOKEN, SYSTEMS, TRANSCRIBE, WRITTEN, Habits, Lessons
+from vivavoce.train.lm_tokenizer import train_tokenizer
+
+PLAIN = Habits(late_system=0.0, no_system=0.0, strange_system=0.0, interrupted=0.0, distant=0.0)
+
+
+@pytest.fixture(scope="module")
+def data() -> SpokenDialogues:
+    return spelled_data(TINY_PLAN, 64)[0]
+
+
+@pytest.fixture(scope="module")
+def setting(data):
+    backend = train_tokenizer(data.written, 300)
+    tokenizer = TextTokenizer(backend)
+    return make_config(TINY, tokenizer, backend.get_vocab_size(), data.code_count), tokenizer
+
+
+def _lessons(setting, data, habits=PLAIN, **mix) -> Lessons:
+    return Lessons(*setting, data, mix or {"speech_speech": 1.0}, habits=habits)
+
+
+def _longest(data):
+    return max((line for line in data.dialogues if all(len(data.heard.of(e.user)) for e in line)), key=len)
+
+
+@pytest.mark.parametrize("mode", ["speech_speech", "speech_text", "text_speech", "text_text"])
+def test_a_lesson_is_the_published_prompt_and_then_the_reply(setting, data, mode, monkeypatch):
+    monkeypatch.setattr("vivavoce.train.lm_lessons.typed", lambda text, random_source: text)
+    hears, says = mode.split("_")
+    line = _longest(data)
+    rows = _lessons(setting, data).conversation(line, mode, np.random.default_rng(0)).rows()
+    prompt = MossSpeechPrompt(*setting)
+
+    def side(role, text, modality):
+        spoken = data.heard if role == "user" else data.replies
+        return Turn(role, list(spoken.codes[int(spoken.of(text)[0])]) if modality == "speech" else text)
+
+    turns = [turn for e in line for turn in (side("user", e.user, hears), side("assistant", e.reply, says))]
+    candidates = [prompt.rows([Turn("system", system), *turns[:-1]], says) for system in SYSTEMS[says]]
+    given = [tuple(row) for row in rows[:, :2].tolist()]
+    begun = next(candidate for candidate in candidates if given[: len(candidate)] == candidate)
+    whole = begun[: -1 if says == "speech" else None] + prompt.turn(turns[-1])[len(prompt.open_turn("assistant")) :]
+    assert given == whole
+
+
+def test_the_late_system_turn_stands_where_the_published_prompt_puts_it(setting, data):
+    lessons = _lessons(setting, data, dataclasses.replace(PLAIN, late_system=1.0))
+    line = _longest(data)
+    rows = lessons.conversation(line, "speech_speech", np.random.default_rng(0)).rows()
+    prompt = MossSpeechPrompt(*setting)
+    codes = [list(data.heard.codes[int(data.heard.of(e.user)[0])]) for e in line]
+    replies = [list(data.replies.codes[int(data.replies.of(e.reply)[0])]) for e in line]
+    turns = [
+        t for said, reply in zip(codes, replies, strict=True) for t in (Turn("user", said), Turn("assistant", reply))
+    ]
+    begun = prompt.rows(turns[:-1], "speech")
+    assert [tuple(row) for row in rows[: len(begun), :2].tolist()] == begun
+    assert set(rows[: len(begun), 2]) <= {CONTEXT, HEARD, 4}, "only the last reply is learned"
+    assert prompt.tokenizer.decode(begun and [row[0] for row in begun]).count(DEFAULT_SYSTEM["speech"]) == 1
+
+
+def test_what_is_learned_is_what_the_desk_says_and_its_end(setting, data):
+    config, tokenizer = setting
+    line = _longest(data)
+    written = _lessons(setting, data).conversation(line, "speech_text", np.random.default_rng(0)).rows()
+    learned = written[written[:, 2] == WRITTEN, 0].tolist()
+    assert tokenizer.decode(learned) == "".join(exchange.reply for exchange in line)
+    assert learned.count(config.eos_token_id) == len(line)
+    spoken = _lessons(setting, data).conversation(line, "speech_speech", np.random.default_rng(0)).rows()
+    codes = spoken[spoken[:, 2] == SPOKEN, 1].tolist()
+    expected = [[*data.replies.codes[int(data.replies.of(e.reply)[0])], config.eosp_token_id] for e in line]
+    assert codes == [code for reply in expected for code in reply]
+    assert spoken[spoken[:, 2] == WRITTEN, 0].tolist() == [config.eos_token_id] * len(line)
+
+
+def test_skills_have_their_own_system_text(setting, data):
+    lessons = _lessons(setting, data)
+    random_source = np.random.default_rng(1)
+    decode = setting[1].decode
+    assert decode(lessons.transcription(random_source).rows()[:, 0].tolist()).startswith(
+        f"system\n{TRANSCRIBE}\nuser\n"
+    )
+    reading = lessons.reading(random_source).rows()
+    assert decode(reading[:, 0].tolist()).startswith(f"system\n{READ}\nuser\n")
+    assert (reading[:, 2] == SPOKEN).any() and not (reading[:, 2] == HEARD).any()
+
+
+def test_an_interrupted_reply_is_cut_and_not_learned(setting, data):
+    lessons = _lessons(setting, data, dataclasses.replace(PLAIN, interrupted=1.0))
+    line = _longest(data)
+    assert len(line) > 1
+    rows = lessons.conversation(line, "speech_speech", np.random.default_rng(0)).rows()
+    last = data.replies.codes[int(data.replies.of(line[-1].reply)[0])]
+    assert (rows[:, 2] == SPOKEN).sum() == len(last) + 1
+    assert (rows[:, 1] == setting[0].eosp_token_id).sum() == 2 * len(line)
+
+
+def test_a_batch_is_full_repeatable_and_each_lesson_keeps_to_itself(setting, data):
+    habits = Habits(distant=1.0)
+    lessons = _lessons(setting, data, habits, speech_speech=1.0, transcribe=1.0, mixed=1.0, text_text=1.0)
+    first, again = (lessons.batch(np.random.default_rng(5), 4, 512) for _ in range(2))
+    assert (first == again).all()
+    assert (first[..., 3] > 0).float().mean() > 0.8
+    assert first[..., 2].max() < setting[0].max_position_embeddings
+    for line in first:
+        for segment in line[:, 3].unique()[1:]:
+            of_it = line[line[:, 3] == segment]
+            assert of_it[0, 2] == 0 and of_it[0, 4] == CONTEXT
+            assert (of_it[1:, 2] > of_it[:-1, 2]).all(), "positions rise, with a gap at most"

@@ -1,0 +1,167 @@
+"""The language model learns on the weights, rows and order that the engine speaks with."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
+from tests.train.tts_buzzes import VOICES, buzzes
+from vivavoce.device import pick
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.errors import InputError
+from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano import MossTTSNano
+from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
+from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
+from vivavoce.train import tts_codec
+from vivavoce.train.loop import Learner
+from vivavoce.train.tts import TINY, SpeakerLoss, main
+from vivavoce.train.tts_codec_forward import initialise as initialise_codec
+from vivavoce.train.tts_lessons import NOT_JUDGED, Layout, Lessons, Room, Spoken
+from vivavoce.train.tts_lm_forward import corrupt, frame_logits, global_states, initialise
+from vivavoce.train.tts_minis import LM, TINY_CODEC, TINY_LM
+from vivavoce.train.tts_tokenizer import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> SentencePieceTokenizer:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), TINY_LM.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def lessons(tokenizer) -> Lessons:
+    torch.manual_seed(0)
+    codec = MossAudioTokenizerNano(TINY_CODEC)
+    initialise_codec(codec)
+    corpus = buzzes()
+    learned = [index for index in range(len(corpus)) if corpus.voices[index] != VOICES[2]]
+    return Lessons(Spoken.of(corpus, learned, codec, tokenizer), TINY_LM, tokenizer, VOICES[0], rows_a_batch=1200)
+
+
+def frames_of(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, CONFIG.audio_vocab_size, (count, CONFIG.n_vq))
+
+
+def as_tuples(rows: np.ndarray) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in rows.tolist()]
+
+
+def test_lessons_are_laid_out_like_prompts():
+    tokenizer, prompt = LetterTokenizer(), MossTTSNanoPrompt(CONFIG, LetterTokenizer())
+    layout, text, reference = Layout(CONFIG, tokenizer), "Good evening.", frames_of(7)
+    ids = np.array(tokenizer.encode(text))
+    assert as_tuples(layout.clone(ids, reference)) == prompt.clone(text, reference.tolist())
+    assert as_tuples(layout.continuation(ids)) == prompt.continuation(text)
+    continued = np.concatenate([layout.continuation(ids), layout.frames(9, reference)])
+    assert as_tuples(continued) == prompt.continuation("evening.", "Good ", reference.tolist())
+
+
+def test_what_the_engine_says_greedily_is_what_training_finds_likeliest():
+    model = tiny_nano(dtype=torch.float32)
+    prompt = MossTTSNanoPrompt(CONFIG, LetterTokenizer()).clone("Hello.", frames_of(5).tolist())
+    engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
+    made = engine.complete(engine.open(prompt), Generation(GREEDY, max_new_rows=12, min_new_rows=12))
+    assert len(made) == 12
+    rows = torch.tensor([*prompt, *made])[None]
+    with torch.no_grad():
+        hidden = global_states(model, rows)[0, len(prompt) - 1 : -1]
+        _, logits = frame_logits(model, hidden, rows[0, len(prompt) :, 1:])
+    assert torch.equal(logits.argmax(-1), rows[0, len(prompt) :, 1:])
+
+
+def test_training_stops_where_the_engine_does():
+    model = tiny_nano(seed=3, dtype=torch.float32)
+    model.transformer.wte.weight[CONFIG.audio_end_token_id] += 0.5
+    prompt = MossTTSNanoPrompt(CONFIG, LetterTokenizer()).continuation("Hello.")
+    engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
+    made = engine.complete(engine.open(prompt), Generation(GREEDY, max_new_rows=40))
+    rows = torch.tensor([*prompt, *made])[None]
+    with torch.no_grad():
+        hidden = global_states(model, rows)[0, len(prompt) - 1 : -1]
+        stops, _ = frame_logits(model, hidden, rows[0, len(prompt) :, 1:].clamp(max=CONFIG.audio_vocab_size - 1))
+    ended = [row[0] == CONFIG.audio_end_token_id for row in made]
+    assert stops.argmax(-1).bool().tolist() == ended
+
+
+def test_every_weight_gets_a_gradient(lessons):
+    model = MossTTSNano(TINY_LM)
+    initialise(model)
+    SpeakerLoss(model, TINY)(lessons.batch(np.random.default_rng(0), "cpu"))["loss"].backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+def test_a_lesson_holds_its_sentence_and_nothing_else_is_judged(lessons):
+    room = Room(3, 256, 64)
+    batch = lessons.lay_out([0, 1, 2], room, np.random.default_rng(1), "cpu")
+    for lesson in range(3):
+        ends = batch["stops"][lesson].eq(1).nonzero()
+        assert len(ends) == 1
+        count = int(ends[0])
+        assert batch["codes"][lesson, count:].eq(NOT_JUDGED).all() and batch["codes"][lesson, :count].ge(0).all()
+        after = batch["heads"][lesson, :count] + 1
+        assert torch.equal(batch["rows"][lesson, after, 1:], batch["codes"][lesson, :count])
+        assert batch["rows"][lesson, after, 0].eq(TINY_LM.audio_assistant_slot_token_id).all()
+        assert batch["rows"][lesson, int(after[0]) - 1, 0] == TINY_LM.audio_start_token_id
+
+
+def test_without_a_reference_the_reply_voice_speaks_or_any_voice_goes_on_from_itself(lessons):
+    spoken, random = lessons.spoken, np.random.default_rng(0)
+    seen = {tuple(frames.flatten()): voice for frames, voice in zip(spoken.frames, spoken.voices, strict=True)}
+    alone, continued = set(), set()
+    for index in list(range(len(spoken))) * 6:
+        prompt, frames = lessons._lesson(index, Room(1, 1000, 100), random)
+        if (prompt[:, 0] == TINY_LM.audio_user_slot_token_id).any():
+            assert np.array_equal(frames, spoken.frames[index])
+        elif tuple(frames.flatten()) in seen:
+            alone.add(spoken.voices[index])
+        else:
+            first = next(n for n in range(1, len(frames)) if tuple(frames[:n].flatten()) in seen)
+            assert (
+                seen[tuple(frames[:first].flatten())] == seen[tuple(frames[first:].flatten())] == spoken.voices[index]
+            )
+            continued.add(spoken.voices[index])
+    assert alone == {VOICES[0]} and continued == set(VOICES[:2])
+
+
+def test_corruption_changes_codes_of_frames_alone():
+    rows = torch.zeros(8, 20, 6, dtype=torch.long)
+    rows[:, :10, 1:] = CONFIG.audio_pad_token_id
+    torch.manual_seed(0)
+    wrong = corrupt(rows, 0.5, CONFIG.audio_vocab_size)
+    assert torch.equal(wrong[:, :10], rows[:, :10]) and torch.equal(wrong[..., 0], rows[..., 0])
+    assert 0.1 < wrong[:, 10:, 1:].ne(0).float().mean() < 0.4
+
+
+def test_a_model_learns_its_lessons(lessons):
+    torch.manual_seed(0)
+    model = MossTTSNano(TINY_LM)
+    initialise(model)
+    learner = Learner({"model": model}, SpeakerLoss(model, TINY), 1e-2)
+    batch = lessons.batch(np.random.default_rng(0), "cpu")
+    losses = [learner.step(batch, 1.0)["loss"].item() for _ in range(40)]
+    assert losses[-1] < 0.75 * losses[0]
+
+
+def test_the_miniature_fits_its_budget():
+    assert sum(parameter.numel() for parameter in MossTTSNano(LM).parameters()) < 5_200_000
+
+
+def test_an_empty_voice_is_an_error_of_one_line(tokenizer):
+    codec = MossAudioTokenizerNano(TINY_CODEC)
+    with pytest.raises(InputError, match="no sentence to learn from"):
+        Spoken.of(buzzes(8), [], codec, tokenizer)
+
+
+def test_the_commands_train_save_and_speak(tmp_path):
+    buzzes().save(tmp_path / "corpus")
+    common = ["--corpus", str(tmp_path / "corpus"), "--tiny", "--device", "cpu"]
+    tts_codec.main([*common, "--out", str(tmp_path / "codec"), "--steps", "2"])
+    main([*common, "--codec", str(tmp_path / "codec"), "--out", str(tmp_path / "lm")])
+    figures = json.loads((tmp_path / "lm" / "metrics.json").read_text())
+    assert figures["steps"] == 12 and len(figures["accuracy"]) == 8
+    assert MossTTSNano.load(tmp_path / "lm").config == TINY_LM
+    assert SentencePieceTokenizer.load(tmp_path / "lm").size <= TINY_LM.vocab_size
+    assert json.loads((tmp_path / "lm" / "samples.json").read_text())["rate"] == 16_000

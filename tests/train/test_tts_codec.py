@@ -1,0 +1,150 @@
+"""The codec learns on the weights it streams with, and its codebooks go where its inputs are."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.tiny_nano import tiny_nano_codec
+from tests.train.tts_buzzes import VOICES, buzzes
+from vivavoce.audio.buzz import buzz
+from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.discriminators import Discriminators
+from vivavoce.train.loop import Learner
+from vivavoce.train.tts_codec import TINY, CodecLosses, main
+from vivavoce.train.tts_codec_forward import (
+    CodebookMeans,
+    analyse,
+    codes_of,
+    initialise,
+    quantise,
+    sounds_of,
+    synthesise,
+)
+from vivavoce.train.tts_crops import Crops, split_held_out
+from vivavoce.train.tts_minis import CODEC, TINY_CODEC
+from vivavoce.train.tts_spectral import SpectralDistance
+
+
+@pytest.fixture(scope="module")
+def codec() -> MossAudioTokenizerNano:
+    return tiny_nano_codec()
+
+
+@pytest.fixture(scope="module")
+def sounds() -> torch.Tensor:
+    """Longer than every window of the tiny codec.  # [sound, channel, sample]"""
+    return 0.3 * torch.randn(3, 2, 80 * 9, generator=torch.Generator().manual_seed(0))
+
+
+def test_whole_sounds_give_the_codes_and_samples_of_streams(codec, sounds):
+    codes = codec.encode(sounds)
+    assert torch.equal(codes_of(codec, sounds), codes)
+    torch.testing.assert_close(sounds_of(codec, codes), codec.decode(codes), rtol=0, atol=1e-5)
+
+
+def test_rounding_as_it_is_learned_is_rounding_as_it_is_used(codec, sounds):
+    codes = codec.encode(sounds)
+    for used in (1, 4, 6):
+        made = quantise(codec.quantizer, analyse(codec, sounds), torch.full((3,), used))
+        expected = codec.quantizer.decode(codes[:, :used])
+        torch.testing.assert_close(made.hidden, expected, rtol=0, atol=1e-5)
+
+
+def test_each_sound_may_use_its_own_number_of_codebooks(codec, sounds):
+    hidden = analyse(codec, sounds)
+    mixed = quantise(codec.quantizer, hidden, torch.tensor([1, 3, 6])).hidden
+    for row, used in enumerate((1, 3, 6)):
+        torch.testing.assert_close(mixed[row], quantise(codec.quantizer, hidden, torch.full((3,), used)).hidden[row])
+
+
+def test_every_weight_but_the_codebooks_gets_a_gradient(sounds):
+    codec = tiny_nano_codec()
+    initialise(codec)
+    rounded = quantise(codec.quantizer, analyse(codec, sounds), torch.full((3,), 6), CodebookMeans(codec.config))
+    (synthesise(codec, rounded.hidden).square().mean() + rounded.commitment).backward()
+    still = {name for name, parameter in codec.named_parameters() if parameter.grad is None}
+    assert still == {f"quantizer.quantizers.{index}.codebook.weight" for index in range(6)}
+
+
+def test_codebooks_find_the_clusters_of_what_they_hear():
+    codec = MossAudioTokenizerNano(TINY_CODEC)
+    initialise(codec)
+    book, means = codec.quantizer.quantizers[0], CodebookMeans(TINY_CODEC)
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.nn.functional.normalize(torch.randn(8, 4, generator=generator), dim=-1)
+    for _ in range(100):
+        heard = centres[torch.randint(8, (256,), generator=generator)]
+        heard = heard + 0.01 * torch.randn(heard.shape, generator=generator)
+        nearness = torch.nn.functional.normalize(heard, dim=-1) @ torch.nn.functional.normalize(book.codebook.weight).T
+        means.learn(0, book, heard, nearness.argmax(-1))
+    assert torch.cdist(centres, book.codebook.weight).amin(1).max() < 0.1
+
+
+def test_a_code_that_gets_nothing_starts_anew_where_sound_is():
+    codec = MossAudioTokenizerNano(TINY_CODEC)
+    initialise(codec)
+    book, means = codec.quantizer.quantizers[0], CodebookMeans(TINY_CODEC)
+    heard = torch.full((64, 4), 0.5)
+    means.learn(0, book, heard, torch.zeros(64, dtype=torch.long))
+    torch.testing.assert_close(book.codebook.weight, torch.full((32, 4), 0.5))
+
+
+def test_the_distance_is_the_difference_of_levels():
+    given = 0.1 * torch.randn(1, 8000, generator=torch.Generator().manual_seed(0))
+    distance = SpectralDistance(16_000)
+    assert distance(given, given) == 0
+    assert distance(given * 0.5, given).item() == pytest.approx(0.30, abs=0.01)
+    assert distance(given * 0.1, given).item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_crops_are_of_one_sentence_and_silence_by_the_shares_of_voices():
+    loud = {voice: level for level, voice in enumerate(VOICES, start=1)}
+    corpus = Corpus.of(
+        [(np.full(800, 4000 * loud[voice], np.int16), f"{n}", voice) for n in range(4) for voice in VOICES]
+    )
+    crops = Crops(corpus, np.arange(len(corpus)), 1600, {VOICES[0]: 0.75, "": 0.25}, "cpu")
+    batch = crops.batch(400, torch.Generator().manual_seed(0))[:, 0]
+    levels = [row[row != 0].unique() for row in batch]
+    assert all(len(level) <= 1 for level in levels)
+    assert batch.ne(0).sum(1).max() == 800
+    chosen = crops.weights.view(4, 3).sum(0)
+    torch.testing.assert_close(chosen, torch.tensor([0.75, 0.125, 0.125]))
+
+
+def test_no_text_is_both_learned_and_judged():
+    corpus = buzzes(24)
+    twice = Corpus.of([((corpus[i][0] * 32767).astype(np.int16), *corpus[i][1:]) for i in [*range(24), *range(24)]])
+    learn, held_out = split_held_out(twice, 0.2)
+    assert len(learn) + len(held_out) == 48 and len(held_out) >= 2
+    assert not {twice.texts[i] for i in learn} & {twice.texts[i] for i in held_out}
+
+
+def test_a_codec_learns_to_sound_like_what_it_hears():
+    torch.manual_seed(0)
+    codec = MossAudioTokenizerNano(TINY_CODEC)
+    initialise(codec)
+    losses = CodecLosses(codec, Discriminators((4, 8), 4), TINY)
+    learner = Learner({"codec": codec}, losses.of_codec, 3e-3)
+    batch = {"sounds": torch.from_numpy(np.stack([buzz(0.48, 16_000, seed).samples for seed in range(4)]))}
+    distances = [learner.step(batch, 1.0)["mel"].item() for _ in range(60)]
+    assert distances[-1] < 0.6 * distances[0]
+
+
+def test_the_miniature_has_the_frames_of_the_original_and_fits_its_budget():
+    codec = MossAudioTokenizerNano(CODEC)
+    assert CODEC.frame_rate == 12.5 and CODEC.channels == 1
+    assert sum(parameter.numel() for parameter in codec.parameters()) < 4_300_000
+
+
+def test_the_command_trains_saves_and_measures(tmp_path):
+    buzzes().save(tmp_path / "corpus")
+    main(["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "codec"), "--tiny", "--device", "cpu"])
+    figures = json.loads((tmp_path / "codec" / "metrics.json").read_text())
+    assert figures["steps"] == 12 and figures["mel_distance_8_codebooks"] > 0
+    codec = MossAudioTokenizerNano.load(tmp_path / "codec")
+    assert codec.decode(codec.encode(torch.zeros(1, 1, 12_800))).shape == (1, 1, 12_800)
+    names = {file.name for file in (tmp_path / "codec").iterdir()}
+    assert {"samples.wav", "samples.json", "log.jsonl", "curves.png", "model.safetensors"} <= names

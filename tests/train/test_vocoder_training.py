@@ -1,0 +1,133 @@
+"""What the vocoder is taught is what it does in use, and its lessons work."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.train.buzzing import buzzing
+from vivavoce.audio.buzz import buzz
+from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
+from vivavoce.models.hift import HiFT
+from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
+from vivavoce.train.loop import Learner
+from vivavoce.train.teacher import Speech, segment_starts, upsampled
+from vivavoce.train.vocoder import TINY, Lesson, Segments, main, measure, untaught
+
+
+@pytest.fixture(scope="module")
+def speech():
+    return Speech.of(buzzing(6), np.arange(6), "cpu")
+
+
+@pytest.fixture
+def lesson():
+    torch.manual_seed(0)
+    judges = Discriminators(TINY.period_channels, TINY.spectrum_channels)
+    return Lesson(untaught(TINY.config, "cpu", seed=0), judges, TINY, "cpu")
+
+
+def _batch(speech, progress=1.0, seed=0):
+    everyone = torch.ones(len(speech), dtype=torch.bool)
+    return Segments(speech, everyone, TINY).batch(torch.Generator().manual_seed(seed), progress)
+
+
+def test_the_resampler_is_that_of_the_engine():
+    low = buzz(1.0, 16_000, 3)
+    expected = low.resampled(24_000).samples[0]
+    made = upsampled(torch.from_numpy(low.samples))[0].numpy()
+    assert made.shape == expected.shape
+    assert np.abs(made - expected)[200:-200].max() < 2e-4
+
+
+def test_speech_keeps_sound_mel_and_pitch_in_step(speech):
+    corpus = buzzing(6)
+    for index in (0, 5):
+        begin, end = speech.starts[index : index + 2].tolist()
+        assert end - begin == 100
+        sound = speech.sound(torch.arange(begin, end)[None])
+        torch.testing.assert_close(sound, upsampled(torch.from_numpy(corpus[index][0])[None]), atol=1e-4, rtol=0)
+        alone, kept = VocoderMel(MATCHA_24KHZ)(sound)[0].T, speech.mel[begin:end]
+        loud = kept > -6  # what is quieter is the rounding of samples
+        torch.testing.assert_close(alone[loud], kept[loud], atol=0.05, rtol=0)
+        voiced = speech.f0[begin:end] > 0
+        assert voiced.float().mean() > 0.9
+        assert ((speech.f0[begin:end] >= 85) & (speech.f0[begin:end] <= 155))[voiced].all()
+
+
+def test_segments_never_cross_from_one_utterance_into_the_next(speech):
+    starts = segment_starts(speech, 30)
+    assert len(starts) == 6 * 71
+    assert ((starts % 100) <= 70).all()
+
+
+def test_the_vocoder_is_taught_as_it_is_used(speech, lesson):
+    batch = _batch(speech) | {"seed": torch.full((TINY.batch,), 7)}
+    assert batch["trusted"].all()
+    taught, f0 = lesson.spoken(batch)
+    used = lesson.hift(batch["mel"].transpose(1, 2), seed=7)
+    torch.testing.assert_close(lesson.hift.limit(taught), used, rtol=0, atol=0)
+    torch.testing.assert_close(f0, lesson.hift.f0_predictor(batch["mel"].transpose(1, 2)), rtol=0, atol=0)
+
+
+def test_measured_pitch_makes_the_excitation_at_first(speech, lesson):
+    batch = _batch(speech, progress=0.0)
+    assert not batch["trusted"].any()
+    before, _ = lesson.spoken(batch)
+    with torch.no_grad():
+        lesson.hift.f0_predictor.classifier.bias.add_(50)
+    torch.testing.assert_close(lesson.spoken(batch)[0], before, rtol=0, atol=0)
+
+
+def test_every_weight_of_the_vocoder_learns(speech, lesson):
+    loss = lesson.speaking(_batch(speech) | {"judged": torch.ones(())})["loss"]
+    names = dict(lesson.hift.named_parameters())
+    for name, gradient in zip(names, torch.autograd.grad(loss, list(names.values())), strict=True):
+        assert torch.isfinite(gradient).all() and gradient.abs().max() > 0, name
+
+
+def test_the_loss_falls(speech, lesson):
+    learner = Learner({"hift": lesson.hift}, lesson.speaking, 2e-3, betas=(0.8, 0.99), clip=500.0)
+    losses = [float(learner.step(_batch(speech, seed=step), 1.0)["loss"]) for step in range(25)]
+    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+
+
+def test_judges_learn_to_tell_sounds_apart(speech, lesson):
+    learner = Learner({"judges": lesson.judges}, lesson.judging, 2e-3, betas=(0.8, 0.99))
+    losses = [float(learner.step(_batch(speech, seed=step), 1.0)["loss"]) for step in range(15)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_what_judges_say_of_a_pair_is_what_they_say_of_each():
+    torch.manual_seed(0)
+    judges = Discriminators((4, 8), 4)
+    one, other = torch.randn(2, 3, 4000)
+    recorded, made = judges.of_pair(one, other)
+    alone = judges(other)
+    for together, apart in zip(made, alone, strict=True):
+        torch.testing.assert_close(together.score, apart.score, rtol=1e-4, atol=1e-5)
+    assert feature_distance(recorded, recorded) == 0
+    assert feature_distance(recorded, made) > 0
+    assert judging_loss(recorded, made) > 0 and deceiving_loss(made) > 0
+
+
+def test_the_command_leaves_a_vocoder_that_loads(tmp_path):
+    buzzing(6).save(tmp_path / "corpus")
+    main(["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "out"), "--seconds", "60", "--tiny"])
+    out = tmp_path / "out"
+    hift = HiFT.load(out / "hift.safetensors", config=TINY.config)
+    assert not any(name.endswith(("_g", "_v")) for name in load_file(out / "hift.safetensors"))
+    assert json.loads((out / "sizes.json").read_text())["vocoder"]["channels"] == TINY.config.channels
+    figures = json.loads((out / "metrics.json").read_text())
+    again = measure(hift, Speech.of(buzzing(1), np.arange(1), "cpu"))
+    assert set(figures) == set(again) and all(np.isfinite(list(figures.values())))
+    assert "judge_loss" in (out / "log.jsonl").read_text()
+
+
+@pytest.mark.gpu
+def test_steps_are_captured_before_and_after_the_judges_join(tmp_path):
+    buzzing(6).save(tmp_path / "corpus")
+    main(["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "out"), "--seconds", "60", "--tiny"])
+    assert (tmp_path / "out" / "hift.safetensors").is_file()

@@ -1,0 +1,87 @@
+"""Synthetic voices: they speak, whole voices stay unheard, and they can be carried to a bare machine."""
+
+import numpy as np
+import pytest
+
+from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, TRAINING, VOICES, Voice, programs, speak, speak_many
+from vivavoce.train.voices_programs import Programs, bundle
+
+SENTENCE = "Could I book a table for four, please?"
+PROGRAMS = ("flite", "espeak-ng", "festival")
+
+
+def named(name: str) -> Voice:
+    return next(voice for voice in VOICES if voice.name == name)
+
+
+def test_there_are_many_voices_and_some_are_never_heard():
+    assert len({voice.name for voice in VOICES}) == len(VOICES) >= 70
+    assert not set(TRAINING) & set(HELD_OUT)
+    speakers = {argument for voice in TRAINING for argument in voice.arguments}
+    assert "awb" not in speakers and "ked_diphone" not in speakers
+    assert not any("x-rp" in argument for argument in speakers)
+    assert TEACHER in VOICES and not TEACHER.held_out
+
+
+@pytest.mark.debian(*PROGRAMS)
+@pytest.mark.parametrize("voice", [*VOICES[::9], *HELD_OUT], ids=lambda voice: voice.name)
+def test_voices_speak(voice):
+    samples = speak(voice, SENTENCE, programs())
+    assert samples.dtype == np.float32
+    assert 1.2 < len(samples) / RATE < 5.0
+    assert 0.005 < np.sqrt(np.mean(samples**2)) < 0.4
+    assert np.abs(samples).max() <= 1.0
+
+
+@pytest.mark.debian(*PROGRAMS)
+def test_a_little_silence_is_left_around_speech():
+    for voice in (TEACHER, named("festival-slt"), named("espeak-en-us-m1")):
+        samples = np.abs(speak(voice, SENTENCE, programs()))
+        quiet = samples < 0.03 * samples.max()
+        lead, trail = np.argmin(quiet), np.argmin(quiet[::-1])
+        assert 0.03 < lead / RATE < 0.16 and 0.03 < trail / RATE < 0.25
+
+
+@pytest.mark.debian(*PROGRAMS)
+def test_many_sentences_are_the_same_as_one_by_one():
+    texts = ["Good evening.", 'He said "no" to me.', "Where is the pool?"]
+    for voice in (TEACHER, named("festival-ked-1.1")):
+        together = speak_many(voice, texts, programs())
+        assert all(
+            np.array_equal(samples, speak(voice, text, programs()))
+            for samples, text in zip(together, texts, strict=True)
+        )
+
+
+@pytest.mark.debian("espeak-ng")
+def test_variants_of_one_accent_differ():
+    spoken = [speak(voice, SENTENCE, programs()) for voice in VOICES if voice.name.startswith("espeak-en-us-")][::9]
+    assert len({samples.tobytes() for samples in spoken}) == len(spoken) > 2
+
+
+@pytest.mark.debian("espeak-ng")
+def test_a_sentence_without_sound_is_named():
+    with pytest.raises(InputError, match=r"espeak-en-us-m1.*' \.'"):
+        speak(named("espeak-en-us-m1"), " .", programs())
+
+
+def test_a_missing_program_names_its_package():
+    with pytest.raises(MissingDependencyError, match="apt install flite"):
+        speak(TEACHER, SENTENCE, Programs({}))
+
+
+def test_an_empty_folder_holds_no_programs(tmp_path):
+    with pytest.raises(InputError, match=r"voices\.bundle"):
+        programs(tmp_path)
+
+
+@pytest.mark.debian(*PROGRAMS, "ldd")
+def test_a_bundle_speaks_as_the_machine_it_comes_from(tmp_path, monkeypatch):
+    bundle(tmp_path / "carried")
+    moved = (tmp_path / "carried").rename(tmp_path / "elsewhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    carried = programs(moved)
+    monkeypatch.undo()
+    for voice in (TEACHER, named("festival-slt"), named("festival-ked-1.1"), named("espeak-en-us-m1")):
+        assert np.array_equal(speak(voice, SENTENCE, carried), speak(voice, SENTENCE, programs()))

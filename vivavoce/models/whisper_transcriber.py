@@ -1,0 +1,338 @@
+"""Sound of any length to text: window after window, each decoded under the rules, again at higher temperatures where
+the first try cannot be trusted, and the next window begun where the last complete segment ended.
+"""
+
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vivavoce.audio.mel import WhisperMel, whisper_normalise
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.models.whisper import Whisper, WindowMemory
+from vivavoce.models.whisper_alignment import Word, word_times
+from vivavoce.models.whisper_config import CONV_STRIDE, MEL_FRAMES_PER_SECOND
+from vivavoce.models.whisper_decoding import Text, decode, language_chances
+from vivavoce.models.whisper_rules import Hotwords, LogitRule, Suppress, SuppressAtStart, TimestampRules
+from vivavoce.models.whisper_segments import cut_segments
+from vivavoce.models.whisper_settings import WhisperSettings
+from vivavoce.models.whisper_tokens import Task, WhisperTokens
+
+Padding = Literal["full", "trim"]
+
+MEL_BLOCK_SECONDS = 60
+TRIM_FRAMES = 50  # a trimmed window ends on a multiple of so many frames
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a caller wants of a transcript; what is None is the model's to decide."""
+
+    language: str | None = None
+    task: Task = "transcribe"
+    prompt: str | None = None
+    """Text that is taken to stand before the sound: names, spellings, style."""
+    prefix: str | None = None
+    """Text that the first window surely begins with."""
+    hotwords: tuple[str, ...] = ()
+    word_times: bool = False
+    timestamps: bool | None = None
+    follow_earlier: bool = True
+    padding: Padding = "full"
+    temperatures: tuple[float, ...] | None = None
+    longest_silence: float | None = None
+    """With word times: a doubtful segment beside so many seconds without a word is taken for imagined."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of text with its times in seconds and how far it can be trusted."""
+
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    average_logprob: float
+    compression: float
+    no_speech: float
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True)
+class EncodeWindow:
+    """A window to be encoded.  # mel [1, mel, frame]"""
+
+    mel: Tensor
+
+
+@dataclass(frozen=True)
+class WriteText:
+    """A text to be written of a window."""
+
+    memory: WindowMemory
+    prompt: tuple[int, ...]
+    wish: Wish
+    temperature: float
+    best_of: int
+    most: int
+
+
+Hearing = Generator[EncodeWindow | WriteText | Segment, WindowMemory | Text | None, None]
+
+
+class WhisperTranscriber:
+    """A Whisper with its tokenizer and settings."""
+
+    def __init__(
+        self, model: Whisper, tokenizer: TextTokenizer, tokens: WhisperTokens, settings: WhisperSettings
+    ) -> None:
+        self.model, self.tokenizer, self.tokens, self.settings = model, tokenizer, tokens, settings
+        self.mel = WhisperMel(model.config.num_mel_bins).to(self.device)
+
+    @classmethod
+    def load(
+        cls, source: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> "WhisperTranscriber":
+        """A folder in Hugging Face's layout, or OpenAI's file beside a `tokenizer.json`."""
+        source = Path(source)
+        model = Whisper.load(source, device, dtype)
+        folder = source.parent if source.is_file() else source
+        tokenizer = TextTokenizer.load(folder)
+        tokens = WhisperTokens.of_tokenizer(tokenizer, model.config.vocab_size)
+        if tokens.timestamps > model.config.vocab_size:
+            raise CheckpointError(f"the tokenizer of {folder} has more ids than the model's {model.config.vocab_size}")
+        return cls(model, tokenizer, tokens, WhisperSettings.read(folder, model.config, tokens))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model stands."""
+        return self.model.decoder.embed_tokens.weight.device
+
+    def language(self, samples: Tensor) -> dict[str, float]:
+        """How likely each language is in the first window, likeliest first.  # [time]"""
+        mel = self.log_mel(samples)
+        (chances,) = language_chances(self.model, self.tokens, self._encode(self._window(mel, 0, "full")))
+        return dict(sorted(chances.items(), key=lambda item: -item[1]))
+
+    def own_language(self, samples: Tensor) -> str:
+        """The language that is written where nobody asks for one: the model's only one, its usual one, or the heard."""
+        if not self.tokens.is_multilingual:
+            return "en"
+        if len(self.tokens.languages) == 1:
+            return next(iter(self.tokens.languages))
+        return self.settings.language or next(iter(self.language(samples)))
+
+    def segments(self, samples: Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+        """Segments as they are decoded, so that what was heard survives whatever comes after it.  # [time] at 16 kHz"""
+        going, answer = self.hear(samples, wish), None
+        while True:
+            try:
+                item = going.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(item, Segment):
+                yield item
+            else:
+                answer = self._encode(item.mel) if isinstance(item, EncodeWindow) else self.answer(item)
+
+    def hear(self, samples: Tensor, wish: Wish | None = None) -> Hearing:
+        """The way through a sound, with all work left to the caller, so that many can be heard at once.
+
+        It is asked to encode a window (send its `WindowMemory`) or to write a text (send a `Text`), and given segments.
+        """
+        if samples.ndim != 1:
+            raise InputError(f"a transcript is of one channel of samples, not of a tensor {list(samples.shape)}")
+        wish = self._settled(wish or Wish(), samples)
+        mel = self.log_mel(samples)
+        content = mel.shape[-1] - self.model.config.window_frames
+        earlier: list[int] = self.tokenizer.encode(f" {wish.prompt.strip()}") if wish.prompt else []
+        seek, spoken_until = 0, 0.0
+        while seek < content:
+            size = min(self.model.config.window_frames, content - seek)
+            made, frames, trusted = yield from self._hear_window(mel, seek, size, wish, earlier)
+            for segment in made:
+                if not is_imagined(segment, spoken_until, wish.longest_silence):
+                    spoken_until = segment.words[-1].end if segment.words else segment.end
+                    yield segment
+            follows = wish.follow_earlier and trusted
+            earlier = [*earlier, *(id_ for segment in made for id_ in segment.tokens)] if follows else []
+            seek += max(1, frames)
+
+    def _hear_window(
+        self, mel: Tensor, seek: int, size: int, wish: Wish, earlier: list[int]
+    ) -> Generator[EncodeWindow | WriteText, WindowMemory | Text | None, tuple[list[Segment], int, bool]]:
+        """One window's segments, how many of its frames are done with, and whether the next may build on them."""
+        memory = yield EncodeWindow(self._window(mel, seek, wish.padding, size))
+        assert isinstance(memory, WindowMemory)
+        text, temperature = yield from self._write(memory, wish, earlier, is_first=seek == 0)
+        if self._is_silence(text):
+            return [], size, True
+        offset = seek / MEL_FRAMES_PER_SECOND
+        cut = cut_segments(text.tokens, self.tokens, size, wish.timestamps)
+        made = [
+            self._segment(part.tokens, part.start + offset, part.end + offset, text, temperature)
+            for part in cut.segments
+        ]
+        made = [segment for segment in made if segment.text.strip() and segment.end > segment.start]
+        if wish.word_times:
+            made = self._timed(made, memory, wish, offset, size)
+        return made, cut.frames, temperature <= self.settings.forget_prompt_above
+
+    @torch.inference_mode()
+    def log_mel(self, samples: Tensor) -> Tensor:
+        """The normalised log-mel of a sound and a window of silence behind it.  # [time] → [mel, frame]"""
+        silence = samples.new_zeros(int(self.model.config.window_seconds * WhisperMel.RATE))
+        state, frames = self.mel.initial_state(), []
+        for block in torch.cat([samples, silence]).split(MEL_BLOCK_SECONDS * WhisperMel.RATE):
+            made, state = self.mel.step(state, block[None].to(self.device))
+            frames.append(made)
+        frames.append(self.mel.flush(state))
+        log_mel = torch.cat(frames, dim=-1)
+        return whisper_normalise(log_mel, log_mel.amax())[0]
+
+    def _settled(self, wish: Wish, samples: Tensor) -> Wish:
+        """The wish with the model's own choices where the caller made none."""
+        language = wish.language or self.own_language(samples)
+        self.tokens.prompt(language)  # refuses a language the model does not know
+        timestamps = self.settings.writes_times if wish.timestamps is None else wish.timestamps
+        return replace(wish, language=language, timestamps=timestamps)
+
+    def _window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
+        """The frames of a window; trimmed, no more than sound fills.  # [1, mel, frame]"""
+        frames = self.model.config.window_frames
+        if padding == "trim" and size is not None:
+            least = round(self.settings.shortest_window * MEL_FRAMES_PER_SECOND)
+            frames = min(frames, -(-max(size, least) // TRIM_FRAMES) * TRIM_FRAMES)
+        return mel[None, :, seek : seek + frames]
+
+    @torch.inference_mode()
+    def _encode(self, mel: Tensor) -> WindowMemory:
+        return self.model.decoder.remember(self.model.encoder(mel))
+
+    def _write(
+        self, memory: WindowMemory, wish: Wish, earlier: list[int], is_first: bool
+    ) -> Generator[WriteText, WindowMemory | Text | None, tuple[Text, float]]:
+        """The first text that can be trusted, from the lowest temperature up; the last one if none can."""
+        half = self.model.config.max_target_positions // 2
+        prompt = self.tokens.prompt(wish.language, wish.task, bool(wish.timestamps), earlier[-(half - 1) :])
+        prefix = self.tokenizer.encode(f" {wish.prefix.strip()}") if wish.prefix and is_first else []
+        if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
+            raise InputError(f"the prefix is {len(prefix)} tokens long, which leaves the model no place to write")
+        temperatures = self.settings.temperatures if wish.temperatures is None else wish.temperatures
+        for temperature in temperatures:
+            best_of = self.settings.best_of if temperature > 0 else 1
+            text = yield WriteText(memory, (*prompt, *prefix), wish, temperature, best_of, half)
+            assert isinstance(text, Text)
+            if self._is_trusted(text) or temperature == temperatures[-1]:
+                return replace(text, tokens=[*prefix, *text.tokens]), temperature
+        raise InputError("no temperature was given to decode at; 0.0 alone is greedy")
+
+    def answer(self, asked: WriteText) -> Text:
+        """The text that is asked for, by this thread alone."""
+        rules, wish = self.rules(asked.wish), asked.wish
+        (text,) = decode(
+            self.model,
+            self.tokens,
+            asked.memory,
+            [asked.prompt],
+            rules,
+            asked.temperature,
+            asked.best_of,
+            asked.most,
+            wish.seed,
+        )
+        return text
+
+    def rules(self, wish: Wish) -> list[LogitRule]:
+        """What may be written, in the order in which the published code forbids it."""
+        suppressed = list(self.settings.suppressed)
+        if not wish.timestamps:
+            suppressed += range(self.tokens.notimestamps, self.model.config.vocab_size)
+        rules: list[LogitRule] = [SuppressAtStart(self.settings.suppressed_at_start), Suppress(suppressed)]
+        if wish.hotwords:
+            words = [self.tokenizer.encode(f" {word.strip()}") for word in wish.hotwords]
+            rules.insert(0, Hotwords(words, self.settings.hotword_bonus))
+        if wish.timestamps:
+            rules.append(TimestampRules(self.tokens, self.settings.latest_start))
+        return rules
+
+    def _is_trusted(self, text: Text) -> bool:
+        """Neither a loop nor a guess; silence needs no second try."""
+        if self._is_silence(text):
+            return True
+        least, highest = self.settings.least_logprob, self.settings.highest_compression
+        is_loop = highest is not None and compression(self.spell(text.tokens)) > highest
+        return not is_loop and (least is None or text.average_logprob >= least)
+
+    def _is_silence(self, text: Text) -> bool:
+        """Whether the model hears nobody, and what it wrote does not speak against it."""
+        settings = self.settings
+        if settings.no_speech is None or text.no_speech <= settings.no_speech:
+            return False
+        if settings.least_logprob is None or not settings.likely_text_is_speech:
+            return True
+        return text.average_logprob <= settings.least_logprob
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones and times left out."""
+        return self.tokenizer.decode([token for token in tokens if token < self.tokens.endoftext])
+
+    def _segment(self, tokens: Sequence[int], start: float, end: float, text: Text, temperature: float) -> Segment:
+        spelt = self.spell(tokens)
+        return Segment(
+            start, end, spelt, tuple(tokens), temperature, text.average_logprob, compression(spelt), text.no_speech
+        )
+
+    def _timed(
+        self, segments: list[Segment], memory: WindowMemory, wish: Wish, offset: float, frames: int
+    ) -> list[Segment]:
+        """The segments of one window with the times of their words."""
+        assert wish.language is not None
+        words = word_times(
+            self.model,
+            self.tokens,
+            memory,
+            [segment.tokens for segment in segments],
+            self.settings.alignment_heads,
+            self.spell,
+            wish.language,
+            positions=max(1, frames // CONV_STRIDE),
+        )
+        return [
+            replace(
+                segment,
+                words=tuple(replace(word, start=word.start + offset, end=word.end + offset) for word in mine),
+            )
+            for segment, mine in zip(segments, words, strict=True)
+        ]
+
+
+def compression(text: str) -> float:
+    """How much shorter the text gets when packed: above 2.4 it repeats itself."""
+    raw = text.encode()
+    return len(raw) / len(zlib.compress(raw)) if raw else 0.0
+
+
+def is_imagined(segment: Segment, spoken_until: float, longest_silence: float | None) -> bool:
+    """Words that are unlikely, too short or too long, after a silence: what a Whisper writes where nobody speaks."""
+    if longest_silence is None or not segment.words:
+        return False
+    words = segment.words[:8]
+    score = sum(_strangeness(word) for word in words)
+    is_strange = score >= 3 or score + 0.01 >= len(words)
+    return is_strange and words[0].start - spoken_until > longest_silence
+
+
+def _strangeness(word: Word) -> float:
+    length = word.end - word.start
+    score = 1.0 if word.probability < 0.15 else 0.0
+    score += max(0.0, (0.133 - length) * 15)
+    return score + max(0.0, length - 2.0)

@@ -1,0 +1,251 @@
+"""Voices, rooms, noises and lines that no synthesizer has: batched, on the device, from a seed, without a host sync."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+RATE = 16_000
+TAPS = 16  # of the windowed sinc that reads between samples
+NOISES = ("white", "pink", "brown", "hum", "babble", "cafe")
+
+
+class Augmenter:
+    """Makes each utterance of a batch sound as if another person said it elsewhere; shapes in, the same shapes out."""
+
+    def __init__(self, device: torch.device | str, seed: int, strength: float = 1.0) -> None:
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.strength = strength
+
+    @torch.no_grad()
+    def __call__(self, samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [batch, time] and their lengths, changed; what a stretch pushes past the end is cut off."""
+        draw = self.uniform
+        factor = 1 + self.strength * (draw(len(samples), 0.78, 1.28) - 1)
+        samples, lengths = resample(samples, lengths, self.chance(0.8, factor, torch.ones_like(factor)))
+        spoken = inside(lengths, samples.shape[1])
+        samples = self.maybe(0.6, samples, equalise(samples, self.generator, 12.0 * self.strength))
+        samples = self.maybe(0.5, samples, reverberate(samples, draw(len(samples), 0.1, 0.6), self.generator))
+        samples = self.maybe(0.7, samples, self._with_noise(samples, lengths))
+        samples = self.maybe(0.15, samples, telephone(samples))
+        samples = self.maybe(0.1, samples, mu_law(levelled(samples, 0.1)))
+        samples = levelled(samples * spoken, 10 ** (draw(len(samples), -36.0, -14.0) / 20))
+        samples = (
+            samples * (lengths[:, None] / samples.shape[1]).clamp_min(0.05).sqrt()
+        )  # the level of speech, not of padding
+        samples = self.maybe(0.1, samples, clipped(samples, self.generator))
+        return (samples * spoken).clamp(-1, 1), lengths
+
+    def uniform(self, count: int, low: float, high: float) -> Tensor:
+        """One number an utterance."""
+        return torch.rand(count, generator=self.generator, device=self.device) * (high - low) + low
+
+    def chance(self, share: float, changed: Tensor, unchanged: Tensor) -> Tensor:
+        """Each utterance changed with this chance (scaled by the strength), else left."""
+        kept = torch.rand(len(changed), generator=self.generator, device=self.device) < share * min(1.0, self.strength)
+        return torch.where(kept.view(-1, *[1] * (changed.ndim - 1)), changed, unchanged)
+
+    def maybe(self, share: float, unchanged: Tensor, changed: Tensor) -> Tensor:
+        """`chance`, in the order in which a chain of changes is read."""
+        return self.chance(share, changed, unchanged)
+
+    def _with_noise(self, samples: Tensor, lengths: Tensor) -> Tensor:
+        """Each utterance over a bed of its own kind, at 0 to 30 dB."""
+        beds = torch.stack([noise(kind, samples, self.generator) for kind in NOISES])  # [kind, batch, time]
+        kinds = torch.randint(len(NOISES), (len(samples),), generator=self.generator, device=self.device)
+        bed = beds[kinds, torch.arange(len(samples), device=self.device)]
+        return at_snr(samples, bed, self.uniform(len(samples), 0.0, 30.0), lengths)
+
+
+def inside(lengths: Tensor, time: int) -> Tensor:
+    """1 where an utterance has samples, 0 behind its end.  # [batch, time]"""
+    return (torch.arange(time, device=lengths.device) < lengths[:, None]).float()
+
+
+def resample(samples: Tensor, lengths: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Played faster by a factor an utterance: pitch and formants rise with it, the length falls. Same shape out."""
+    time = samples.shape[1]
+    spectrum = torch.fft.rfft(samples, dim=-1)
+    frequency = torch.linspace(0, 1, spectrum.shape[1], device=samples.device)
+    spectrum = spectrum * (frequency < 1 / factor.clamp_min(1.0)[:, None])  # what would fold back above half the rate
+    source = torch.fft.irfft(spectrum, n=time, dim=-1)
+    position = torch.arange(time, device=samples.device)[None] * factor[:, None]  # [batch, time]
+    whole = position.floor()
+    part = position - whole
+    played = torch.zeros_like(samples)
+    for offset in range(1 - TAPS // 2, TAPS // 2 + 1):
+        place = whole.long() + offset
+        heard = source.gather(1, place.clamp(0, time - 1)) * ((place >= 0) & (place < time))
+        played = played + heard * _tap(part - offset)
+    shorter = (lengths / factor).ceil().long().clamp(max=time)
+    return played * inside(shorter, time), shorter
+
+
+def _tap(distance: Tensor) -> Tensor:
+    return torch.sinc(distance) * torch.cos(math.pi * distance / TAPS).square()
+
+
+def equalise(samples: Tensor, generator: torch.Generator, decibels: float = 12.0, bands: int = 8) -> Tensor:
+    """A smooth random frequency response an utterance, up to so many decibels up or down."""
+    spectrum = torch.fft.rfft(samples, dim=-1)
+    points = torch.rand(len(samples), 1, bands, generator=generator, device=samples.device) * 2 - 1
+    curve = F.interpolate(points, size=spectrum.shape[1], mode="linear", align_corners=True)[:, 0]
+    return torch.fft.irfft(spectrum * 10 ** (curve * decibels / 20), n=samples.shape[1], dim=-1)
+
+
+def reverberate(samples: Tensor, reverberation_seconds: Tensor, generator: torch.Generator) -> Tensor:
+    """Each utterance in a room of its own: the direct sound, early reflections, a tail that falls 60 dB in so long."""
+    size = int(0.5 * RATE)
+    clock = torch.arange(size, device=samples.device) / RATE
+    tail = torch.randn(len(samples), size, generator=generator, device=samples.device)
+    tail = tail * torch.exp(-6.908 * clock / reverberation_seconds[:, None]) * (clock > 0.002)
+    early = torch.rand(len(samples), size, generator=generator, device=samples.device) < 0.004
+    response = tail * (0.3 + 3.0 * early * (clock < 0.08))
+    energy = response.square().sum(1, keepdim=True).sqrt() + 1e-9
+    wetness = torch.rand(len(samples), 1, generator=generator, device=samples.device) * 0.9 + 0.1
+    response = response / energy * wetness
+    response[:, 0] = 1.0
+    return convolve(samples, response)
+
+
+def convolve(samples: Tensor, response: Tensor) -> Tensor:
+    """Causal filtering by a response an utterance; the tail behind the end is dropped."""
+    size = samples.shape[1] + response.shape[1]
+    product = torch.fft.rfft(samples, n=size) * torch.fft.rfft(response, n=size)
+    return torch.fft.irfft(product, n=size)[:, : samples.shape[1]]
+
+
+def noise(kind: str, samples: Tensor, generator: torch.Generator) -> Tensor:
+    """A bed of one of NOISES in the shape of the samples, at unit level; babble is made of the batch's own voices."""
+    return _BEDS[kind](samples, generator)
+
+
+def _coloured(exponent: float) -> Callable[[Tensor, torch.Generator], Tensor]:
+    def bed(samples: Tensor, generator: torch.Generator) -> Tensor:
+        white = torch.randn(samples.shape, generator=generator, device=samples.device)
+        spectrum = torch.fft.rfft(white, dim=-1)
+        frequency = torch.arange(spectrum.shape[1], device=samples.device) * (RATE / samples.shape[1])
+        return levelled(torch.fft.irfft(spectrum * frequency.clamp_min(50.0) ** -exponent, n=samples.shape[1]), 1.0)
+
+    return bed
+
+
+def _hum(samples: Tensor, generator: torch.Generator) -> Tensor:
+    """Mains and its harmonics, and a fan's rush."""
+    batch, time = samples.shape
+    mains = torch.where(torch.rand(batch, 1, generator=generator, device=samples.device) < 0.5, 50.0, 60.0)
+    clock = torch.arange(time, device=samples.device) / RATE
+    loudness = torch.rand(batch, 8, generator=generator, device=samples.device)
+    tones = sum(
+        loudness[:, harmonic - 1 : harmonic] * torch.sin(2 * math.pi * harmonic * mains * clock) / harmonic
+        for harmonic in range(1, 9)
+    )
+    return levelled(tones + 0.3 * _coloured(1.0)(samples, generator), 1.0)
+
+
+def _babble(samples: Tensor, generator: torch.Generator, voices: int = 5) -> Tensor:
+    """Other utterances of the batch, turned backwards and moved in time, so that no word of them is understood."""
+    total = torch.zeros_like(samples)
+    loud = levelled(samples, 1.0)
+    for _ in range(voices):
+        order = torch.rand(len(samples), generator=generator, device=samples.device).argsort()
+        shift = torch.randint(samples.shape[1], (len(samples), 1), generator=generator, device=samples.device)
+        place = (torch.arange(samples.shape[1], device=samples.device) + shift) % samples.shape[1]
+        total = total + loud[order].gather(1, place).flip(1)
+    return levelled(total, 1.0)
+
+
+def _cafe(samples: Tensor, generator: torch.Generator) -> Tensor:
+    """Many voices far away in a hall, louder and softer by turns, with a rush under them and now and then a clink."""
+    voices = _babble(samples, generator, voices=8)
+    seconds = torch.full((len(samples),), 0.5, device=samples.device)
+    swell = torch.rand(len(samples), 1, 12, generator=generator, device=samples.device) * 0.8 + 0.4
+    hall = reverberate(voices, seconds, generator) * F.interpolate(swell, size=samples.shape[1], mode="linear")[:, 0]
+    strike = torch.rand(samples.shape, generator=generator, device=samples.device) < 1 / RATE
+    clock = torch.arange(RATE // 10, device=samples.device) / RATE
+    clink = torch.sin(2 * math.pi * 3200 * clock) * torch.exp(-60 * clock)
+    clinks = convolve(strike.float(), clink.expand(len(samples), -1))
+    return levelled(levelled(hall, 1.0) + 0.3 * _coloured(0.5)(samples, generator) + 1.5 * clinks, 1.0)
+
+
+_BEDS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "white": _coloured(0.0),
+    "pink": _coloured(0.5),
+    "brown": _coloured(1.0),
+    "hum": _hum,
+    "babble": _babble,
+    "cafe": _cafe,
+}
+
+
+def at_snr(samples: Tensor, bed: Tensor, decibels: Tensor | float, lengths: Tensor | None = None) -> Tensor:
+    """The samples over the bed, louder than it by so many decibels, both measured where the utterance is."""
+    where = torch.ones_like(samples) if lengths is None else inside(lengths, samples.shape[1])
+    count = where.sum(1, keepdim=True).clamp_min(1.0)
+    speech = (samples * where).square().sum(1, keepdim=True) / count
+    rush = (bed * where).square().sum(1, keepdim=True) / count
+    quieter = 10 ** (-(decibels[:, None] if isinstance(decibels, Tensor) else decibels) / 20)
+    return samples + bed * (speech / rush.clamp_min(1e-12)).sqrt() * quieter
+
+
+def levelled(samples: Tensor, level: Tensor | float) -> Tensor:
+    """Each row at this root mean square."""
+    present = samples.square().mean(-1, keepdim=True).sqrt()
+    return samples * ((level[:, None] if isinstance(level, Tensor) else level) / present.clamp_min(1e-6))
+
+
+def telephone(samples: Tensor) -> Tensor:
+    """What a telephone line lets through: 300 to 3400 Hz, with soft shoulders."""
+    spectrum = torch.fft.rfft(samples, dim=-1)
+    frequency = torch.arange(spectrum.shape[1], device=samples.device) * (RATE / samples.shape[1])
+    passed = torch.sigmoid((frequency - 300) / 25) * torch.sigmoid((3400 - frequency) / 60)
+    return torch.fft.irfft(spectrum * passed, n=samples.shape[1], dim=-1)
+
+
+def mu_law(samples: Tensor) -> Tensor:
+    """The samples after G.711's 8 bits."""
+    limited = samples.clamp(-1, 1)
+    compressed = limited.sign() * torch.log1p(255 * limited.abs()) / math.log(256)
+    coded = (compressed * 127).round() / 127
+    return coded.sign() * (torch.exp(coded.abs() * math.log(256)) - 1) / 255
+
+
+def clipped(samples: Tensor, generator: torch.Generator) -> Tensor:
+    """Cut at a height between a quarter and nine tenths of each utterance's peak."""
+    height = torch.rand(len(samples), 1, generator=generator, device=samples.device) * 0.65 + 0.25
+    limit = samples.abs().amax(1, keepdim=True) * height
+    return samples.clamp(-limit, limit)
+
+
+def warp_mel(mel: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
+    """Log-mels [batch, mel, frame] with the mel axis stretched by 0.88 to 1.14 and time bent about its middle."""
+    batch, device = len(mel), mel.device
+    stretch = 1 + strength * (torch.rand(batch, 1, generator=generator, device=device) * 0.26 - 0.12)
+    bend = strength * (torch.rand(batch, 1, generator=generator, device=device) * 0.16 - 0.08)
+    rows = torch.linspace(-1, 1, mel.shape[1], device=device).expand(batch, -1)
+    rows = ((rows + 1) * stretch - 1).clamp(-1, 1)
+    columns = torch.linspace(-1, 1, mel.shape[2], device=device).expand(batch, -1)
+    columns = columns + bend * (1 - columns.square())
+    grid = torch.stack(
+        [columns[:, None, :].expand(-1, mel.shape[1], -1), rows[:, :, None].expand(-1, -1, mel.shape[2])], dim=-1
+    )
+    return F.grid_sample(mel[:, None], grid.to(mel.dtype), padding_mode="border", align_corners=True)[:, 0]
+
+
+def mask_mel(
+    mel: Tensor, generator: torch.Generator, bands: int = 2, band: int = 14, spans: int = 3, span: int = 25
+) -> Tensor:
+    """Log-mels [batch, mel, frame] with random bands and spans of time replaced by each utterance's mean."""
+    hidden = torch.zeros_like(mel, dtype=torch.bool)
+    for count, widest, axis in ((bands, band, 1), (spans, span, 2)):
+        size = mel.shape[axis]
+        places = torch.arange(size, device=mel.device)
+        for _ in range(count):
+            width = torch.rand(len(mel), 1, generator=generator, device=mel.device) * widest
+            begin = torch.rand(len(mel), 1, generator=generator, device=mel.device) * (size - width)
+            covered = (places >= begin) & (places < begin + width)
+            hidden = hidden | (covered[:, :, None] if axis == 1 else covered[:, None, :])
+    return torch.where(hidden, mel.mean(dim=(1, 2), keepdim=True), mel)

@@ -1,0 +1,206 @@
+"""Spoken sentences kept together: made by many processes from a plan, saved as one file, read by number."""
+
+import gzip
+import json
+import multiprocessing
+import random
+import re
+import wave
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.errors import InputError, MissingDependencyError, VivaError
+from vivavoce.train.front_desk import general_sentences, reply_sentences, user_sentences
+from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, Voice, draw, programs, speak_many
+from vivavoce.train.voices_programs import Programs
+
+Plan = list[tuple[str, Voice]]
+Job = tuple[Programs, list[int], Voice, list[str]]  # sentences of one voice, and their places in the plan
+Spoken = list[NDArray[np.int16] | None]
+ASTERISK_TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
+ASTERISK_SOUNDS = Path("/usr/share/asterisk/sounds/en")
+POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
+FULL_SCALE = np.float32(32768)
+MOST_FAILURES = 0.01
+SHARES = {"espeak-ng": 0.5, "flite": 0.4, "festival": 0.1}  # of what is spoken for training, by program
+BATCH = 32  # sentences of one voice that a process takes at once
+
+
+@dataclass
+class Corpus:
+    """Utterances end to end at 16 kHz, with what each says and who says it."""
+
+    samples: NDArray[np.int16]
+    starts: NDArray[np.int64]  # [utterance + 1]
+    texts: list[str]
+    voices: list[str]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> tuple[NDArray[np.float32], str, str]:
+        begin, end = self.starts[index], self.starts[index + 1]
+        return self.samples[begin:end].astype(np.float32) / FULL_SCALE, self.texts[index], self.voices[index]
+
+    @property
+    def seconds(self) -> float:
+        """How long all of it lasts."""
+        return len(self.samples) / RATE
+
+    def save(self, path: Path) -> None:
+        """Write PATH.npz (sound) and PATH.json (words)."""
+        np.savez(Path(path).with_suffix(".npz"), samples=self.samples, starts=self.starts)
+        words = json.dumps({"texts": self.texts, "voices": self.voices})
+        Path(path).with_suffix(".json").write_text(words)
+
+    @classmethod
+    def load(cls, path: Path) -> "Corpus":
+        """A corpus that `save` wrote."""
+        try:
+            words = json.loads(Path(path).with_suffix(".json").read_text())
+            with np.load(Path(path).with_suffix(".npz")) as sound:
+                return cls(sound["samples"], sound["starts"], words["texts"], words["voices"])
+        except OSError as error:
+            raise InputError(f"no corpus at {path}: {error.strerror}; make one with corpus.build") from error
+
+    @classmethod
+    def of(cls, utterances: Sequence[tuple[NDArray[np.int16], str, str]]) -> "Corpus":
+        """A corpus of these sounds, texts and voices, in their order."""
+        starts = np.cumsum([0, *(len(samples) for samples, _, _ in utterances)]).astype(np.int64)
+        samples = np.concatenate([np.zeros(0, np.int16), *(samples for samples, _, _ in utterances)])
+        return cls(samples, starts, [text for _, text, _ in utterances], [voice for _, _, voice in utterances])
+
+
+def build(
+    plan: Sequence[tuple[str, Voice]],
+    workers: int = 1,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    root: Path | None = None,
+) -> Corpus:
+    """The plan spoken by the programs of this machine or of the folder `root`; the same plan and seed, the same corpus.
+
+    The seed decides the order of utterances. A sentence that a program fails on is left out; more than one in a
+    hundred of them is an error.
+    """
+    jobs = [(programs(root), *job) for job in _jobs(plan)]
+    found: dict[int, NDArray[np.int16]] = {}
+    for numbers, sounds in _done(jobs, workers):
+        found.update((number, sound) for number, sound in zip(numbers, sounds, strict=True) if sound is not None)
+        if progress:
+            progress(len(found), len(plan))
+    failed = len(plan) - len(found)
+    if failed > MOST_FAILURES * len(plan):
+        lost = next(index for index in range(len(plan)) if index not in found)
+        text, voice = plan[lost]
+        raise InputError(f"{failed} of {len(plan)} sentences were not spoken, first {text!r} by {voice.name}")
+    order = sorted(found)
+    random.Random(f"corpus {seed}").shuffle(order)
+    return Corpus.of([(found[number], plan[number][0], plan[number][1].name) for number in order])
+
+
+def training_plan(seed: int, count: int, general: float = 0.4) -> Plan:
+    """So many utterances by training voices: guests' sentences and general ones, each by two or three of them."""
+    source = random.Random(f"training plan {seed}")
+    distinct = -(-count // 2)
+    wanted = round(distinct * general)
+    sentences = general_sentences(wanted, seed) + user_sentences("train", distinct - wanted, seed)
+    source.shuffle(sentences)
+    plan = [(sentence, voice) for sentence in sentences for voice in draw(source, source.choice((2, 3)))]
+    return plan[:count]
+
+
+def held_out_plan(seed: int, count: int) -> Plan:
+    """Phrasings that training never used, by voices that it never heard."""
+    source = random.Random(f"held-out plan {seed}")
+    sentences = user_sentences("held_out", min(count, 1200), seed)
+    return [(sentences[index % len(sentences)], source.choice(HELD_OUT)) for index in range(count)]
+
+
+def teacher_plan(count: int, seed: int = 0) -> Plan:
+    """Replies in the voice that replies have."""
+    return [(sentence, TEACHER) for sentence in reply_sentences(count, seed)]
+
+
+def _jobs(plan: Sequence[tuple[str, Voice]]) -> list[tuple[list[int], Voice, list[str]]]:
+    """The plan in batches of one voice each."""
+    by_voice: dict[Voice, list[int]] = {}
+    for number, (_, voice) in enumerate(plan):
+        by_voice.setdefault(voice, []).append(number)
+    return [
+        (numbers[begin : begin + BATCH], voice, [plan[number][0] for number in numbers[begin : begin + BATCH]])
+        for voice, numbers in by_voice.items()
+        for begin in range(0, len(numbers), BATCH)
+    ]
+
+
+def _done(jobs: Sequence[Job], workers: int) -> Iterator[tuple[list[int], Spoken]]:
+    """Jobs as they are done: here, or by processes that inherit nothing from this one."""
+    if workers <= 1:
+        yield from map(_speak_job, jobs)
+        return
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap_unordered(_speak_job, jobs)
+
+
+def _speak_job(job: Job) -> tuple[list[int], Spoken]:
+    programs, numbers, voice, texts = job
+    try:
+        return numbers, [_pcm(sound) for sound in speak_many(voice, texts, programs)]
+    except MissingDependencyError:
+        raise
+    except (VivaError, OSError):  # one of them failed: find out which
+        return numbers, [_speak_or_none(voice, text, programs) for text in texts]
+
+
+def _speak_or_none(voice: Voice, text: str, programs: Programs) -> NDArray[np.int16] | None:
+    try:
+        return _pcm(speak_many(voice, [text], programs)[0])
+    except (VivaError, OSError):
+        return None
+
+
+def _pcm(samples: NDArray[np.float32]) -> NDArray[np.int16]:
+    return (samples * 32767).round().clip(-32768, 32767).astype(np.int16)
+
+
+def human_recordings() -> list[tuple[NDArray[np.float32], str, str]]:
+    """Real people reading known words, at 16 kHz: samples, text, package; none where no such package is installed."""
+    return [*_asterisk_prompts(), *_pocketsphinx_clips()]
+
+
+def _asterisk_prompts() -> Iterator[tuple[NDArray[np.float32], str, str]]:
+    """One studio speaker (Debian: asterisk-core-sounds-en and -g722); prompts that are tones or spell are left out."""
+    for line in _lines_of_gzip(ASTERISK_TEXTS):
+        name, _, text = line.partition(": ")
+        file = ASTERISK_SOUNDS / f"{name}.g722"
+        if len(text.split()) > 1 and not re.search(r"[\[\]()<>;\d]", text) and file.exists():
+            yield _decoded_g722(file), text.strip(), "asterisk-core-sounds-en"
+
+
+def _lines_of_gzip(path: Path) -> list[str]:
+    return gzip.decompress(path.read_bytes()).decode(errors="replace").splitlines() if path.exists() else []
+
+
+def _decoded_g722(file: Path) -> NDArray[np.float32]:
+    try:
+        import av
+    except ImportError as error:
+        raise MissingDependencyError("reading G.722 needs PyAV: pip install 'vivavoce[media]'") from error
+    with av.open(str(file), format="g722") as container:
+        frames = [frame.to_ndarray().ravel() for frame in container.decode(audio=0)]
+    return np.concatenate(frames).astype(np.float32) / FULL_SCALE
+
+
+def _pocketsphinx_clips() -> Iterator[tuple[NDArray[np.float32], str, str]]:
+    """LibriVox sentences and card names (Debian: pocketsphinx-testdata)."""
+    for transcript in (POCKETSPHINX / "librivox" / "transcription", POCKETSPHINX / "cards" / "cards.transcription"):
+        lines = transcript.read_text().splitlines() if transcript.exists() else []
+        for text, name in (match.groups() for line in lines if (match := re.match(r"<s>(.*)</s>\s*\((.*)\)", line))):
+            with wave.open(str(transcript.with_name(f"{name}.wav"))) as file:
+                samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / FULL_SCALE
+            yield samples, text.strip(), "pocketsphinx-testdata"

@@ -1,0 +1,195 @@
+"""The codec of MOSS-TTS-Nano as it learns: whole sounds at once, with gradients, on the weights that streams use.
+
+Codes are chosen by angle, so what is rounded is a direction: of length one while learning, or its length would drift
+away from the codebook unseen. Codebooks do not learn by gradient but as running means of the directions that fall to
+them (k-means on a sphere); a code to which nothing falls any more starts anew at something that was just heard.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig
+from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano, Stage
+from vivavoce.nn.residual_vq import ProjectedCodebook, ProjectedResidualVQ
+from vivavoce.nn.rope import rotation
+
+KEEP = 0.97  # share of a running mean that stays after a step
+LEAST_SHARE = 0.02  # of the mean number of vectors a code gets a step: with less it starts anew
+
+
+class Window:
+    """Causal attention within a window over whole sounds: what `Extension` is to streams."""
+
+    def __init__(self, positions: int, window: int, device: torch.device) -> None:
+        place = torch.arange(positions, device=device)
+        behind = place[:, None] - place
+        self.positions = place[None]
+        self.mask = None if window >= positions else (behind >= 0) & (behind < window)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Every position looks at its window.  # [sound, head, time, head_dim]"""
+        return functional.scaled_dot_product_attention(
+            query, key.to(query.dtype), value.to(query.dtype), attn_mask=self.mask, is_causal=self.mask is None
+        )
+
+
+def run_stage(stage: Stage, x: Tensor) -> Tensor:
+    """A stage over whole sounds.  # [sound, time, input] → [sound, time, output]"""
+    streams = Window(x.shape[1], stage.window, x.device)
+    cos, sin = rotation(streams.positions, stage.config.d_model // stage.config.num_heads, stage.config.max_period)
+    x = stage.input_proj(x)
+    for index, layer in enumerate(stage.transformer.layers):
+        x = layer(x, index, streams, cos, sin)
+    with torch.autocast(x.device.type, enabled=False):  # the last of these makes samples, too fine for 16 bits
+        return stage.output_proj(x.float() if x.dtype != torch.float64 else x)
+
+
+def run_chain(chain: nn.ModuleList, x: Tensor) -> Tensor:
+    """Either way of the codec over whole sounds.  # [sound, time, channel]"""
+    for module in chain:
+        x = run_stage(module, x) if isinstance(module, Stage) else module(x)
+    return x
+
+
+def analyse(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
+    """What the quantiser gets of whole sounds.  # [sound, channel, sample] → [sound, frame, input]"""
+    return run_chain(codec.encoder, sounds.transpose(1, 2).flatten(1)[..., None])
+
+
+def synthesise(codec: MossAudioTokenizerNano, hidden: Tensor) -> Tensor:
+    """Sounds of what the quantiser gives.  # [sound, frame, output] → [sound, channel, sample]"""
+    interleaved = run_chain(codec.decoder, hidden)[..., 0]
+    return interleaved.unflatten(1, (-1, codec.config.channels)).transpose(1, 2)
+
+
+@torch.no_grad()
+def codes_of(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
+    """Codes of many sounds of one length at once.  # [sound, channel, sample] → [sound, codebook, frame]"""
+    return codec.quantizer.encode(analyse(codec, sounds))
+
+
+@torch.no_grad()
+def sounds_of(codec: MossAudioTokenizerNano, codes: Tensor) -> Tensor:
+    """Sounds of many codes at once.  # [sound, codebook, frame] → [sound, channel, sample]"""
+    return synthesise(codec, codec.quantizer.decode(codes))
+
+
+class CodebookMeans(nn.Module):
+    """Running means behind every codebook: how many vectors a code gets a step, and their sum."""
+
+    counts: Tensor
+    sums: Tensor
+
+    def __init__(self, config: MossAudioTokenizerConfig) -> None:
+        super().__init__()
+        size = config.quantizer
+        self.register_buffer("counts", torch.zeros(size.num_quantizers, size.codebook_size))
+        self.register_buffer("sums", torch.zeros(size.num_quantizers, size.codebook_size, size.codebook_dim))
+
+    @torch.no_grad()
+    def learn(self, index: int, book: ProjectedCodebook, vectors: Tensor, codes: Tensor) -> None:
+        """Move a codebook to the mean directions of what fell to its codes.  # vectors [.., dim], codes [..]"""
+        vectors, codes = vectors.detach().flatten(0, -2), codes.flatten()
+        counts, sums = self.counts[index], self.sums[index]
+        counts.mul_(KEEP).index_add_(0, codes, torch.full_like(vectors[:, 0], 1 - KEEP))
+        sums.mul_(KEEP).index_add_(0, codes, vectors * (1 - KEEP))
+        mean_count = len(codes) / len(counts)
+        is_dead = counts < LEAST_SHARE * mean_count
+        heard = vectors[torch.randint(0, len(vectors), (len(counts),), device=vectors.device)]
+        counts.copy_(torch.where(is_dead, mean_count, counts))
+        sums.copy_(torch.where(is_dead[:, None], heard * mean_count, sums))
+        book.codebook.weight.copy_(functional.normalize(sums, dim=-1))
+
+    def perplexity(self) -> Tensor:
+        """How many codes of each codebook are in use, by the entropy of their shares.  # [codebook]"""
+        shares = self.counts / self.counts.sum(-1, keepdim=True)
+        return torch.special.entr(shares).sum(-1).exp()
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """What comes out of the quantiser, and what it minimises beside the codec's own loss."""
+
+    hidden: Tensor  # [sound, frame, output]
+    commitment: Tensor
+    """Squared distance of directions from their codes."""
+    leftover: Tensor
+    """Share of the input's power that is left after each codebook, their mean: it makes the codebooks residual."""
+
+
+def quantise(
+    quantizer: ProjectedResidualVQ, hidden: Tensor, used: Tensor, means: CodebookMeans | None = None
+) -> Quantised:
+    """Round by the first `used` codebooks of each sound, gradients going straight through; `means` learn from all.
+
+    # hidden [sound, frame, input], used [sound]
+    """
+    residual = _pointwise(quantizer.input_proj, hidden)
+    power = residual.detach().square().mean().clamp(min=1e-6)
+    total, commitment, leftover = torch.zeros_like(residual), residual.new_zeros(()), residual.new_zeros(())
+    for index, book in enumerate(quantizer.quantizers):
+        assert isinstance(book, ProjectedCodebook)
+        direction = functional.normalize(_pointwise(book.in_proj, residual), dim=-1)
+        with torch.no_grad():
+            codes = (direction @ functional.normalize(book.codebook.weight, dim=-1).T).argmax(dim=-1)
+            chosen = book.codebook(codes)
+        commitment = commitment + (direction - chosen).square().sum(-1).mean()
+        if means is not None:
+            means.learn(index, book, direction, codes)
+        vector = _pointwise(book.out_proj, direction + (chosen - direction).detach())
+        meant = _pointwise(book.out_proj, chosen)  # without a way around the rounding
+        leftover = leftover + functional.mse_loss(meant, residual) / power
+        total = total + vector * (index < used)[:, None, None]
+        residual = residual - vector
+    books = len(quantizer.quantizers)
+    return Quantised(_pointwise(quantizer.output_proj, total), commitment / books, leftover / books)
+
+
+@torch.no_grad()
+def initialise(codec: MossAudioTokenizerNano, seed: int = 0, layer_scale: float = 0.3) -> None:
+    """Weights to start learning from; all but the codebooks get gradients."""
+    device = codec.device
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in codec.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else layer_scale if name.endswith("scale") else 1.0)
+        parameter.requires_grad_("codebook" not in name)
+    last = [stage for stage in codec.decoder if isinstance(stage, Stage)][-1]
+    last.output_proj.weight.mul_(0.05)  # speech is quiet
+
+
+@torch.no_grad()
+def calibrate(codec: MossAudioTokenizerNano, sounds: Tensor) -> None:
+    """Let the quantiser begin as one: inputs of unit power around zero, each codebook taking its share of them away.
+
+    A direction tells how far a vector is from where it points at rest, so `in_proj` begins with a bias as large as what
+    it adds to, and `out_proj` as the way back.
+    """
+    quantizer = codec.quantizer
+    projection, hidden = quantizer.input_proj, analyse(codec, sounds).float()
+    given = _pointwise(projection, hidden).flatten(0, 1)
+    deviation = given.std(0, correction=0).clamp(min=1e-5)
+    projection.weight.div_(deviation[:, None, None])
+    _bias(projection).sub_(given.mean(0)).div_(deviation)
+    for book in quantizer.quantizers:
+        assert isinstance(book, ProjectedCodebook)
+        rows = book.in_proj.weight[..., 0]
+        rows.copy_(functional.normalize(rows, dim=-1))
+        rest = functional.normalize(torch.randn_like(rows[:, 0]), dim=0) * rows.shape[0] ** 0.5
+        _bias(book.in_proj).copy_(rest)
+        book.out_proj.weight[..., 0].copy_(rows.T * (2 * rows.shape[0]) ** 0.5)
+        _bias(book.out_proj).copy_(-rows.T @ rest)
+
+
+def _bias(conv: nn.Conv1d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias
+
+
+def _pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    return functional.linear(x, conv.weight[..., 0], conv.bias)

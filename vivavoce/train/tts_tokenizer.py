@@ -1,0 +1,125 @@
+"""The text tokenizer of `mini-tts`, written as a SentencePiece file: letters, the prompt's own words, and bytes.
+
+Letters and not longer pieces, because a small model that has heard few words should spell those it has not. The file's
+character map folds case, accents and odd spaces, so that what is written differently but said alike looks alike.
+"""
+
+import struct
+import unicodedata
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from vivavoce.errors import InputError
+from vivavoce.models.moss_tts_nano_prompt import (
+    ASSISTANT_ROLE,
+    NO_REFERENCE,
+    OTHER_FIELDS,
+    REFERENCE_FIELD,
+    USER_END,
+    USER_ROLE,
+)
+from vivavoce.models.sentencepiece_tokenizer import BPE, SPACE, SentencePieceTokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+SIGNS = ("<s>", "</s>", "<pad>", "<turn>", "</turn>", "<sound>", "</sound>", "<voice>", "<speech>")  # ids 1 to 9
+LETTERS = f"{SPACE}abcdefghijklmnopqrstuvwxyz0123456789.,?!'-:;"
+FOLDED = (range(0x21, 0x250), range(0x1E00, 0x1F00), range(0x2000, 0x2070), range(0xFF01, 0xFF5F))
+SPACES = ("\n", "\t", "\r", "\u00a0", "\u3000", "\u2028", "\u2009")
+SAID_ALIKE = {"‘": "'", "’": "'", "“": "", "”": "", '"': "", "–": "-", "—": ", ", "…": ".", "\u200b": "", "\u00ad": ""}
+
+
+def write_tokenizer(folder: str | Path, entries: int) -> SentencePieceTokenizer:
+    """Write `tokenizer.model` for a vocabulary of at most so many entries, and read it back."""
+    pieces = tokenizer_pieces()
+    if len(pieces) > entries:
+        raise InputError(f"the tokenizer has {len(pieces)} pieces, more than the {entries} the model has room for")
+    file = Path(folder) / "tokenizer.model"
+    written = b"".join(_field(1, _piece(*piece)) for piece in pieces)
+    trainer = _field(3, BPE) + _field(35, 1)  # kind, and that bytes stand in for what is unknown
+    normaliser = _field(1, b"mini") + _field(2, _character_map(folded_characters()))
+    file.write_bytes(written + _field(2, trainer) + _field(3, normaliser))
+    return SentencePieceTokenizer.load(file)
+
+
+def tokenizer_pieces() -> list[tuple[str, float, int]]:
+    """Text, score and kind of every piece, in the order of their ids."""
+    template = " ".join([USER_ROLE, REFERENCE_FIELD, NO_REFERENCE, OTHER_FIELDS, USER_END, ASSISTANT_ROLE])
+    words = dict.fromkeys(word for word in template.split() if word not in LETTERS)
+    return [
+        ("<unk>", 0.0, UNKNOWN),
+        *((sign, 0.0, CONTROL) for sign in SIGNS),
+        *((word, 0.0, USER_DEFINED) for word in words),
+        *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
+        *((letter, -float(rank), NORMAL) for rank, letter in enumerate(LETTERS)),
+    ]
+
+
+def folded_characters() -> dict[str, str]:
+    """What each character that is not simply itself becomes."""
+    folded = dict.fromkeys(SPACES, " ") | SAID_ALIKE
+    for code in (code for block in FOLDED for code in block):
+        character = chr(code)
+        plain = unicodedata.normalize("NFKD", character.casefold())
+        plain = "".join(SAID_ALIKE.get(each, each) for each in plain if not unicodedata.combining(each))
+        if character not in folded and plain != character and plain.isascii() and plain.isprintable():
+            folded[character] = plain
+    return folded
+
+
+def _piece(text: str, score: float, kind: int) -> bytes:
+    return _field(1, text.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", score) + _field(3, kind)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    low = b""
+    while value >= 0x80:
+        low += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return low + bytes([value])
+
+
+def _character_map(folded: Mapping[str, str]) -> bytes:
+    """A double-array trie from UTF-8 sequences to places in a string of what they become."""
+    strings, places = b"", {}
+    for character, plain in folded.items():
+        places[character.encode()] = len(strings)
+        strings += plain.encode() + b"\0"
+    trie = _double_array(places)
+    units = struct.pack(f"<{len(trie)}I", *trie)
+    return struct.pack("<I", len(units)) + units + strings
+
+
+def _double_array(values: Mapping[bytes, int]) -> list[int]:
+    """Units of the trie: a node's children stand where its base, XORed with their byte, says; values at byte 0."""
+    units: dict[int, int] = {0: 0}
+    bases: set[int] = set()
+    waiting: list[tuple[int, Mapping[bytes, int]]] = [(0, values)]
+    while waiting:
+        node, below = waiting.pop()
+        heads = {key[0] if key else 0 for key in below}
+        base = _free_base(heads, units, bases)
+        bases.add(base)
+        units[node] |= (node ^ base) << 10
+        for head in heads:
+            if head == 0:
+                units[node] |= 1 << 8
+                units[base] = below[b""] | 1 << 31
+                continue
+            units[base ^ head] = head
+            waiting.append((base ^ head, {key[1:]: value for key, value in below.items() if key[:1] == bytes([head])}))
+    size = (max(units) // 256 + 1) * 256  # readers look up any byte behind a base
+    return [units.get(place, 0) for place in range(size)]
+
+
+def _free_base(heads: Iterable[int], units: Mapping[int, int], bases: set[int]) -> int:
+    heads = list(heads)
+    base = 1
+    while base in bases or any(base ^ head in units for head in heads):
+        base += 1
+    return base

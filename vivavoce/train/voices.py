@@ -1,0 +1,202 @@
+"""Synthetic speakers: the voices of installable programs, the one that replies, and those that training never hears."""
+
+import random
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.train.voices_programs import DEBIAN_PACKAGES, Programs, bundle, programs
+
+__all__ = [
+    "HELD_OUT",
+    "RATE",
+    "TEACHER",
+    "TRAINING",
+    "VOICES",
+    "Voice",
+    "bundle",
+    "draw",
+    "programs",
+    "speak",
+    "speak_many",
+]
+
+RATE = 16_000
+MARGIN = RATE * 7 // 100  # samples of silence left before and after the speech
+FRAME = RATE // 100
+QUIET = 10 ** (-42 / 20)  # of the loudest frame: below it there is no speech
+FESTIVAL_BATCH = 64  # sentences a process; its start costs as much as ten of them
+SECONDS_A_PROCESS = 120
+
+
+@dataclass(frozen=True)
+class Voice:
+    """One way of speaking of one program; `held_out` voices are for tests alone."""
+
+    name: str
+    program: str
+    arguments: tuple[str, ...]
+    held_out: bool = False
+
+
+def _flite() -> list[Voice]:
+    """Voices cut or modelled from recordings; only the diphone voice lets its pitch be set."""
+    voices = [
+        Voice(f"flite-{speaker}-{stretch}", "flite", ("-voice", speaker, "--setf", f"duration_stretch={stretch}"), held)
+        for speaker, held in (("rms", False), ("slt", False), ("awb", True))
+        for stretch in ("0.85", "1.0", "1.15", "1.3")
+    ]
+    for pitch in ("85", "105", "130", "160"):
+        for stretch in ("0.9", "1.1"):
+            settings = ("--setf", f"int_f0_target_mean={pitch}", "--setf", f"duration_stretch={stretch}")
+            voices.append(Voice(f"flite-kal16-{pitch}-{stretch}", "flite", ("-voice", "kal16", *settings)))
+    return voices
+
+
+def _festival() -> list[Voice]:
+    """A diphone voice and an HTS one, whose speed cannot be set."""
+    voices = [
+        Voice(f"festival-ked-{stretch}", "festival", ("ked_diphone", stretch), True) for stretch in ("0.9", "1.1")
+    ]
+    return [*voices, Voice("festival-slt", "festival", ("cmu_us_slt_arctic_hts", "1.0"))]
+
+
+CLEAR_ACCENTS = ("en-us", "en")
+OTHER_ACCENTS = ("en-gb-scotland", "en-029", "en-us-nyc", "en-gb-x-gbclan")
+VARIANTS = (
+    *("m1", "m2", "m4", "m5", "m6", "m7", "m8", "f1", "f2", "f3", "f5", "klatt", "klatt2", "klatt3", "klatt4"),
+    *("adam", "Alex", "Andrea", "Andy", "Annie", "anika", "belinda", "benjamin", "boris", "caleb"),
+    *("david", "Denis", "Diogo", "ed", "edward", "Gene", "gustave", "Henrique", "Hugo", "iven", "john", "Lee"),
+    *("linda", "marcelo", "max", "Michael", "michel", "miguel", "Mike", "norbert", "pablo", "paul"),
+    *("quincy", "rob", "robert", "sandro", "shelby", "steph", "steph2", "travis", "victor", "zac"),
+)
+LOUDNESS = "30"  # of 200; at the usual 100 many variants clip
+HELD_OUT_ACCENT = "en-gb-x-rp"
+HELD_OUT_VARIANTS = ("m3", "f4", "steph3")
+
+
+def _espeak() -> list[Voice]:
+    """Each variant in a clear accent and in another, pitched and paced as people are; one accent is held out."""
+    pitches, speeds = (38, 50, 62, 45, 56), (140, 165, 150, 180)
+    voices = []
+    for index, variant in enumerate(VARIANTS):
+        for turn, accents in enumerate((CLEAR_ACCENTS, OTHER_ACCENTS)):
+            accent, pitch, speed = (
+                accents[index % len(accents)],
+                pitches[(index + turn) % 5],
+                speeds[(index + turn) % 4],
+            )
+            voices.append(_espeak_voice(accent, variant, pitch, speed))
+    held_out = zip(HELD_OUT_VARIANTS, (45, 55, 50), (150, 160, 145), strict=True)
+    return voices + [_espeak_voice(HELD_OUT_ACCENT, *held, held_out=True) for held in held_out]
+
+
+def _espeak_voice(accent: str, variant: str, pitch: int, speed: int, held_out: bool = False) -> Voice:
+    arguments = ("-v", f"{accent}+{variant}", "-p", str(pitch), "-s", str(speed), "-a", LOUDNESS)
+    return Voice(f"espeak-{accent}-{variant}", "espeak-ng", arguments, held_out)
+
+
+VOICES = (*_flite(), *_festival(), *_espeak())
+TRAINING = tuple(voice for voice in VOICES if not voice.held_out)
+HELD_OUT = tuple(voice for voice in VOICES if voice.held_out)
+SHARES = {"flite": 0.4, "espeak-ng": 0.55, "festival": 0.05}  # of a corpus: espeak has many voices, flite human ones
+TEACHER = next(voice for voice in VOICES if voice.name == "flite-rms-1.0")
+
+
+def draw(source: random.Random, count: int) -> list[Voice]:
+    """So many different training voices, each program by its share."""
+    drawn: list[Voice] = []
+    while len(drawn) < count:
+        (program,) = source.choices(list(SHARES), list(SHARES.values()))
+        voice = source.choice([voice for voice in TRAINING if voice.program == program])
+        if voice not in drawn:
+            drawn.append(voice)
+    return drawn
+
+
+def speak(voice: Voice, text: str, programs: Programs) -> NDArray[np.float32]:
+    """A sentence in a voice: mono, 16 kHz, with a little silence before and after it."""
+    return speak_many(voice, [text], programs)[0]
+
+
+def speak_many(voice: Voice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
+    """Sentences in a voice, each as `speak` gives it; what starts slowly is started once for many."""
+    if voice.program not in DEBIAN_PACKAGES:
+        raise InputError(f"voice {voice.name} wants the program {voice.program!r}; known: {', '.join(DEBIAN_PACKAGES)}")
+    if voice.program == "festival":
+        batches = [texts[begin : begin + FESTIVAL_BATCH] for begin in range(0, len(texts), FESTIVAL_BATCH)]
+        return [sound for batch in batches for sound in _speak_festival(voice, batch, programs)]
+    return [_at_rate(_speak_once(voice, text, programs), voice, text) for text in texts]
+
+
+def _speak_once(voice: Voice, text: str, programs: Programs) -> bytes:
+    to_stdout = ("--stdout", "--", text) if voice.program == "espeak-ng" else ("-t", text, "-o", "/dev/stdout")
+    return _run([*programs.command(voice.program), *voice.arguments, *to_stdout], voice, programs)
+
+
+def _speak_festival(voice: Voice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
+    speaker, stretch = voice.arguments
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [f"(voice_{speaker})", f"(Parameter.set 'Duration_Stretch {stretch})"]
+        for index, text in enumerate(texts):
+            utterance = f'(utt.synth (Utterance Text "{_quoted(text)}"))'
+            lines.append(f'(utt.save.wave {utterance} "{folder}/{index}.wav" \'riff)')
+        script = Path(folder, "sentences.scm")
+        script.write_text("\n".join(lines))
+        _run([*programs.command("festival"), "-b", str(script)], voice, programs)
+        files = [Path(folder, f"{index}.wav") for index in range(len(texts))]
+        return [_at_rate(file.read_bytes(), voice, text) for file, text in zip(files, texts, strict=True)]
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", " ").replace('"', " ")
+
+
+def _run(command: list[str], voice: Voice, programs: Programs) -> bytes:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=SECONDS_A_PROCESS, env=programs.environment, check=False
+        )
+    except FileNotFoundError as error:
+        package = DEBIAN_PACKAGES[voice.program]
+        raise MissingDependencyError(f"voice {voice.name} needs {voice.program}: apt install {package}") from error
+    if done.returncode != 0:
+        complaint = done.stderr.decode(errors="replace").strip().splitlines()
+        raise InputError(
+            f"{voice.program} failed for voice {voice.name}: {complaint[-1] if complaint else 'no word why'}"
+        )
+    return done.stdout
+
+
+def _at_rate(wav: bytes, voice: Voice, text: str) -> NDArray[np.float32]:
+    """The samples of a WAV file that a synthesizer wrote, at our rate, without its silences."""
+    from scipy.signal import resample_poly
+
+    data = wav.find(b"data", 12)
+    if data < 0 or len(wav) < data + 10:
+        raise InputError(f"voice {voice.name} gave no sound for {text!r}")
+    rate = int.from_bytes(wav[24:28], "little")
+    body = wav[data + 8 :]
+    samples = np.frombuffer(body[: len(body) // 2 * 2], "<i2").astype(np.float32) / np.float32(32768)
+    common = gcd(RATE, rate)
+    if rate != RATE:
+        samples = resample_poly(samples, RATE // common, rate // common).astype(np.float32)
+    return trimmed(samples.clip(-1, 1), f"voice {voice.name} is silent on {text!r}")
+
+
+def trimmed(samples: NDArray[np.float32], complaint: str = "the sound is silent") -> NDArray[np.float32]:
+    """Speech with exactly the margin of silence on both sides that every utterance of a corpus has."""
+    frames = np.abs(samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)).max(axis=1, initial=0.0)
+    if frames.size == 0 or frames.max() < 1e-3:
+        raise InputError(complaint)
+    loud = np.flatnonzero(frames > QUIET * frames.max())
+    begin, end = loud[0] * FRAME - MARGIN, (loud[-1] + 1) * FRAME + MARGIN
+    padding = (max(0, -begin), max(0, end - len(samples)))
+    return np.pad(samples[max(0, begin) : end], padding).astype(np.float32)

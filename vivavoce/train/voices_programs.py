@@ -1,0 +1,121 @@
+"""The synthesizers themselves: found on this machine, or in a folder that carries them to one that has none."""
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vivavoce.errors import InputError, MissingDependencyError
+
+DEBIAN_PACKAGES = {
+    "flite": "flite",
+    "espeak-ng": "espeak-ng",
+    "festival": "festival festvox-kdlpc16k festvox-us-slt-hts",
+}
+FESTIVAL_DATA = Path("/usr/share/festival")
+ARCHIVE = ".tar.xz"
+LOADER = "ld-linux-x86-64.so.2"
+
+
+@dataclass(frozen=True)
+class Programs:
+    """How to start each synthesizer here: the words before its own arguments, and the environment it wants."""
+
+    commands: dict[str, tuple[str, ...]]
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def command(self, program: str) -> tuple[str, ...]:
+        """The words that start a program; MissingDependencyError, naming its package, where it is not to be had."""
+        if program not in self.commands:
+            raise MissingDependencyError(f"{program} is not installed: apt install {DEBIAN_PACKAGES[program]}")
+        return self.commands[program]
+
+
+def programs(root: Path | None = None) -> Programs:
+    """The synthesizers of this machine, or those of a folder or an archive that `bundle` wrote."""
+    if root is None:
+        found = {program: shutil.which(program) for program in DEBIAN_PACKAGES}
+        return Programs({program: (path,) for program, path in found.items() if path})
+    folder = _unpacked(Path(root).resolve())
+    loader = folder / "lib" / LOADER
+    if not loader.exists():
+        raise InputError(f"{folder} holds no synthesizers ({loader.name} is missing); write it with voices.bundle")
+    start = (str(loader), "--library-path", str(folder / "lib"))
+    data = {"espeak-ng": (f"--path={folder}",), "festival": ("--libdir", str(folder / "festival"))}
+    present = [program for program in DEBIAN_PACKAGES if (folder / "bin" / program).exists()]
+    return Programs({program: (*start, str(folder / "bin" / program), *data.get(program, ())) for program in present})
+
+
+def bundle(target: Path) -> None:
+    """The synthesizers with their libraries and English data, for a machine that has none.
+
+    A folder, or one file if the target ends in `.tar.xz`: less than half as large, unpacked where it is first used.
+    """
+    target = Path(target)
+    if not target.name.endswith(ARCHIVE):
+        _gather(target)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _gather(Path(folder))
+        with tarfile.open(target, "w:xz", preset=6) as archive:
+            archive.add(folder, arcname="")
+
+
+def _unpacked(root: Path) -> Path:
+    """The folder itself, or the one beside an archive that holds what was in it."""
+    if not root.name.endswith(ARCHIVE):
+        return root
+    folder = root.with_name(root.name.removesuffix(ARCHIVE))
+    if not (folder / "lib" / LOADER).exists():
+        if not root.exists():
+            raise InputError(f"{root} does not exist; write it with voices.bundle")
+        with tempfile.TemporaryDirectory(dir=root.parent) as half, tarfile.open(root) as archive:
+            archive.extractall(half, filter="data")
+            shutil.copytree(half, folder, dirs_exist_ok=True)
+    return folder
+
+
+def _gather(folder: Path) -> None:
+    here = programs()
+    for part in ("bin", "lib"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for program in DEBIAN_PACKAGES:
+        binary = Path(here.command(program)[0]).resolve()
+        shutil.copy2(binary, folder / "bin" / program)
+        for library in _libraries(binary):
+            shutil.copy2(library.resolve(), folder / "lib" / library.name)
+    _copy_espeak_data(folder / "espeak-ng-data")
+    _copy_festival_data(folder / "festival")
+
+
+def _libraries(binary: Path) -> list[Path]:
+    listing = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=True).stdout
+    return [Path(path) for path in re.findall(r"(/\S+\.so\S*)", listing)]
+
+
+def _copy_espeak_data(target: Path) -> None:
+    version = subprocess.run(["espeak-ng", "--version"], capture_output=True, text=True, check=True).stdout
+    source = Path(version.split("Data at:")[1].strip())
+    for name in ("intonations", "phondata", "phonindex", "phontab", "en_dict", "lang/gmw", "voices/!v"):
+        _copy(source / name, target / name)
+
+
+def _copy_festival_data(target: Path) -> None:
+    """Everything but the voice that flite has too."""
+    if not FESTIVAL_DATA.is_dir():
+        raise MissingDependencyError(f"{FESTIVAL_DATA} is missing: apt install {DEBIAN_PACKAGES['festival']}")
+    for path in FESTIVAL_DATA.rglob("*"):
+        if path.is_file() and "kal_diphone" not in path.parts:
+            _copy(path, target / path.relative_to(FESTIVAL_DATA))
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target)
