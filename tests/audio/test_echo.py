@@ -1,0 +1,105 @@
+"""Our own sound in the user's microphone does not count as the user's; the user's does."""
+
+import numpy as np
+import pytest
+from scipy.signal import fftconvolve
+
+from tests.dialogue.voices import silence, talk
+from vivavoce.audio.echo import BLOCK, EchoGuard
+from vivavoce.audio.voice_activity import speech_chances, voice_activity
+from vivavoce.errors import InputError
+
+RATE = 16_000
+
+
+def room(delay: float, reverberation: float = 0.25, seed: int = 1) -> np.ndarray:
+    """From loudspeaker to microphone: a delay, the direct sound, and a tail; of power 1."""
+    noise = np.random.default_rng(seed)
+    tail = noise.standard_normal(round(reverberation * RATE))
+    tail *= np.exp(-np.arange(len(tail)) / RATE * 6.9 / max(reverberation, 1e-3))
+    response = np.concatenate([[3.0], np.zeros(40), tail]) if reverberation else np.ones(1)
+    return np.concatenate([np.zeros(round(delay * RATE)), response / np.sqrt(np.square(response).sum())])
+
+
+def through(guard: EchoGuard, microphone: np.ndarray, played: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the guard leaves, and the share it takes, block by block."""
+    state, left, shares = guard.initial_state(), [], []
+    for start in range(0, len(played) - BLOCK + 1, BLOCK):
+        block = slice(start, start + BLOCK)
+        sound, share, state = guard.step(state, microphone[block].astype("f"), played[block].astype("f"))
+        left.append(sound)
+        shares.append(share)
+    return np.concatenate(left), np.array(shares)
+
+
+def longest_speech(samples: np.ndarray) -> int:
+    """Windows in the longest run of speech."""
+    marks = "".join("x" if chance >= 0.5 else " " for chance in speech_chances(voice_activity(), samples))
+    return max(map(len, marks.split()), default=0)
+
+
+def output(seconds: float = 6.0) -> np.ndarray:
+    return np.concatenate([silence(0.3), talk(seconds, seed=8, level_dbfs=-20)])
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.3])
+@pytest.mark.parametrize("reverberation", [0.0, 0.25])
+def test_the_output_fed_back_20_db_softer_is_not_heard_as_speech(delay, reverberation):
+    played = output()
+    echo = 0.1 * fftconvolve(played, room(delay, reverberation))[: len(played)] + silence(len(played) / RATE)
+    assert longest_speech(echo) > 20, "without the guard it is"
+    left, shares = through(EchoGuard(), echo, played)
+    assert longest_speech(left) <= 1
+    assert np.median(shares[20:]) > 0.95
+
+
+def test_a_second_reply_after_a_pause_through_a_longer_buffer_is_not_heard_either():
+    first, second = output(3.0), output(3.0)
+    pause = np.zeros(RATE * 2)
+    played = np.concatenate([first, pause, second, pause])
+    echo = np.zeros(len(played))
+    for begin, part, delay in ((0, first, 0.1), (len(first) + len(pause), second, 0.16)):
+        sound = 0.1 * fftconvolve(part, room(delay))
+        echo[begin : begin + len(sound)] += sound[: len(echo) - begin]
+    left, _ = through(EchoGuard(), echo + silence(len(echo) / RATE), played)
+    assert longest_speech(left) <= 1
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.2])
+def test_a_user_who_speaks_over_the_output_is_heard(delay):
+    played = output(6.0)
+    echo = 0.1 * fftconvolve(played, room(delay))[: len(played)]
+    microphone = echo + silence(len(played) / RATE)
+    user, begin = talk(1.5, seed=2, level_dbfs=-24), RATE * 3
+    microphone[begin : begin + len(user)] += user
+    left, _ = through(EchoGuard(), microphone, played)
+    chances = speech_chances(voice_activity(), left)
+    first, last = begin // BLOCK, (begin + len(user)) // BLOCK
+    assert (chances[:first] < 0.5).all()
+    assert np.argmax(chances[first:] >= 0.5) <= 4, "within 160 ms"
+    assert (chances[first:last] >= 0.5).mean() > 0.8
+
+
+def test_without_output_nothing_is_changed():
+    microphone = talk(1.0)
+    left, shares = through(EchoGuard(), microphone, np.zeros(len(microphone)))
+    np.testing.assert_array_equal(left, microphone[: len(left)])
+    assert not shares.any()
+
+
+def test_a_state_is_a_value():
+    guard, played = EchoGuard(), output(1.0).astype("f")
+    state = guard.initial_state()
+    for start in range(0, 20 * BLOCK, BLOCK):
+        _, _, state = guard.step(state, 0.1 * played[start : start + BLOCK], played[start : start + BLOCK])
+    block = played[:BLOCK]
+    first = guard.step(state, 0.1 * block, block)
+    second = guard.step(state, 0.1 * block, block)
+    np.testing.assert_array_equal(first[0], second[0])
+    np.testing.assert_array_equal(first[2].path, second[2].path)
+
+
+def test_other_sizes_are_refused():
+    guard = EchoGuard()
+    with pytest.raises(InputError, match="512"):
+        guard.step(guard.initial_state(), np.zeros(100, "f"), np.zeros(BLOCK, "f"))

@@ -1,0 +1,175 @@
+"""A stage for conversations: a pipeline that says what a script tells it, and a clock moved with the sound."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vivavoce.dialogue.clock import SimulatedClock
+from vivavoce.dialogue.interface import ReplyAudio, ReplyDone, ReplyStarted, Usage
+from vivavoce.dialogue.pipeline import Ended, Spoke, Wrote
+from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+
+WINDOW = 512
+RATE = 16_000
+
+
+def spoken(seconds: float, text: str = "", seed: int = 0, rate: int = 24_000) -> list:
+    """The pieces of a spoken reply, 0.4 s each: a tone with noise, so that it is neither silent nor stuck."""
+    noise = np.random.default_rng(seed)
+    time = np.arange(round(seconds * rate)) / rate
+    sound = (0.1 * np.sin(2 * np.pi * 300 * time * (1 + time)) + 0.02 * noise.standard_normal(len(time))).astype("f")
+    pieces = [Wrote(text)] if text else []
+    return [*pieces, *(Spoke(part) for part in np.split(sound, range(9600, len(sound), 9600))), Ended("completed")]
+
+
+class ScriptedReply:
+    """A reply that has been written before it is asked for."""
+
+    def __init__(self, mind, plan, pieces):
+        self.mind, self.plan = mind, plan
+        self._pieces = pieces
+        self.heard_turn = mind.turn_windows if plan.hears_turn else 0
+        self.released_for, self.is_released, self.is_dropped = None, False, False
+
+    async def pieces(self):
+        for piece in self._pieces:
+            await asyncio.sleep(0)
+            yield piece
+
+    def release(self, turn):
+        self.is_released, self.released_for = True, turn
+        if self.plan.hears_turn:
+            self.mind.turn_windows = 0
+        self.mind.log.append(("release", turn))
+
+    def drop(self):
+        assert not self.is_dropped
+        self.is_dropped = True
+        self.mind.log.append("drop" if not self.is_released else "end")
+        self.mind.pipeline.open_replies.discard(self)
+
+    @property
+    def usage(self):
+        return Usage(input_audio=self.heard_turn, output_audio=len(self._pieces))
+
+
+class ScriptedMind:
+    """Keeps what it was told."""
+
+    def __init__(self, pipeline):
+        self.pipeline = pipeline
+        self.past, self.settings = (), None
+        self.turn_windows = 0
+        self.kept: list[str] = []
+        self.log: list = []
+
+    def remember(self, past, settings):
+        self.past, self.settings = tuple(past), settings
+
+    def listen(self, samples):
+        assert len(samples) % WINDOW == 0
+        self.turn_windows += len(samples) // WINDOW
+
+    def forget_turn(self):
+        self.turn_windows = 0
+
+    def keep_turn(self, item):
+        self.kept.append(item)
+        self.turn_windows = 0
+
+    def reply(self, plan):
+        script = self.pipeline.scripts.pop(0) if self.pipeline.scripts else spoken(2.0, "Well, I think so. ")
+        reply = ScriptedReply(self, plan, script)
+        self.pipeline.open_replies.add(reply)
+        self.pipeline.made.append(reply)
+        return reply
+
+    async def close(self):
+        self.pipeline.minds -= 1
+
+
+class ScriptedPipeline:
+    """Says the scripts one after another, then always the same."""
+
+    input_rate, output_rate, transcribes = RATE, 24_000, False
+
+    def __init__(self, *scripts: Sequence):
+        self.scripts = list(scripts)
+        self.open_replies: set[ScriptedReply] = set()
+        self.made: list[ScriptedReply] = []
+        self.minds = 0
+
+    def open(self, heard):
+        self.minds += 1
+        self.heard = heard
+        self.mind = ScriptedMind(self)
+        return self.mind
+
+
+@dataclass
+class Stage:
+    """A conversation, its clock, and what it told with the time of each event."""
+
+    pipeline: ScriptedPipeline
+    conversation: LiveConversation
+    clock: SimulatedClock
+    told: list = field(default_factory=list)
+    times: list = field(default_factory=list)
+
+    @classmethod
+    def set(cls, *scripts, settings=None, options: DialogueOptions | None = None) -> "Stage":
+        pipeline, clock = ScriptedPipeline(*scripts), SimulatedClock()
+        conversation = LiveConversation(pipeline, settings, options, input_rate=RATE, clock=clock)
+        stage = cls(pipeline, conversation, clock)
+        stage._reader = asyncio.get_running_loop().create_task(stage._read())
+        return stage
+
+    async def _read(self):
+        async for event in self.conversation.events():
+            self.told.append(event)
+            self.times.append(self.clock.now())
+
+    async def settle(self):
+        """Let every task run until it waits for the clock."""
+        for _ in range(12):
+            await asyncio.sleep(0)
+
+    async def hear(self, samples: np.ndarray):
+        """Let the user's side sound like this, in real time by the conversation's clock."""
+        samples = samples[: len(samples) // WINDOW * WINDOW].astype(np.float32)
+        for start in range(0, len(samples), WINDOW):
+            self.clock.advance(WINDOW / RATE)
+            self.conversation.hear(samples[start : start + WINDOW])
+            await self.settle()
+
+    async def close(self):
+        await self.conversation.close()
+        await self._reader
+
+    def all(self, kind):
+        return [event for event in self.told if isinstance(event, kind)]
+
+    def time_of(self, kind, which: int = 0) -> float:
+        return [time for event, time in zip(self.told, self.times, strict=True) if isinstance(event, kind)][which]
+
+    def names(self, leave_out=(ReplyAudio,)) -> list[str]:
+        return [type(event).__name__ for event in self.told if not isinstance(event, leave_out)]
+
+    def check(self):
+        """What holds of every conversation that was closed."""
+        started = Counter(event.reply for event in self.all(ReplyStarted))
+        done = Counter(event.reply for event in self.all(ReplyDone))
+        assert started == done and all(count == 1 for count in done.values())
+        assert not self.pipeline.open_replies, "a reply was never dropped"
+        assert self.pipeline.minds == 0
+        over = set()
+        for event in self.told:
+            if isinstance(event, ReplyDone):
+                over.add(event.reply)
+            elif isinstance(event, ReplyAudio):
+                assert event.reply not in over, "sound after the end of its reply"
+        ids = [item.id for item in self.conversation.items]
+        assert len(ids) == len(set(ids))

@@ -1,0 +1,97 @@
+"""Jobs of many, done together: batched, the urgent first, each failing alone."""
+
+import asyncio
+import threading
+
+import pytest
+
+from vivavoce.dialogue.gathering import Gathering
+from vivavoce.errors import VivaError
+
+
+class Worker:
+    """Doubles numbers once its gate is open; notes what came together."""
+
+    def __init__(self, most=16):
+        self.gate, self.entered, self.batches = threading.Event(), threading.Event(), []
+        self.gathering = Gathering("viva-test", self.work, most)
+        self.gathering.start()
+
+    def work(self, jobs):
+        self.entered.set()
+        self.gate.wait(10)
+        self.batches.append(list(jobs))
+        if 13 in jobs:
+            raise ValueError("13")
+        return [2 * job for job in jobs]
+
+    async def busy(self):
+        first = asyncio.ensure_future(self.gathering.do(0))
+        await asyncio.to_thread(self.entered.wait, 10)
+        return first
+
+
+async def test_what_waits_is_done_together_and_the_urgent_first():
+    worker = Worker(most=3)
+    first = await worker.busy()
+    rest = [asyncio.ensure_future(worker.gathering.do(number, urgency=-number)) for number in range(1, 6)]
+    await asyncio.sleep(0)
+    worker.gate.set()
+    assert await asyncio.gather(first, *rest) == [0, 2, 4, 6, 8, 10]
+    assert worker.batches == [[0], [5, 4, 3], [2, 1]]
+    assert (worker.gathering.jobs, worker.gathering.batches) == (6, 3)
+    await worker.gathering.close()
+
+
+async def test_a_job_that_fails_fails_alone():
+    worker = Worker()
+    first = await worker.busy()
+    rest = [asyncio.ensure_future(worker.gathering.do(number)) for number in (1, 13, 3)]
+    await asyncio.sleep(0)
+    worker.gate.set()
+    one, error, three = await asyncio.gather(*rest, return_exceptions=True)
+    assert (one, three) == (2, 6) and isinstance(error, ValueError)
+    assert await first == 0
+    await worker.gathering.close()
+
+
+async def test_a_job_nobody_waits_for_is_not_done():
+    worker = Worker()
+    first = await worker.busy()
+    left = asyncio.ensure_future(worker.gathering.do(7))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    worker.gate.set()
+    await first
+    await worker.gathering.close()
+    assert not any(7 in batch for batch in worker.batches)
+
+
+async def test_several_threads_work_at_the_same_time():
+    both = threading.Barrier(2, timeout=10)
+
+    def meet(jobs):
+        both.wait()
+        return list(jobs)
+
+    gathering = Gathering("viva-test", meet, most=1, threads=2)
+    gathering.start()
+    assert await asyncio.gather(gathering.do(1), gathering.do(2)) == [1, 2]
+    await gathering.close()
+
+
+async def test_jobs_that_wait_when_it_closes_fail():
+    worker = Worker(most=1)
+    first = await worker.busy()
+    waiting = asyncio.ensure_future(worker.gathering.do(1))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(worker.gathering.close())
+    await asyncio.sleep(0)
+    worker.gate.set()
+    await closing
+    assert await first == 0
+    with pytest.raises(VivaError):
+        await waiting
+    with pytest.raises(VivaError, match="not running"):
+        await worker.gathering.do(1)

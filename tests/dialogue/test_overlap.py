@@ -1,0 +1,167 @@
+"""Who yields: interruptions stop the reply soon, backchannels and coughs do not.
+
+The synthesised voices are among those the judge was fitted to; the arithmetic ones are not.
+"""
+
+import subprocess
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tests.dialogue.voices import at_level, cough, hum, silence, talk
+from vivavoce.audio.files import read
+from vivavoce.audio.voice_activity import WINDOW, voice_activity
+from vivavoce.dialogue.overlap import Levels, OverlapJudge, OverlapWatch, Verdict, is_backchannel
+from vivavoce.dialogue.voice_traits import change, traits
+
+USUAL = Levels(user=-24.0)
+INTERRUPTIONS = [
+    *("wait, stop for a second", "no, that is not what I meant", "can you tell me about the second one instead"),
+    *("sorry, but how much does that cost", "what about tomorrow evening", "please speak a little slower"),
+    *("I said seven, not eight", "could we change the subject", "how do I get there by train"),
+]
+BACKCHANNELS = ["yeah", "okay", "right", "uh huh", "oh", "aha", "sure"]
+
+
+@dataclass
+class Watched:
+    """How one sound over a reply was judged."""
+
+    verdict: Verdict | None
+    milliseconds: float
+    """From the first sample of the sound to the verdict."""
+
+
+def watch(sound: np.ndarray, words: str | None = None, levels: Levels = USUAL) -> Watched:
+    activity = voice_activity()
+    state, watching = activity.initial_state(), None
+    samples = np.concatenate([silence(0.512), sound, silence(1.0)]).astype(np.float32)
+    is_speech = False
+    for start in range(0, len(samples) - WINDOW + 1, WINDOW):
+        window = samples[start : start + WINDOW]
+        chance, state = activity.step(state, window)
+        is_speech = chance >= (0.35 if is_speech else 0.5)
+        if watching is None and is_speech:
+            watching = OverlapWatch(OverlapJudge(), words=words)
+        if watching is None:
+            continue
+        watching.step(window, chance, 0.0, is_speech, levels)
+        if watching.verdict is Verdict.INTERRUPTION or watching.is_over:
+            return Watched(watching.verdict, (start + WINDOW - 16 * 512) / 16)
+    return Watched(None, 0.0)
+
+
+@dataclass
+class Table:
+    """Rates over many sounds, printed with `-s`."""
+
+    rows: dict[str, list[Watched]] = field(default_factory=dict)
+
+    def add(self, kind: str, watched: Watched) -> None:
+        self.rows.setdefault(kind, []).append(watched)
+
+    def yields(self, kind: str) -> float:
+        return float(np.mean([each.verdict is Verdict.INTERRUPTION for each in self.rows[kind]]))
+
+    def latency(self, kind: str, share: float) -> float:
+        times = [each.milliseconds for each in self.rows[kind] if each.verdict is Verdict.INTERRUPTION]
+        return float(np.percentile(times, share))
+
+    def show(self) -> None:
+        for kind, watched in self.rows.items():
+            times = [each.milliseconds for each in watched if each.verdict is Verdict.INTERRUPTION] or [np.nan]
+            print(
+                f"{kind:>14}: {len(watched):3} sounds, {self.yields(kind):5.0%} yield, p50 {np.median(times):4.0f} ms"
+            )
+
+
+def test_synthetic_voices():
+    table = Table()
+    for seed in range(20):
+        table.add("interruption", watch(talk(1.2, seed)))
+        table.add("mm-hm", watch(hum(0.25 + 0.015 * seed, seed, -33.0 + seed % 9)))
+        table.add("cough", watch(cough(seed, -26.0 + seed % 12)))
+    table.show()
+    assert table.yields("interruption") >= 0.95 and table.latency("interruption", 90) <= 800
+    assert table.yields("mm-hm") <= 0.1 and table.yields("cough") <= 0.1
+
+
+@pytest.mark.debian("flite", "espeak-ng")
+def test_spoken_voices(tmp_path):
+    """Words as backchannels are told from words as interruptions by their level and length alone, so not always."""
+    table = Table()
+    voices = [("flite", "rms"), ("flite", "awb"), ("flite", "slt"), ("espeak-ng", "en-us"), ("espeak-ng", "en-gb+f3")]
+    for index, voice in enumerate(voices):
+        for number, text in enumerate(INTERRUPTIONS):
+            table.add("interruption", watch(at_level(said(voice, text, tmp_path), -26.0 + (index + number) % 5)))
+        for number, text in enumerate(BACKCHANNELS):
+            table.add("word", watch(at_level(said(voice, text, tmp_path), -33.0 + (index + number) % 9)))
+            named = watch(at_level(said(voice, text, tmp_path), -24.0), words=text)
+            table.add("word, named", named)
+    table.show()
+    assert table.yields("interruption") >= 0.9 and table.latency("interruption", 50) <= 250
+    assert table.yields("word") <= 0.25
+    assert table.yields("word, named") <= 0.05
+
+
+def said(voice: tuple[str, str], text: str, folder) -> np.ndarray:
+    program, name = voice
+    file = folder / "said.wav"
+    command = [program, "-voice", name, "-t", text, "-o", file]
+    if program == "espeak-ng":
+        command = [program, "-v", name, "-w", file, text]
+    subprocess.run(command, check=True, capture_output=True)
+    samples = read(file).mono().resampled(16_000).samples[0]
+    loud = np.flatnonzero(np.abs(samples) > 0.02 * np.abs(samples).max())
+    return samples[loud[0] : loud[-1] + 1]
+
+
+def test_a_voice_that_goes_on_is_an_interruption_however_softly_it_began():
+    assert watch(talk(2.0, 1, level_dbfs=-36.0)).verdict is Verdict.INTERRUPTION
+    assert watch(talk(0.3, 1, level_dbfs=-36.0)).verdict is Verdict.BACKCHANNEL
+
+
+def test_our_own_echo_never_interrupts():
+    watching = OverlapWatch(OverlapJudge())
+    sound = talk(2.0, 1)
+    for start in range(0, len(sound) - WINDOW + 1, WINDOW):
+        watching.step(sound[start : start + WINDOW], 0.95, 0.9, True, USUAL)
+    assert watching.verdict is Verdict.ECHO and watching.is_ours
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("Mm-hm.", True), ("yeah, okay", True), ("嗯嗯", True), ("Stop!", False), ("yeah but no", False), ("  ", None)],
+)
+def test_words_that_only_say_go_on(words, expected):
+    assert is_backchannel(words) is expected
+
+
+def test_words_decide_where_they_are_known():
+    assert watch(talk(1.0, 1), words="mm-hm").verdict is not None
+    short = talk(0.35, 2, level_dbfs=-34.0)
+    assert watch(short, words="stop").verdict is Verdict.INTERRUPTION
+    assert watch(short, words="yes").verdict is Verdict.BACKCHANNEL
+
+
+def test_the_users_level_is_that_of_the_loud_parts():
+    levels = Levels()
+    for _ in range(200):
+        levels.hear(-20.0)
+        levels.hear(-60.0)
+    assert levels.user == pytest.approx(-20.4, abs=0.5)
+    for _ in range(200):
+        levels.hear(-26.0)
+    assert levels.user == pytest.approx(-26.0, abs=0.5)
+
+
+def test_traits_tell_tones_noise_and_colour_apart():
+    time = np.arange(WINDOW) / 16_000
+    tone = traits((0.1 * np.sin(2 * np.pi * 200 * time)).astype("f"))
+    noise = traits((0.1 * np.random.default_rng(0).standard_normal(WINDOW)).astype("f"))
+    high = traits((0.1 * np.sin(2 * np.pi * 3000 * time)).astype("f"))
+    assert tone.periodicity > 0.9 and tone.pitch == pytest.approx(200, rel=0.03) and noise.periodicity < 0.5
+    assert tone.flatness < 0.05 < noise.flatness and tone.brightness < 0.05 < high.brightness
+    assert tone.level_db == pytest.approx(-23, abs=0.2)
+    assert change(tone, tone) == 0 < change(tone, noise)

@@ -1,0 +1,85 @@
+"""Turns as pure logic: chances of speech in, what they mean out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivavoce.dialogue.interface import TurnSettings
+from vivavoce.dialogue.turns import WINDOW_MS, TurnEvent, TurnState, TurnTaker, windows
+
+BEGAN, LIKELY, WENT_ON, OVER = TurnEvent.BEGAN, TurnEvent.LIKELY_OVER, TurnEvent.WENT_ON, TurnEvent.OVER
+
+
+def play(chances, settings=None, finished=None):
+    """The windows at which something happened, and what."""
+    taker, state, found = TurnTaker(settings or TurnSettings()), TurnState(), []
+    for place, chance in enumerate(chances):
+        event, state = taker.step(state, chance, finished)
+        if event is not None:
+            found.append((place, event))
+    return found, state
+
+
+def test_a_turn_begins_is_likely_over_and_over():
+    found, state = play([0.0] * 5 + [0.9] * 10 + [0.0] * 10)
+    assert found == [(6, BEGAN), (17, LIKELY), (21, OVER)]
+    assert state == TurnState(heard_ms=25 * WINDOW_MS)
+
+
+def test_silence_is_counted_to_the_nearest_window():
+    assert [windows(ms) for ms in (1, 32, 48, 49, 200, 240, 500)] == [1, 1, 1, 2, 6, 7, 16]
+
+
+def test_a_pause_after_a_likely_end_is_a_pause():
+    found, _ = play([0.9] * 5 + [0.0] * 4 + [0.9] * 5 + [0.0] * 8)
+    assert [event for _, event in found] == [BEGAN, LIKELY, WENT_ON, LIKELY, OVER]
+
+
+def test_speech_is_left_at_a_lower_chance_than_it_is_entered():
+    assert play([0.4] * 20)[0] == []
+    assert play([0.6, 0.6] + [0.4] * 20)[0] == [(1, BEGAN)]
+    assert play([0.6, 0.6] + [0.34] * 20)[0][-1][1] is OVER
+
+
+def test_a_click_is_no_turn():
+    assert play([0.9] + [0.0] * 20)[0] == []
+    assert play(([0.9] + [0.0] * 4) * 5)[0] == []
+
+
+def test_where_speech_began_and_ended_is_known():
+    _, state = play([0.0] * 10 + [0.9] * 10 + [0.0] * 2)
+    assert (state.speech_from_ms, state.speech_until_ms, state.silence_ms) == (320, 640, 64)
+
+
+@pytest.mark.parametrize(("eagerness", "silence"), [("high", 6), ("auto", 7), ("medium", 7), ("low", 19)])
+def test_without_a_model_eagerness_stretches_the_silence(eagerness, silence):
+    found, _ = play([0.9] * 5 + [0.0] * 30, TurnSettings(detector="semantic", eagerness=eagerness))
+    assert found[-1] == (4 + silence, OVER)
+
+
+@pytest.mark.parametrize(
+    ("finished", "eagerness", "silence"),
+    [(0.9, "auto", 5), (0.1, "auto", 125), (0.1, "high", 62), (0.4, "high", 4), (0.4, "low", 250)],
+)
+def test_a_turn_model_shortens_or_lengthens_the_wait(finished, eagerness, silence):
+    settings = TurnSettings(detector="semantic", eagerness=eagerness)
+    found, _ = play([0.9] * 5 + [0.0] * 300, settings, finished)
+    assert found[-1] == (4 + silence, OVER)
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=200),
+    st.integers(32, 1000),
+    st.sampled_from(["silence", "semantic"]),
+    st.sampled_from([None, 0.1, 0.9]),
+)
+def test_the_order_of_events_is_always_that_of_turns(chances, silence, detector, finished):
+    found, state = play(chances, TurnSettings(detector=detector, silence_duration_ms=silence), finished)
+    allowed = {None: {BEGAN}, BEGAN: {LIKELY, OVER}, LIKELY: {WENT_ON, OVER}, WENT_ON: {LIKELY, OVER}, OVER: {BEGAN}}
+    last = None
+    for _, event in found:
+        assert event in allowed[last]
+        last = event
+    assert state.heard_ms == len(chances) * WINDOW_MS
+    assert state.has_begun == (last not in (None, OVER))
+    assert state.is_likely_over == (last is LIKELY)

@@ -1,0 +1,177 @@
+"""Is somebody speaking? A chance for every 32 ms of 16 kHz sound, by Silero's network or a detector without weights.
+
+Both are one `VoiceActivity`: `step(state, window)`, the state a value, so that a stream can be copied or dropped.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from vivavoce.errors import CheckpointError, InputError
+
+Array = NDArray[np.float32]
+
+RATE = 16_000
+WINDOW = 512  # samples: 32 ms
+WINDOW_SECONDS = WINDOW / RATE
+BUNDLED = Path(__file__).parent.parent / "minis" / "silero" / "silero_vad_16k.safetensors"
+
+
+class VoiceActivity(Protocol):
+    """Says how likely a window holds speech. The state is whatever its `initial_state` is."""
+
+    def initial_state(self) -> Any:
+        """The state before the first window: silence."""
+        ...
+
+    def step(self, state: Any, samples: Array) -> tuple[float, Any]:
+        """The chance of speech in the next 512 samples, and the state after them."""
+        ...
+
+
+def voice_activity(weights: str | Path | None = None) -> VoiceActivity:
+    """Silero from these weights or the bundled ones; where they are missing, the detector that needs none."""
+    path = Path(weights) if weights is not None else BUNDLED
+    return SileroActivity(path) if weights is not None or path.is_file() else EnergyActivity()
+
+
+def speech_chances(detector: VoiceActivity, samples: Array) -> Array:
+    """The chance of each whole window of a sound.  # [time] → [window]"""
+    state, chances = detector.initial_state(), []
+    for start in range(0, len(samples) - WINDOW + 1, WINDOW):
+        chance, state = detector.step(state, samples[start : start + WINDOW])
+        chances.append(chance)
+    return np.array(chances, np.float32)
+
+
+@dataclass(frozen=True)
+class SileroState:
+    """What the network remembers: the end of the last window, and its recurrent cell."""
+
+    context: Array  # [64]
+    hidden: Array  # [128]
+    cell: Array  # [128]
+
+
+class SileroActivity:
+    """Silero VAD's 16 kHz network in plain numpy: a learned spectrum, four convolutions, one recurrent cell."""
+
+    CONTEXT, N_FFT, HOP = 64, 256, 128
+    STRIDES = (1, 2, 2, 1)
+
+    def __init__(self, weights: str | Path = BUNDLED) -> None:
+        tensors = _read(Path(weights))
+        self._spectrum = np.ascontiguousarray(tensors["stft_conv.weight"][:, 0].T)  # [sample, 2 · 129]
+        self._convolutions = [
+            (_taps_first(tensors[f"conv{n}.weight"]), tensors[f"conv{n}.bias"], stride)
+            for n, stride in enumerate(self.STRIDES, start=1)
+        ]
+        self._cell = np.concatenate([tensors["lstm_cell.weight_ih"], tensors["lstm_cell.weight_hh"]], axis=1)
+        self._cell_bias = tensors["lstm_cell.bias_ih"] + tensors["lstm_cell.bias_hh"]
+        self._final, self._final_bias = tensors["final_conv.weight"][0, :, 0], float(tensors["final_conv.bias"][0])
+
+    def initial_state(self) -> SileroState:
+        """The state before the first window: silence."""
+        return SileroState(np.zeros(self.CONTEXT, np.float32), np.zeros(128, np.float32), np.zeros(128, np.float32))
+
+    def step(self, state: SileroState, samples: Array) -> tuple[float, SileroState]:
+        """The chance of speech in the next 512 samples, and the state after them."""
+        _check(samples)
+        x = self._magnitudes(np.concatenate([state.context, samples]))
+        for taps, bias, stride in self._convolutions:
+            x = np.maximum(_convolve(x, taps, stride) + bias, 0.0)
+        hidden, cell = self._recur(x[0], state)
+        chance = _sigmoid(np.maximum(hidden, 0.0) @ self._final + self._final_bias)
+        return float(chance), SileroState(np.array(samples[-self.CONTEXT :], np.float32), hidden, cell)
+
+    def _magnitudes(self, samples: Array) -> Array:
+        """# [576] → [4, 129]"""
+        padded = np.concatenate([samples, samples[-2 : -2 - self.HOP // 2 : -1]])
+        spectrum = sliding_window_view(padded, self.N_FFT)[:: self.HOP] @ self._spectrum
+        half = spectrum.shape[1] // 2
+        return np.sqrt(np.square(spectrum[:, :half]) + np.square(spectrum[:, half:]))
+
+    def _recur(self, x: Array, state: SileroState) -> tuple[Array, Array]:
+        gates = self._cell @ np.concatenate([x, state.hidden]) + self._cell_bias
+        taken, kept, new, shown = np.split(gates, 4)
+        cell = _sigmoid(kept) * state.cell + _sigmoid(taken) * np.tanh(new)
+        return _sigmoid(shown) * np.tanh(cell), cell
+
+
+@dataclass(frozen=True)
+class EnergyState:
+    """How loud the room is, and how sure the detector was."""
+
+    floor_db: float | None = None
+    chance: float = 0.0
+
+
+class EnergyActivity:
+    """A detector without weights: level over an adaptive noise floor, and how much the spectrum is a voice's.
+
+    Steady noise is learned as floor within a second or two; white bursts are told from voices by their flat spectrum.
+    """
+
+    RISE_DB, FALL_DB = 0.12, 1.5  # by which the floor follows a window: slowly up, quickly down
+    QUIETEST_DB = -70.0
+    SURE_DB = 9.0  # over the floor: an even chance
+
+    def __init__(self) -> None:
+        self._window = np.hanning(WINDOW).astype(np.float32)
+        frequencies = np.fft.rfftfreq(WINDOW, 1 / RATE)
+        self._band = (frequencies >= 90) & (frequencies <= 4000)
+
+    def initial_state(self) -> EnergyState:
+        """The state before the first window: nothing known of the room."""
+        return EnergyState()
+
+    def step(self, state: EnergyState, samples: Array) -> tuple[float, EnergyState]:
+        """The chance of speech in the next 512 samples, and the state after them."""
+        _check(samples)
+        power = np.square(np.abs(np.fft.rfft(samples * self._window))[self._band]) + 1e-12
+        level = max(10.0 * float(np.log10(power.mean() / WINDOW)), self.QUIETEST_DB)
+        flatness = float(np.exp(np.log(power).mean()) / power.mean())
+        floor = min(level, -45.0) if state.floor_db is None else state.floor_db
+        evidence = (level - floor - self.SURE_DB) / 3.0 - max(0.0, flatness - 0.25) * 12.0
+        chance = 0.6 * float(_sigmoid(np.float32(evidence))) + 0.4 * state.chance
+        change = np.clip(level - floor, -self.FALL_DB, self.RISE_DB if chance < 0.9 else self.RISE_DB / 8)
+        return chance, EnergyState(floor + float(change), chance)
+
+
+def _read(path: Path) -> dict[str, Array]:
+    from safetensors.numpy import load_file
+
+    try:
+        tensors: dict[str, Array] = load_file(str(path))
+        absent = {"stft_conv.weight", "lstm_cell.weight_ih", "final_conv.bias"} - tensors.keys()
+    except Exception as error:  # the library raises its own kind for a damaged file
+        raise CheckpointError(f"{path} cannot be read ({error}); give silero_vad_16k.safetensors") from error
+    if absent:
+        raise CheckpointError(f"{path} lacks {', '.join(sorted(absent))}; give silero_vad_16k.safetensors")
+    return tensors
+
+
+def _check(samples: Array) -> None:
+    if np.shape(samples) != (WINDOW,):
+        raise InputError(f"voice activity takes windows of {WINDOW} samples, not {list(np.shape(samples))}")
+
+
+def _taps_first(weight: Array) -> Array:
+    """# [out, in, 3] → [3 · in, out]"""
+    return np.ascontiguousarray(weight.transpose(2, 1, 0).reshape(-1, weight.shape[0]))
+
+
+def _convolve(x: Array, taps: Array, stride: int) -> Array:
+    """A convolution over three frames, zeros around them.  # [frame, in] → [frame / stride, out]"""
+    padded = np.zeros((len(x) + 2, x.shape[1]), np.float32)
+    padded[1:-1] = x
+    windows = sliding_window_view(padded.ravel(), 3 * x.shape[1])[:: stride * x.shape[1]]
+    return windows @ taps
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1.0 / (1.0 + np.exp(-x))

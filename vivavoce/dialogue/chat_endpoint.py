@@ -1,0 +1,201 @@
+"""Any chat endpoint that speaks OpenAI's `/chat/completions`, streamed: words and tool calls as they come."""
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from vivavoce.dialogue.history import written
+from vivavoce.dialogue.interface import ConversationSettings, Item, Message, Tool, ToolCall
+from vivavoce.errors import InputError, VivaError
+
+
+@dataclass(frozen=True)
+class ChatText:
+    """The next words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """The next part of a tool call; the first part of each has an id and a name."""
+
+    index: int
+    call_id: str | None
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ChatEnd:
+    """The reply is over: why, and what it cost where the endpoint says so."""
+
+    reason: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+ChatPiece = ChatText | ChatCall | ChatEnd
+
+
+class ChatModel(Protocol):
+    """Replies in writing."""
+
+    def reply(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
+        """The reply as it comes; leaving it stops it."""
+        ...
+
+
+class ChatEndpoint:
+    """An address such as `http://localhost:8000/v1` and a model's name there."""
+
+    def __init__(self, base_url: str, model: str, key: str | None = None, timeout: float = 30.0) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError(f"a chat endpoint's address begins with http:// or https://, not {base_url!r}")
+        self.base_url, self.model, self.timeout = base_url.rstrip("/"), model, timeout
+        self._parts = parts
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    async def reply(
+        self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
+    ) -> AsyncIterator[ChatPiece]:
+        """The reply as it comes; leaving it stops it."""
+        loop = asyncio.get_running_loop()
+        lines: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+
+        def tell(line: str | Exception | None) -> None:
+            with suppress(RuntimeError):  # the event loop has gone
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+
+        request = _Request(self._connect(), self._path(), self._body(messages, settings), self._headers, tell)
+        request.start()
+        try:
+            reason = "stop"
+            usage: dict[str, int] = {}
+            while (line := await lines.get()) is not None:
+                if isinstance(line, Exception):
+                    raise line
+                event = _event(line)
+                usage = event.get("usage") or usage
+                for choice in event.get("choices") or []:
+                    reason = choice.get("finish_reason") or reason
+                    for piece in _pieces(choice.get("delta") or {}):
+                        yield piece
+            yield ChatEnd(reason, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+        finally:
+            request.stop()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        return kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout)
+
+    def _path(self) -> str:
+        return f"{self._parts.path.rstrip('/')}/chat/completions"
+
+    def _body(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> bytes:
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        if settings.tools:
+            body["tools"] = [_tool(tool) for tool in settings.tools]
+            named = settings.tool_choice not in ("auto", "none", "required")
+            function = {"type": "function", "function": {"name": settings.tool_choice}}
+            body["tool_choice"] = function if named else settings.tool_choice
+        if settings.most_output_tokens:
+            body["max_tokens"] = settings.most_output_tokens
+        if settings.sampling is not None:
+            body |= {"temperature": settings.sampling.temperature, "top_p": settings.sampling.top_p}
+        return json.dumps(body).encode()
+
+
+class _Request(threading.Thread):
+    """One request, read on a thread of its own, because it may wait long for the next line."""
+
+    def __init__(self, connection: Any, path: str, body: bytes, headers: dict[str, str], tell: Any) -> None:
+        super().__init__(name="viva-chat", daemon=True)
+        self._connection, self._path, self._body, self._headers = connection, path, body, headers
+        self._tell = tell
+        self._is_stopped = False
+
+    def run(self) -> None:
+        try:
+            self._connection.request("POST", self._path, self._body, self._headers)
+            response = self._connection.getresponse()
+            if response.status != 200:
+                detail = response.read(500).decode("utf8", "replace").strip()
+                raise VivaError(f"the chat endpoint answered {response.status}: {detail or response.reason}")
+            for line in response:
+                if self._is_stopped:
+                    return
+                self._tell(line.decode("utf8", "replace").strip())
+            self._tell(None)
+        except VivaError as error:
+            self._tell(error)
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+            where = f"{self._connection.host}:{self._connection.port}"
+            self._tell(VivaError(f"the chat endpoint at {where} cannot be reached ({error})"))
+        finally:
+            self._connection.close()
+
+    def stop(self) -> None:
+        """Leave: the endpoint sees the connection close and stops making words nobody wants."""
+        self._is_stopped = True
+        socket = getattr(self._connection, "sock", None)
+        if socket is not None:
+            with suppress(OSError):
+                socket.shutdown(2)
+
+
+def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str]) -> list[dict[str, Any]]:
+    """A history as chat messages; `spoken` has the words of spoken items."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    for item in past:
+        content = item.content
+        if isinstance(content, Message):
+            text = spoken.get(item.id) or written(item)
+            if text:
+                messages.append({"role": content.role, "content": text})
+        elif isinstance(content, ToolCall):
+            call = {"id": content.call_id, "type": "function"}
+            function = {"name": content.name, "arguments": content.arguments}
+            messages.append({"role": "assistant", "content": None, "tool_calls": [call | {"function": function}]})
+        else:
+            messages.append({"role": "tool", "tool_call_id": content.call_id, "content": content.output})
+    return messages
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _event(line: str) -> dict[str, Any]:
+    """The JSON of a `data:` line; nothing of any other line."""
+    data = line.removeprefix("data:").strip()
+    if not line.startswith("data:") or data == "[DONE]":
+        return {}
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise VivaError(f"the chat endpoint sent what is no JSON: {data[:80]!r}") from error
+    if "error" in event:
+        raise VivaError(f"the chat endpoint failed: {event['error'].get('message', event['error'])}")
+    return event if isinstance(event, dict) else {}
+
+
+def _pieces(delta: dict[str, Any]) -> list[ChatPiece]:
+    pieces: list[ChatPiece] = [ChatText(delta["content"])] if delta.get("content") else []
+    for call in delta.get("tool_calls") or []:
+        function = call.get("function") or {}
+        pieces.append(
+            ChatCall(call.get("index", 0), call.get("id"), function.get("name"), function.get("arguments") or "")
+        )
+    return pieces

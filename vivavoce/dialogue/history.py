@@ -1,0 +1,199 @@
+"""What was said, in order: items that can be added, cut to what was heard, and taken out; their sound is bounded."""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from vivavoce.dialogue.interface import AudioPart, Content, Item, Message, Samples, TextPart, ToolCall, ToolOutput
+from vivavoce.errors import InputError
+
+MOST_ITEMS = 2000
+MOST_SOUND_SECONDS = 900.0
+
+
+def new_id(kind: str) -> str:
+    """A fresh id, such as `item_…`."""
+    return f"{kind}_{uuid.uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True)
+class SpokenWords:
+    """The words of a spoken reply and where in its sound each run of them begins, in seconds."""
+
+    runs: tuple[tuple[float, str], ...] = ()
+
+    def add(self, at: float, text: str) -> "SpokenWords":
+        """With more words, which begin at this place."""
+        return SpokenWords((*self.runs, (at, text)))
+
+    @property
+    def text(self) -> str:
+        """All of them."""
+        return "".join(text for _, text in self.runs)
+
+    def until(self, seconds: float, whole: float, is_whole: bool = True) -> str:
+        """Those heard in the first of `whole` seconds: a run that was cut keeps its first words.
+
+        Where the sound was cut before it was whole, its last run would have gone on for as long as saying it takes.
+        """
+        if not self.runs:
+            return ""
+        heard = []
+        ends = [at for at, _ in self.runs[1:]] + [whole]
+        if not is_whole:
+            at, text = self.runs[-1]
+            ends[-1] = max(whole, at + saying_seconds(text))
+        for (at, text), end in zip(self.runs, ends, strict=True):
+            share = 1.0 if seconds >= end else (seconds - at) / max(end - at, 1e-6)
+            if share <= 0:
+                break
+            heard.append(text if share >= 1 else first_words(text, share))
+        return "".join(heard)
+
+
+def saying_seconds(text: str) -> float:
+    """About how long it takes to say a text: 15 letters a second, 4 where each is a syllable."""
+    syllabic = sum(ord(letter) >= 0x2E80 for letter in text)
+    return syllabic / 4.0 + (len(text) - syllabic) / 15.0
+
+
+def first_words(text: str, share: float) -> str:
+    """About this share of a text, cut between words where it has spaces."""
+    length = int(len(text) * share)
+    if length >= len(text):
+        return text
+    space = text.rfind(" ", 0, length + 1)
+    return text[:space] if space > 0 else ("" if " " in text else text[:length])
+
+
+@dataclass
+class _Uncut:
+    """What was sent of the reply that was cut last: a client may know better how much of it was heard."""
+
+    item: str
+    sound: Samples
+    rate: int
+    words: SpokenWords
+    is_whole: bool
+
+
+@dataclass
+class History:
+    """The items of a conversation."""
+
+    _items: list[Item] = field(default_factory=list)
+    _uncut: _Uncut | None = None
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """All, in order."""
+        return tuple(self._items)
+
+    @property
+    def last(self) -> str | None:
+        """The id of the last item."""
+        return self._items[-1].id if self._items else None
+
+    def find(self, id: str) -> Item:
+        """The item of this id."""
+        return self._items[self._place(id)]
+
+    def previous(self, id: str) -> str | None:
+        """The id of the item before."""
+        place = self._place(id)
+        return self._items[place - 1].id if place else None
+
+    def add(self, content: Content, id: str | None = None, after: str | None = None) -> tuple[Item, str | None]:
+        """A new item and its predecessor; `after` "root" puts it first, None last."""
+        if id is not None and any(item.id == id for item in self._items):
+            raise InputError(f"an item {id!r} exists already; give another id")
+        place = len(self._items) if after is None else 0 if after == "root" else self._place(after) + 1
+        item = Item(id or new_id("item"), content)
+        self._items.insert(place, item)
+        self._bound()
+        return item, self.previous(item.id)
+
+    def replace(self, item: Item) -> None:
+        """Another content for an item that is there."""
+        self._items[self._place(item.id)] = item
+        self._bound()
+
+    def delete(self, id: str) -> Item:
+        """Take an item out."""
+        return self._items.pop(self._place(id))
+
+    def keep_uncut(self, item: str, sound: Samples, rate: int, words: SpokenWords, is_whole: bool) -> None:
+        """Remember all that was sent of a reply, for a later word on how much of it was heard."""
+        self._uncut = _Uncut(item, sound, rate, words, is_whole)
+
+    def cut(self, id: str, seconds: float) -> Item:
+        """Cut a spoken reply to its first seconds; `InputError` where it has no sound or not so much."""
+        item = self.find(id)
+        if not isinstance(item.content, Message) or item.content.role != "assistant":
+            raise InputError(f"item {id!r} is not a reply and cannot be cut")
+        audio = next((part for part in item.content.parts if isinstance(part, AudioPart)), None)
+        if audio is None:
+            raise InputError(f"item {id!r} has no sound to be cut")
+        uncut = self._uncut if self._uncut is not None and self._uncut.item == id else None
+        sound, rate = (audio.samples, audio.rate) if uncut is None else (uncut.sound, uncut.rate)
+        whole = len(sound) / rate
+        if seconds > whole + 0.05:
+            raise InputError(
+                f"item {id!r} has {whole * 1e3:.0f} ms of sound, so it cannot be cut at {seconds * 1e3:.0f}"
+            )
+        words = SpokenWords(((0.0, audio.transcript or ""),)) if uncut is None else uncut.words
+        kept = sound[: round(seconds * rate)]
+        is_whole = uncut is None or uncut.is_whole
+        part = AudioPart(kept, rate, words.until(seconds, whole, is_whole) if words.text else audio.transcript)
+        cut = replace(item, content=replace(item.content, parts=(part,)), is_complete=len(kept) == len(sound))
+        self.replace(cut)
+        return cut
+
+    def _place(self, id: str) -> int:
+        for place in range(len(self._items) - 1, -1, -1):
+            if self._items[place].id == id:
+                return place
+        raise InputError(f"there is no item {id!r} in this conversation")
+
+    def _bound(self) -> None:
+        """Forget the sound of old items beyond what is kept, and the oldest items beyond their number."""
+        del self._items[: max(0, len(self._items) - MOST_ITEMS)]
+        seconds = 0.0
+        for place in range(len(self._items) - 1, -1, -1):
+            length = sound_seconds(self._items[place])
+            seconds += length
+            if length and seconds > MOST_SOUND_SECONDS:
+                self._items[place] = without_sound(self._items[place])
+
+
+def sound_seconds(item: Item) -> float:
+    """How much sound an item holds."""
+    if not isinstance(item.content, Message):
+        return 0.0
+    return sum(len(part.samples) / part.rate for part in item.content.parts if isinstance(part, AudioPart))
+
+
+def without_sound(item: Item) -> Item:
+    """The item with its words alone."""
+    if not isinstance(item.content, Message):
+        return item
+    parts = tuple(
+        AudioPart(part.samples[:0].copy(), part.rate, part.transcript) if isinstance(part, AudioPart) else part
+        for part in item.content.parts
+    )
+    return replace(item, content=replace(item.content, parts=parts))
+
+
+def written(item: Item) -> str:
+    """The words of an item, as far as they are known."""
+    if isinstance(item.content, ToolCall):
+        return item.content.arguments
+    if isinstance(item.content, ToolOutput):
+        return item.content.output
+    return "".join(part.text if isinstance(part, TextPart) else (part.transcript or "") for part in item.content.parts)

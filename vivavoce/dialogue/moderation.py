@@ -1,0 +1,105 @@
+"""Whether a reply may be said: its words are checked as they are made, before the sound that carries them goes out."""
+
+import asyncio
+import inspect
+import json
+import re
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.error import URLError
+
+from vivavoce.errors import InputError, VivaError
+
+
+class Checker(Protocol):
+    """Looks at what a reply says so far."""
+
+    async def check(self, text: str) -> str | None:
+        """Why the reply must stop; None: it may go on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Moderation:
+    """Who checks, and how much sound is held back so that the check comes first."""
+
+    checker: Checker
+    window: float = 0.0
+    """Seconds of sound held back, for words that are known only after their sound is made."""
+    timeout: float = 2.0
+    """Seconds after which a checker that does not answer counts as `passes_on_failure` says."""
+    passes_on_failure: bool = False
+
+    async def verdict(self, text: str) -> str | None:
+        """Why the reply must stop; None: it may go on."""
+        try:
+            return await asyncio.wait_for(self.checker.check(text), self.timeout)
+        except (TimeoutError, VivaError, OSError) as error:
+            return None if self.passes_on_failure else f"the check failed ({str(error) or 'no answer in time'})"
+
+
+class WordList:
+    """Stops at a word or a pattern, whatever its case; words match as a whole, in scripts without spaces anywhere."""
+
+    def __init__(self, words: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
+        parts = [_whole(word) for word in words if word] + [f"(?:{pattern})" for pattern in patterns]
+        if not parts:
+            raise InputError("a word list needs at least one word or pattern")
+        try:
+            self._pattern = re.compile("|".join(parts), re.IGNORECASE)
+        except re.error as error:
+            raise InputError(f"a pattern of the word list is not a regular expression ({error})") from error
+
+    async def check(self, text: str) -> str | None:
+        """Why the reply must stop; None: it may go on."""
+        found = self._pattern.search(text)
+        return f"it says {found[0]!r}" if found else None
+
+
+class CallableChecker:
+    """Asks a function, plain or async, that returns why to stop, or True to stop, or nothing."""
+
+    def __init__(self, function: Callable[[str], object | Awaitable[object]]) -> None:
+        self._function = function
+
+    async def check(self, text: str) -> str | None:
+        """Why the reply must stop; None: it may go on."""
+        answer = self._function(text)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return str(answer) if answer and answer is not True else ("it was refused" if answer else None)
+
+
+class HttpChecker:
+    """Asks an endpoint: POST `{"input": text}`, answered as OpenAI's moderations or `{"flagged": …, "reason": …}`."""
+
+    def __init__(self, url: str, key: str | None = None, timeout: float = 2.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InputError(f"the checker's address must be http or https, not {url!r}")
+        self.url, self.timeout = url, timeout
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+    async def check(self, text: str) -> str | None:
+        """Why the reply must stop; None: it may go on."""
+        return await asyncio.to_thread(self._ask, text)
+
+    def _ask(self, text: str) -> str | None:
+        body = json.dumps({"input": text}).encode()
+        request = urllib.request.Request(self.url, body, self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                answer = json.load(response)
+            result = (answer.get("results") or [answer])[0]
+        except (URLError, OSError, ValueError, AttributeError) as error:
+            raise VivaError(f"the checker at {self.url} gave no usable answer ({error})") from error
+        if not result.get("flagged"):
+            return None
+        named = [name for name, is_hit in (result.get("categories") or {}).items() if is_hit]
+        return str(result.get("reason") or ", ".join(named) or "it was flagged")
+
+
+def _whole(word: str) -> str:
+    spaced = word.isascii()
+    return rf"\b{re.escape(word)}\b" if spaced else re.escape(word)

@@ -1,0 +1,265 @@
+"""A live conversation: sound and commands in, events out; no socket. The door of this room.
+
+`Listening` follows the user, `Replies` the machine; they share the history, the mind and the clock.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivavoce.audio.echo import EchoGuard
+from vivavoce.audio.voice_activity import RATE, VoiceActivity, voice_activity
+from vivavoce.dialogue.clock import Clock, WallClock
+from vivavoce.dialogue.ear import Ear, EchoRemover
+from vivavoce.dialogue.history import History
+from vivavoce.dialogue.interface import (
+    AudioPart,
+    Content,
+    ConversationSettings,
+    Event,
+    InputTranscript,
+    Item,
+    Message,
+    ReplyRequest,
+    Samples,
+    Warned,
+)
+from vivavoce.dialogue.listening import Listening, ListeningOptions, OpenTurn
+from vivavoce.dialogue.overlap import OverlapJudge, OverlapWatch
+from vivavoce.dialogue.pipeline import Pipeline, Transcriber
+from vivavoce.dialogue.replies import Replies, Shared
+from vivavoce.dialogue.speaking import SpeakingOptions
+from vivavoce.dialogue.timeline import OutputTimeline
+from vivavoce.dialogue.turns import LIKELY_END_MS
+from vivavoce.errors import InputError
+
+
+@dataclass(frozen=True)
+class DialogueOptions:
+    """How a conversation behaves beyond what its client may choose."""
+
+    speaking: SpeakingOptions = field(default_factory=SpeakingOptions)
+    ducked_gain: float = 0.25
+    holds_replies: bool = True
+    """Whether a reply is begun at a likely end and held."""
+    likely_end_ms: int = LIKELY_END_MS
+    activity: VoiceActivity | None = None
+    """None: Silero's network."""
+    echo: EchoRemover | None = field(default_factory=EchoGuard)
+    """None: the client takes care of its own echo."""
+    judge: OverlapJudge = field(default_factory=OverlapJudge)
+    turn_model: Callable[[Samples], float] | None = None
+    """How surely a turn, 16 kHz samples, is finished; asked at likely ends where the detector is semantic."""
+    transcriber: Transcriber | None = None
+    """Hears the user's words where the pipeline does not."""
+
+
+class LiveConversation:
+    """One session on a pipeline; a `Conversation`. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: ConversationSettings | None = None,
+        options: DialogueOptions | None = None,
+        input_rate: int = 24_000,
+        clock: Clock | None = None,
+    ) -> None:
+        self.input_rate, self.output_rate = input_rate, pipeline.output_rate
+        self._pipeline = pipeline
+        self._options = options = options or DialogueOptions()
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._history = History()
+        timeline = OutputTimeline(pipeline.output_rate, RATE)
+        self._mind = pipeline.open(self._heard_words)
+        self._shared = Shared(
+            clock or WallClock(),
+            self._mind,
+            self._history,
+            settings or ConversationSettings(),
+            self._emit,
+            timeline,
+            pipeline.output_rate,
+        )
+        self._shared.remember()
+        self._replies = Replies(self._shared, options.speaking)
+        ear = Ear(input_rate, options.activity or voice_activity(), options.echo, timeline.read)
+        self._listening = Listening(self._shared, self._replies, ear, self._listening_options())
+
+    def _listening_options(self) -> ListeningOptions:
+        options = self._options
+        return ListeningOptions(
+            options.likely_end_ms,
+            options.holds_replies,
+            options.ducked_gain,
+            options.judge,
+            self._ask_words if options.transcriber is not None else None,
+            self._ask_turn_model if options.turn_model is not None else None,
+            self._turn_committed,
+        )
+
+    @property
+    def settings(self) -> ConversationSettings:
+        """What is in force."""
+        return self._shared.settings
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """The history."""
+        return self._history.items
+
+    @property
+    def gain(self) -> float:
+        """How loud the reply is to be played now, for a carrier that plays it itself."""
+        return self._shared.gain
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What happens, until the conversation is closed; one reader."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    def hear(self, samples: Samples) -> None:
+        """The next sound of the user, at `input_rate`."""
+        self._require_open()
+        self._listening.hear(samples)
+
+    def played(self, reply: str, milliseconds: int) -> None:
+        """The client has played this much of a reply: nothing beyond is history if it is interrupted."""
+        self._replies.played(reply, milliseconds / 1e3)
+
+    def update(self, change: Callable[[ConversationSettings], ConversationSettings]) -> None:
+        """Change what is in force."""
+        self._require_open()
+        before, self._shared.settings = self._shared.settings, change(self._shared.settings)
+        if self._shared.settings.turn != before.turn:
+            self._listening.settle()
+        self._shared.remember()
+
+    def commit(self) -> Item:
+        """End the user's turn by hand; `InputError` where nothing was heard."""
+        self._require_open()
+        return self._listening.commit()
+
+    def clear_input(self) -> None:
+        """Forget what was heard since the last turn."""
+        self._require_open()
+        self._listening.clear()
+
+    def add(self, content: Content, id: str | None = None, after: str | None = None) -> tuple[Item, str | None]:
+        """A new item and its predecessor; `after` "root" puts it first, None last."""
+        self._require_open()
+        added = self._history.add(content, id, after)
+        self._shared.remember()
+        return added
+
+    def item(self, id: str) -> Item:
+        """An item with all its sound."""
+        return self._history.find(id)
+
+    def delete(self, id: str) -> None:
+        """Take an item out of the history."""
+        self._require_open()
+        self._history.delete(id)
+        self._shared.remember()
+
+    def truncate(self, id: str, audio_end_ms: int) -> Item:
+        """Cut a spoken reply to what was heard: sound, words, and the model's memory of it."""
+        self._require_open()
+        if audio_end_ms < 0:
+            raise InputError(f"a reply cannot be cut at {audio_end_ms} ms")
+        said = self._replies.said
+        if said is not None and said.spoken_item == id:
+            self._history.find(id)
+            said.end("client_cancelled")
+        item = self._history.cut(id, audio_end_ms / 1e3)
+        self._shared.remember()
+        return item
+
+    def reply(self, request: ReplyRequest | None = None) -> str:
+        """Ask for a reply; its id. `InputError` while one is under way."""
+        self._require_open()
+        self._listening.drop_held()
+        return self._replies.ask(request or ReplyRequest())
+
+    def cancel(self, reply: str | None = None) -> None:
+        """Stop a reply; `InputError` where none is under way."""
+        self._require_open()
+        self._replies.cancel(reply)
+
+    async def close(self) -> None:
+        """End everything; a reply under way leaves nothing behind."""
+        if self._is_closed:
+            return
+        await self._replies.close()
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await self._mind.close()
+        finally:
+            self._events.put_nowait(None)
+
+    # Words, and how a turn was said: asked for beside the sound.
+
+    def _turn_committed(self, item: Item, sound: Samples) -> None:
+        transcriber = self._options.transcriber
+        if self.settings.transcribe_input and not self._pipeline.transcribes and transcriber is not None:
+            self._start(self._transcribe(item.id, sound, transcriber))
+
+    async def _transcribe(self, item: str, sound: Samples, transcriber: Transcriber) -> None:
+        try:
+            text = await transcriber.transcribe(sound, RATE, self.settings.language)
+        except Exception as error:  # whatever it raises costs the caption, not the conversation
+            self._emit(Warned("transcription_failed", f"{item}: {error}"))
+            return
+        self._heard_words(item, text, True)
+
+    def _heard_words(self, item: str, text: str, is_final: bool) -> None:
+        seconds = self._note_transcript(item, text)
+        if self.settings.transcribe_input:
+            self._emit(InputTranscript(item, text, is_final, seconds))
+
+    def _note_transcript(self, item: str, text: str) -> float:
+        """Write the words to their item; how many seconds it has."""
+        known = next((each for each in self._history if each.id == item), None)
+        if known is None or not isinstance(known.content, Message):
+            return 0.0
+        part = known.content.parts[0]
+        if not isinstance(part, AudioPart):
+            return 0.0
+        content = Message(known.content.role, (AudioPart(part.samples, part.rate, text),))
+        self._history.replace(Item(item, content, known.is_complete))
+        return len(part.samples) / part.rate
+
+    def _ask_words(self, watch: OverlapWatch, sound: Samples) -> None:
+        async def ask() -> None:
+            assert self._options.transcriber is not None
+            with suppress(Exception):  # without words it is decided by the sound
+                watch.words = await self._options.transcriber.transcribe(sound, RATE, self.settings.language)
+
+        self._start(ask())
+
+    def _ask_turn_model(self, turn: OpenTurn) -> None:
+        async def ask() -> None:
+            assert self._options.turn_model is not None
+            self._listening.told_finished(turn, await asyncio.to_thread(self._options.turn_model, turn.sound))
+
+        self._start(ask())
+
+    def _emit(self, event: Event) -> None:
+        if not self._is_closed:
+            self._events.put_nowait(event)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise InputError("the conversation is closed")

@@ -1,0 +1,252 @@
+"""One reply of MOSS-Speech: rows of the language model gathered into chunks, and chunks made into sound."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vivavoce.audio.level import rms_dbfs
+from vivavoce.audio.time_stretch import FASTEST, SLOWEST, TimeStretch
+from vivavoce.dialogue.chunking import next_chunk
+from vivavoce.dialogue.guards import longest_loop
+from vivavoce.dialogue.interface import Samples, Usage
+from vivavoce.dialogue.pipeline import Ended, Piece, ReplyPlan, Spoke, Wrote
+from vivavoce.engine.sampling import Generation
+from vivavoce.engine.sequence import Sequence as EngineSequence
+from vivavoce.engine.streaming import Reply
+from vivavoce.errors import VivaError
+from vivavoce.models.interface import Row
+from vivavoce.models.moss_speech import AUDIO, TEXT
+from vivavoce.models.moss_speech_codec import VOICE_RATE
+
+if TYPE_CHECKING:
+    from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+
+MOST_UNREAD_ROWS = 100
+MOST_WAITING_PIECES = 16
+PAUSE_DBFS = -45.0
+
+Order = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+class MossSpeechReply:
+    """A `ReplyStream` on a sequence of its own, a fork of the conversation's."""
+
+    def __init__(
+        self,
+        pipeline: "MossSpeechPipeline",
+        plan: ReplyPlan,
+        order: Order,
+        adopt: Callable[["MossSpeechReply", str | None], Awaitable[None]],
+        ended: Callable[["MossSpeechReply"], Awaitable[None]],
+    ) -> None:
+        self.plan = plan
+        self.sequence: EngineSequence | None = None
+        self.sequence_is_kept = False
+        self.rows: list[Row] = []
+        self.turn_codes: list[int] | None = None
+        self.codes: list[int] = []
+        self.is_dropped = self.is_released = False
+        self.speed = float(np.clip(plan.settings.speed, SLOWEST, FASTEST))
+        self._pipeline, self._order, self._adopt, self._ended = pipeline, order, adopt, ended
+        self._pieces: asyncio.Queue[Piece] = asyncio.Queue(MOST_WAITING_PIECES)
+        self._task: asyncio.Task[None] | None = None
+        self._made_seconds = 0.0
+        self._is_whole = False
+        self._written: list[int] = []
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """What it consists of, as it is made."""
+        while True:
+            piece = await self._pieces.get()
+            yield piece
+            if isinstance(piece, Ended):
+                return
+
+    def release(self, turn: str | None) -> None:
+        """It is meant."""
+        self.is_released = True
+        self._order(lambda: self._adopt(self, turn))
+
+    def drop(self) -> None:
+        """No more of it is wanted."""
+        if not self.is_dropped:
+            self.is_dropped = True
+            if self._task is not None:
+                self._task.cancel()
+            self._order(lambda: self._ended(self))
+
+    @property
+    def usage(self) -> Usage:
+        """What it has cost so far."""
+        pad = self._pipeline.prompt.config.modality_pad_token_id
+        spoken = sum(row[TEXT] == pad for row in self.rows)
+        return Usage(len(self.rows) - spoken, spoken, len(self._written), len(self.codes))
+
+    async def begin(self, sequence: EngineSequence, rows: list[Row], turn_codes: list[int] | None) -> None:
+        """Start to generate on this sequence, which is the reply's from now on."""
+        self.sequence, self.rows, self.turn_codes = sequence, rows, turn_codes
+        reply = await self._pipeline.engine.generate(sequence, self._generation(), MOST_UNREAD_ROWS)
+        make = self._write if self.plan.settings.modality == "text" else self._speak
+        self._task = asyncio.get_running_loop().create_task(self._make(make, reply))
+
+    def fail(self, error: Exception) -> None:
+        """It cannot be made."""
+        with suppress(asyncio.QueueFull):
+            told = str(error) if isinstance(error, VivaError) else f"{type(error).__name__}: {error}"
+            self._pieces.put_nowait(Ended("failed", told))
+
+    async def closed(self) -> None:
+        """Until nothing of it is left but what the mind keeps."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        sequence, self.sequence = self.sequence, None
+        if sequence is not None and not self.sequence_is_kept:
+            with suppress(VivaError):
+                await self._pipeline.engine.close(sequence)
+
+    def _generation(self) -> Generation:
+        options, settings = self._pipeline.options, self.plan.settings
+        most = settings.most_output_tokens or options.most_output_tokens
+        room = self._pipeline.core.capacity - len(self.rows)
+        seed = options.seed if options.seed is not None else int(np.random.default_rng().integers(2**31))
+        return Generation(settings.sampling or options.sampling, max_new_rows=max(1, min(most, room)), seed=seed)
+
+    async def _make(self, make: Callable[[Reply], Awaitable[None]], reply: Reply) -> None:
+        try:
+            async with reply:
+                await make(reply)
+            is_whole = reply.finish == "stop" or self._is_whole
+            await self._pieces.put(Ended("completed" if is_whole else "max_output_tokens"))
+        except VivaError as error:
+            await self._pieces.put(Ended("failed", str(error)))
+        except Exception as error:  # torch's errors: the reply fails, the conversation goes on
+            await self._pieces.put(Ended("failed", f"{type(error).__name__}: {error}"))
+
+    async def _write(self, reply: Reply) -> None:
+        """Text as it comes, in whole characters."""
+        told = 0
+        async for row in reply:
+            if self._pipeline.model.ends(row):
+                continue
+            self._written.append(row[TEXT])
+            text = self._pipeline.tokenizer.decode(self._written)
+            if not text.endswith("\ufffd") and len(text) > told:
+                await self._pieces.put(Wrote(text[told:]))
+                told = len(text)
+
+    async def _speak(self, reply: Reply) -> None:
+        """Codes to sound, in chunks that grow with the lead over the player."""
+        voice = ChunkedVoice(self._pipeline, self.plan.settings.voice, self.speed)
+        captions = Captions(self._pipeline, self.plan, self._pieces.put)
+        try:
+            is_last = False
+            while not is_last:
+                row = await anext(reply, None)
+                is_last = row is None or not self._take(row)
+                lead = self._made_seconds - self.plan.played()
+                samples, said = await voice.say(self.codes, is_last, lead)
+                if len(samples):
+                    captions.hear(samples, said)
+                    self._made_seconds += len(samples) / VOICE_RATE
+                    await self._pieces.put(Spoke(samples))
+            await captions.finish()
+        finally:
+            captions.stop()
+
+    def _take(self, row: Row) -> bool:
+        """Take a row's code; False where the speech is over, or stuck."""
+        config = self._pipeline.prompt.config
+        if row[TEXT] != config.modality_pad_token_id or row[AUDIO] == config.eosp_token_id:
+            self._is_whole = True
+            return False
+        self.codes.append(row[AUDIO])
+        limit = self._pipeline.options.longest_loop
+        if limit is None or len(self.codes) % 8:
+            return True
+        return longest_loop(self.codes[-limit - 32 :]) < limit
+
+
+class ChunkedVoice:
+    """The sound of a growing row of codes, chunk by chunk."""
+
+    def __init__(self, pipeline: "MossSpeechPipeline", voice: str | None, speed: float) -> None:
+        self._pipeline = pipeline
+        self._state = pipeline.codec.start(pipeline.voice_of(voice), pipeline.options.left_chunks)
+        self._stretch = TimeStretch(VOICE_RATE, speed)
+        self._stretched = self._stretch.initial_state()
+        self._spoken = self._fed = self._chunks = 0
+
+    async def say(self, codes: list[int], is_last: bool, lead: float) -> tuple[Samples, list[int]]:
+        """The next chunk of sound, and its codes; nothing while there are too few."""
+        size = next_chunk(self._pipeline.policy, len(codes) - self._spoken, is_last, self._chunks, lead)
+        if not codes or not (size or is_last):
+            return np.zeros(0, np.float32), []
+        # A chunk is fed with the codes that follow it, which the decoder keeps for the next one.
+        lookahead = self._pipeline.policy.grain.lookahead
+        until = len(codes) if is_last else self._spoken + size + lookahead
+        given = torch.tensor(codes[self._fed : until], dtype=torch.long)
+        sound, self._state = await self._pipeline.voice.do((self._state, given, is_last), urgency=lead)
+        said = codes[self._spoken : until if is_last else self._spoken + size]
+        self._fed, self._spoken, self._chunks = until, self._spoken + size, self._chunks + 1
+        samples, self._stretched = self._stretch.step(self._stretched, sound.numpy()[None])
+        rest = self._stretch.flush(self._stretched) if is_last else samples[:, :0]
+        return np.concatenate([samples[0], rest[0]]), said
+
+
+class Captions:
+    """The words of a spoken reply, a stretch of it at a time, where somebody can tell them."""
+
+    def __init__(
+        self, pipeline: "MossSpeechPipeline", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]
+    ) -> None:
+        self._captioner = pipeline.options.captioner
+        self._words, self._language, self._put = pipeline.words, plan.settings.language, put
+        self._stretch = round(pipeline.options.caption_seconds * VOICE_RATE)
+        self._sound: list[Samples] = []
+        self._codes: list[int] = []
+        self._told = 0  # samples
+        self._last: asyncio.Task[None] | None = None
+
+    def hear(self, samples: Samples, codes: list[int]) -> None:
+        """The next sound of the reply, and the codes it was made of."""
+        if self._captioner is None:
+            return
+        self._sound.append(samples)
+        self._codes += codes
+        length = sum(map(len, self._sound))
+        pauses = rms_dbfs(samples[-VOICE_RATE // 12 :]) < PAUSE_DBFS
+        if length >= 3 * self._stretch or (length >= self._stretch and pauses):
+            self._tell()
+
+    async def finish(self) -> None:
+        """Tell the rest, and wait until all is told."""
+        if self._sound:
+            self._tell()
+        if self._last is not None:
+            await self._last
+
+    def stop(self) -> None:
+        """Nobody wants the words any more."""
+        if self._last is not None:
+            self._last.cancel()
+
+    def _tell(self) -> None:
+        sound, codes = np.concatenate(self._sound), self._codes
+        at, self._told = self._told / VOICE_RATE, self._told + len(sound)
+        self._sound, self._codes = [], []
+        self._last = asyncio.get_running_loop().create_task(self._caption(sound, codes, at, self._last))
+
+    async def _caption(self, sound: Samples, codes: list[int], at: float, before: "asyncio.Task[None] | None") -> None:
+        if self._captioner is None or self._captioner == "model":
+            text = await self._words.of_codes(codes)
+        else:
+            text = await self._captioner.transcribe(sound, VOICE_RATE, self._language)
+        if before is not None:
+            await before
+        if text:
+            await self._put(Wrote(text if at == 0 else f" {text}", at))
