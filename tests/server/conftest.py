@@ -1,0 +1,26 @@
+import contextlib
+
+import pytest
+
+from tests.server.harness import RunningServer
+from tests.server.scripted import ScriptedHost
+from vivavoce.server.options import ServerOptions
+
+
+@pytest.fixture
+async def running():
+    """Starts servers with options of one's own; they end with the test."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(host: ScriptedHost | None = None, **options) -> RunningServer:
+            defaults = {"opens_per_minute": 100_000.0}
+            return await stack.enter_async_context(
+                RunningServer(host or ScriptedHost(), ServerOptions(**(defaults | options)))
+            )
+
+        yield start
+
+
+@pytest.fixture
+async def server(running):
+    return await running()

@@ -1,0 +1,156 @@
+"""`/v1/audio/speech` and `/v1/audio/transcriptions` through the unmodified `openai` package."""
+
+import io
+import json
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from tests.server.harness import RunningServer
+from tests.server.scripted import ScriptedHost, pitch, tone, watermark
+from vivavoce.audio.files import read, write
+from vivavoce.audio.sound import Sound
+from vivavoce.errors import InputError
+from vivavoce.server.app import build_app
+from vivavoce.server.options import ServerOptions
+from vivavoce.server.transcripts import Segment, Word
+
+RATE = 16_000
+
+
+class ToneMaker:
+    """Says a text as a tone of its pitch, half a second long, in five pieces."""
+
+    model, rate, voices = "tone-tts", RATE, ("ada", "ben")
+
+    def __init__(self) -> None:
+        self.asked: list[tuple] = []
+
+    async def speak(self, words, voice, speed, instructions):
+        self.asked.append((words, voice, speed, instructions))
+        if words == "unspeakable":
+            raise InputError("there is no way to say this")
+        for piece in np.split(tone(watermark(words), 0.5, RATE), 5):
+            yield piece
+
+
+class ToneListener:
+    """Hears pitches, one segment for each half second."""
+
+    model, rate = "tone-asr", RATE
+
+    async def transcribe(self, samples, language, prompt):
+        for index in range(len(samples) // (RATE // 2)):
+            start, end = index / 2, (index + 1) / 2
+            heard = f"{round(pitch(samples[index * RATE // 2 : (index + 1) * RATE // 2], RATE), -1):g}"
+            yield Segment(f" {heard}", start, end, (Word(heard, start, end),), language or "en", f"S{index}")
+
+
+class AudioServer(RunningServer):
+    def __init__(self, host, options) -> None:
+        super().__init__(host, options)
+        self.maker = ToneMaker()
+        self.use(build_app(host, self.options, self.maker, ToneListener()))
+
+
+@pytest.fixture
+async def audio():
+    async with AudioServer(ScriptedHost(), ServerOptions(most_upload_bytes=1 << 20)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(audio):
+    return openai.AsyncOpenAI(base_url=f"{audio.http}/v1", api_key="unused", max_retries=0)
+
+
+def recording() -> tuple[str, bytes]:
+    file = io.BytesIO()
+    sound = np.concatenate([tone(400, 0.5, 24_000), tone(800, 0.5, 24_000)])
+    write(file, Sound(sound, 24_000), "wav")
+    return "question.wav", file.getvalue()
+
+
+@pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "aac", "pcm"])
+async def test_speech_in_every_format(client, format):
+    speech = await client.audio.speech.create(model="tts-1", voice="ada", input="hello", response_format=format)
+    data = speech.content
+    sound = Sound(np.frombuffer(data, "<i2") / np.float32(32768), 24_000) if format == "pcm" else read(data)
+    assert sound.seconds == pytest.approx(0.5, abs=0.08)  # encoders pad
+    assert abs(pitch(sound.samples[0], sound.rate) - watermark("hello")) < 10
+
+
+async def test_speech_as_it_is_made(audio, client):
+    kind = {"model": "x", "voice": "alloy", "input": "hi", "response_format": "pcm"}
+    async with client.audio.speech.with_streaming_response.create(**kind, speed=1.5, instructions="Gently.") as speech:
+        data = b"".join([piece async for piece in speech.iter_bytes()])
+    assert len(data) == 24_000
+    assert audio.maker.asked == [("hi", None, 1.5, "Gently.")]
+    async with httpx.AsyncClient() as http:
+        answer = await http.post(f"{audio.http}/v1/audio/speech", json=kind | {"stream_format": "sse"})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert [event["type"] for event in events] == ["speech.audio.delta"] * (len(events) - 1) + ["speech.audio.done"]
+    assert len(events) > 4 and events[-1]["usage"]["input_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input": ""},
+        {"input": "x" * 4097},
+        {"voice": "nobody"},
+        {"response_format": "midi"},
+        {"speed": 9.0},
+        {"input": "unspeakable"},
+    ],
+)
+async def test_speech_that_cannot_be_made_is_an_error_and_no_half_file(client, wrong):
+    with pytest.raises(openai.BadRequestError):
+        await client.audio.speech.create(**({"model": "x", "voice": "ada", "input": "hello"} | wrong))
+
+
+async def test_transcripts_in_every_form(client):
+    async def transcript(**options):
+        return await client.audio.transcriptions.create(model="whisper-1", file=recording(), **options)
+
+    assert (await transcript()).text == "400 800"
+    assert await transcript(response_format="text") == "400 800\n"
+    srt = await transcript(response_format="srt")
+    assert srt == "1\n00:00:00,000 --> 00:00:00,500\n400\n\n2\n00:00:00,500 --> 00:00:01,000\n800\n"
+    assert (await transcript(response_format="vtt")).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.500\n400\n")
+    verbose = await transcript(
+        response_format="verbose_json", timestamp_granularities=["word", "segment"], language="fr"
+    )
+    assert verbose.language == "fr" and verbose.duration == pytest.approx(1.0)
+    assert [(word.word, word.start) for word in verbose.words] == [("400", 0.0), ("800", 0.5)]
+    assert [segment.text for segment in verbose.segments] == [" 400", " 800"]
+    diarized = await transcript(response_format="diarized_json")
+    assert [segment.speaker for segment in diarized.segments] == ["S0", "S1"]
+
+
+async def test_a_transcript_as_it_is_heard(client):
+    stream = await client.audio.transcriptions.create(model="x", file=recording(), stream=True)
+    events = [event async for event in stream]
+    assert [event.type for event in events] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
+    assert "".join(event.delta for event in events[:2]) == events[2].text == "400 800"
+
+
+@pytest.mark.parametrize("file", [("x.wav", b"no sound"), ("x.wav", b""), ("x.wav", b"\x00" * (2 << 20))])
+async def test_what_is_no_sound_is_refused(client, file):
+    with pytest.raises(openai.APIStatusError) as refused:
+        await client.audio.transcriptions.create(model="x", file=file)
+    assert refused.value.status_code in (400, 413)
+
+
+async def test_without_a_voice_or_an_ear_the_addresses_do_not_exist(server):
+    client = openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused", max_retries=0)
+    with pytest.raises(openai.NotFoundError):
+        await client.audio.speech.create(model="x", voice="ada", input="hello")
+    with pytest.raises(openai.NotFoundError):
+        await client.audio.transcriptions.create(model="x", file=recording())
+
+
+async def test_their_models_are_listed(client):
+    assert [model.id async for model in client.models.list()] == ["scripted-1", "scripted-2", "tone-tts", "tone-asr"]

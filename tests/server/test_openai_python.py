@@ -1,0 +1,151 @@
+"""The unmodified `openai` package against our server: only its base URL is changed."""
+
+import asyncio
+import base64
+
+import numpy as np
+import openai
+import pytest
+
+from tests.server.harness import DEADLINE
+from tests.server.scripted import pitch, tone, watermark
+from vivavoce.server.formats import WireFormat, decode, encode
+
+RATE = 24_000
+USER = {"type": "message", "role": "user"}
+
+
+def says(text: str) -> dict:
+    return USER | {"content": [{"type": "input_text", "text": text}]}
+
+
+@pytest.fixture
+def client(server):
+    return openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused")
+
+
+async def until(connection, kind: str, seen: list | None = None):
+    async with asyncio.timeout(DEADLINE):
+        async for event in connection:
+            if seen is not None:
+                seen.append(event)
+            if event.type == kind:
+                return event
+    raise AssertionError(f"the connection ended before {kind}")
+
+
+async def test_text_turn(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        created = await connection.recv()
+        assert created.type == "session.created" and created.session.model == "scripted-1"
+        await connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
+        updated = await until(connection, "session.updated")
+        assert updated.session.output_modalities == ["text"]
+        await connection.conversation.item.create(item=says("good morning"))
+        await connection.response.create()
+        done = await until(connection, "response.output_text.done")
+        assert done.text == "You said: good morning"
+        finished = await until(connection, "response.done")
+        assert finished.response.status == "completed"
+        assert finished.response.usage.output_token_details.audio_tokens == 11
+
+
+async def test_audio_turn_with_server_voice_activity(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        samples = np.concatenate([tone(500, 0.5, RATE), np.zeros(RATE // 2, np.float32)])
+        for begin in range(0, len(samples), 2400):
+            piece = base64.b64encode(encode(samples[begin : begin + 2400], WireFormat())).decode()
+            await connection.input_audio_buffer.append(audio=piece)
+        seen = []
+        await until(connection, "response.done", seen)
+        assert {"input_audio_buffer.speech_started", "input_audio_buffer.committed"} <= {event.type for event in seen}
+        sound = b"".join(base64.b64decode(event.delta) for event in seen if event.type == "response.output_audio.delta")
+        assert abs(pitch(decode(sound, WireFormat()), RATE) - watermark("You said: tone 500")) < 5
+
+
+async def test_audio_turn_committed_by_hand(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        await connection.session.update(session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
+        assert (await until(connection, "session.updated")).session.audio.input.turn_detection is None
+        sound = base64.b64encode(encode(tone(600, 0.3, RATE), WireFormat())).decode()
+        await connection.input_audio_buffer.append(audio=sound)
+        await connection.input_audio_buffer.commit()
+        seen = []
+        item = (await until(connection, "conversation.item.done", seen)).item
+        assert [event.type for event in seen] == [
+            "input_audio_buffer.committed",
+            "conversation.item.added",
+            "conversation.item.done",
+        ]
+        assert item.content[0].type == "input_audio" and item.content[0].transcript is None
+        await connection.conversation.item.retrieve(item_id=item.id)
+        whole = (await until(connection, "conversation.item.retrieved")).item
+        heard = decode(base64.b64decode(whole.content[0].audio), WireFormat())
+        assert abs(pitch(heard, RATE) - 600) < 5 and abs(len(heard) / RATE - 0.3) < 0.01
+        await connection.response.create()
+        assert (await until(connection, "response.done")).response.status == "completed"
+
+
+async def test_tool_call_and_its_output(client):
+    tool = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        await connection.session.update(
+            session={"type": "realtime", "tools": [tool], "output_modalities": ["text"], "tool_choice": "auto"}
+        )
+        await until(connection, "session.updated")
+        await connection.conversation.item.create(item=says("the weather, please"))
+        await connection.response.create()
+        seen = []
+        response = (await until(connection, "response.done", seen)).response
+        call = response.output[0]
+        arguments = "".join(event.delta for event in seen if event.type == "response.function_call_arguments.delta")
+        assert call.type == "function_call" and call.name == "weather" and call.status == "completed"
+        assert call.arguments == arguments == '{"place": "here"}'
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        await connection.conversation.item.create(item=output)
+        await connection.response.create()
+        assert (await until(connection, "response.output_text.done")).text == "You said: sunny"
+
+
+async def test_interruption_truncate_and_retrieve(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        await connection.conversation.item.create(item=says("a long one"))
+        await connection.response.create()
+        first = await until(connection, "response.output_audio.delta")
+        loud = base64.b64encode(encode(tone(700, 0.2, RATE), WireFormat())).decode()
+        await connection.input_audio_buffer.append(audio=loud)
+        seen = []
+        done = (await until(connection, "response.done", seen)).response
+        assert done.status == "cancelled" and done.status_details.reason == "turn_detected"
+        sent = sum(len(base64.b64decode(e.delta)) for e in seen if e.type == "response.output_audio.delta") / 2 / RATE
+        assert sent < 1.0  # of the 20 seconds that were made
+        await connection.conversation.item.truncate(item_id=first.item_id, content_index=0, audio_end_ms=10)
+        await until(connection, "conversation.item.truncated")
+        await connection.conversation.item.retrieve(item_id=first.item_id)
+        kept = (await until(connection, "conversation.item.retrieved")).item
+        assert len(base64.b64decode(kept.content[0].audio)) <= 0.01 * RATE * 2 + 2
+
+
+async def test_cancel_delete_and_errors(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        await connection.response.cancel()
+        assert (await until(connection, "error")).error.code == "response_cancel_not_active"
+        await connection.conversation.item.create(item=says("please wait"))
+        await connection.response.create()
+        await until(connection, "response.output_audio.delta")
+        await connection.response.create(event_id="second")
+        assert (await until(connection, "error")).error.event_id == "second"
+        await connection.response.cancel()
+        cancelled = (await until(connection, "response.done")).response
+        assert cancelled.status_details.reason == "client_cancelled"
+        await connection.conversation.item.delete(item_id=cancelled.output[0].id)
+        assert (await until(connection, "conversation.item.deleted")).item_id == cancelled.output[0].id
+        await connection.conversation.item.delete(item_id="nobody")
+        assert "nobody" in (await until(connection, "error")).error.message
+
+
+async def test_the_models_are_listed(client):
+    assert [model.id async for model in client.models.list()] == ["scripted-1", "scripted-2"]
+    assert (await client.models.retrieve("scripted-2")).id == "scripted-2"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("gpt-realtime")

@@ -1,0 +1,205 @@
+"""Pacing on a clock that only tests move: when sound leaves, what is heard, what an interruption leaves."""
+
+import asyncio
+import selectors
+
+import numpy as np
+import pytest
+
+from tests.server.scripted import tone
+from vivavoce.server.lane import Lane, Piece
+from vivavoce.server.pacing import Schedule, Volume
+
+RATE = 1000
+NEVER = 1e9
+
+
+class TimelessSelector(selectors.DefaultSelector):
+    """Does not wait: time goes on to the next timer instead."""
+
+    now = 0.0
+
+    def select(self, timeout=None):
+        ready = super().select(0)
+        if not ready:
+            self.now += timeout or 0.0
+        return ready
+
+
+class TimelessLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.selector = TimelessSelector()
+        super().__init__(self.selector)
+
+    def time(self) -> float:
+        return self.selector.now
+
+
+def timeless(test):
+    """Run a test in time of its own."""
+
+    def run():
+        loop = TimelessLoop()
+        try:
+            loop.run_until_complete(test())
+        finally:
+            loop.close()
+
+    run.__name__ = test.__name__
+    return run
+
+
+class Ear:
+    """Writes down what leaves a lane, and when."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[float, Piece]] = []
+        self.heard_ms: list[int] = []
+        self.over: list[str] = []
+
+    def sound(self, piece: Piece) -> None:
+        self.sent.append((asyncio.get_running_loop().time(), piece))
+
+    def heard(self, reply: str, milliseconds: int) -> None:
+        self.heard_ms.append(milliseconds)
+
+    def finished(self, reply: str, schedule: Schedule) -> None:
+        self.over.append(reply)
+        self.schedule = schedule
+
+    @property
+    def seconds(self) -> float:
+        return sum(len(piece.samples) for _, piece in self.sent) / RATE
+
+
+def sound(seconds: float) -> Piece:
+    return Piece("reply", "item", np.ones(round(seconds * RATE), np.float32))
+
+
+@timeless
+async def test_sound_leaves_at_its_deadline_and_never_sooner():
+    ear = Ear()
+    lane = Lane(ear, RATE, lead=0.3, piece_seconds=0.1)
+    task = asyncio.create_task(lane.run())
+    lane.add(sound(2.0))
+    lane.tell(lambda: lane.end("reply"))
+    await asyncio.sleep(5)
+    task.cancel()
+    times = [at for at, _ in ear.sent]
+    places = [position / 10 - 0.3 for position in range(20)]
+    assert times == pytest.approx([max(place, 0.0) for place in places])  # at once what the lead allows
+    assert ear.seconds == pytest.approx(2.0)
+    assert ear.heard_ms == sorted(ear.heard_ms) and ear.heard_ms[-1] == 2000
+    assert ear.over == ["reply"] and ear.schedule.underruns == 0 and ear.schedule.missed == 0
+
+
+@timeless
+async def test_what_comes_late_is_counted_and_does_not_burst():
+    ear = Ear()
+    lane = Lane(ear, RATE, lead=0.1, piece_seconds=0.1)
+    task = asyncio.create_task(lane.run())
+    lane.add(sound(0.2))
+    await asyncio.sleep(1.0)  # the listener ran dry after 0.2 s
+    lane.add(sound(0.5))
+    lane.tell(lambda: lane.end("reply"))
+    await asyncio.sleep(3)
+    task.cancel()
+    assert ear.schedule.underruns == 1
+    assert [at for at, _ in ear.sent[2:]] == pytest.approx([1.0, 1.0, 1.1, 1.2, 1.3])
+    assert ear.heard_ms[-1] == 700
+
+
+@timeless
+async def test_events_keep_their_place_among_the_sound():
+    ear, told = Ear(), []
+    lane = Lane(ear, RATE, lead=0.1, piece_seconds=0.1)
+    lane.tell(lambda: told.append(("before", ear.seconds)))
+    assert told == [("before", 0.0)]  # nothing was waiting
+    task = asyncio.create_task(lane.run())
+    lane.add(sound(1.0))
+    lane.tell(lambda: told.append(("after", ear.seconds)))
+    await asyncio.sleep(0.5)
+    assert len(told) == 1
+    await asyncio.sleep(1)
+    task.cancel()
+    assert told[1] == ("after", pytest.approx(1.0))
+
+
+@timeless
+async def test_clearing_drops_the_sound_and_lets_the_events_go():
+    ear, told = Ear(), []
+    lane = Lane(ear, RATE, lead=0.2, piece_seconds=0.1)
+    task = asyncio.create_task(lane.run())
+    lane.add(sound(10.0))
+    lane.tell(lambda: told.append("done"))
+    lane.tell(lambda: lane.end("reply"))
+    await asyncio.sleep(1.05)
+    assert lane.heard_ms("reply") == 1050
+    assert lane.clear("reply")
+    assert told == ["done"]
+    before = ear.seconds
+    lane.add(sound(1.0))  # stale: made before the generator heard of it
+    await asyncio.sleep(5)
+    task.cancel()
+    assert ear.seconds == before < 1.5
+    assert ear.heard_ms[-1] == 1050 and ear.over == ["reply"]
+    assert not lane.clear("reply")
+
+
+@timeless
+async def test_without_a_listener_sound_waits_and_the_gap_is_no_underrun():
+    ear = Ear()
+    lane = Lane(ear, RATE, lead=0.2, piece_seconds=0.1)
+    task = asyncio.create_task(lane.run())
+    lane.add(sound(2.0))
+    lane.tell(lambda: lane.end("reply"))
+    await asyncio.sleep(0.5)
+    lane.pause()
+    sent = ear.seconds
+    await asyncio.sleep(10)
+    assert ear.seconds == sent
+    lane.resume()
+    await asyncio.sleep(5)
+    task.cancel()
+    assert ear.seconds == pytest.approx(2.0)
+    assert ear.schedule.underruns == 0
+
+
+@timeless
+async def test_a_new_gain_holds_for_what_waits_already():
+    ear = Ear()
+    lane = Lane(ear, RATE, lead=0.1, piece_seconds=0.1)
+    task = asyncio.create_task(lane.run())
+    lane.add(sound(1.0))
+    await asyncio.sleep(0.45)
+    lane.add(Piece("reply", "item", np.zeros(0, np.float32)), gain=0.25)
+    await asyncio.sleep(2)
+    task.cancel()
+    levels = [float(piece.samples[-1]) for _, piece in ear.sent]
+    assert levels == [1.0] * 6 + [0.25] * 4
+
+
+def test_the_volume_goes_down_and_up_without_a_step():
+    volume = Volume(16_000)
+    steady = tone(440, 0.2)
+    pieces = [volume.apply(steady[:1600])]
+    volume.gain = 0.2
+    pieces.append(volume.apply(steady[1600:2400]))
+    volume.gain = 1.0
+    pieces.append(volume.apply(steady[2400:]))
+    joined = np.concatenate(pieces)
+    largest_step = np.abs(np.diff(steady)).max()
+    assert np.abs(np.diff(joined)).max() < 1.1 * largest_step
+    assert np.allclose(pieces[0], steady[:1600])
+    assert np.allclose(pieces[1][200:], 0.2 * steady[1800:2400])
+    assert np.allclose(pieces[2][200:], steady[2600:])
+
+
+def test_a_deadline_missed_by_a_stalled_loop_is_counted():
+    schedule = Schedule(lead=0.1)
+    schedule.send(0.0, 0.2, was_waiting=False)
+    assert schedule.due(0.0) == pytest.approx(0.1)
+    schedule.send(0.15, 0.2, was_waiting=True)
+    assert schedule.missed == 1 and schedule.underruns == 0
+    schedule.send(schedule.due(0.0), 0.2, was_waiting=True)
+    assert schedule.missed == 1

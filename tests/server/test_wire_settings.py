@@ -1,0 +1,133 @@
+"""The session object: defaults told in full, changes merged, old words understood, wrong ones refused."""
+
+import pytest
+
+from vivavoce.dialogue.interface import ConversationSettings, TurnSettings
+from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire_settings import conversation_settings, default_session, merged, turn_settings
+
+BASE = ConversationSettings(instructions="Be kind.", voice="ada")
+VOICES = ("ada", "ben")
+
+
+def changed(*changes, kind="realtime"):
+    session = default_session(BASE, "model", kind)
+    for change in changes:
+        session = merged(session, change, BASE.turn, VOICES)
+    return session
+
+
+def settings(*changes, **options):
+    return conversation_settings(changed(*changes, **options), BASE, VOICES)
+
+
+def test_without_a_change_the_settings_are_the_hosts():
+    assert settings() == BASE
+
+
+def test_only_what_is_named_changes():
+    first = {"audio": {"input": {"turn_detection": {"silence_duration_ms": 700}}}, "tools": [{"name": "look"}]}
+    session = changed(first, {"instructions": "Whisper."})
+    assert session["audio"]["input"]["turn_detection"]["silence_duration_ms"] == 700
+    assert session["audio"]["input"]["turn_detection"]["threshold"] == 0.5
+    assert session["tools"] == [{"name": "look"}] and session["instructions"] == "Whisper."
+    assert changed(first, {"tools": []})["tools"] == []
+
+
+def test_null_clears_what_can_be_cleared():
+    session = changed({"audio": {"input": {"transcription": {"model": "whisper-1", "language": "de"}}}})
+    assert session["audio"]["input"]["transcription"]["language"] == "de"
+    cleared = merged(session, {"audio": {"input": {"transcription": None, "turn_detection": None}}}, BASE.turn, VOICES)
+    heard = cleared["audio"]["input"]
+    assert heard["transcription"] is None and heard["turn_detection"] is None
+    assert turn_settings(None, TurnSettings()).detector == "none"
+
+
+def test_semantic_detection_has_all_its_fields():
+    session = changed({"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}})
+    told = {"type": "semantic_vad", "eagerness": "auto", "create_response": True, "interrupt_response": True}
+    assert session["audio"]["input"]["turn_detection"] == told
+    assert settings({"audio": {"input": {"turn_detection": told | {"eagerness": "high"}}}}).turn.eagerness == "high"
+
+
+def test_what_the_session_asks_reaches_the_conversation():
+    tools = [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}]
+    asked = settings(
+        {
+            "output_modalities": ["text"],
+            "tools": tools,
+            "tool_choice": {"type": "function", "name": "look"},
+            "max_output_tokens": 99,
+            "audio": {"input": {"transcription": {"language": "fr"}}, "output": {"voice": "ben", "speed": 1.25}},
+        }
+    )
+    assert asked.modality == "text" and asked.tools[0].name == "look" and asked.tool_choice == "look"
+    assert asked.most_output_tokens == 99 and asked.voice == "ben" and asked.speed == 1.25
+    assert asked.transcribe_input and asked.language == "fr"
+
+
+def test_voices_of_stock_clients_stand_for_the_default():
+    assert settings({"audio": {"output": {"voice": "marin"}}}).voice == "ada"
+    assert changed({"audio": {"output": {"voice": "marin"}}})["audio"]["output"]["voice"] == "marin"
+    assert settings({"audio": {"output": {"voice": {"id": "ben"}}}}).voice == "ben"
+
+
+def test_the_beta_protocols_words():
+    old = {
+        "modalities": ["text", "audio"],
+        "voice": "ben",
+        "input_audio_format": "g711_ulaw",
+        "output_audio_format": "g711_alaw",
+        "input_audio_transcription": {"model": "whisper-1"},
+        "turn_detection": {"type": "server_vad", "silence_duration_ms": 321},
+        "max_response_output_tokens": 7,
+        "temperature": 0.8,
+    }
+    session = changed(old)
+    assert session["audio"]["input"]["format"] == {"type": "audio/pcmu"}
+    assert session["audio"]["output"]["format"] == {"type": "audio/pcma"}
+    assert session["output_modalities"] == ["audio"] and session["max_output_tokens"] == 7
+    assert settings(old).turn.silence_duration_ms == 321 and settings(old).voice == "ben"
+
+
+def test_a_transcription_session_never_replies():
+    session = changed({"type": "transcription", "audio": {"input": {"transcription": {"model": "x"}}}})
+    assert set(session) == {"type", "model", "include", "audio"} and set(session["audio"]) == {"input"}
+    asked = conversation_settings(session, BASE, VOICES)
+    assert asked.transcribe_input and not asked.turn.create_response
+    with pytest.raises(WireError):
+        merged(session, {"type": "realtime"}, BASE.turn, VOICES)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"instructions": 5}, "session.instructions"),
+        ({"output_modalities": []}, "session.output_modalities"),
+        ({"output_modalities": "audio"}, "session.output_modalities"),
+        ({"tools": {}}, "session.tools"),
+        ({"tools": [{"type": "mcp"}]}, "session.tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "session.tools[0].name"),
+        ({"tool_choice": "perhaps"}, "session.tool_choice"),
+        ({"max_output_tokens": 0}, "session.max_output_tokens"),
+        ({"max_output_tokens": True}, "session.max_output_tokens"),
+        ({"audio": {"output": {"speed": 9}}}, "session.audio.output.speed"),
+        ({"audio": {"output": {"speed": float("nan")}}}, "session.audio.output.speed"),
+        ({"audio": {"output": {"voice": "nobody"}}}, "session.audio.output.voice"),
+        ({"audio": {"input": {"format": {"type": "audio/pcm", "rate": 11025}}}}, "session.audio.input.format.rate"),
+        ({"audio": {"input": {"turn_detection": {"type": "magic"}}}}, "session.audio.input.turn_detection.type"),
+        ({"audio": {"input": {"turn_detection": {"threshold": 2}}}}, "session.audio.input.turn_detection.threshold"),
+        ({"audio": {"input": 3}}, "session.audio.input"),
+        ({"audio": []}, None),
+        ({"audio": "loud"}, "session.audio"),
+        ({"viva": {"binary": "mp3"}}, "session.viva.binary"),
+        ({"type": "other"}, "session.type"),
+    ],
+)
+def test_what_is_wrong_is_named(change, param):
+    if param is None:
+        assert changed(change) == changed()
+        return
+    with pytest.raises(WireError) as refused:
+        changed(change)
+    assert refused.value.param == param

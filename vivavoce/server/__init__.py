@@ -1,0 +1,1 @@
+"""The wire: Realtime events over WebSocket and WebRTC, audio over HTTP, keys, limits and metrics."""

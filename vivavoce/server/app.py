@@ -1,0 +1,213 @@
+"""The server: what is at which address."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from vivavoce.errors import MissingDependencyError, VivaError
+from vivavoce.server.answers import error_answer, json_answer
+from vivavoce.server.audio_api import SpeechApi, SpeechMaker, Transcriber, TranscriptionApi
+from vivavoce.server.auth import Caller, Keys, check_place, key_of
+from vivavoce.server.calls_api import CallsApi
+from vivavoce.server.host import Host, ModelCard
+from vivavoce.server.metrics import Metrics
+from vivavoce.server.options import ServerOptions, is_loopback
+from vivavoce.server.page_files import page_routes
+from vivavoce.server.sessions import Sessions
+from vivavoce.server.websocket import serve_socket
+from vivavoce.server.wire_error import WireError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.websockets import WebSocket
+
+log = logging.getLogger("vivavoce.server")
+
+LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
+Answer = Callable[["Request"], Awaitable["Response"]]
+Handler = Callable[["Request", Caller], Awaitable["Response"]]
+
+
+def build_app(
+    host: Host,
+    options: ServerOptions | None = None,
+    speech: SpeechMaker | None = None,
+    transcriber: Transcriber | None = None,
+) -> "Starlette":
+    """The ASGI application of a host; raises InputError for options that must not be served."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.cors import CORSMiddleware
+    except ImportError as error:
+        raise MissingDependencyError("serving needs Starlette: pip install 'vivavoce[server]'") from error
+    options = options or ServerOptions()
+    options.check()
+    server = Server(host, options, speech, transcriber)
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(options.allowed_origins),
+        allow_origin_regex=LOOPBACK_ORIGIN if is_loopback(options.host) else None,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["Location", "X-Request-Id"],
+    )
+    app = Starlette(routes=server.routes(), lifespan=server.lifespan, middleware=[cors])
+    app.state.server = server
+    return app
+
+
+def serve(
+    host: Host,
+    options: ServerOptions | None = None,
+    speech: SpeechMaker | None = None,
+    transcriber: Transcriber | None = None,
+) -> None:
+    """Serve until interrupted."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingDependencyError("serving needs uvicorn: pip install 'vivavoce[server]'") from error
+    options = options or ServerOptions()
+    uvicorn.Server(uvicorn_config(build_app(host, options, speech, transcriber), options)).run()
+
+
+def uvicorn_config(app: "Starlette", options: ServerOptions) -> Any:
+    """How uvicorn runs the application. A message a little over the limit still gets its error event."""
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        ws_max_size=options.most_event_bytes + (1 << 20),
+        ws_per_message_deflate=False,
+        ws_ping_interval=20,
+        ws_ping_timeout=20,
+        timeout_graceful_shutdown=5,
+        access_log=False,
+        server_header=False,
+        log_level="warning",  # its lines of connections would hold their queries,
+    )
+
+
+class Server:
+    """A host, its sessions and its keys, behind addresses."""
+
+    def __init__(
+        self,
+        host: Host,
+        options: ServerOptions,
+        speech: SpeechMaker | None = None,
+        transcriber: Transcriber | None = None,
+    ) -> None:
+        self.host, self.options = host, options
+        self.speech, self.transcriber = speech, transcriber
+        self.metrics = Metrics(host)
+        self.keys = Keys(options)
+        self.sessions = Sessions(host, options, self.metrics)
+
+    @asynccontextmanager
+    async def lifespan(self, app: "Starlette") -> AsyncIterator[None]:
+        """Watch over the sessions while the server runs."""
+        tasks = [asyncio.create_task(self.sessions.sweep()), asyncio.create_task(self.metrics.watch_loop())]
+        yield
+        await self.sessions.close()
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def routes(self) -> list[Any]:
+        """Everything that has an address."""
+        from starlette.routing import Route, WebSocketRoute
+
+        calls = CallsApi(self.sessions, self.keys)
+        posts: dict[str, Handler] = {
+            "/v1/realtime": calls.create,  # as the beta protocol had it
+            "/v1/realtime/calls": calls.create,
+            "/v1/realtime/calls/{call_id}/hangup": calls.hang_up,
+            "/v1/realtime/client_secrets": calls.client_secret,
+            "/v1/realtime/sessions": calls.legacy_session,
+            "/v1/realtime/transcription_sessions": calls.legacy_session,
+        }
+        if self.speech is not None:
+            posts["/v1/audio/speech"] = SpeechApi(self.speech).speak
+        if self.transcriber is not None:
+            posts["/v1/audio/transcriptions"] = TranscriptionApi(self.transcriber, self.options).transcribe
+        return [
+            WebSocketRoute("/v1/realtime", self.realtime),
+            *(Route(path, self.answering(handler), methods=["POST"]) for path, handler in posts.items()),
+            Route("/v1/realtime/calls/{call_id}", self.answering(calls.hang_up), methods=["DELETE"]),
+            Route("/v1/models", self.answering(self.models)),
+            Route("/v1/models/{id:path}", self.answering(self.model)),
+            Route("/healthz", self.healthy),
+            Route("/readyz", self.ready),
+            Route("/metrics", self.answering(self.figures)),
+            *page_routes(self.host, self.answering),
+        ]
+
+    async def realtime(self, websocket: "WebSocket") -> None:
+        """A socket that speaks Realtime."""
+        try:
+            check_place(websocket.headers, self.options)
+            caller = self.keys.admit(key_of(websocket.headers))
+        except WireError as error:
+            await websocket.send_denial_response(error_answer(error))
+            return
+        await serve_socket(websocket, caller, self.sessions)
+
+    def answering(self, answer: Handler) -> Answer:
+        """The answer, for those who may have it; errors as the protocol says them."""
+
+        async def guarded(request: "Request") -> "Response":
+            try:
+                check_place(request.headers, self.options)
+                return await answer(request, self.keys.admit(key_of(request.headers)))
+            except WireError as error:
+                return error_answer(error)
+            except VivaError as error:
+                return error_answer(WireError(str(error)))
+
+        return guarded
+
+    async def models(self, request: "Request", caller: Caller) -> "Response":
+        """The models there are."""
+        return json_answer({"object": "list", "data": [_wire_card(card) for card in self._cards()]})
+
+    async def model(self, request: "Request", caller: Caller) -> "Response":
+        """One model."""
+        id = request.path_params["id"]
+        found = [card for card in self._cards() if card.id == id]
+        if not found:
+            raise WireError(f"there is no model {id!r} here", "model_not_found", "model", 404)
+        return json_answer(_wire_card(found[0]))
+
+    async def healthy(self, request: "Request") -> "Response":
+        """Whether the process is alive."""
+        return json_answer({"status": "ok"})
+
+    async def ready(self, request: "Request") -> "Response":
+        """Whether clients can come."""
+        is_ready = self.host.is_ready and not self.sessions.is_stopping
+        return json_answer({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+    async def figures(self, request: "Request", caller: Caller) -> "Response":
+        """Figures for Prometheus."""
+        from starlette.responses import Response
+
+        page, content_type = self.metrics.page()
+        return Response(page, media_type=content_type)
+
+    def _cards(self) -> list[ModelCard]:
+        others = [ModelCard(maker.model) for maker in (self.speech, self.transcriber) if maker is not None]
+        return [*self.host.models, *others]
+
+
+def _wire_card(card: ModelCard) -> dict[str, Any]:
+    return {"id": card.id, "object": "model", "created": card.created, "owned_by": card.owned_by}

@@ -1,0 +1,174 @@
+"""`/v1/audio/speech` and `/v1/audio/transcriptions`, for whoever can speak and whoever can listen."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vivavoce.audio.files import read
+from vivavoce.dialogue.interface import Samples
+from vivavoce.server.answers import json_answer
+from vivavoce.server.auth import Caller
+from vivavoce.server.bodies import json_body
+from vivavoce.server.options import ServerOptions
+from vivavoce.server.sound_files import CONTENT_TYPES, encoded
+from vivavoce.server.transcripts import FORMATS, Segment, diarized, rendered, whole_text
+from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire_settings import STOCK_VOICES, text, within
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+LONGEST_INPUT = 4096
+Wire = dict[str, Any]
+
+
+class SpeechMaker(Protocol):
+    """Text to sound."""
+
+    @property
+    def model(self) -> str:
+        """Its name, as `/v1/models` tells it."""
+        ...
+
+    @property
+    def rate(self) -> int:
+        """Samples a second of what it says."""
+        ...
+
+    @property
+    def voices(self) -> Sequence[str]:
+        """Names of its voices, the default first."""
+        ...
+
+    def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
+        """The sound, piece by piece as it is made; closing the iterator stops the making."""
+        ...
+
+
+class Transcriber(Protocol):
+    """Sound to text."""
+
+    @property
+    def model(self) -> str:
+        """Its name, as `/v1/models` tells it."""
+        ...
+
+    @property
+    def rate(self) -> int:
+        """Samples a second that it wants."""
+        ...
+
+    def transcribe(self, samples: Samples, language: str | None, prompt: str) -> AsyncIterator[Segment]:
+        """What is said, segment by segment; times in seconds."""
+        ...
+
+
+class SpeechApi:
+    """`/v1/audio/speech`."""
+
+    def __init__(self, maker: SpeechMaker) -> None:
+        self.maker = maker
+
+    async def speak(self, request: "Request", caller: Caller) -> "Response":
+        """A sound file, or events with its pieces, while it is being made."""
+        from starlette.responses import StreamingResponse
+
+        body = await json_body(request)
+        words, format = _words(body), body.get("response_format") or "mp3"
+        if format not in CONTENT_TYPES:
+            raise WireError(f"{format!r} is not one of {', '.join(CONTENT_TYPES)}", param="response_format")
+        speed = within(0.25, 4.0)(body.get("speed") or 1.0, "speed")
+        instructions = text(body.get("instructions") or "", "instructions")
+        pieces = self.maker.speak(words, self._voice(body.get("voice")), speed, instructions)
+        sound = encoded(pieces, self.maker.rate, format)
+        first = await anext(sound, b"")  # what goes wrong at once is still an error, not half a file
+        stream_format = body.get("stream_format") or "audio"
+        if stream_format == "sse":
+            return StreamingResponse(_speech_events(first, sound, len(words)), media_type="text/event-stream")
+        return StreamingResponse(_with_first(first, sound), media_type=CONTENT_TYPES[format])
+
+    def _voice(self, voice: Any) -> str | None:
+        name = voice.get("id") if isinstance(voice, dict) else voice
+        if name in self.maker.voices:
+            return str(name)
+        if name in (None, "default", *STOCK_VOICES):
+            return None
+        known = ", ".join(self.maker.voices) or "only the default one"
+        raise WireError(f"there is no voice {name!r}; there is {known}", param="voice")
+
+
+class TranscriptionApi:
+    """`/v1/audio/transcriptions`."""
+
+    def __init__(self, transcriber: Transcriber, options: ServerOptions) -> None:
+        self.transcriber, self.options = transcriber, options
+
+    async def transcribe(self, request: "Request", caller: Caller) -> "Response":
+        """What is said in an uploaded file."""
+        from starlette.responses import PlainTextResponse, StreamingResponse
+
+        async with request.form(max_files=1, max_part_size=self.options.most_upload_bytes) as form:
+            fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+            granularities = [value for name, value in form.multi_items() if name == "timestamp_granularities[]"]
+            data = await self._file(form.get("file"))
+        format = fields.get("response_format") or "json"
+        if format not in FORMATS:
+            raise WireError(f"{format!r} is not one of {', '.join(FORMATS)}", param="response_format")
+        sound = await asyncio.to_thread(read, data, self.transcriber.rate)
+        found = self.transcriber.transcribe(sound.samples[0], fields.get("language"), fields.get("prompt", ""))
+        if fields.get("stream", "").lower() == "true":
+            return StreamingResponse(
+                _transcript_events(found, sound.seconds, format == "diarized_json"), media_type="text/event-stream"
+            )
+        segments = [segment async for segment in found]
+        result = rendered(segments, format, sound.seconds, with_words="word" in granularities)
+        return PlainTextResponse(result) if isinstance(result, str) else json_answer(result)
+
+    async def _file(self, upload: Any) -> bytes:
+        if upload is None or isinstance(upload, str):
+            raise WireError("there is no file", "missing_file", "file")
+        data = bytes(await upload.read(self.options.most_upload_bytes + 1))
+        if len(data) > self.options.most_upload_bytes:
+            limit = self.options.most_upload_bytes >> 20
+            raise WireError(f"a file of more than {limit} MiB", "file_too_large", "file", 413)
+        return data
+
+
+def _words(body: Wire) -> str:
+    words = text(body.get("input"), "input")
+    if not words.strip() or len(words) > LONGEST_INPUT:
+        raise WireError(f"input must have 1 to {LONGEST_INPUT} characters, not {len(words)}", param="input")
+    return words
+
+
+async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for data in rest:
+        yield data
+
+
+async def _speech_events(first: bytes, rest: AsyncIterator[bytes], characters: int) -> AsyncIterator[str]:
+    async for data in _with_first(first, rest):
+        yield _sse({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode("ascii")})
+    usage = {"input_tokens": characters, "output_tokens": 0, "total_tokens": characters}
+    yield _sse({"type": "speech.audio.done", "usage": usage})
+
+
+async def _transcript_events(found: AsyncIterator[Segment], seconds: float, by_speaker: bool) -> AsyncIterator[str]:
+    segments: list[Segment] = []
+    async for segment in found:
+        if by_speaker:
+            yield _sse(diarized(segment, len(segments)))
+        delta = segment.text if segments else segment.text.lstrip()
+        segments.append(segment)
+        yield _sse({"type": "transcript.text.delta", "delta": delta})
+    usage = {"type": "duration", "seconds": round(seconds)}
+    yield _sse({"type": "transcript.text.done", "text": whole_text(segments), "usage": usage})
+
+
+def _sse(event: Wire) -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"

@@ -1,0 +1,117 @@
+"""Who may come in: API keys, short-lived browser keys bound to a session, and which pages may ask."""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from vivavoce.server.options import ServerOptions, is_loopback
+from vivavoce.server.wire_error import WireError
+
+Wire = dict[str, Any]
+BROWSER_KEY = "ek_"
+PROTOCOL_KEY = "openai-insecure-api-key."  # how a browser, which cannot set headers on a socket, sends its key
+MOST_BROWSER_KEYS = 10_000
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody who was let in."""
+
+    session: Wire | None = None
+    """The session a browser key is bound to."""
+    is_browser: bool = False
+
+
+@dataclass(frozen=True)
+class BrowserKey:
+    """A key that a browser may hold."""
+
+    session: Wire
+    expires_at: float
+
+
+class Keys:
+    """The keys of one server. Browser keys are kept by their hash, and forgotten when they expire."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._digests = [_digest(key) for key in options.api_keys]
+        self._browser_keys: dict[bytes, BrowserKey] = {}
+
+    def admit(self, key: str | None) -> Caller:
+        """Who holds this key; WireError 401 for nobody. Without API keys everyone is let in."""
+        if key is not None and key.startswith(BROWSER_KEY):
+            found = self._browser_keys.get(_digest(key))
+            if found is not None and found.expires_at > time.time():
+                return Caller(found.session, is_browser=True)
+            raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
+        if not self._digests:
+            return Caller()
+        given = _digest(key or "")
+        matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, in constant time
+        if not any(matches):
+            problem = "no API key was given" if key is None else "the API key is not one of this server's"
+            raise WireError(f"{problem}; send it as Authorization: Bearer", "invalid_api_key", status=401)
+        return Caller()
+
+    def mint(self, session: Wire, seconds: float | None) -> tuple[str, int]:
+        """A new browser key for a session, and when it expires."""
+        now = time.time()
+        self._browser_keys = {digest: key for digest, key in self._browser_keys.items() if key.expires_at > now}
+        if len(self._browser_keys) >= MOST_BROWSER_KEYS:
+            raise WireError("too many browser keys are in use; wait", "too_many_keys", status=429)
+        key = BROWSER_KEY + secrets.token_urlsafe(32)
+        expires_at = int(now + (seconds or self._options.browser_key_seconds))
+        self._browser_keys[_digest(key)] = BrowserKey(session, expires_at)
+        return key, expires_at
+
+
+def key_of(headers: Mapping[str, str]) -> str | None:
+    """The key in a request's headers: Bearer, or among the offered WebSocket protocols."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    for protocol in offered_protocols(headers):
+        if protocol.startswith(PROTOCOL_KEY):
+            return protocol.removeprefix(PROTOCOL_KEY)
+    return None
+
+
+def offered_protocols(headers: Mapping[str, str]) -> list[str]:
+    """The WebSocket subprotocols a client offers."""
+    return [name.strip() for name in headers.get("sec-websocket-protocol", "").split(",") if name.strip()]
+
+
+def check_place(headers: Mapping[str, str], options: ServerOptions) -> None:
+    """Refuse a page that was not let in, and a name that is not this server's (which a page could have made up)."""
+    host = headers.get("host", "")
+    if not _is_known_host(host, options):
+        raise WireError(f"this server is not called {host!r}; --allow-host lets a name in", "unknown_host", status=403)
+    origin = headers.get("origin")
+    if origin is not None and not is_allowed_origin(origin, host, options):
+        raise WireError(f"pages of {origin} are not let in; --allow-origin does", "origin_not_allowed", status=403)
+
+
+def is_allowed_origin(origin: str, host: str, options: ServerOptions) -> bool:
+    """Whether a page may talk to us: ours, one on this machine, or one that was named."""
+    if "*" in options.allowed_origins or origin in options.allowed_origins:
+        return True
+    parts = urlsplit(origin)
+    return parts.netloc == host or (is_loopback(parts.hostname or "") and is_loopback(options.host))
+
+
+def _is_known_host(host: str, options: ServerOptions) -> bool:
+    """On loopback a browser could be led here under any name (DNS rebinding); elsewhere a key is needed anyway."""
+    if not is_loopback(options.host) or "*" in options.allowed_hosts:
+        return True
+    name = urlsplit(f"//{host}").hostname or ""
+    return is_loopback(name) or name in options.allowed_hosts
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf8", "surrogatepass")).digest()

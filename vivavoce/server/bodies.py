@@ -1,0 +1,37 @@
+"""Bodies of requests, read within limits."""
+
+from typing import TYPE_CHECKING, Any
+
+from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire_json import parsed
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+Wire = dict[str, Any]
+LARGEST_BODY = 1 << 20
+
+
+async def json_body(request: "Request") -> Wire:
+    """The object in a body; an empty body is an empty object."""
+    data = await body(request)
+    return json_object(data.decode("utf8", "replace")) if data.strip() else {}
+
+
+async def body(request: "Request") -> bytes:
+    """The bytes of a body, if they are not too many."""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > LARGEST_BODY:
+            raise WireError(f"a body of more than {LARGEST_BODY} bytes", "body_too_large", status=413)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def json_object(written: str) -> Wire:
+    """The JSON object that a text is."""
+    value = parsed(written)
+    if not isinstance(value, dict):
+        raise WireError("the body must be a JSON object", "invalid_type")
+    return value

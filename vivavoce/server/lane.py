@@ -1,0 +1,209 @@
+"""The way out of replies: events in order, sound in pieces at its time, and nothing after it was cleared."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from vivavoce.dialogue.interface import Samples
+from vivavoce.server.pacing import Schedule, Volume
+
+REPORT_SECONDS = 0.05  # how often it is told what was heard
+
+Tell = Callable[[], None]
+"""Tells events, built at the moment they go out."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Sound that waits, or goes out."""
+
+    reply: str
+    item: str
+    samples: Samples
+    is_end: bool = False
+    """The item's sound ends here."""
+
+
+@dataclass
+class Playing:
+    """How far the sound of one reply is."""
+
+    schedule: Schedule
+    volume: Volume
+    reported_ms: int = 0
+    is_whole: bool = False
+    """No more sound comes."""
+    is_cleared: bool = False
+
+
+class Listener(Protocol):
+    """Who is told what leaves a lane."""
+
+    def sound(self, piece: Piece) -> None:
+        """This sound goes out now."""
+        ...
+
+    def heard(self, reply: str, milliseconds: int) -> None:
+        """So much of a reply has been heard by now."""
+        ...
+
+    def finished(self, reply: str, schedule: Schedule) -> None:
+        """All sound of a reply was heard, or dropped."""
+        ...
+
+
+class Lane:
+    """A queue with a clock. What waits behind no sound goes out at once."""
+
+    def __init__(self, listener: Listener, rate: int, lead: float, piece_seconds: float) -> None:
+        self._listener, self._rate, self._lead = listener, rate, lead
+        self._piece = max(1, round(piece_seconds * rate))
+        self._queue: deque[Tell | Piece] = deque()
+        self._playing: dict[str, Playing] = {}
+        self._changed = asyncio.Event()
+        self._is_open = True
+        self._has_waited = False
+
+    @property
+    def held_seconds(self) -> float:
+        """Sound that waits here."""
+        return sum(len(entry.samples) for entry in self._queue if isinstance(entry, Piece)) / self._rate
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing is being heard."""
+        return not self._queue and not self._playing
+
+    def tell(self, tell: Tell) -> None:
+        """These events come next."""
+        if self._queue:
+            self._queue.append(tell)
+        else:
+            tell()
+
+    def add(self, piece: Piece, gain: float = 1.0) -> None:
+        """This sound comes next; its gain is in force at once, also for what waits already."""
+        if piece.reply not in self._playing:
+            self._playing[piece.reply] = Playing(Schedule(self._lead), Volume(self._rate))
+        playing = self._playing[piece.reply]
+        playing.volume.gain = gain
+        if len(piece.samples) and not playing.is_cleared:
+            self._queue.append(piece)
+            self._changed.set()
+
+    def end_item(self, reply: str, item: str) -> None:
+        """The sound of an item ends with what was added."""
+        if reply in self._playing and not self._playing[reply].is_cleared:
+            self._queue.append(Piece(reply, item, np.zeros(0, np.float32), is_end=True))
+            self._changed.set()
+
+    def clear(self, reply: str) -> bool:
+        """Drop what was not heard of a reply; whether there was anything. Its events go out now."""
+        playing = self._playing.get(reply)
+        if playing is None:
+            return False
+        heard, sent = playing.schedule.heard(self._now()), playing.schedule.sent
+        playing.schedule.cut(self._now())
+        playing.is_cleared = True
+        before = self.held_seconds
+        self._queue = deque(entry for entry in self._queue if not (isinstance(entry, Piece) and entry.reply == reply))
+        had_sound = heard < sent or self.held_seconds < before
+        self._tell_up_to_sound()
+        self._changed.set()
+        return had_sound
+
+    def end(self, reply: str) -> bool:
+        """No more sound of this reply comes; whether there was any."""
+        if reply not in self._playing:
+            return False
+        self._playing[reply].is_whole = True
+        self._changed.set()
+        return True
+
+    def heard_ms(self, reply: str) -> int:
+        """Milliseconds of a reply heard by now."""
+        playing = self._playing.get(reply)
+        return 0 if playing is None else round(playing.schedule.heard(self._now()) * 1000)
+
+    def pause(self) -> None:
+        """Nobody listens: sound waits here."""
+        self._is_open = False
+
+    def resume(self) -> None:
+        """Somebody listens again."""
+        self._is_open = True
+        for playing in self._playing.values():
+            playing.schedule.resume(self._now())
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Send what is due, for ever."""
+        while True:
+            self._changed.clear()
+            delay = self._advance()
+            try:
+                async with asyncio.timeout(delay):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _advance(self) -> float | None:
+        """Let out whatever is due; seconds until there is more to do, None if nothing waits for the clock."""
+        delays = [self._send_due(), self._report()]
+        return min((delay for delay in delays if delay is not None), default=None)
+
+    def _send_due(self) -> float | None:
+        while self._queue:
+            self._tell_up_to_sound()
+            if not self._queue or not self._is_open:
+                return None
+            piece = self._queue[0]
+            assert isinstance(piece, Piece)
+            playing, now = self._playing[piece.reply], self._now()
+            due = playing.schedule.due(now) if len(piece.samples) else now
+            if due > now:
+                self._has_waited = True
+                return due - now
+            self._send(piece, playing, now)
+        return None
+
+    def _send(self, piece: Piece, playing: Playing, now: float) -> None:
+        samples, rest = piece.samples[: self._piece], piece.samples[self._piece :]
+        if len(rest):
+            self._queue[0] = Piece(piece.reply, piece.item, rest, piece.is_end)
+        else:
+            self._queue.popleft()
+        if len(samples):
+            playing.schedule.send(now, len(samples) / self._rate, self._has_waited)
+        self._has_waited = False
+        self._listener.sound(
+            Piece(piece.reply, piece.item, playing.volume.apply(samples), piece.is_end and not len(rest))
+        )
+
+    def _report(self) -> float | None:
+        """Tell what was heard since the last time, and forget replies that are over."""
+        for reply, playing in list(self._playing.items()):
+            milliseconds = self.heard_ms(reply)
+            if milliseconds != playing.reported_ms:
+                playing.reported_ms = milliseconds
+                self._listener.heard(reply, milliseconds)
+            if playing.is_whole and playing.schedule.heard(self._now()) >= playing.schedule.sent:
+                del self._playing[reply]
+                self._listener.finished(reply, playing.schedule)
+        return REPORT_SECONDS if self._playing else None
+
+    def _tell_up_to_sound(self) -> None:
+        while self._queue:
+            entry = self._queue[0]
+            if isinstance(entry, Piece):
+                return
+            self._queue.popleft()
+            entry()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

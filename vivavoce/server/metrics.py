@@ -1,0 +1,143 @@
+"""Figures for Prometheus: sessions, latencies, missed deadlines, underruns, the event loop's lag, the host's own."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from vivavoce.errors import MissingDependencyError
+from vivavoce.server.host import Host
+from vivavoce.server.pacing import Schedule
+
+LATENCY_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
+LAG_SECONDS = 0.1
+ARRIVALS = 2048  # pieces of sound whose time of arrival is remembered
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self, host: Host) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError as error:
+            raise MissingDependencyError("serving needs prometheus-client: pip install 'vivavoce[server]'") from error
+        self.registry = prometheus.CollectorRegistry()
+        common: Any = {"registry": self.registry, "namespace": "viva"}
+        self.sessions = prometheus.Gauge("sessions", "Sessions that are open.", **common)
+        self.detached = prometheus.Gauge("sessions_detached", "Sessions that wait for their client.", **common)
+        self.opened = prometheus.Counter("sessions_opened", "Sessions opened.", ["transport"], **common)
+        self.refused = prometheus.Counter("sessions_refused", "Sessions refused.", ["reason"], **common)
+        self.resumed = prometheus.Counter("sessions_resumed", "Clients that came back.", **common)
+        self.dropped = prometheus.Counter("connections_dropped", "Connections cut by us.", ["reason"], **common)
+        self.replies = prometheus.Counter("replies", "Replies told to their end.", ["reason"], **common)
+        self.errors = prometheus.Counter("errors", "Error events sent.", ["code"], **common)
+        self.ttfa = prometheus.Histogram(
+            "ttfa_seconds",
+            "From the end of a turn, or the request, to the first sound sent.",
+            buckets=LATENCY_BUCKETS,
+            **common,
+        )
+        self.v2v = prometheus.Histogram(
+            "v2v_seconds",
+            "From the arrival of a turn's last sample to the first sound sent.",
+            buckets=LATENCY_BUCKETS,
+            **common,
+        )
+        self.sound = prometheus.Counter("sound_sent_seconds", "Sound of replies sent.", **common)
+        self.missed = prometheus.Counter("deadlines_missed", "Pieces of sound sent late.", **common)
+        self.underruns = prometheus.Counter("underruns", "Times a listener ran dry within a reply.", **common)
+        self.lag = prometheus.Histogram(
+            "event_loop_lag_seconds",
+            "Lateness of a timer.",
+            buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5),
+            **common,
+        )
+        self.registry.register(_HostGauges(host))
+
+    def sound_sent(self, schedule: Schedule) -> None:
+        """All sound of a reply went out."""
+        self.sound.inc(schedule.sent)
+        self.missed.inc(schedule.missed)
+        self.underruns.inc(schedule.underruns)
+
+    def replied(self, reason: str) -> None:
+        """A reply was told to its end."""
+        self.replies.labels(reason).inc()
+
+    async def watch_loop(self) -> None:
+        """Measure, for ever, how late the event loop is."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self.lag.observe(max(loop.time() - due, 0.0))
+
+    def page(self) -> tuple[bytes, str]:
+        """The figures as Prometheus reads them, and their content type."""
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _HostGauges:
+    """What the host says of itself, asked when the page is read."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def collect(self) -> Iterable[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        for name, value in self._host.gauges().items():
+            yield GaugeMetricFamily(f"viva_{name}", "Told by the models' host.", value)
+
+
+class TurnClock:
+    """How long one session's user waits for an answer."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._arrivals: deque[tuple[float, float]] = deque(maxlen=ARRIVALS)  # milliseconds heard, and when
+        self._heard_ms = 0.0
+        self._ended: float | None = None
+        self._last_voice: float | None = None
+        self.last_ttfa: float | None = None
+
+    @property
+    def heard_ms(self) -> float:
+        """Milliseconds of sound that came in."""
+        return self._heard_ms
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How long the user has been waiting for an answer."""
+        return 0.0 if self._ended is None else self._now() - self._ended
+
+    def heard(self, seconds: float) -> None:
+        """Sound came in."""
+        self._heard_ms += seconds * 1000
+        self._arrivals.append((self._heard_ms, self._now()))
+
+    def turn_ended(self, last_voice_ms: int) -> None:
+        """The user's turn is over; its last voiced sample was so far into the sound."""
+        self._ended = self._now()
+        arrived = [at for heard_ms, at in self._arrivals if heard_ms >= last_voice_ms]
+        self._last_voice = arrived[0] if arrived else self._ended
+
+    def asked(self) -> None:
+        """The client asked for a reply."""
+        self._ended, self._last_voice = self._now(), None
+
+    def sounded(self) -> None:
+        """The first sound of a reply goes out."""
+        if self._ended is not None:
+            self.last_ttfa = self._now() - self._ended
+            self._metrics.ttfa.observe(self.last_ttfa)
+        if self._last_voice is not None:
+            self._metrics.v2v.observe(self._now() - self._last_voice)
+        self._ended = self._last_voice = None
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,67 @@
+"""What the one who runs the server may choose."""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from vivavoce.errors import InputError
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Loopback, no key and moderate limits unless told otherwise."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    """Browser origins besides our own page and loopback; "*" admits all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names this server is called by besides its address and loopback; "*" admits all."""
+    browser_key_seconds: float = 600.0
+
+    most_sessions: int = 64
+    opens_per_minute: float = 120.0
+    """Sessions one client address may open in a minute."""
+    most_event_bytes: int = 15 * MEBIBYTE
+    most_pending_bytes: int = 16 * MEBIBYTE
+    """Sound waiting for a commit, and events waiting for a reader."""
+    most_upload_bytes: int = 64 * MEBIBYTE
+    idle_seconds: float = 300.0
+    session_seconds: float | None = None
+    resume_seconds: float = 30.0
+    stall_seconds: float = 15.0
+    """How long a client may leave its socket unread."""
+    events_per_second: float = 500.0
+    sound_per_second: float = 20.0
+    """Seconds of sound taken in a second, after a burst of a few minutes; the rest waits in the socket."""
+
+    lead_ms: int = 300
+    """How far ahead of the listener sound is sent, after the first piece at once."""
+    piece_ms: int = 100
+    call_lead_ms: int = 60
+    """The same for WebRTC, whose own clock paces the packets."""
+    call_piece_ms: int = 20
+    ice_servers: tuple[str, ...] = ()
+    log_content: bool = False
+    """Only for finding faults: the events, without their sound, go to the log."""
+
+    def check(self) -> None:
+        """Raise InputError for what must not be served."""
+        if not self.api_keys and not is_loopback(self.host):
+            raise InputError(
+                f"binding to {self.host} lets other machines in without a key; give --api-key, or bind 127.0.0.1"
+            )
+        if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
+            raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

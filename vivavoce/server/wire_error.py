@@ -1,0 +1,25 @@
+"""What a client did wrong, as the protocol says it."""
+
+from typing import Any
+
+from vivavoce.errors import VivaError
+
+
+class WireError(VivaError):
+    """Becomes an `error` event on a socket and an error body over HTTP; the session goes on."""
+
+    def __init__(
+        self,
+        message: str,
+        code: str = "invalid_value",
+        param: str | None = None,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+    ) -> None:
+        super().__init__(message)
+        self.code, self.param, self.status, self.kind = code, param, status, kind
+
+    def as_error(self, event_id: str | None = None) -> dict[str, Any]:
+        """The protocol's error object."""
+        fields = {"type": self.kind, "code": self.code, "message": str(self), "param": self.param}
+        return fields if event_id is None else fields | {"event_id": event_id}
