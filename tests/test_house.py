@@ -28,9 +28,13 @@ MAY_IMPORT = {
     "models": {"errors", "device", "audio", "nn", "models"},
     "engine": {"errors", "device", "nn", "engine", "models.interface"},
     "dialogue": {"errors", "device", "audio", "engine", "models.interface", "dialogue"},
-    "server": {"errors", "dialogue", "server"},
+    "pipelines": {"errors", "device", "audio", "nn", "models", "engine", "dialogue", "pipelines"},
+    "server": {"errors", "audio", "dialogue", "server"},
     "hub": {"errors"},
     "codecs": {"errors", "audio", "models"},
+    "speech": {"errors", "device", "hub", "audio", "nn", "models", "engine", "dialogue", "speech"},
+    "transcribe": {"errors", "device", "hub", "audio", "models"},
+    "transcribe_many": {"errors", "device", "hub", "audio", "models", "engine", "transcribe"},
 }
 FRONT_AND_TOOLS = {"__init__", "cli", "doctor", "demo", "bench", "quant", "export", "train", "minis"}
 BARE = {"errors", "device", "nn", "models", "engine"}

@@ -1,0 +1,160 @@
+"""A server that is a script, and a clock that jumps: a call of a minute takes a second, and every time is exact."""
+
+import asyncio
+import base64
+import itertools
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vivavoce.audio.pcm import float_to_pcm16, pcm16_to_float
+from vivavoce.bench.turn_questions import Material, Question
+from vivavoce.bench.turn_sounds import RATE, mm_hm, talk
+
+LOUD = 0.02
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """Where nothing is left to do but wait, the wait is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jumped = 0.0
+        real = self._selector.select
+
+        def select(timeout=None):
+            assert timeout is not None, "nothing will ever happen again"
+            events = real(0)
+            if not events:
+                self._jumped += timeout
+            return events
+
+        self._selector.select = select
+
+    def time(self) -> float:
+        return self._jumped
+
+
+def played(coroutine):
+    """What a coroutine gives, in time that jumps."""
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        return runner.run(coroutine)
+
+
+def material(count: int = 4) -> Material:
+    """Questions in made-up voices, each with its own length."""
+    questions = tuple(Question(f"question {n}", talk(1.0 + 0.1 * n, seed=n), f"voice {n % 2}") for n in range(count))
+    return Material(questions, tuple(mm_hm(seed) for seed in range(3)), "made-up")
+
+
+@dataclass
+class Behaviour:
+    """What the scripted server does; seconds."""
+
+    silence: float = 0.2
+    thinking: float = 0.15
+    reply: float = 3.0
+    stops_after: float | None = 0.06
+    """Of loud sound over a reply; None: it never yields."""
+    piece: float = 0.1
+    ahead: float = 0.3
+    gap: float = 0.0
+    """By which every tenth piece is late."""
+    lead_in: float = 0.0
+    """Silence at the beginning of a reply."""
+    stops_by_itself: float | None = None
+    transcripts: bool = True
+    answers: str = "own"
+
+
+class ScriptedServer:
+    """One session, as a wire in memory: turns by loudness, replies of syllables."""
+
+    ids = itertools.count(1)
+
+    def __init__(self, behaviour: Behaviour, number: int = 0) -> None:
+        self.behaviour, self.number = behaviour, number
+        self.received: list[dict] = []
+        self._out: asyncio.Queue[dict] = asyncio.Queue()
+        self._loud = self._quiet = 0.0
+        self._speaking = False
+        self._turns = 0
+        self._reply: asyncio.Task | None = None
+        self._sounds_until = 0.0
+        self._now = asyncio.get_running_loop().time
+        self._tell("session.created", session={})
+
+    async def receive(self) -> dict:
+        return await self._out.get()
+
+    async def send(self, event: dict) -> None:
+        self.received.append(event)
+        if event["type"] == "session.update":
+            self._tell("session.updated", session=event["session"])
+        elif event["type"] == "input_audio_buffer.append":
+            self._hear(pcm16_to_float(base64.b64decode(event["audio"])))
+        elif event["type"] == "response.cancel":
+            self._stop("client_cancelled")
+
+    def _hear(self, samples: np.ndarray) -> None:
+        seconds = len(samples) / RATE
+        is_loud = np.abs(samples).max() > LOUD
+        self._loud = self._loud + seconds if is_loud else 0.0
+        self._quiet = 0.0 if is_loud else self._quiet + seconds
+        is_heard = self._now() < self._sounds_until
+        needed = self.behaviour.stops_after if is_heard else 0.0
+        if is_loud and not self._speaking and needed is not None and self._loud >= needed:
+            self._speaking = True
+            self._tell("input_audio_buffer.speech_started", audio_start_ms=0, item_id="item")
+            self._stop("turn_detected")
+        elif self._speaking and self._quiet >= self.behaviour.silence - 1e-6:
+            self._speaking = False
+            self._turns += 1
+            self._tell("input_audio_buffer.committed", item_id="item")
+            self._reply = asyncio.create_task(self._say(self._turns))
+
+    def _stop(self, reason: str) -> None:
+        self._sounds_until = 0.0
+        if self._reply is not None and not self._reply.done():
+            self._reply.cancel()
+            details = {"type": "cancelled", "reason": reason}
+            self._tell("response.done", response={"id": self._id, "status": "cancelled", "status_details": details})
+
+    async def _say(self, turn: int) -> None:
+        does = self.behaviour
+        await asyncio.sleep(does.thinking)
+        self._id = f"resp_{next(self.ids)}"
+        self._tell("response.created", response={"id": self._id})
+        seed = {"own": 100 * self.number + turn % 2, "same": 7}[does.answers]
+        if does.transcripts:
+            self._tell("response.output_audio_transcript.delta", response_id=self._id, delta=f"answer {seed} is {seed}")
+        sound = np.concatenate([np.zeros(round(does.lead_in * RATE), np.float32), talk(does.reply, seed)])
+        step, began = round(does.piece * RATE), self._now()
+        self._sounds_until = began + len(sound) / RATE
+        for index, begin in enumerate(range(0, len(sound), step)):
+            late = does.gap if index % 10 == 9 else 0.0
+            await asyncio.sleep(max(0.0, began + begin / RATE - does.ahead + late - self._now()))
+            if does.stops_by_itself is not None and begin / RATE >= does.stops_by_itself:
+                self._tell("input_audio_buffer.speech_started", audio_start_ms=0, item_id="item")
+                self._stop("turn_detected")
+            pcm = base64.b64encode(float_to_pcm16(sound[begin : begin + step]).tobytes()).decode()
+            self._tell("response.output_audio.delta", response_id=self._id, item_id=f"i{self._id}", delta=pcm)
+        self._tell("response.output_audio.done", response_id=self._id)
+        self._tell("response.done", response={"id": self._id, "status": "completed"})
+
+    def _tell(self, type: str, **fields) -> None:
+        self._out.put_nowait({"type": type, **fields})
+
+
+@dataclass
+class Servers:
+    """Opens a scripted server for every call, and keeps them."""
+
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    opened: list[ScriptedServer] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def __call__(self):
+        self.opened.append(ScriptedServer(self.behaviour, len(self.opened)))
+        yield self.opened[-1]

@@ -1,0 +1,131 @@
+"""A CPU alone says what the engine says, and neither leaves anything behind."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
+from vivavoce.device import pick
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import GREEDY, Generation, Sampling, gumbel_noise
+from vivavoce.errors import CapacityError
+from vivavoce.models.moss_tts_nano import MossTTSNano
+from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
+from vivavoce.nn.int8_linear import int8_is_fast_here, to_int8
+from vivavoce.speech.cpu_decoder import CpuDecoder
+from vivavoce.speech.cpu_draw import SequenceDraw
+from vivavoce.speech.mouth import CpuMouth, EngineMouth, before_text
+
+REFERENCE = tuple(tuple((7 * frame + 3 * book) % 24 for book in range(5)) for frame in range(6))
+PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "greedy with a penalty": Sampling(0.0, repetition_penalty=1.5),
+    "published": Sampling(0.8, 25, 0.95, 1.2),
+    "narrow": Sampling(1.3, 3, 0.7),
+    "without limits": Sampling(1.0, 0, 1.0),
+    "wide": Sampling(1.5, 100, 0.99, 1.1),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> MossTTSNano:
+    return tiny_nano(dtype=torch.float32)
+
+
+def said(mouth: CpuMouth | EngineMouth, generation: Generation, reference=REFERENCE) -> list[tuple[int, ...]]:
+    return list(mouth.frames(reference, "Good evening.", generation))
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("reference", [REFERENCE, ()], ids=["cloned", "own"])
+def test_alone_and_in_the_engine_the_same_is_said(model, name, reference):
+    for seed in (0, 1, 2**40 + 5):
+        generation = Generation(SAMPLINGS[name], 24, min_new_rows=10, seed=seed, penalise_prompt=False)
+        alone = said(CpuMouth(model, PROMPT), generation, reference)
+        assert len(alone) >= 9
+        assert alone == said(EngineMouth(model, PROMPT, pick("cpu")), generation, reference)
+
+
+def test_fewer_codebooks_are_said_alike():
+    model = tiny_nano(dtype=torch.float32, codebooks=3)
+    generation = Generation(SAMPLINGS["published"], 12, 12, penalise_prompt=False)
+    alone = said(CpuMouth(model, PROMPT), generation)
+    assert {len(frame) for frame in alone} == {3}
+    assert alone == said(EngineMouth(model, PROMPT, pick("cpu")), generation)
+
+
+def test_a_voice_read_ahead_is_the_whole_prompt(model):
+    generation = Generation(GREEDY, 16, 16)
+    engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
+    rows = PROMPT.clone("Good evening.", REFERENCE)
+    expected = model.spoken_frames(engine.complete(engine.open(rows), generation))
+    assert before_text(PROMPT, REFERENCE) + PROMPT.speech("Good evening.") == rows
+    assert said(CpuMouth(model, PROMPT), generation) == expected
+
+
+def test_a_past_is_a_value(model):
+    decoder = CpuDecoder(model)
+    past = decoder.read(before_text(PROMPT, REFERENCE))
+    before = past.keys_values.clone()
+    generation = Generation(SAMPLINGS["published"], 8, 8, penalise_prompt=False)
+    first = list(decoder.speak(past, PROMPT.speech("Yes."), generation))
+    list(decoder.speak(past, PROMPT.speech("No, thank you."), generation))
+    assert list(decoder.speak(past, PROMPT.speech("Yes."), generation)) == first
+    assert torch.equal(past.keys_values, before)
+
+
+def test_two_sequences_of_one_decoder_do_not_meet(model):
+    mouth, generation = CpuMouth(model, PROMPT), Generation(GREEDY, 8, 9)
+    alone = {text: list(mouth.frames(REFERENCE, text, generation)) for text in ("Yes.", "No.")}
+    streams = {text: mouth.frames(REFERENCE, text, generation) for text in alone}
+    mixed = list(zip(*streams.values(), strict=True))
+    assert [list(frames) for frames in zip(*mixed, strict=True)] == list(alone.values())
+
+
+def test_noise_is_the_engine_s():
+    seed, position, channels = 2**45 + 12345, 777, 6
+    draw = SequenceDraw(Generation(Sampling(), seed=seed), channels, 24)
+    draw.start_row(position)
+    ids = np.arange(24)
+    for channel in range(channels):
+        expected = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), channel, torch.from_numpy(ids)[None])
+        np.testing.assert_allclose(draw._noise(channel, ids), expected[0].float().numpy(), rtol=1e-6)
+
+
+def test_leaving_off_leaves_nothing_in_the_engine(model):
+    mouth = EngineMouth(model, PROMPT, pick("cpu"))
+    generation = Generation(GREEDY, 20, 20)
+    said(mouth, generation)
+    before = set(mouth.engine.scheduler.sequences)
+    frames = mouth.frames(REFERENCE, "Good evening.", generation)
+    next(frames)
+    assert set(mouth.engine.scheduler.sequences) != before
+    frames.close()
+    assert set(mouth.engine.scheduler.sequences) == before and len(before) == 1
+
+
+def test_voices_used_long_ago_are_forgotten(model):
+    mouth, generation = EngineMouth(model, PROMPT, pick("cpu")), Generation(GREEDY, 2, 2)
+    for code in range(12):
+        said(mouth, generation, (((code,) * 5),) * 3)
+    assert len(mouth.engine.scheduler.sequences) == 8
+
+
+def test_a_text_beyond_the_model_s_reach_is_refused():
+    small = MossTTSNano.random(dataclasses.replace(CONFIG, max_positions=160))
+    with pytest.raises(CapacityError, match="more than the 160"):
+        said(CpuMouth(small, PROMPT), Generation(GREEDY, 100))
+
+
+@pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
+def test_rounded_weights_say_nearly_the_same():
+    config = dataclasses.replace(CONFIG, hidden_size=128, intermediate_size=256, num_heads=4)
+    plain, rounded = (MossTTSNano.random(config, deviation=0.1) for _ in range(2))
+    to_int8(rounded)
+    rows = before_text(PROMPT, REFERENCE)
+    expected, found = (CpuDecoder(each).read(rows).keys_values for each in (plain, rounded))
+    assert (found - expected).norm() / expected.norm() < 0.03
+    assert len(list(CpuMouth(rounded, PROMPT).frames(REFERENCE, "Yes.", Generation(GREEDY, 6, 7)))) == 6

@@ -1,0 +1,105 @@
+"""English numbers as words: for models that have learned to spell but not to count."""
+
+import re
+
+ONES = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+GROUPS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (1000, "thousand"))
+ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
+ORDINALS |= {"twelve": "twelfth"}
+MONEY = {"$": ("dollar", "cent"), "£": ("pound", "penny"), "€": ("euro", "cent")}
+SIGNS = {"%": " percent", "&": " and ", "+": " plus ", "=": " equals ", "@": " at ", "°": " degrees ", "§": " section "}
+LARGEST = 10**15  # beyond it, digit by digit
+
+TIME = re.compile(r"\b([01]?\d|2[0-3]):([0-5]\d)\b(?:\s?([ap])\.?m\b\.?)?", re.IGNORECASE)
+PRICE = re.compile(r"([$£€])\s?(\d[\d,]*)(?:\.(\d\d))?(?!\d)|(?<![\d.])(\d[\d,]*)(?:\.(\d\d))?\s?([€£])")
+ORDINAL = re.compile(r"\b(\d[\d,]*)(?:st|nd|rd|th)\b", re.IGNORECASE)
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?|\d+")
+
+
+def numbers_as_words(text: str) -> str:
+    """A text without digits: "7:30" is "seven thirty", "$12" "twelve dollars", "3rd" "third"."""
+    text = TIME.sub(_time, text)
+    text = PRICE.sub(_price, text)
+    text = ORDINAL.sub(lambda found: f" {ordinal(_whole(found[1]))} ", text)
+    text = NUMBER.sub(lambda found: f" {_number(found[0])} ", text)
+    for sign, word in SIGNS.items():
+        text = text.replace(sign, word)
+    return re.sub(r"\s+([,.;:!?'])", r"\1", " ".join(text.split()))
+
+
+def cardinal(number: int) -> str:
+    """A whole number in words."""
+    if number < 0:
+        return f"minus {cardinal(-number)}"
+    if number >= LARGEST:
+        return " ".join(ONES[int(digit)] for digit in str(number))
+    for size, name in GROUPS:
+        if number >= size:
+            return _joined(f"{cardinal(number // size)} {name}", number % size)
+    if number >= 100:
+        return _joined(f"{ONES[number // 100]} hundred", number % 100)
+    if number >= 20:
+        return _joined(TENS[number // 10], number % 10)
+    return ONES[number]
+
+
+def ordinal(number: int) -> str:
+    """First, second, third."""
+    *before, last = cardinal(number).split(" ")
+    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
+    return " ".join([*before, ORDINALS.get(last, regular)])
+
+
+def _joined(head: str, rest: int) -> str:
+    return f"{head} {cardinal(rest)}" if rest else head
+
+
+def _whole(digits: str) -> int:
+    return int(digits.replace(",", ""))
+
+
+def _number(written: str) -> str:
+    digits = written.rstrip(",")
+    after = "," * (len(written) - len(digits))
+    whole, point, rest = digits.partition(".")
+    value = _whole(whole)
+    words = f"minus {cardinal(-value)}" if whole.startswith("-") else cardinal(value)
+    if whole.isdecimal() and len(whole) == 4 and 1100 <= value < 2000 and not point:
+        words = _year(value)
+    if point:
+        words += " point " + " ".join(ONES[int(digit)] for digit in rest)
+    return words + after
+
+
+def _year(value: int) -> str:
+    """A number of four digits as years are read."""
+    rest = value % 100
+    tail = "hundred" if rest == 0 else f"oh {ONES[rest]}" if rest < 10 else cardinal(rest)
+    return f"{cardinal(value // 100)} {tail}"
+
+
+def _time(found: re.Match[str]) -> str:
+    hour, minute = int(found[1]), int(found[2])
+    half = f" {found[3].lower()} m" if found[3] else ""
+    if minute == 0:
+        full = " o'clock" if 1 <= hour <= 12 else " hundred"
+        return f"{cardinal(hour)}{half or full}"
+    return f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}{half}"
+
+
+def _price(found: re.Match[str]) -> str:
+    sign, whole, cents = (found[1], found[2], found[3]) if found[1] else (found[6], found[4], found[5])
+    coin, small = MONEY[sign]
+    value = _whole(whole.rstrip(","))
+    words = f"{cardinal(value)} {coin}{'' if value == 1 else 's'}"
+    if cents and int(cents):
+        words += f" and {cardinal(int(cents))} {_plural(small, int(cents))}"
+    return words + ("," if whole.endswith(",") else "")
+
+
+def _plural(coin: str, count: int) -> str:
+    return coin if count == 1 else "pence" if coin == "penny" else coin + "s"

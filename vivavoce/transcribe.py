@@ -1,0 +1,96 @@
+"""What somebody says in a sound, written down: `transcribe("meeting.m4a")`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.audio.files import Source, read
+from vivavoce.audio.sound import Sound
+from vivavoce.device import pick, resolve_dtype
+from vivavoce.errors import InputError
+from vivavoce.hub import resolve
+from vivavoce.models.whisper_tokens import Task
+from vivavoce.models.whisper_transcriber import Padding, Segment, WhisperTranscriber, Wish
+
+RATE = 16_000
+DEFAULT_MODEL = "mini-asr"
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The text of a sound, its segments in order, and the language it is in."""
+
+    text: str
+    segments: tuple[Segment, ...]
+    language: str
+    seconds: float
+
+
+def transcribe(
+    sound: Sound | Source | NDArray[np.floating],
+    model: str | Path | WhisperTranscriber = DEFAULT_MODEL,
+    language: str | None = None,
+    *,
+    task: Task = "transcribe",
+    prompt: str | None = None,
+    prefix: str | None = None,
+    hotwords: Sequence[str] = (),
+    word_times: bool = False,
+    timestamps: bool | None = None,
+    follow_earlier: bool = True,
+    padding: Padding = "full",
+    temperatures: Sequence[float] | None = None,
+    longest_silence: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "auto",
+    on_segment: Callable[[Segment], None] | None = None,
+) -> Transcript:
+    """The transcript of a file, its bytes, a `Sound`, or samples at 16 kHz, by a Whisper or Breeze-ASR-25.
+
+    Without a `language` the model listens first. `on_segment` gets each segment as soon as it is sure.
+    """
+    listener = model if isinstance(model, WhisperTranscriber) else load_transcriber(model, device, dtype)
+    samples, seconds = _samples(sound)
+    known = language or listener.own_language(samples)
+    wish = Wish(
+        known, task, prompt, prefix, tuple(hotwords), word_times or longest_silence is not None, timestamps,
+        follow_earlier, padding, None if temperatures is None else tuple(temperatures), longest_silence, seed,
+    )  # fmt: skip
+    segments = []
+    for segment in listener.segments(samples, wish):
+        segments.append(segment)
+        if on_segment is not None:
+            on_segment(segment)
+    text = "".join(segment.text for segment in segments).strip()
+    return Transcript(text, tuple(segments), known, seconds)
+
+
+def load_transcriber(model: str | Path, device: str = "auto", dtype: str = "auto") -> WhisperTranscriber:
+    """A model by bundled name, folder, OpenAI's file, or hub id; the last few stay loaded."""
+    return _loaded(str(model), device, dtype)
+
+
+@lru_cache(maxsize=2)
+def _loaded(model: str, device: str, dtype: str) -> WhisperTranscriber:
+    path = Path(model).expanduser()
+    source = path if path.is_file() else resolve(model)
+    picked = pick(device)
+    return WhisperTranscriber.load(source, picked.torch_device, resolve_dtype(dtype, picked))
+
+
+def _samples(sound: Sound | Source | NDArray[np.floating]) -> tuple[torch.Tensor, float]:
+    """Mono samples at the rate models hear, and how long the sound lasts."""
+    if isinstance(sound, np.ndarray):
+        sound = Sound(sound, RATE)
+    if not isinstance(sound, Sound):
+        sound = read(sound, rate=RATE)
+    if sound.samples.shape[1] == 0:
+        raise InputError("the sound is empty: there is nothing to transcribe")
+    heard = sound.mono().resampled(RATE)
+    return torch.from_numpy(heard.samples[0].copy()), sound.seconds
