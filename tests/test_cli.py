@@ -21,11 +21,15 @@ from vivavoce.doctor import EXTRAS
 COMMANDS = [
     ["doctor"],
     ["demo"],
+    ["serve"],
     ["models"],
     ["models", "list"],
     ["models", "fetch"],
     ["models", "check"],
     ["bench", "lm"],
+    ["bench", "answer"],
+    ["bench", "turn"],
+    ["train", "ear"],
 ]
 
 
@@ -190,7 +194,10 @@ def test_models_fetch_takes_what_is_cached(empty_cache, model):
 def test_demo_runs_and_its_json_stands_alone():
     done = invoke("demo", "--device", "cpu", "--json")
     assert done.exit_code == 0, done.exception
-    assert isinstance(json.loads(done.stdout), dict)
+    told = json.loads(done.stdout)
+    assert told["said"] == told["expected"]["said"]
+    assert "breakfast" in told["heard"].lower()
+    assert told["seconds_of_speech"] > 1.0
 
 
 def test_bench_lm_runs_small_and_writes_what_it_prints(tmp_path):

@@ -1,218 +1,256 @@
-"""`viva demo`: conversations on an untrained miniature, from sound to sound, offline.
+"""`viva demo`: a spoken question to the bundled miniature, answered in speech, offline, in real time.
 
-Three callers speak at once. Their sound is heard 80 ms at a time and prefilled while they still talk; the first one
-pauses, a reply is started on a fork and dropped because they go on; the second interrupts, and the history is cut to
-what was heard. Replies are decoded chunk by chunk as they are made. The weights are random, so what is said is noise;
-every part it goes through is the real one.
+The question is played to a live conversation as a microphone would bring it: voice activity, ear and prefill run while
+it is still being asked, the reply is begun at its likely end and let out when the end is certain.
 """
 
 import asyncio
-import tempfile
+import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vivavoce import hub
-from vivavoce.audio.buzz import buzz
+from vivavoce.audio.files import read, write
 from vivavoce.audio.sound import Sound
-from vivavoce.device import Device, pick
-from vivavoce.dialogue.chunking import Grain, LeadPolicy, next_chunk
+from vivavoce.dialogue.interface import (
+    ConversationSettings,
+    Event,
+    InputTranscript,
+    ReplyAudio,
+    ReplyDone,
+    ReplyText,
+    Samples,
+    SpeechStopped,
+    TurnSettings,
+)
 from vivavoce.dialogue.player import SimulatedPlayer
-from vivavoce.engine.engine import Engine, EngineLimits
-from vivavoce.engine.sampling import Generation, Sampling
-from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.streaming import Reply, StreamingEngine
-from vivavoce.minis.untrained import untrained_codec, write_untrained
-from vivavoce.models.flow_state import FlowVoice
-from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCodec
-from vivavoce.models.moss_speech_prompt import MossSpeechPrompt, Turn
-from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.engine.sampling import Generation
+from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
+from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
+from vivavoce.pipelines.loading import load_moss_speech
+from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 
-FRAME_SAMPLES = 1280  # 80 ms at 16 kHz
-REPLY_FRAMES = 25
-HEARD_FRAMES = 8
-
-
-def run(device: str = "auto", seed: int = 0, out: Path | None = None) -> dict[str, Any]:
-    """Hold the conversations, print what happens, and return it; with `out`, write each reply there as a WAV."""
-    place = pick(device)
-    with tempfile.TemporaryDirectory() as folder:
-        write_untrained(Path(folder), seed)
-        found = hub.resolve(folder)
-        shards = len(list(found.glob("*.safetensors")))
-        model = MossSpeech.load(found, place.torch_device, place.dtype)
-        prompt = MossSpeechPrompt(model.config, TextTokenizer.load(found))
-    codec = untrained_codec(place.torch_device, seed)
-    _say(f"MOSS-Speech in miniature, untrained: {shards} shards loaded on {place.name} ({place.dtype})")
-    result = asyncio.run(_converse(model, codec, prompt, place, seed))
-    replies = result.pop("replies")
-    if out is not None:
-        _write(replies, out)
-    _say(
-        f"{result['seconds_of_speech']:.1f} s of (meaningless) speech for {len(result['callers'])} callers in "
-        f"{result['seconds']:.2f} s; {result['pages_held']} cache pages still held"
-    )
-    return result | {"device": place.name, "shards": shards}
-
-
-async def _converse(
-    model: MossSpeech, codec: MossSpeechCodec, prompt: MossSpeechPrompt, place: Device, seed: int
-) -> dict[str, Any]:
-    core = Engine(model, place, place.dtype, EngineLimits(cache_rows=4096))
-    core.runner.warm_up()
-    voice = codec.voice(buzz(1.6, EAR_RATE, seed), torch.ones(codec.flow.config.speaker_dim))
-    begun = time.perf_counter()
-    async with StreamingEngine(core) as engine:
-        callers = [Caller(f"caller {n}", engine, model, codec, prompt, voice, seed + n) for n in (1, 2, 3)]
-        await asyncio.gather(callers[0].goes_on_after_a_pause(), callers[1].interrupts(), callers[2].listens())
-    seconds = time.perf_counter() - begun
-    return {
-        "callers": [caller.report for caller in callers],
-        "replies": {caller.name: caller.spoken for caller in callers},
-        "seconds_of_speech": sum(caller.report["seconds_of_speech"] for caller in callers),
-        "seconds": seconds,
-        "pages_held": core.scheduler.pool.size - core.scheduler.pool.free,
-    }
+QUESTIONS = hub.BUNDLED / "questions"
+DEFAULT_QUESTION = "15-breakfast.opus"
+PACKET_SECONDS = 0.02
+LONGEST_WAIT = 20.0  # seconds after the question
+QUIET = 10 ** (-40 / 20)  # of the loudest sample: below it there is no voice
+TURN_SILENCE_MS = 200
 
 
 @dataclass
-class Caller:
-    """One conversation: an ear, a sequence, a voice."""
+class Heard:
+    """What one conversation told, with the time of each event on the clock of the microphone."""
 
-    name: str
-    engine: StreamingEngine
-    model: MossSpeech
-    codec: MossSpeechCodec
-    prompt: MossSpeechPrompt
-    voice: FlowVoice
-    seed: int
-    spoken: list[torch.Tensor] = field(default_factory=list)
-    report: dict[str, Any] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
+    heard: str = ""
+    said: str = ""
+    pieces: list[Samples] = field(default_factory=list)
+    player: SimulatedPlayer = field(default_factory=SimulatedPlayer)
+    reason: str | None = None
 
-    async def goes_on_after_a_pause(self) -> None:
-        """A reply begun too soon is dropped."""
-        sequence = await self._greeted()
-        await self._hear(sequence, 1.6)
-        fork = await self.engine.fork(sequence)
-        await self.engine.append(fork, self._turn_end())
-        async with await self.engine.generate(fork, self._settings()) as held:
-            await anext(held)
-        await self.engine.close(fork)
-        _say(f"{self.name} pauses: a reply is begun on a fork and held … they go on: it is dropped without a trace")
-        await self._hear(sequence, 0.8)
-        await self._answered(sequence)
+    @property
+    def sound(self) -> Sound:
+        """The whole reply."""
+        return Sound(np.concatenate(self.pieces) if self.pieces else np.zeros(1, np.float32), VOICE_RATE)
 
-    async def interrupts(self) -> None:
-        """What nobody heard is forgotten."""
-        sequence = await self._greeted()
-        await self._hear(sequence, 2.4)
-        await self.engine.append(sequence, self._turn_end())
-        asked, heard = len(sequence), 0
-        async with await self.engine.generate(sequence, self._settings()) as reply:
-            async for _ in reply:
-                heard += 1
-                if heard == HEARD_FRAMES:
-                    break
-        dropped = len(sequence) - asked - heard
-        await self.engine.rewind(sequence, asked + heard)
-        _say(f"{self.name} interrupts after {heard} frames: the reply stops, {dropped} unheard frames are forgotten")
-        ended = [*self.prompt.close_speech(), *self.prompt.close_turn()]
-        await self.engine.append(sequence, ended + self.prompt.open_turn("user") + self.prompt.open_speech())
-        await self._hear(sequence, 0.8)
-        await self._answered(sequence)
+    def take(self, event: Event, now: float) -> None:
+        """Note an event."""
+        match event:
+            case SpeechStopped():
+                self.times["turn_end"] = now
+            case InputTranscript(text=text, is_final=True):
+                self.heard = text
+            case ReplyText(delta=delta):
+                self.said += delta
+            case ReplyAudio(samples=samples) if len(samples):
+                self.times.setdefault("first_sound", now)
+                if "first_voice" not in self.times and np.abs(samples).max() > 0.01:
+                    begins = int(np.argmax(np.abs(samples) > 0.01))
+                    self.times["first_voice"] = now + begins / VOICE_RATE
+                self.pieces.append(samples)
+                self.player.feed(now, len(samples) / VOICE_RATE)
+            case ReplyDone(reason=reason):
+                self.reason = reason
 
-    async def listens(self) -> None:
-        """The plain case."""
-        sequence = await self._greeted()
-        await self._hear(sequence, 3.2)
-        await self._answered(sequence)
 
-    async def _greeted(self) -> Sequence:
-        """A conversation in which the user is about to speak."""
-        head = self.prompt.turn(Turn("system", "You are the front desk. Answer the guest in speech."))
-        return await self.engine.open(head + self.prompt.open_turn("user") + self.prompt.open_speech())
+def run(
+    device: str = "auto",
+    model: str = "mini-speech",
+    wav: Path | None = None,
+    microphone: float | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
+    question, expected = _question(wav, microphone)
+    begun = time.perf_counter()
+    pipeline = load_moss_speech(hub.resolve(model), device=device)
+    _say(f"{model} loaded in {time.perf_counter() - begun:.1f} s; asking {question.seconds:.1f} s of speech …")
+    told, voiced_end = asyncio.run(_ask(pipeline, question))
+    if told.reason != "completed":
+        raise InputError(f"no answer came ({told.reason or 'nothing was heard as speech'}); is there speech in it?")
+    costs = _stage_costs(pipeline, question)
+    result = _report(told, voiced_end, costs, expected)
+    _show(result, question, told.sound, voiced_end + result["v2v_ms"] / 1e3)
+    if out is not None:
+        _write(out, question, told.sound, result)
+    return result
 
-    async def _hear(self, sequence: Sequence, seconds: float) -> None:
-        """Sound becomes codes, and codes rows, as it arrives."""
-        samples = torch.from_numpy(buzz(seconds, EAR_RATE, self.seed).samples[0])
-        state = self.codec.ear.initial_state()
-        for piece in samples.split(FRAME_SAMPLES):
-            codes, state = self.codec.ear.step(state, piece)
-            await self.engine.append(sequence, self.prompt.codes(codes.tolist()))
-        codes, _ = self.codec.ear.finish(state)
-        await self.engine.append(sequence, self.prompt.codes(codes.tolist()))
 
-    async def _answered(self, sequence: Sequence) -> None:
-        """The user's turn ends; the reply is read, decoded and played."""
+def _question(wav: Path | None, microphone: float | None) -> tuple[Sound, dict[str, Any] | None]:
+    if microphone is not None:
+        return _record(microphone), None
+    if wav is not None:
+        return read(wav, rate=EAR_RATE), None
+    listed = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
+    about = next(entry for entry in listed if entry["file"] == DEFAULT_QUESTION)
+    return read(QUESTIONS / DEFAULT_QUESTION, rate=EAR_RATE), about
+
+
+def _record(seconds: float) -> Sound:
+    try:
+        import sounddevice
+    except (ImportError, OSError) as error:
+        raise MissingDependencyError("the microphone needs sounddevice: pip install 'vivavoce[microphone]'") from error
+    _say(f"speak now, {seconds:.0f} s …")
+    taken = sounddevice.rec(int(seconds * EAR_RATE), EAR_RATE, channels=1, dtype="float32", blocking=True)
+    return Sound(np.ascontiguousarray(taken[:, 0]), EAR_RATE)
+
+
+async def _ask(pipeline: MossSpeechPipeline, question: Sound) -> tuple[Heard, float]:
+    """Play the question in real time; what came back, and when its last voiced sample was spoken."""
+    samples = question.mono().resampled(EAR_RATE).samples[0]
+    voiced_end = (np.flatnonzero(np.abs(samples) > QUIET * np.abs(samples).max())[-1] + 1) / EAR_RATE
+    settings = ConversationSettings(transcribe_input=True, turn=TurnSettings(silence_duration_ms=TURN_SILENCE_MS))
+    told = Heard()
+    async with pipeline:
+        await pipeline.warm_up()
+        options = DialogueOptions(transcriber=pipeline.words)
+        conversation = LiveConversation(pipeline, settings, options, input_rate=EAR_RATE)
         begun = time.perf_counter()
-        await self.engine.append(sequence, self._turn_end())
-        player = SimulatedPlayer()
-        async with await self.engine.generate(sequence, self._settings()) as reply:
-            codes = await self._speak(reply, player, begun)
-        await self.engine.close(sequence)
-        seconds = sum(len(piece) for piece in self.spoken) / VOICE_RATE
-        first_ms = 0.0 if player.started is None else player.started * 1e3
-        self.report = {
-            "name": self.name,
-            "first_sound_ms": first_ms,
-            "codes": codes,
-            "seconds_of_speech": seconds,
-            "underruns": player.underruns,
-            "finish": reply.finish,
-        }
-        _say(f"{self.name}: first sound after {first_ms:.0f} ms, {seconds:.1f} s spoken, {player.underruns} underruns")
+        over = asyncio.Event()
 
-    async def _speak(self, reply: Reply, player: SimulatedPlayer, begun: float) -> list[int]:
-        """Frames to sound, in chunks that grow with the lead over the player; the codes that were spoken."""
-        config = self.codec.flow.config
-        policy = LeadPolicy(Grain(config.chunk, config.lookahead))
-        state = self.codec.start(self.voice, left_chunks=4, seed=self.seed)
-        rows: list[Row] = []
-        spoken = chunks = fed = 0
-        is_last = False
-        while not is_last:
-            row = await anext(reply, None)
-            is_last = row is None
-            rows += [] if row is None else [row]
-            codes = self.model.spoken_codes(rows)
-            lead = player.lead(time.perf_counter() - begun)
-            size = next_chunk(policy, len(codes) - spoken, is_last, chunks, lead)
-            if size or is_last:
-                # A chunk is fed with the codes that follow it, which the decoder keeps for the next one.
-                until = len(codes) if is_last else spoken + size + config.lookahead
-                given = torch.tensor(codes[fed:until], dtype=torch.long)
-                sound, state = self.codec.step(state, given, final=is_last)
-                fed = until
-                self.spoken.append(sound.cpu())
-                player.feed(time.perf_counter() - begun, len(sound) / VOICE_RATE)
-                spoken, chunks = spoken + size, chunks + 1
-        player.finish(time.perf_counter() - begun)
-        return self.model.spoken_codes(rows)
+        async def listen() -> None:
+            async for event in conversation.events():
+                told.take(event, time.perf_counter() - begun)
+                if told.reason is not None and told.heard:
+                    over.set()
 
-    def _turn_end(self) -> list[Row]:
-        """The user has finished; the machine's turn begins, in speech."""
-        return [*self.prompt.close_speech(), *self.prompt.close_turn(), *self.prompt.open_reply("speech")]
-
-    def _settings(self) -> Generation:
-        sampling = Sampling(temperature=0.7, top_k=20, top_p=0.95)
-        return Generation(sampling, max_new_rows=REPLY_FRAMES, min_new_rows=REPLY_FRAMES, seed=self.seed)
+        listening = asyncio.create_task(listen())
+        await _play(conversation, samples, begun, over)
+        await conversation.close()
+        await listening
+    told.player.finish(time.perf_counter() - begun)
+    return told, float(voiced_end)
 
 
-def _write(replies: dict[str, list[torch.Tensor]], out: Path) -> None:
-    from vivavoce.audio.files import write
+async def _play(conversation: LiveConversation, samples: Samples, begun: float, over: asyncio.Event) -> None:
+    """The question, then silence, packet by packet at their times, until the reply is over."""
+    packet = int(PACKET_SECONDS * EAR_RATE)
+    number = 0
+    while not over.is_set() and number * PACKET_SECONDS < len(samples) / EAR_RATE + LONGEST_WAIT:
+        piece = samples[number * packet : (number + 1) * packet]
+        number += 1
+        await asyncio.sleep(max(0.0, begun + number * PACKET_SECONDS - time.perf_counter()))
+        conversation.hear(np.pad(piece, (0, packet - len(piece))))
 
+
+@torch.no_grad()
+def _stage_costs(pipeline: MossSpeechPipeline, question: Sound) -> dict[str, float]:
+    """What each stage costs by itself, measured on the same question after the conversation."""
+    codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
+    begun = time.perf_counter()
+    codes = codec.encode(question)
+    ear = (time.perf_counter() - begun) / max(1, len(codes))
+    turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes.tolist())]
+    sequence = core.open(prompt.rows(turns, "speech"))
+    core.step()
+    begun = time.perf_counter()
+    rows = core.complete(sequence, Generation(pipeline.options.sampling, max_new_rows=250))
+    frame = (time.perf_counter() - begun) / len(rows)
+    core.close(sequence)
+    spoken = torch.tensor(pipeline.model.spoken_codes(rows))
+    config = codec.flow.config
+    state = codec.start(pipeline.voice_of(None), pipeline.options.left_chunks)
+    first = config.chunk + config.lookahead
+    begun = time.perf_counter()
+    sound, state = codec.step(state, spoken[:first])
+    chunk = time.perf_counter() - begun
+    rest, _ = codec.step(state, spoken[first:], final=True)
+    seconds = (len(sound) + len(rest)) / VOICE_RATE
+    voice = time.perf_counter() - begun
+    return {
+        "ear_ms_per_frame": ear * 1e3,
+        "lm_ms_per_frame": frame * 1e3,
+        "first_chunk_ms": chunk * 1e3,
+        "rtf": (frame * len(rows) + voice) / seconds,
+    }
+
+
+def _report(told: Heard, voiced_end: float, costs: dict[str, float], about: dict[str, Any] | None) -> dict[str, Any]:
+    after = {name: (moment - voiced_end) * 1e3 for name, moment in told.times.items()}
+    return {
+        "heard": told.heard,
+        "said": told.said.strip(),
+        "expected": None if about is None else {"heard": about["text"], "said": about["reply"]},
+        "turn_end_ms": after.get("turn_end", 0.0),
+        "first_sound_ms": after["first_sound"],
+        "v2v_ms": after.get("first_voice", after["first_sound"]),
+        "seconds_of_speech": told.sound.seconds,
+        "underruns": told.player.underruns,
+        **costs,
+    }
+
+
+def _show(result: dict[str, Any], question: Sound, reply: Sound, reply_begins: float) -> None:
+    expected = result["expected"]
+    asked = "" if expected is None else f"  [dim](asked: {expected['heard']})[/dim]"
+    right = "" if expected is None else f"  [dim](right: {expected['said']})[/dim]"
+    _say(f"heard: {result['heard']}{asked}")
+    _say(f"said:  {result['said']}{right}")
+    _say(
+        f"after the last voiced sample: end of turn {result['turn_end_ms']:.0f} ms, first sound "
+        f"{result['first_sound_ms']:.0f} ms, V2V {result['v2v_ms']:.0f} ms; {result['underruns']} underruns"
+    )
+    _say(
+        f"cost: ear {result['ear_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms a frame of "
+        f"80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
+    )
+    columns = 72
+    seconds = max(question.seconds, reply_begins + reply.seconds)
+    _say("you    " + _bars(question, 0.0, seconds, columns), markup=False)
+    _say("reply  " + _bars(reply, reply_begins, seconds, columns), markup=False)
+    _say(f"       0 s{f'{seconds:.1f} s':>{columns - 3}}", markup=False)
+
+
+def _bars(sound: Sound, begins: float, seconds: float, columns: int) -> str:
+    """Loudness over time, a character a step."""
+    samples = sound.mono().samples[0]
+    edges = (np.linspace(0, seconds, columns + 1) - begins) * sound.rate
+    levels = []
+    for left, right in zip(edges[:-1].astype(int), edges[1:].astype(int), strict=True):
+        piece = samples[max(0, left) : max(0, right)]
+        levels.append(float(np.sqrt(np.mean(piece**2))) if len(piece) else 0.0)
+    top = max(levels) or 1.0
+    return "".join(" ▁▂▃▄▅▆▇█"[min(8, round(8 * (level / top) ** 0.5))] for level in levels)
+
+
+def _write(out: Path, question: Sound, reply: Sound, result: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for name, pieces in replies.items():
-        write(out / f"{name.replace(' ', '-')}.wav", Sound(torch.cat(pieces).float().numpy(), VOICE_RATE))
-    _say(f"the replies are in {out}")
+    write(out / "question.wav", question)
+    write(out / "reply.wav", reply)
+    (out / "demo.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf8")
+    _say(f"question, reply and figures are in {out}")
 
 
-def _say(line: str) -> None:
+def _say(line: str, markup: bool = True) -> None:
     from rich.console import Console
 
-    Console(soft_wrap=True).print(f"• {line}", highlight=False)
+    Console(soft_wrap=True).print(f"• {line}" if markup else line, highlight=False, markup=markup)

@@ -23,6 +23,7 @@ EXTRAS = {
     "modelscope": "models from ModelScope",
     "server": "serving over WebSocket, WebRTC and HTTP",
     "asr": "faster-whisper, to compare recognition with",
+    "microphone": "asking the demo by voice",
     "judge": "opinion scores of replies in `viva bench answer`",
     "train": "training and distillation",
     "ray": "many replicas with Ray Serve",

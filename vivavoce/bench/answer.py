@@ -1,0 +1,233 @@
+"""`viva bench answer`: held-out questions in held-out voices, asked of a speech-to-speech model and judged.
+
+Replies are heard by a recogniser we did not train and compared with the right answer; how they sound is told by a model
+of listeners, beside the voice they were learned from. Questions are the bundled ones, or spoken now by synthesizers.
+"""
+
+import json
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vivavoce import hub
+from vivavoce.audio.files import read
+from vivavoce.audio.sound import Sound
+from vivavoce.bench.judges import Listeners, Moonshine, word_errors
+from vivavoce.bench.progress import stage
+from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.errors import InputError
+from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
+from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
+from vivavoce.pipelines.loading import load_moss_speech
+from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
+from vivavoce.train.augment import at_snr, noise
+from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
+from vivavoce.train.voices import HELD_OUT, TEACHER, programs, speak
+
+LEAD, TAIL = 0.2, 0.15  # seconds of quiet around a question, as voice activity leaves them
+LONGEST_REPLY = 250  # codes
+QUESTIONS = hub.BUNDLED / "questions"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question: what it says, how it sounds, and the right answer."""
+
+    exchange: Exchange
+    voice: str
+    sound: Sound
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back, how a judge heard it, and whether it is right."""
+
+    asked: Asked
+    said: str
+    sound: Sound
+    is_right: bool
+    seconds: float
+
+
+def run(
+    model: str = "mini-speech",
+    moonshine: Path | None = None,
+    count: int | None = None,
+    snr: float | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Ask, judge, print; write `answer.json` and `answer.png` to `out`.
+
+    `count` None asks the bundled questions; a number has so many spoken now. Without `moonshine`, the folder of the
+    foreign recogniser, the model's own reading of its reply is judged, and no word error rate is given.
+    """
+    heard_by = None if moonshine is None else Moonshine(moonshine)
+    questions = _bundled() if count is None else _spoken(count, seed)
+    if snr is not None:
+        questions = [_noisy(asked, snr, number) for number, asked in enumerate(questions)]
+    pipeline = load_moss_speech(hub.resolve(model), device=device)
+    with stage(f"{len(questions)} questions"):
+        answers = [_answer(pipeline, asked, heard_by) for asked in questions]
+    result = _figures(answers, heard_by is not None) | {"model": model, "snr_db": snr, "judge": _judge_name(moonshine)}
+    result |= _opinions(answers)
+    _print(result)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "answer.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf8")
+        _plot(result, out / "answer.png")
+    return result
+
+
+def _bundled() -> list[Asked]:
+    listed = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
+    return [
+        Asked(
+            Exchange(entry["intent"], entry["text"], entry["reply"], tuple(tuple(pair) for pair in entry["slots"])),
+            entry["voice"],
+            read(QUESTIONS / entry["file"], rate=EAR_RATE),
+        )
+        for entry in listed
+    ]
+
+
+def _spoken(count: int, seed: int) -> list[Asked]:
+    source, found = random.Random(f"answers {seed}"), programs()
+    asked = []
+    for (exchange,) in dialogues("held_out", count, 1000 + seed, (1, 1)):
+        voice = source.choice(HELD_OUT)
+        asked.append(Asked(exchange, voice.name, Sound(speak(voice, exchange.user, found), EAR_RATE)))
+    return asked
+
+
+def _noisy(asked: Asked, decibels: float, number: int) -> Asked:
+    samples = torch.from_numpy(asked.sound.samples)
+    bed = noise("pink", samples, torch.Generator().manual_seed(number))
+    return Asked(asked.exchange, asked.voice, Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), EAR_RATE))
+
+
+@torch.no_grad()
+def _answer(pipeline: MossSpeechPipeline, asked: Asked, heard_by: Moonshine | None) -> Answer:
+    codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
+    quiet = [np.zeros(int(seconds * EAR_RATE), np.float32) for seconds in (LEAD, TAIL)]
+    codes = codec.encode(Sound(np.concatenate([quiet[0], asked.sound.samples[0], quiet[1]]), EAR_RATE))
+    begun = time.perf_counter()
+    turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes.tolist())]
+    sequence = core.open(prompt.rows(turns, "speech"))
+    rows = core.complete(sequence, Generation(pipeline.options.sampling, max_new_rows=LONGEST_REPLY))
+    core.close(sequence)
+    spoken = pipeline.model.spoken_codes(rows)
+    if not spoken:
+        return Answer(asked, "", Sound(np.zeros(1, np.float32), VOICE_RATE), False, 0.0)
+    made = codec.speak(torch.tensor(spoken), pipeline.voice_of(None), pipeline.options.left_chunks)
+    seconds = time.perf_counter() - begun
+    sound = Sound(made.float().cpu().numpy(), VOICE_RATE)
+    said = _written(pipeline, spoken) if heard_by is None else heard_by.transcribe(sound)
+    return Answer(asked, said, sound, judge(said, asked.exchange), seconds)
+
+
+def _written(pipeline: MossSpeechPipeline, codes: Sequence[int]) -> str:
+    core, model = pipeline.core, pipeline.model
+    turns = [Turn("system", WRITE_DOWN), Turn("user", codes)]
+    sequence = core.open(pipeline.prompt.rows(turns, "text"))
+    rows = core.complete(sequence, Generation(GREEDY, max_new_rows=16 + 2 * len(codes)))
+    core.close(sequence)
+    return pipeline.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row)))
+
+
+def _figures(answers: Sequence[Answer], has_judge: bool) -> dict[str, Any]:
+    by_intent: dict[str, list[bool]] = defaultdict(list)
+    for answer in answers:
+        by_intent[answer.asked.exchange.intent].append(answer.is_right)
+    inside = [answer.is_right for answer in answers if answer.asked.exchange.intent != "decline"]
+    right = [answer for answer in answers if answer.is_right]
+    wrong = Counter(
+        (answer.asked.exchange.intent, normalise(answer.said)[:60]) for answer in answers if not answer.is_right
+    )
+    errors = sum(word_errors(normalise(a.asked.exchange.reply), normalise(a.said)) for a in right)
+    words = sum(len(normalise(a.asked.exchange.reply).split()) for a in right)
+    seconds = sum(answer.sound.seconds for answer in answers)
+    return {
+        "questions": len(answers),
+        "right": float(np.mean([answer.is_right for answer in answers])),
+        "right_inside": float(np.mean(inside)) if inside else None,
+        "declined_outside": float(np.mean(by_intent["decline"])) if by_intent["decline"] else None,
+        "word_error_rate_of_right_replies": errors / words if has_judge and words else None,
+        "rtf": sum(answer.seconds for answer in answers) / seconds,
+        "by_intent": {
+            name: {"questions": len(results), "right": sum(results)} for name, results in sorted(by_intent.items())
+        },
+        "wrong": [{"intent": intent, "said": said, "times": times} for (intent, said), times in wrong.most_common()],
+    }
+
+
+def _opinions(answers: Sequence[Answer]) -> dict[str, float | None]:
+    """How the replies sound, and how the voice they were learned from does, where it can be made here."""
+    try:
+        listeners = Listeners()
+    except InputError:
+        return {"opinion": None, "opinion_of_teacher": None}
+    made = [answer for answer in answers if answer.sound.seconds > 0.5][:40]
+    opinion = float(np.mean([listeners.overall(answer.sound) for answer in made])) if made else None
+    texts = list(dict.fromkeys(answer.asked.exchange.reply for answer in made))
+    try:
+        found = programs()
+        taught = [listeners.overall(Sound(speak(TEACHER, text, found), EAR_RATE)) for text in texts]
+    except InputError:
+        return {"opinion": opinion, "opinion_of_teacher": None}
+    return {"opinion": opinion, "opinion_of_teacher": float(np.mean(taught))}
+
+
+def _judge_name(moonshine: Path | None) -> str:
+    return "the model's own reading" if moonshine is None else "Moonshine base"
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(
+        title=f"{result['model']}: {result['questions']} questions, judged by {result['judge']}", box=SIMPLE_HEAD
+    )
+    for column in ("intent", "right", "of"):
+        table.add_column(column)
+    for name, counts in result["by_intent"].items():
+        table.add_row(name, str(counts["right"]), str(counts["questions"]))
+    console.print(table)
+    for name in ("right", "right_inside", "declined_outside", "word_error_rate_of_right_replies"):
+        if result[name] is not None:
+            console.print(f"{name.replace('_', ' ')}: {100 * result[name]:.1f} %", highlight=False)
+    if result["opinion"] is not None:
+        console.print(
+            f"DNSMOS: {result['opinion']:.2f}, teacher {result['opinion_of_teacher'] or 0:.2f}", highlight=False
+        )
+    console.print(f"language model and voice: RTF {result['rtf']:.2f}", highlight=False)
+
+
+def _plot(result: dict[str, Any], file: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    intents = result["by_intent"]
+    figure = Figure(figsize=(8, 0.24 * len(intents) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    names = list(intents)
+    axes.barh(names, [intents[name]["questions"] for name in names], color="#d8d8d8", label="asked")
+    axes.barh(names, [intents[name]["right"] for name in names], color="#3b7dd8", label="right")
+    axes.invert_yaxis()
+    axes.tick_params(labelsize=7)
+    axes.legend(fontsize=7)
+    axes.set_title(f"{result['model']}: {100 * result['right']:.0f} % right", fontsize=9)
+    figure.savefig(file, dpi=120)

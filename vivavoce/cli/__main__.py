@@ -1,0 +1,5 @@
+"""`python -m vivavoce.cli`."""
+
+from vivavoce.cli import main
+
+main()

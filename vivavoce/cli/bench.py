@@ -1,0 +1,137 @@
+"""`viva bench …`."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vivavoce.cli.options import DeviceSpec, Json, Shape, print_json
+
+app = typer.Typer(no_args_is_help=True, help="Measure this machine; every figure in the docs names such a command.")
+Out = Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the JSON and the plot.")]
+
+
+def _batches(text: str) -> str:
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
+        raise typer.BadParameter(f"{text!r} is not a list of positive numbers such as 1,8,32")
+    return text
+
+
+@app.command("lm")
+def bench_lm(
+    device: DeviceSpec = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    shape: Annotated[
+        Shape, typer.Option(help="The published shape, or a small one that fits any machine.")
+    ] = Shape.true,
+    batch: Annotated[str, typer.Option(callback=_batches, help="Batch sizes, separated by commas.")] = "1,8,32,64,128",
+    context: Annotated[int, typer.Option(min=1, help="Rows already in the cache at each measured step.")] = 1024,
+    prefill: Annotated[int, typer.Option(min=1, help="Rows of the measured prefill.")] = 512,
+    peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Measure the eager transformers layers too.")] = True,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Step and prefill time of the language model, beside this machine's memory floor and an eager peer."""
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        from vivavoce.bench.lm import run
+
+        batches = [int(part) for part in batch.split(",")]
+        result = run(
+            device=device,
+            dtype=dtype,
+            shape=shape.value,
+            batches=batches,
+            context=context,
+            prefill=prefill,
+            peer=peer,
+            out=out,
+        )
+    if as_json:
+        print_json(result)
+
+
+@app.command("codec")
+def bench_codec(
+    device: DeviceSpec = "auto",
+    dtype: Annotated[str, typer.Option(help="Of the flow decoder: auto, float32, bfloat16 or float16.")] = "auto",
+    shape: Annotated[
+        Shape, typer.Option(help="The published shape, or a small one that fits any machine.")
+    ] = Shape.true,
+    sessions: Annotated[str, typer.Option(callback=_batches, help="Sessions at once, separated by commas.")] = "1,8,32",
+    hops: Annotated[int, typer.Option(min=10, help="Hops of the long reply.")] = 200,
+    left_chunks: Annotated[int, typer.Option(min=0, help="Chunks the flow looks back.")] = 8,
+    speech: Annotated[Path | None, typer.Option(dir_okay=False, help="A recording to measure the ear with.")] = None,
+    pace: Annotated[float, typer.Option(min=0.1, help="Milliseconds in which the language model makes a code.")] = 7.0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """MOSS-Speech's voice: time to first sound, cost per hop over a long reply, sessions at once, chunk policies."""
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        from vivavoce.bench.codec import run
+
+        result = run(
+            device=device,
+            dtype=dtype,
+            shape=shape.value,
+            sessions=[int(part) for part in sessions.split(",")],
+            hops=hops,
+            left_chunks=left_chunks,
+            seconds_per_code=pace / 1000,
+            speech=speech,
+            out=out,
+        )
+    if as_json:
+        print_json(result)
+
+
+@app.command("answer")
+def bench_answer(
+    model: Annotated[str, typer.Option(help="A speech-to-speech model that carries its codec.")] = "mini-speech",
+    moonshine: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to hear the replies with.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Speak so many questions; else the bundled ones.")
+    ] = None,
+    snr: Annotated[float | None, typer.Option(help="Add noise at so many decibels below the speech.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = 0,
+    device: DeviceSpec = "auto",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Right answers to questions and voices that were held out, and how the replies sound."""
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        from vivavoce.bench.answer import run
+
+        result = run(model, moonshine, count, snr, device, seed, out)
+    if as_json:
+        print_json(result)
+
+
+@app.command("turn")
+def bench_turn(
+    url: Annotated[str, typer.Argument(help="Of any OpenAI-Realtime server, such as ws://127.0.0.1:8000/v1/realtime.")],
+    model: Annotated[str | None, typer.Option(help="The model to ask for.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="VIVA_API_KEY", help="The server's key.")] = None,
+    scene: Annotated[list[str] | None, typer.Option(help="One of the scenes; may be given again. Else all.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each scene.")] = 4,
+    sessions: Annotated[int, typer.Option(min=1, help="Calls at once, besides the scenes.")] = 1,
+    speech: Annotated[Path | None, typer.Option(file_okay=False, help="Recorded questions of your own.")] = None,
+    silence_ms: Annotated[int, typer.Option(min=0, help="Silence that ends a turn.")] = 200,
+    detection: Annotated[str, typer.Option(help="server_vad or semantic_vad.")] = "server_vad",
+    instructions: Annotated[str | None, typer.Option(help="System text.")] = None,
+    keep_sound: Annotated[bool, typer.Option("--keep-sound", help="Write each call as a stereo WAV.")] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Turn-taking of any OpenAI-Realtime server: latency, yielding, backchannels, noise, echo, bad networks."""
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        from vivavoce.bench.turn import run
+
+        result = run(
+            url, model, api_key, scene, turns, sessions, speech, silence_ms, detection, instructions, out, keep_sound
+        )
+    if as_json:
+        print_json(result)

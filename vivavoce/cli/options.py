@@ -1,0 +1,57 @@
+"""What many commands share: their options, and how they print."""
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+
+class Shape(StrEnum):
+    """How large a model a benchmark builds."""
+
+    true = "true"
+    small = "small"
+
+
+def complete_model(typed: str) -> list[str]:
+    from vivavoce import hub
+
+    return [name for name in (*hub.bundled(), *(model.name for model in hub.KNOWN)) if name.startswith(typed)]
+
+
+def complete_device(typed: str) -> list[str]:
+    return [name for name in ("auto", "cpu", "cuda", "npu", "mps") if name.startswith(typed)]
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
+DeviceSpec = Annotated[
+    str,
+    typer.Option("--device", help="auto, cpu, cuda, cuda:1, npu, npu:0 or mps.", autocompletion=complete_device),
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        help="Bundled name, folder, owner/name, hf:owner/name or ms:owner/name; a hub id may end in @revision.",
+        autocompletion=complete_model,
+    ),
+]
+
+
+def table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,41 @@
+"""`viva train …`: each command is the module of its name; what follows it goes there."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make the miniatures: speech, training, packing. One GPU is enough."
+)
+
+STEPS = {
+    "ear": ("vivavoce.train.ear", "The speech encoder with its codebook."),
+    "lm-data": ("vivavoce.train.lm_data", "Speak the dialogues and hear them with the trained ear."),
+    "lm": ("vivavoce.train.lm", "The layer-splitting language model, in three stages."),
+    "flow": ("vivavoce.train.flow", "The flow decoder of the reply voice."),
+    "vocoder": ("vivavoce.train.vocoder", "The vocoder of the reply voice."),
+    "assemble": ("vivavoce.train.assemble", "One codec of ear, flow and vocoder."),
+    "asr": ("vivavoce.train.asr", "The recogniser mini-asr."),
+    "tts-codec": ("vivavoce.train.tts_codec", "The codec of mini-tts."),
+    "tts": ("vivavoce.train.tts", "The language model of mini-tts."),
+    "questions": ("vivavoce.train.questions", "Spoken questions that no training heard."),
+    "ship": ("vivavoce.train.ship", "A miniature small enough to ship."),
+}
+Arguments = Annotated[list[str] | None, typer.Argument(help="Options of the step; --help lists them.")]
+
+
+def _add(name: str, module: str, what: str) -> None:
+    @app.command(
+        name,
+        help=what,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def step(arguments: Arguments = None) -> None:
+        from importlib import import_module
+
+        import_module(module).main(arguments or [])
+
+
+for _name, (_module, _what) in STEPS.items():
+    _add(_name, _module, _what)

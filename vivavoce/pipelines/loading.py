@@ -1,0 +1,77 @@
+"""MOSS-Speech and its codec from their folders, ready to converse."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivavoce.audio.files import read
+from vivavoce.device import pick, resolve_dtype
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import Sampling
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.flow_state import FlowVoice
+from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.moss_speech_codec import MossSpeechCodec
+from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
+from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+
+CODEC_FOLDER = "codec"  # inside a checkpoint that carries its own
+OWN_SETTINGS = "generation_config.json"
+
+
+def load_moss_speech(
+    folder: Path,
+    codec: Path | None = None,
+    voice: Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    limits: EngineLimits | None = None,
+    options: MossSpeechOptions | None = None,
+) -> MossSpeechPipeline:
+    """A pipeline on a checkpoint; `codec` where it does not carry one, `voice` a recording to sound like."""
+    place = pick(device)
+    if codec is None:
+        codec = folder / CODEC_FOLDER
+        if not codec.is_dir():
+            raise InputError(f"{folder} carries no codec; name one, such as fnlp/MOSS-Speech-Codec")
+    model = MossSpeech.load(folder, place.torch_device, resolve_dtype(dtype, place))
+    tokenizer = TextTokenizer.load(folder)
+    speaks = MossSpeechCodec.load(codec, place.torch_device)
+    return MossSpeechPipeline(
+        Engine(model, place, resolve_dtype(dtype, place), limits),
+        speaks,
+        MossSpeechPrompt(model.config, tokenizer),
+        tokenizer,
+        _voices(speaks, codec, voice),
+        _own_options(folder, options or MossSpeechOptions(captioner="model")),
+    )
+
+
+@torch.no_grad()
+def _voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -> dict[str, FlowVoice]:
+    """The recording's voice first, if there is one, then those that the codec has by name."""
+    voices = {} if recording is None else {recording.stem: codec.voice(read(recording))}
+    voices |= {name: codec.named_voice(name) for name in codec.voices()}
+    if not voices:
+        raise InputError(f"{folder} has no voice of its own; name a recording of one, at most 30 s")
+    return voices
+
+
+def _own_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
+    """What a checkpoint asks for itself, over the defaults."""
+    file = folder / OWN_SETTINGS
+    if not file.is_file():
+        return options
+    try:
+        given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+        own = {name: given[name] for name in ("temperature", "top_k", "top_p") if name in given}
+        sampling = replace(options.sampling, **own) if own else options.sampling
+        left = given.get("left_chunks", options.left_chunks)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} does not say how replies are drawn ({error})") from error
+    assert isinstance(sampling, Sampling)
+    return replace(options, sampling=sampling, left_chunks=left)
