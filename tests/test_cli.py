@@ -71,12 +71,12 @@ def test_the_command_is_installed():
 def test_every_command_explains_itself(command):
     done = invoke(*command, "--help")
     assert done.exit_code == 0
-    assert "Usage:" in done.stdout
+    assert "usage:" in done.stdout.lower()
 
 
 def test_every_command_a_program_may_read_has_json():
     for command in COMMANDS:
-        if command != ["models"]:
+        if command not in (["models"], ["serve"], ["train", "ear"]):
             assert "--json" in re.sub(r"\x1b\[[\d;]*m", "", invoke(*command, "--help").stdout), command
 
 
@@ -158,7 +158,7 @@ def test_doctor_prints_tables():
 def test_models_list(empty_cache):
     said = json.loads(invoke("models", "list", "--json").stdout)
     assert [model["name"] for model in said["known"]] == [model.name for model in hub.KNOWN]
-    assert said["local"] == []
+    assert [(found["name"], found["source"]) for found in said["local"]] == [("mini-speech", "bundled")]
     assert "fnlp/MOSS-Speech" in invoke("models", "list").stdout
 
 
