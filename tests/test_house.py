@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "transcribe": {"errors", "device", "hub", "audio", "models"},
     "transcribe_many": {"errors", "device", "hub", "audio", "models", "engine", "transcribe"},
 }
-FRONT_AND_TOOLS = {"__init__", "cli", "doctor", "demo", "bench", "quant", "export", "train", "minis"}
+FRONT_AND_TOOLS = {"__init__", "cli", "doctor", "demo", "serving", "bench", "quant", "export", "train", "minis"}
 BARE = {"errors", "device", "nn", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors"}
 NOT_ON_A_BARE_BOX = [

@@ -1,5 +1,6 @@
 """`viva serve`: a pipeline loaded by name, hosted on the wire."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from vivavoce import hub
 from vivavoce.dialogue.interface import Conversation, ConversationSettings
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.errors import MissingDependencyError
 from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 from vivavoce.server.app import build_app, uvicorn_config
@@ -57,11 +59,11 @@ def load_host(
 
 
 async def serve(host: SpeechHost, options: ServerOptions) -> None:
-    """Serve until interrupted; the port opens at once, `/readyz` says when the model is warm."""
-    import asyncio
-
-    import uvicorn
-
+    """Serve until interrupted; `/readyz` says when the model is warm."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingDependencyError("serving needs uvicorn: pip install 'vivavoce[server]'") from error
     server = uvicorn.Server(uvicorn_config(build_app(host, options), options))
     async with host.pipeline:
         warming = asyncio.create_task(_warm_up(host))

@@ -170,6 +170,7 @@ def test_a_wav_written_as_a_stream_is_whole(make_voice):
         (wav(np.zeros(100, np.float32), rate=3), "3 Hz is out of range"),
         (wav(np.zeros(100, np.float32), rate=2_000_000_000), "2000000000 Hz is out of range"),
     ],
+    ids=["empty", "text", "zeros", "head", "no-samples", "nan", "infinite", "slow", "fast"],
 )
 def test_bad_input_is_named(data, message):
     with pytest.raises(InputError, match=message) as caught:

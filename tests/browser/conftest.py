@@ -1,0 +1,3 @@
+from tests.server.conftest import running, server
+
+__all__ = ["running", "server"]

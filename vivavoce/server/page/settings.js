@@ -1,0 +1,111 @@
+// The controls, what they mean for the session, and remembering what was chosen. The rest is as the server has it.
+
+const STORE = "vivavoce.settings";
+
+export class Settings extends EventTarget {
+  #form;
+  #strings;
+  #chosen = stored(); // by the control's name
+
+  constructor(form, strings) {
+    super();
+    this.#form = form;
+    this.#strings = strings;
+    for (const [name, value] of Object.entries(this.#chosen)) this.#set(name, value);
+    form.addEventListener("input", () => this.#showSilence());
+    form.addEventListener("change", ({ target }) => this.#choose(target));
+    form.addEventListener("submit", (event) => event.preventDefault());
+    this.#showSilence();
+  }
+
+  get model() {
+    return this.#field("model").value;
+  }
+
+  get announces() {
+    return this.#field("announce").checked;
+  }
+
+  // What was chosen, as fields of a session object. Captions need the transcript of what was heard.
+  get wanted() {
+    const { voice, turnEnd, silence } = this.#chosen;
+    const hasTurn = turnEnd !== undefined || silence !== undefined;
+    return {
+      output_modalities: [this.#field("answers").value],
+      audio: {
+        input: { transcription: { model: "default" }, ...(hasTurn && { turn_detection: this.#turnDetection() }) },
+        ...(voice && { output: { voice } }),
+      },
+    };
+  }
+
+  // The values a control has on this server.
+  offer(name, values) {
+    const select = this.#field(name);
+    select.replaceChildren(...values.map((value) => new Option(value, value)));
+    if (values.includes(this.#chosen[name])) select.value = this.#chosen[name];
+    else delete this.#chosen[name];
+    select.closest(".field").hidden = values.length === 0;
+  }
+
+  // Show what is in force where nothing was chosen.
+  adopt(session) {
+    const { turn_detection: turn } = session.audio.input;
+    const inForce = { voice: session.audio.output?.voice };
+    if (turn?.type === "server_vad") Object.assign(inForce, { turnEnd: "silence", silence: turn.silence_duration_ms });
+    if (turn?.type === "semantic_vad") inForce.turnEnd = turn.eagerness === "auto" ? "medium" : turn.eagerness;
+    for (const [name, value] of Object.entries(inForce)) {
+      const isOption = this.#field(name).type === "range" || [...this.#field(name).options].some((option) => option.value === value);
+      if (isOption && this.#chosen[name] === undefined) this.#set(name, value);
+    }
+    this.#showSilence();
+  }
+
+  #turnDetection() {
+    const end = this.#field("turnEnd").value;
+    return end === "silence"
+      ? { type: "server_vad", silence_duration_ms: Number(this.#field("silence").value) }
+      : { type: "semantic_vad", eagerness: end };
+  }
+
+  #showSilence() {
+    const silence = this.#field("silence");
+    silence.disabled = this.#field("turnEnd").value !== "silence";
+    const text = this.#strings.say("milliseconds", { ms: silence.value });
+    silence.setAttribute("aria-valuetext", text);
+    this.#form.querySelector("output").textContent = text;
+  }
+
+  #choose(field) {
+    this.#chosen[field.name] = field.type === "checkbox" ? field.checked : field.value;
+    store(this.#chosen);
+    this.#showSilence();
+    this.dispatchEvent(new Event(field.name === "model" ? "model" : "change"));
+  }
+
+  #set(name, value) {
+    const field = this.#field(name);
+    if (field?.type === "checkbox") field.checked = value;
+    else if (field) field.value = value;
+  }
+
+  #field(name) {
+    return this.#form.elements[name];
+  }
+}
+
+function store(chosen) {
+  try {
+    localStorage.setItem(STORE, JSON.stringify(chosen));
+  } catch {
+    // a browser that keeps nothing: the choice lasts as long as the page
+  }
+}
+
+function stored() {
+  try {
+    return JSON.parse(localStorage.getItem(STORE)) ?? {};
+  } catch {
+    return {};
+  }
+}

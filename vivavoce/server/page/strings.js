@@ -1,0 +1,148 @@
+// What the page says, in English and Traditional Chinese.
+
+const ENGLISH = {
+  title: "Viva Voce · talk",
+  tagline: "Speak. It answers, and you may interrupt.",
+  start: "Start talking",
+  end: "End conversation",
+  mute: "Mute microphone",
+  stopReply: "Stop reply",
+  off: "Not connected",
+  connecting: "Connecting…",
+  listening: "Listening",
+  hearing: "You are speaking",
+  thinking: "Thinking…",
+  speaking: "Replying",
+  reconnecting: "Connection lost; coming back…",
+  you: "You",
+  reply: "Reply",
+  captions: "Captions",
+  empty: "What you both say appears here.",
+  spoken: "(spoken)",
+  interrupted: "interrupted",
+  answeredAfter: "answered after {ms} ms",
+  newSession: "The session was lost; this is a new one.",
+  microphoneLevel: "Microphone level",
+  replyLevel: "Reply level",
+  message: "Message",
+  placeholder: "Or write instead",
+  send: "Send",
+  conversation: "Timing",
+  noTurns: "No answers yet.",
+  turns: "Last answer after {last} ms · median {median} ms of {count} · underruns: {underruns}",
+  timeline: "Timeline. {summary}",
+  voiceToVoice: "From your last sound to the first of the reply, as your loudspeaker plays it.",
+  settings: "Settings",
+  model: "Model",
+  voice: "Voice",
+  answers: "Answers",
+  answersAudio: "Spoken",
+  answersText: "Written only",
+  turnEnd: "Your turn ends",
+  turnSilence: "after a silence",
+  turnHigh: "by meaning, eager",
+  turnMedium: "by meaning",
+  turnLow: "by meaning, patient",
+  silence: "Silence",
+  milliseconds: "{ms} ms",
+  announce: "Screen readers announce captions",
+  keyTitle: "This server asks for a key",
+  key: "API key",
+  useKey: "Connect",
+  keyWrong: "The server does not know this key.",
+  needsScript: "This page needs JavaScript.",
+  microphoneDenied: "The microphone was not allowed. You can allow it in the browser's site settings, or write below.",
+  microphoneMissing: "No microphone was found. You can write below.",
+  microphoneInsecure: "Browsers give microphones only to https and localhost. You can write below.",
+  microphoneLost: "The microphone is gone.",
+  unreachable: "The server does not answer. Is it running?",
+  lost: "The connection was lost for too long.",
+  replaced: "The conversation goes on in another window.",
+  refused: "The server refused: {message}",
+  failed: "The reply failed: {message}",
+  error: "The server says: {message}",
+};
+
+const TRADITIONAL_CHINESE = {
+  title: "Viva Voce · 對話",
+  tagline: "請說話。它會回答，您也可以隨時打斷。",
+  start: "開始說話",
+  end: "結束對話",
+  mute: "麥克風靜音",
+  stopReply: "停止回答",
+  off: "尚未連線",
+  connecting: "連線中…",
+  listening: "聆聽中",
+  hearing: "您正在說話",
+  thinking: "思考中…",
+  speaking: "回答中",
+  reconnecting: "連線中斷，正在恢復…",
+  you: "您",
+  reply: "回答",
+  captions: "字幕",
+  empty: "雙方說的話會顯示在這裡。",
+  spoken: "（語音）",
+  interrupted: "已打斷",
+  answeredAfter: "{ms} 毫秒後回答",
+  newSession: "先前的對話已遺失，這是新的對話。",
+  microphoneLevel: "麥克風音量",
+  replyLevel: "回答音量",
+  message: "訊息",
+  placeholder: "或在此輸入文字",
+  send: "傳送",
+  conversation: "時間",
+  noTurns: "尚無回答。",
+  turns: "上次回答 {last} 毫秒 · {count} 次中位數 {median} 毫秒 · 斷音：{underruns}",
+  timeline: "時間軸。{summary}",
+  voiceToVoice: "從您最後的聲音到喇叭播出回答的第一個聲音。",
+  settings: "設定",
+  model: "模型",
+  voice: "聲音",
+  answers: "回答方式",
+  answersAudio: "語音",
+  answersText: "僅文字",
+  turnEnd: "何時輪到它說",
+  turnSilence: "停頓之後",
+  turnHigh: "依語意，積極",
+  turnMedium: "依語意",
+  turnLow: "依語意，耐心",
+  silence: "停頓長度",
+  milliseconds: "{ms} 毫秒",
+  announce: "螢幕閱讀器朗讀字幕",
+  keyTitle: "此伺服器需要金鑰",
+  key: "API 金鑰",
+  useKey: "連線",
+  keyWrong: "伺服器不認得這個金鑰。",
+  needsScript: "此頁需要 JavaScript。",
+  microphoneDenied: "麥克風未獲允許。可在瀏覽器的網站設定中允許，或在下方輸入文字。",
+  microphoneMissing: "找不到麥克風。可在下方輸入文字。",
+  microphoneInsecure: "瀏覽器只在 https 與 localhost 提供麥克風。可在下方輸入文字。",
+  microphoneLost: "麥克風已中斷。",
+  unreachable: "伺服器沒有回應。它在執行嗎？",
+  lost: "連線中斷太久。",
+  replaced: "對話已在另一個視窗繼續。",
+  refused: "伺服器拒絕：{message}",
+  failed: "回答失敗：{message}",
+  error: "伺服器訊息：{message}",
+};
+
+export const LANGUAGES = { en: ENGLISH, "zh-Hant": TRADITIONAL_CHINESE };
+
+export class Strings {
+  constructor(preferred) {
+    this.language = preferred.startsWith("zh") ? "zh-Hant" : "en";
+  }
+
+  say(name, values = {}) {
+    return LANGUAGES[this.language][name].replace(/\{(\w+)\}/g, (_, key) => values[key]);
+  }
+
+  // Elements say which string is theirs, and where it goes.
+  apply(root) {
+    root.documentElement.lang = this.language;
+    root.title = this.say("title");
+    for (const element of root.querySelectorAll("[data-text]")) element.textContent = this.say(element.dataset.text);
+    for (const element of root.querySelectorAll("[data-label]")) element.setAttribute("aria-label", this.say(element.dataset.label));
+    for (const element of root.querySelectorAll("[data-placeholder]")) element.placeholder = this.say(element.dataset.placeholder);
+  }
+}

@@ -1,0 +1,16 @@
+// Whether 20 ms of microphone sound stand out of the room. Only the latency line needs it; turns are the server's matter.
+
+const SILENCE = 0.003; // about -50 dBFS
+const ABOVE_ROOM = 4; // 12 dB
+const ROOM_RISES = 1.01; // each 20 ms: a louder room is believed within seconds
+
+export class VoiceGate {
+  constructor() {
+    this.room = SILENCE;
+  }
+
+  hears(level) {
+    this.room = Math.max(1e-5, Math.min(this.room * ROOM_RISES, level, 0.02));
+    return level > Math.max(SILENCE, this.room * ABOVE_ROOM);
+  }
+}
