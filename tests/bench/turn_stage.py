@@ -12,7 +12,7 @@ from vivavoce.audio.pcm import float_to_pcm16, pcm16_to_float
 from vivavoce.bench.turn_questions import Material, Question
 from vivavoce.bench.turn_sounds import RATE, mm_hm, talk
 
-LOUD = 0.02
+LOUD = 0.04
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
@@ -65,7 +65,8 @@ class Behaviour:
     """Silence at the beginning of a reply."""
     stops_by_itself: float | None = None
     transcripts: bool = True
-    answers: str = "own"
+    mixes_up: bool = False
+    """Answers what another session has just asked."""
 
 
 class ScriptedServer:
@@ -73,14 +74,17 @@ class ScriptedServer:
 
     ids = itertools.count(1)
 
-    def __init__(self, behaviour: Behaviour, number: int = 0) -> None:
-        self.behaviour, self.number = behaviour, number
+    def __init__(self, behaviour: Behaviour, others: "list[ScriptedServer]") -> None:
+        self.behaviour, self.others = behaviour, others
+        self.asked: tuple[float, int] = (-9.0, 0)
+        """When a turn ended, and how many tenths of a second it was loud."""
+        self._spoken = 0.0
         self.received: list[dict] = []
         self._out: asyncio.Queue[dict] = asyncio.Queue()
         self._loud = self._quiet = 0.0
         self._speaking = False
-        self._turns = 0
         self._reply: asyncio.Task | None = None
+        self._id: str | None = None
         self._sounds_until = 0.0
         self._now = asyncio.get_running_loop().time
         self._tell("session.created", session={})
@@ -101,6 +105,7 @@ class ScriptedServer:
         seconds = len(samples) / RATE
         is_loud = np.abs(samples).max() > LOUD
         self._loud = self._loud + seconds if is_loud else 0.0
+        self._spoken += seconds if is_loud else 0.0
         self._quiet = 0.0 if is_loud else self._quiet + seconds
         is_heard = self._now() < self._sounds_until
         needed = self.behaviour.stops_after if is_heard else 0.0
@@ -110,25 +115,27 @@ class ScriptedServer:
             self._stop("turn_detected")
         elif self._speaking and self._quiet >= self.behaviour.silence - 1e-6:
             self._speaking = False
-            self._turns += 1
+            self.asked, self._spoken = (self._now(), round(10 * self._spoken)), 0.0
             self._tell("input_audio_buffer.committed", item_id="item")
-            self._reply = asyncio.create_task(self._say(self._turns))
+            self._reply = asyncio.create_task(self._say())
 
     def _stop(self, reason: str) -> None:
         self._sounds_until = 0.0
         if self._reply is not None and not self._reply.done():
             self._reply.cancel()
+            if self._id is None:
+                return
             details = {"type": "cancelled", "reason": reason}
             self._tell("response.done", response={"id": self._id, "status": "cancelled", "status_details": details})
 
-    async def _say(self, turn: int) -> None:
-        does = self.behaviour
+    async def _say(self) -> None:
+        does, self._id = self.behaviour, None
         await asyncio.sleep(does.thinking)
         self._id = f"resp_{next(self.ids)}"
         self._tell("response.created", response={"id": self._id})
-        seed = {"own": 100 * self.number + turn % 2, "same": 7}[does.answers]
+        seed = self._answer()
         if does.transcripts:
-            self._tell("response.output_audio_transcript.delta", response_id=self._id, delta=f"answer {seed} is {seed}")
+            self._tell("response.output_audio_transcript.delta", response_id=self._id, delta=f"{seed} it is, {seed}.")
         sound = np.concatenate([np.zeros(round(does.lead_in * RATE), np.float32), talk(does.reply, seed)])
         step, began = round(does.piece * RATE), self._now()
         self._sounds_until = began + len(sound) / RATE
@@ -143,6 +150,12 @@ class ScriptedServer:
         self._tell("response.output_audio.done", response_id=self._id)
         self._tell("response.done", response={"id": self._id, "status": "completed"})
 
+    def _answer(self) -> int:
+        """What is answered follows from how long was asked."""
+        now, asked = self._now(), self.asked[1]
+        heard = [other.asked[1] for other in self.others if other is not self and now - other.asked[0] < 1.0]
+        return heard[0] if self.behaviour.mixes_up and heard else asked
+
     def _tell(self, type: str, **fields) -> None:
         self._out.put_nowait({"type": type, **fields})
 
@@ -156,5 +169,5 @@ class Servers:
 
     @asynccontextmanager
     async def __call__(self):
-        self.opened.append(ScriptedServer(self.behaviour, len(self.opened)))
+        self.opened.append(ScriptedServer(self.behaviour, self.opened))
         yield self.opened[-1]

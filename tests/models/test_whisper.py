@@ -8,11 +8,12 @@ from transformers import WhisperConfig as TheirConfig
 from transformers import WhisperForConditionalGeneration
 
 from vivavoce.errors import CapacityError, CheckpointError, InputError
-from vivavoce.models.whisper import Whisper, sinusoids
+from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import SIZES, WhisperConfig
 from vivavoce.models.whisper_decoding import decode, language_chances
 from vivavoce.models.whisper_rules import Suppress, SuppressAtStart
 from vivavoce.models.whisper_tokens import WhisperTokens
+from vivavoce.nn.sinusoids import sinusoids
 
 SMALL = {
     "d_model": 64,

@@ -28,10 +28,10 @@ from vivavoce.models.xy_tokenizer import (
     config_of,
     open_checkpoint,
     published_name,
-    sinusoids,
 )
 from vivavoce.models.xy_windows import LONG, LOW_LATENCY, PUBLISHED, Windows, XYCodec, cross_faded
 from vivavoce.nn.residual_vq import ResidualVQ
+from vivavoce.nn.sinusoids import sinusoids
 
 KEYS = "xy_tokenizer_16k.tsv"
 TINY = XYTokenizerConfig(

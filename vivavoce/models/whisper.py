@@ -19,6 +19,7 @@ from vivavoce.models.checkpoint import load_weights, save_weights
 from vivavoce.models.whisper_checkpoint import open_whisper
 from vivavoce.models.whisper_config import CONV_STRIDE, WhisperConfig
 from vivavoce.nn.allocation import allocating, fill_randomly
+from vivavoce.nn.sinusoids import sinusoids
 from vivavoce.nn.stream_cache import Extension, StreamCache, extend
 from vivavoce.nn.whisper_layer import WhisperAttention, WhisperLayer
 
@@ -263,11 +264,3 @@ class Whisper(nn.Module):
         """Logits of whole texts, one a window.  # [window, mel, frame], [window, token] → [window, token, id]"""
         memory = self.decoder.remember(self.encoder(mel))
         return self.decoder.logits(self.decoder(tokens, memory))
-
-
-def sinusoids(positions: int, channels: int, longest: float = 10_000.0) -> Tensor:
-    """The encoder's fixed positions: sines in the first half of the channels, cosines in the second."""
-    steps = torch.log(torch.tensor(longest)) / (channels // 2 - 1)
-    rates = torch.exp(-steps * torch.arange(channels // 2))
-    angles = torch.arange(positions)[:, None] * rates[None]
-    return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -20,6 +20,7 @@ from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.vocos import Vocos
 from vivavoce.models.weight_norm import fold_weight_norm
 from vivavoce.nn.residual_vq import ResidualVQ
+from vivavoce.nn.sinusoids import sinusoids
 from vivavoce.nn.whisper_layer import WhisperLayer
 
 RATE = 16_000
@@ -85,13 +86,6 @@ class XYTokenizerConfig:
 XY_TOKENIZER_16KHZ = XYTokenizerConfig(n_fft=640)
 XY_TOKENIZER_24KHZ = XYTokenizerConfig(n_fft=960)
 XY_TOKENIZER_32KHZ = XYTokenizerConfig(n_fft=1280)
-
-
-def sinusoids(length: int, channels: int) -> Tensor:
-    """Whisper's positions: sines, then cosines, of wavelengths from 2π to 20000π.  # [length, channels]"""
-    rates = torch.exp(-torch.log(torch.tensor(10_000.0)) / (channels // 2 - 1) * torch.arange(channels // 2))
-    angles = torch.arange(length)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class Transformer(nn.Module):

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
-from vivavoce.models.whisper import Whisper, sinusoids
+from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.nn.sinusoids import sinusoids
 from vivavoce.train.asr_judgement import WAYS_TO_JUDGE, Judgement, judge_texts, transcribe_all
 from vivavoce.train.asr_vocabulary import Vocabulary
 from vivavoce.train.asr_windows import IGNORED, RATE, Recordings, WindowMaker, WindowShape

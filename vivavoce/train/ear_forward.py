@@ -1,12 +1,15 @@
 """The speech encoder while it learns: dropout, and rows whose positions start anywhere, as in a long turn."""
 
 import math
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.models.speech_encoder import CONV_STRIDE, SpeechEncoder, SpeechEncoderConfig
+from vivavoce.nn.sinusoids import sinusoids
 from vivavoce.nn.whisper_layer import WhisperLayer
 from vivavoce.train.lattice import Lattice
 
@@ -22,7 +25,7 @@ def new_encoder(config: SpeechEncoderConfig, lattice: Lattice) -> SpeechEncoder:
         encoder.embed_positions.weight.mul_(0.3)
         encoder.embed_positions.weight[:, : lattice.dimensions] = 0.0
         encoder.codebook.weight.copy_(lattice.codebook(config.d_model))
-        for layer in encoder.layers:
+        for layer in cast(Iterable[WhisperLayer], encoder.layers):
             for projection in (layer.self_attn.out_proj, layer.fc2):
                 projection.weight.div_(math.sqrt(depth / 4))
     encoder.embed_positions.requires_grad_(False)
@@ -52,10 +55,3 @@ def layer_forward(
     inner = functional.dropout(inner, dropout, training=dropout > 0)
     out: Tensor = x + functional.dropout(layer.fc2(inner), dropout, training=dropout > 0)
     return out
-
-
-def sinusoids(count: int, size: int) -> Tensor:
-    """Whisper's positions: sines, then cosines, of wavelengths from 2π to 10000 · 2π.  # [count, size]"""
-    rates = torch.exp(-math.log(10_000.0) * torch.arange(size // 2) / (size // 2 - 1))
-    angles = torch.arange(count)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=1)

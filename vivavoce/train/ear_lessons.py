@@ -150,7 +150,8 @@ class Lessons:
             [np.where(is_reply, _any(replies, shape.rows, random), _any(others, shape.rows, random))
              for _ in range(shape.sentences)], axis=1,
         )  # fmt: skip
-        speed = np.exp(random.uniform(*np.log(habits.resampled), shape.rows))
+        slowest, fastest = habits.resampled
+        speed = np.exp(random.uniform(np.log(slowest), np.log(fastest), shape.rows))
         speed[is_reply | (random.random(shape.rows) < habits.as_recorded)] = 1.0
         speed = np.maximum(speed, self.speech.lengths[sentence[:, 0]] / shape.samples)
         gain = 10 ** (random.uniform(*habits.gain, shape.rows) / 20)

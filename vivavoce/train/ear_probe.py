@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from vivavoce.nn.sinusoids import sinusoids
 from vivavoce.nn.whisper_layer import WhisperLayer
-from vivavoce.train.ear_forward import layer_forward, sinusoids
+from vivavoce.train.ear_forward import layer_forward
 from vivavoce.train.front_desk_normalise import normalise
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"  # symbol 0 is CTC's blank

@@ -1,0 +1,251 @@
+"""A caller on the line: an open microphone in real time, a loudspeaker, and what a stock client does about events."""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vivavoce.audio.level import from_db
+from vivavoce.audio.pcm import float_to_pcm16, pcm16_to_float
+from vivavoce.bench.turn_network import PERFECT, Line, Way
+from vivavoce.bench.turn_player import HeardReply, Loudspeaker
+from vivavoce.bench.turn_sounds import RATE, SPEECH_DBFS, Samples, room_noise, voiced_bounds
+from vivavoce.bench.turn_wire import OPEN_SECONDS, Event, Wire, WireClosedError
+from vivavoce.errors import InputError
+
+PACKET = RATE // 50
+POLL_SECONDS = 0.01
+NOISE_SECONDS = 10.0
+QUIET_ROOM_DBFS = -70.0
+SOUND = {"response.output_audio.delta", "response.audio.delta"}
+SOUND_DONE = {"response.output_audio.done", "response.audio.done"}
+WORDS = {"response.output_audio_transcript.delta", "response.audio_transcript.delta"}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where the caller sits."""
+
+    snr_db: float | None = None
+    """Noise under speech of the usual level; None: a quiet room."""
+    echo_db: float | None = None
+    """How loud the loudspeaker is in the microphone; None: a headset."""
+    echo_delay: float = 0.06
+    line: Line = PERFECT
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A sound the caller makes; times of its first and last voice by the clock."""
+
+    kind: str
+    start: float
+    first: float
+    last: float
+    end: float
+    pause: tuple[float, float] | None = None
+    """When it hesitated."""
+
+
+@dataclass
+class Microphone:
+    """Packets of 20 ms at absolute deadlines; quiet noise where nobody speaks."""
+
+    surroundings: Surroundings
+    loudspeaker: Loudspeaker
+    seed: int = 0
+    began: float = 0.0
+    sent: int = 0
+    lateness: list[float] = field(default_factory=list)
+    """Seconds by which each packet left after its time."""
+    record: list[Samples] = field(default_factory=list)
+    _said: list[tuple[int, Samples]] = field(default_factory=list)
+    _noise: Samples = field(init=False, repr=False)
+    _way: Way = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        snr = self.surroundings.snr_db
+        level = QUIET_ROOM_DBFS if snr is None else SPEECH_DBFS - snr
+        self._noise = room_noise(NOISE_SECONDS, level, self.seed)
+        self._way = Way(self.surroundings.line, self.seed)
+
+    def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> Utterance:
+        """From the next packet on these samples are spoken; `pause`: from and to which of them it hesitates."""
+        begin = max([self.sent * PACKET, *(start + len(sound) for start, sound in self._said)])
+        self._said.append((begin, samples))
+        first, last = voiced_bounds(samples)
+        start = self.began + begin / RATE
+        hesitates = None if pause is None else (start + pause[0] / RATE, start + pause[1] / RATE)
+        return Utterance(kind, start, start + first / RATE, start + last / RATE, start + len(samples) / RATE, hesitates)
+
+    def packet(self) -> Samples:
+        """What the microphone took up in the next 20 ms, lost packets as silence."""
+        begin = self.sent * PACKET
+        self.sent += 1
+        samples = np.take(self._noise, np.arange(begin, begin + PACKET), mode="wrap")
+        for start, sound in self._said:
+            low, high = max(begin, start), min(begin + PACKET, start + len(sound))
+            if low < high:
+                samples[low - begin : high - begin] += sound[low - start : high - start]
+        self._said = [(start, sound) for start, sound in self._said if start + len(sound) > begin + PACKET]
+        echo = self.surroundings.echo_db
+        if echo is not None:
+            moment = self.began + begin / RATE - self.surroundings.echo_delay
+            samples += np.float32(from_db(echo)) * self.loudspeaker.read(moment, PACKET)
+        if self._way.line.loss and self._way.loses():
+            samples = np.zeros_like(samples)
+        self.record.append(samples)
+        return samples
+
+
+class Caller:
+    """One session: use as `async with`. Everything that happens is kept with its time."""
+
+    def __init__(self, wire: Wire, session: Event, surroundings: Surroundings | None = None, seed: int = 0) -> None:
+        self.wire, self.session = wire, session
+        self.surroundings = surroundings or Surroundings()
+        self.loudspeaker = Loudspeaker()
+        self.microphone = Microphone(self.surroundings, self.loudspeaker, seed)
+        self.events: list[tuple[float, Event]] = []
+        """All that came, sound as its length in bytes."""
+        self.active: set[str] = set()
+        """Replies that are under way at the server."""
+        self.closed: str | None = None
+        self._ready = asyncio.Event()
+
+    async def __aenter__(self) -> "Caller":
+        self._receiver = asyncio.create_task(self._receive())
+        await self.wire.send({"type": "session.update", "session": self.session})
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await self._ready.wait()
+            self._check_open()
+        except (TimeoutError, WireClosedError) as error:
+            self._receiver.cancel()
+            why = str(error) or f"it did not answer session.update within {OPEN_SECONDS:.0f} s"
+            raise InputError(f"no session with the server: {why}") from error
+        self.microphone.began = self.now()
+        self._sender = asyncio.create_task(self._speak())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in (self._sender, self._receiver):
+            task.cancel()
+        await asyncio.gather(self._sender, self._receiver, return_exceptions=True)
+
+    @staticmethod
+    def now() -> float:
+        """The time of everything here."""
+        return asyncio.get_running_loop().time()
+
+    def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> Utterance:
+        """Speak from now on; returns at once."""
+        return self.microphone.say(samples, kind, pause)
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for something to become so; whether it did."""
+        deadline = self.now() + seconds
+        while not condition():
+            self._check_open()
+            if self.now() >= deadline:
+                return False
+            await asyncio.sleep(POLL_SECONDS)
+        return True
+
+    async def wait(self, moment: float) -> None:
+        """Wait for a moment."""
+        await self.until(lambda: self.now() >= moment, max(0.0, moment - self.now()) + 1.0)
+
+    def heard_since(self, moment: float) -> HeardReply | None:
+        """The first reply whose voice has been heard, and not begun before this moment."""
+        for reply in self.loudspeaker.replies.values():
+            heard = None if reply.voice_at is None else reply.heard_at(reply.voice_at)
+            if heard is not None and moment <= heard <= self.now():
+                return reply
+        return None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no reply is under way or being heard."""
+        return not self.active and not self.loudspeaker.is_audible(self.now())
+
+    async def hush(self) -> None:
+        """Stop whatever is being said, as a client may."""
+        if self.active:
+            await self.wire.send({"type": "response.cancel"})
+        await self._stop_playing("bench")
+
+    async def _speak(self) -> None:
+        microphone = self.microphone
+        while True:
+            due = microphone.began + (microphone.sent + 1) * PACKET / RATE
+            await asyncio.sleep(max(0.0, due - self.now()))
+            microphone.lateness.append(self.now() - due)
+            pcm = float_to_pcm16(microphone.packet()).astype("<i2", copy=False).tobytes()
+            try:
+                await self.wire.send({"type": "input_audio_buffer.append", "audio": base64.b64encode(pcm).decode()})
+            except WireClosedError as error:
+                self.closed = self.closed or str(error)
+                return
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                event = await self.wire.receive()
+            except WireClosedError as error:
+                self.closed = str(error)
+                self._ready.set()
+                return
+            try:
+                await self._take(self.now(), event)
+            except (KeyError, TypeError, ValueError) as error:
+                self.closed = f"the server's {event.get('type')} event cannot be read: {error!r}"
+                return
+
+    async def _take(self, now: float, event: Event) -> None:
+        kind = str(event.get("type"))
+        is_sound = kind in SOUND
+        self.events.append((now, event | {"delta": len(event["delta"]) * 3 // 4} if is_sound else event))
+        if is_sound:
+            self.loudspeaker.feed(now, event["response_id"], pcm16_to_float(base64.b64decode(event["delta"])))
+            self.loudspeaker.reply(event["response_id"], now).item = event.get("item_id")
+        elif kind in WORDS:
+            self.loudspeaker.reply(event["response_id"], now).transcript += event.get("delta") or ""
+        elif kind in SOUND_DONE:
+            self.loudspeaker.reply(event["response_id"], now).finish(now)
+        elif kind == "response.created":
+            self.active.add(event["response"]["id"])
+            self.loudspeaker.reply(event["response"]["id"], now)
+        elif kind == "response.done":
+            self._done(now, event["response"])
+        elif kind == "input_audio_buffer.speech_started":
+            await self._stop_playing("speech_started")
+        elif kind == "output_audio_buffer.cleared":
+            self.loudspeaker.drop(now, "cleared", event.get("response_id"))
+        elif kind == "session.updated" or (kind == "error" and not self._ready.is_set()):
+            self._ready.set()
+
+    def _done(self, now: float, response: Event) -> None:
+        reply = self.loudspeaker.reply(response["id"], now)
+        self.active.discard(reply.id)
+        if reply.status is not None:  # a reply ends once
+            return
+        reply.status = response.get("status")
+        reply.reason = (response.get("status_details") or {}).get("reason")
+        if reply.status == "cancelled":
+            reply.drop(now, "cancelled")
+        reply.finish(now)
+
+    async def _stop_playing(self, reason: str) -> None:
+        """Throw away what was not heard, and tell the server how far that was, as stock clients do."""
+        for reply in self.loudspeaker.drop(self.now(), reason):
+            if reply.item is not None and reply.spans:
+                heard = sum((span.last or span.first) - span.first for span in reply.spans)
+                event = {"type": "conversation.item.truncate", "item_id": reply.item, "content_index": 0}
+                await self.wire.send(event | {"audio_end_ms": heard * 1000 // RATE})
+
+    def _check_open(self) -> None:
+        if self.closed is not None:
+            raise WireClosedError(self.closed)

@@ -1,0 +1,206 @@
+"""Figures of a call, from what was said and heard and when. Pure arithmetic on times; nothing here waits."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vivavoce.bench.turn_caller import Utterance
+from vivavoce.bench.turn_player import HeardReply
+from vivavoce.bench.turn_scenes import Call, Played
+from vivavoce.bench.turn_sounds import RATE
+
+WINDOW = 2.0
+"""Seconds from its beginning in which an interruption must have stopped the reply, and in which nothing else may."""
+TOO_LATE = 0.5
+"""A reply that ends by itself so soon after a sound says nothing about whether it would have yielded."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one exchange. Milliseconds; None: there was nothing to measure."""
+
+    scene: str
+    session: int
+    number: int
+    question: str
+    is_answered: bool
+    response_ms: float | None
+    """From the last voiced sample of the question to the first voiced sample of the reply that is heard."""
+    arrival_ms: float | None
+    """The same, to the arrival of that sample."""
+    cut_in: bool
+    """The machine spoke while the question was still being asked."""
+    false_end: bool | None
+    """Whether a hesitation was taken for the end."""
+    over: str | None = None
+    stopped: bool | None = None
+    """Whether the sound over it stopped the reply."""
+    stop_ms: float | None = None
+    over_answered: bool | None = None
+    after_interruption_ms: float | None = None
+    """From the last voiced sample of an interruption to the reply to it."""
+    stray: str | None = None
+    stray_answered: bool | None = None
+    self_interruptions: int = 0
+    """Replies that the server stopped though the caller made no sound."""
+    underruns: int = 0
+    dry_ms: float = 0.0
+    reply_seconds: float = 0.0
+    transcript: str = ""
+
+
+def outcomes(call: Call) -> list[Outcome]:
+    """One for every question of a call."""
+    ends = [each.asked.first for each in call.played[1:]] + [float("inf")]
+    return [_outcome(call, number, end) for number, end in enumerate(ends[: len(call.played)])]
+
+
+def _outcome(call: Call, number: int, end: float) -> Outcome:
+    played = call.played[number]
+    replies = [each for each in call.caller.loudspeaker.replies.values() if played.asked.first <= each.created < end]
+    answer = next((each for each in replies if _heard_after(each, played.asked.last)), None)
+    response, arrival = (None, None) if answer is None else _latency(answer, played.asked.last)
+    over = _over(played, replies)
+    return Outcome(
+        scene=call.scene.name,
+        session=call.number,
+        number=number,
+        question=played.exchange.question.text,
+        is_answered=answer is not None,
+        response_ms=response,
+        arrival_ms=arrival,
+        cut_in=any(_heard_before(each, played.asked.last) for each in replies),
+        false_end=_false_end(call, played, replies),
+        self_interruptions=sum(_stopped_itself(each, played) for each in replies),
+        underruns=sum(len(each.gaps) for each in replies),
+        dry_ms=1e3 * sum(sum(each.gaps) for each in replies),
+        reply_seconds=0.0 if answer is None else len(answer.sound) / RATE,
+        transcript="" if answer is None else answer.transcript.strip(),
+        stray=None if played.stray is None else played.stray.kind,
+        stray_answered=None if played.stray is None else _answers(played.stray, replies),
+        **over,
+    )
+
+
+def _over(played: Played, replies: Sequence[HeardReply]) -> dict[str, Any]:
+    made, reply, planned = played.over, played.reply, played.exchange.over
+    if planned is None:
+        return {}
+    if made is None or reply is None:  # there was no reply, or it was over too soon
+        return {"over": planned.kind}
+    cut = cut_at(reply)
+    stopped: bool | None = cut is not None and cut - made.first <= WINDOW
+    if _heard_until(reply) - made.first < TOO_LATE if cut is None else cut < made.first:
+        stopped = None
+    is_interruption = made.kind == "interruption"
+    following = next((each for each in replies if each is not reply and _heard_after(each, made.last)), None)
+    wanted = following is not None and is_interruption
+    return {
+        "over": made.kind,
+        "stopped": stopped,
+        "stop_ms": 1e3 * (cut - made.first) if stopped and cut is not None else None,
+        "over_answered": _answers(made, [each for each in replies if each is not reply]),
+        "after_interruption_ms": _latency(following, made.last)[0] if wanted and following else None,
+    }
+
+
+def cut_at(reply: HeardReply) -> float | None:
+    """When the server stopped a reply before its end; None if it did not."""
+    by_server = [moment for moment, reason in reply.dropped if reason != "bench"]
+    if any(reason == "bench" for _, reason in reply.dropped):
+        return None
+    is_cancelled = reply.status == "cancelled" or (reply.status == "incomplete" and reply.reason == "turn_detected")
+    if by_server and not any(span.start >= by_server[-1] for span in reply.spans):
+        return by_server[-1]
+    return _heard_until(reply) if is_cancelled and reply.spans else None
+
+
+def _heard_until(reply: HeardReply) -> float:
+    return reply.ends() if reply.spans else reply.created
+
+
+def _latency(reply: HeardReply, since: float) -> tuple[float | None, float | None]:
+    first = reply.first_voiced()
+    if first is None:
+        return None, None
+    heard, arrived = reply.heard_at(first), reply.arrived_at(first)
+    return (None if heard is None else 1e3 * (heard - since)), (None if arrived is None else 1e3 * (arrived - since))
+
+
+def _heard_after(reply: HeardReply, moment: float) -> bool:
+    spans = reply.voiced_spans()
+    return bool(spans) and spans[0][0] >= moment
+
+
+def _heard_before(reply: HeardReply, moment: float) -> bool:
+    spans = reply.voiced_spans()
+    return bool(spans) and spans[0][0] < moment
+
+
+def _false_end(call: Call, played: Played, replies: Iterable[HeardReply]) -> bool | None:
+    """Whether the turn was closed, or a reply begun, between the beginning of the pause and the last word."""
+    if played.asked.pause is None:
+        return None
+    begin, end = played.asked.pause[0], played.asked.last
+    closed = any(
+        begin < moment < end and event["type"] in ("input_audio_buffer.committed", "response.created")
+        for moment, event in call.caller.events
+    )
+    return closed or any(begin < each.created < end for each in replies)
+
+
+def _stopped_itself(reply: HeardReply, played: Played) -> bool:
+    """Whether a reply was stopped that nobody had spoken over."""
+    cut = cut_at(reply)
+    if cut is None or not _heard_after(reply, played.asked.last):
+        return False
+    sounds = [each for each in (played.over, played.stray) if each is not None]
+    return not any(each.first <= cut for each in sounds)
+
+
+def _answers(sound: Utterance, replies: Iterable[HeardReply]) -> bool:
+    """Whether a reply was begun because of a sound."""
+    return any(reply.created > sound.first and reply.spans for reply in replies)
+
+
+def summary(found: Sequence[Outcome]) -> dict[str, Any]:
+    """The figures of a scene, or of all of them; shares are 0 to 1, None where there was nothing to measure."""
+    overs = [each for each in found if each.over is not None and each.stopped is not None]
+    interrupted = [each for each in overs if each.over == "interruption"]
+    strays = [each for each in found if each.stray is not None]
+    return {
+        "questions": len(found),
+        "response_rate": _share(each.is_answered for each in found),
+        "response_ms": _spread(each.response_ms for each in found),
+        "arrival_ms": _spread(each.arrival_ms for each in found),
+        "cut_in_rate": _share(each.cut_in for each in found),
+        "false_end_rate": _share(each.false_end for each in found if each.false_end is not None),
+        "interruptions": len(interrupted),
+        "yield_rate": _share(bool(each.stopped) for each in interrupted),
+        "yield_ms": _spread(each.stop_ms for each in interrupted),
+        "after_interruption_ms": _spread(each.after_interruption_ms for each in found),
+        **{
+            f"{kind.replace(' ', '_')}_selectivity": _share(not each.stopped for each in overs if each.over == kind)
+            for kind in ("backchannel", "cough", "knock", "side talk")
+        },
+        "disturbances": len(overs) - len(interrupted),
+        "stray_selectivity": _share(not each.stray_answered for each in strays),
+        "self_interruptions": sum(each.self_interruptions for each in found),
+        "underruns": sum(each.underruns for each in found),
+        "dry_ms": sum(each.dry_ms for each in found),
+        "not_measured": sum(each.over is not None and each.stopped is None for each in found),
+    }
+
+
+def _share(values: Iterable[bool]) -> float | None:
+    kept = list(values)
+    return sum(kept) / len(kept) if kept else None
+
+
+def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    kept = [value for value in values if value is not None]
+    if not kept:
+        return None
+    return {"p50": float(np.percentile(kept, 50)), "p95": float(np.percentile(kept, 95)), "count": len(kept)}
