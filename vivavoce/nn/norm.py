@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vivavoce.nn import kernels
 
@@ -30,6 +31,8 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The plain twin of the fused kernel. Statistics in float32 (or better), as the published models have it."""
+    if x.dtype == weight.dtype and x.dtype in (torch.float32, torch.float64):
+        return functional.rms_norm(x, weight.shape, weight, eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype)
