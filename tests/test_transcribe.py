@@ -20,8 +20,8 @@ from vivavoce.models.whisper_segments import cut_segments
 from vivavoce.models.whisper_settings import LARGE_V2_HEADS, WhisperSettings
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.models.whisper_transcriber import Segment, WhisperTranscriber, Wish, is_imagined
-from vivavoce.train.asr import save_whisper
-from vivavoce.train.asr_vocabulary import Vocabulary
+from vivavoce.train.recogniser.asr import save_whisper
+from vivavoce.train.recogniser.vocabulary import Vocabulary
 from vivavoce.transcribe import transcribe
 
 RATE = 16_000

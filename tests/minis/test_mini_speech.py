@@ -12,7 +12,7 @@ from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
 from vivavoce.train.front_desk import Exchange, judge, normalise
-from vivavoce.train.lm_lessons import READ
+from vivavoce.train.language.lessons import READ
 
 FAMILIAR = ("bill", "breakfast", "greeting", "order", "price", "restaurant_hours", "room", "taxi", "wifi")
 """Questions that the recipe's first run answers; others it may learn later."""

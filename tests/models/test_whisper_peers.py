@@ -11,7 +11,7 @@ from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_tokens import LANGUAGES, WhisperTokens
 from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
-from vivavoce.train.asr_vocabulary import byte_letters
+from vivavoce.train.recogniser.vocabulary import byte_letters
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 faster_whisper = pytest.importorskip("faster_whisper")

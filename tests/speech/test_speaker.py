@@ -24,10 +24,10 @@ from vivavoce.nn.int8_linear import int8_is_fast_here
 from vivavoce.speech import KeptVoice, Manner, Speaker
 from vivavoce.speech.mouth import EngineMouth
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.train.tts_codec_forward import initialise as initialise_codec
-from vivavoce.train.tts_lm_forward import initialise
-from vivavoce.train.tts_minis import TINY_CODEC, TINY_LM
-from vivavoce.train.tts_tokenizer import write_tokenizer
+from vivavoce.train.speaker.codec_forward import initialise as initialise_codec
+from vivavoce.train.speaker.lm_forward import initialise
+from vivavoce.train.speaker.sizes import TINY_CODEC, TINY_LM
+from vivavoce.train.speaker.tokenizer import write_tokenizer
 
 SHORT = NanoSampling(max_new_frames=9)
 TEXT = "Good evening. A table for two, please. At seven o'clock it is. And a bottle of water."

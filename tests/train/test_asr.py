@@ -16,11 +16,11 @@ from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_tokens import WhisperTokens
-from vivavoce.train.asr import TINY, Listening, Recipe, Training
-from vivavoce.train.asr_judgement import WAYS_TO_JUDGE, edit_distance, judge_texts, main, transcribe_all
-from vivavoce.train.asr_vocabulary import Vocabulary
-from vivavoce.train.asr_windows import IGNORED, RATE, Recordings, WindowHabits, WindowMaker, WindowShape
 from vivavoce.train.corpus import Corpus
+from vivavoce.train.recogniser.asr import TINY, Listening, Recipe, Training
+from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, edit_distance, judge_texts, main, transcribe_all
+from vivavoce.train.recogniser.vocabulary import Vocabulary
+from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowHabits, WindowMaker, WindowShape
 
 PITCHES = {"low": 300.0, "mid": 900.0, "high": 2500.0}
 BEEP = RATE // 3
@@ -234,7 +234,16 @@ def test_the_command_trains_judges_and_writes_everything(tmp_path):
         ]
         Corpus.of(pieces).save(tmp_path / name)
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "vivavoce.train.asr", "--corpus", str(tmp_path), "--out", str(out), "--tiny"]
+    command = [
+        sys.executable,
+        "-m",
+        "vivavoce.train.recogniser.asr",
+        "--corpus",
+        str(tmp_path),
+        "--out",
+        str(out),
+        "--tiny",
+    ]
     done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     metrics = json.loads((out / "metrics.json").read_text())

@@ -11,16 +11,16 @@ from vivavoce.audio.mel import WhisperMel
 from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
 from vivavoce.models.speech_encoder_stream import SpeechStream
 from vivavoce.nn.allocation import fill_randomly
-from vivavoce.train import ear
 from vivavoce.train.codes import encode_corpus
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.ctc import ctc_loss
-from vivavoce.train.ear_forward import features, new_encoder
-from vivavoce.train.ear_lessons import Habits, Lessons, Shape, Speech
-from vivavoce.train.ear_probe import LETTERS, read, spelled
-from vivavoce.train.ear_report import edit_distance, error_rate
-from vivavoce.train.ear_surroundings import Surroundings, warp_bands
-from vivavoce.train.lattice import Lattice
+from vivavoce.train.hearing import ear
+from vivavoce.train.hearing.forward import features, new_encoder
+from vivavoce.train.hearing.lattice import Lattice
+from vivavoce.train.hearing.lessons import Habits, Lessons, Shape, Speech
+from vivavoce.train.hearing.probe import LETTERS, read, spelled
+from vivavoce.train.hearing.report import edit_distance, error_rate
+from vivavoce.train.hearing.surroundings import Surroundings, warp_bands
 from vivavoce.train.voices import TEACHER
 
 LEVELS = (4, 3, 2, 3)

@@ -17,15 +17,15 @@ from vivavoce.models.flow_matching import cosine_times, fixed_noise
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.models.moss_speech_codec import MossSpeechCodec
 from vivavoce.nn.chunk_mask import Span, attention_bias, visible
-from vivavoce.train.assemble import VOICE_NAME, assemble_codec
-from vivavoce.train.flow import TINY, Lesson, MelScale, main, teacher_vector, tiny_config
-from vivavoce.train.flow_forward import features, velocity
-from vivavoce.train.flow_lessons import EVERYTHING, NO_MASK, CodedSpeech, Passages, Shape, code_bias
-from vivavoce.train.flow_mels import flow_mels
-from vivavoce.train.flow_start import untaught
 from vivavoce.train.loop import Learner
-from vivavoce.train.teacher import Speech
-from vivavoce.train.vocoder import main as teach_vocoder
+from vivavoce.train.voice.assemble import VOICE_NAME, assemble_codec
+from vivavoce.train.voice.flow import TINY, Lesson, MelScale, main, teacher_vector, tiny_config
+from vivavoce.train.voice.flow_forward import features, velocity
+from vivavoce.train.voice.flow_lessons import EVERYTHING, NO_MASK, CodedSpeech, Passages, Shape, code_bias
+from vivavoce.train.voice.flow_mels import flow_mels
+from vivavoce.train.voice.flow_start import untaught
+from vivavoce.train.voice.teacher import Speech
+from vivavoce.train.voice.vocoder import main as teach_vocoder
 
 CODES = 64
 CONFIG = tiny_config(CODES)

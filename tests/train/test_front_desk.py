@@ -19,7 +19,7 @@ from vivavoce.train.front_desk import (
     templates,
     user_sentences,
 )
-from vivavoce.train.front_desk_words import DAYS, NAMES, PRICES, TIMES
+from vivavoce.train.front_desk.words import DAYS, NAMES, PRICES, TIMES
 
 
 def said(desk: Desk, intent: str, **slots: str) -> str:

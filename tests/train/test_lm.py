@@ -12,11 +12,12 @@ from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.train import lm, lm_data
-from vivavoce.train.lm_corpus import SpokenDialogues
-from vivavoce.train.lm_exam import edit_distance, word_error_rate
-from vivavoce.train.lm_lessons import HEARD, READ, SAID, SPOKEN, TRANSCRIBE
-from vivavoce.train.lm_tokenizer import train_tokenizer
+from vivavoce.train.language import data as lm_data
+from vivavoce.train.language import lm
+from vivavoce.train.language.corpus import SpokenDialogues
+from vivavoce.train.language.exam import edit_distance, word_error_rate
+from vivavoce.train.language.lessons import HEARD, READ, SAID, SPOKEN, TRANSCRIBE
+from vivavoce.train.language.tokenizer import train_tokenizer
 
 FEW = lm_data.Plan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
 BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))

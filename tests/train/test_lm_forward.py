@@ -8,8 +8,8 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt, Turn
 from vivavoce.nn.paged import PagedCache, Piece, RowBatch
-from vivavoce.train.lm_forward import hidden_states, within_segments
-from vivavoce.train.lm_generate import greedy_replies
+from vivavoce.train.language.forward import hidden_states, within_segments
+from vivavoce.train.language.generate import greedy_replies
 
 PROMPT = MossSpeechPrompt(CONFIG, ByteTokenizer())
 

@@ -11,8 +11,8 @@ from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.nn.allocation import fill_randomly
 from vivavoce.train.codes import encode_corpus
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.lm_data import CLEAN, NOISY, Plan, heard_data, speech_plan
-from vivavoce.train.lm_hearing import LIVE, NONE, Listener, Silence, elsewhere, over_noise
+from vivavoce.train.language.data import CLEAN, NOISY, Plan, heard_data, speech_plan
+from vivavoce.train.language.hearing import LIVE, NONE, Listener, Silence, elsewhere, over_noise
 from vivavoce.train.voices import HELD_OUT, TEACHER
 
 PLAN = Plan(spoken=3, written=1, general=1, read=1, versions=2, held_out=2, held_out_general=1)

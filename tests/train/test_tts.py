@@ -16,14 +16,14 @@ from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
-from vivavoce.train import tts_codec
 from vivavoce.train.loop import Learner
-from vivavoce.train.tts import TINY, SpeakerLoss, main
-from vivavoce.train.tts_codec_forward import initialise as initialise_codec
-from vivavoce.train.tts_lessons import NOT_JUDGED, Layout, Lessons, Room, Spoken
-from vivavoce.train.tts_lm_forward import corrupt, frame_logits, global_states, initialise
-from vivavoce.train.tts_minis import LM, TINY_CODEC, TINY_LM
-from vivavoce.train.tts_tokenizer import write_tokenizer
+from vivavoce.train.speaker import codec as tts_codec
+from vivavoce.train.speaker.codec_forward import initialise as initialise_codec
+from vivavoce.train.speaker.lessons import NOT_JUDGED, Layout, Lessons, Room, Spoken
+from vivavoce.train.speaker.lm_forward import corrupt, frame_logits, global_states, initialise
+from vivavoce.train.speaker.sizes import LM, TINY_CODEC, TINY_LM
+from vivavoce.train.speaker.tokenizer import write_tokenizer
+from vivavoce.train.speaker.tts import TINY, SpeakerLoss, main
 
 
 @pytest.fixture(scope="module")

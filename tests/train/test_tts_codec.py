@@ -11,10 +11,11 @@ from tests.train.tts_buzzes import VOICES, buzzes
 from vivavoce.audio.buzz import buzz
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.train.corpus import Corpus
+from vivavoce.train.crops import Crops, split_held_out
 from vivavoce.train.discriminators import Discriminators
 from vivavoce.train.loop import Learner
-from vivavoce.train.tts_codec import TINY, CodecLosses, main
-from vivavoce.train.tts_codec_forward import (
+from vivavoce.train.speaker.codec import TINY, CodecLosses, main
+from vivavoce.train.speaker.codec_forward import (
     CodebookMeans,
     analyse,
     codes_of,
@@ -23,9 +24,8 @@ from vivavoce.train.tts_codec_forward import (
     sounds_of,
     synthesise,
 )
-from vivavoce.train.tts_crops import Crops, split_held_out
-from vivavoce.train.tts_minis import CODEC, TINY_CODEC
-from vivavoce.train.tts_spectral import SpectralDistance
+from vivavoce.train.speaker.sizes import CODEC, TINY_CODEC
+from vivavoce.train.spectral import SpectralDistance
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
 from vivavoce.models.hift import HiFT
 from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
 from vivavoce.train.loop import Learner
-from vivavoce.train.teacher import Speech, segment_starts, upsampled
-from vivavoce.train.vocoder import TINY, Lesson, Segments, main, measure, untaught
+from vivavoce.train.voice.teacher import Speech, segment_starts, upsampled
+from vivavoce.train.voice.vocoder import TINY, Lesson, Segments, main, measure, untaught
 
 
 @pytest.fixture(scope="module")

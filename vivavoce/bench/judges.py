@@ -31,9 +31,7 @@ class Moonshine:
         places = [Path(folder) / inner for inner in MOONSHINE_FOLDERS]
         found = next((place for place in places if (place / ENCODER).is_file()), None)
         if found is None:
-            raise InputError(
-                f"{folder} holds no {ENCODER}; unpack `npm pack @usefulsensors/moonshine-js@0.1.16` there"
-            )
+            raise InputError(f"{folder} holds no {ENCODER}; unpack `npm pack @usefulsensors/moonshine-js@0.1.16` there")
         self._encoder = _session(found / ENCODER, threads)
         self._decoder = _session(found / DECODER, threads)
         self._pasts = [given for given in self._decoder.get_inputs() if given.name.startswith("past")]

@@ -92,9 +92,7 @@ def bench_answer(
     moonshine: Annotated[
         Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to hear the replies with.")
     ] = None,
-    count: Annotated[
-        int | None, typer.Option(min=1, help="Speak so many questions; else the bundled ones.")
-    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Speak so many questions; else the bundled ones.")] = None,
     snr: Annotated[float | None, typer.Option(help="Add noise at so many decibels below the speech.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = 0,
     device: DeviceSpec = "auto",

@@ -4,20 +4,18 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    no_args_is_help=True, help="Make the miniatures: speech, training, packing. One GPU is enough."
-)
+app = typer.Typer(no_args_is_help=True, help="Make the miniatures: speech, training, packing. One GPU is enough.")
 
 STEPS = {
-    "ear": ("vivavoce.train.ear", "The speech encoder with its codebook."),
-    "lm-data": ("vivavoce.train.lm_data", "Speak the dialogues and hear them with the trained ear."),
-    "lm": ("vivavoce.train.lm", "The layer-splitting language model, in three stages."),
-    "flow": ("vivavoce.train.flow", "The flow decoder of the reply voice."),
-    "vocoder": ("vivavoce.train.vocoder", "The vocoder of the reply voice."),
-    "assemble": ("vivavoce.train.assemble", "One codec of ear, flow and vocoder."),
-    "asr": ("vivavoce.train.asr", "The recogniser mini-asr."),
-    "tts-codec": ("vivavoce.train.tts_codec", "The codec of mini-tts."),
-    "tts": ("vivavoce.train.tts", "The language model of mini-tts."),
+    "ear": ("vivavoce.train.hearing.ear", "The speech encoder with its codebook."),
+    "lm-data": ("vivavoce.train.language.data", "Speak the dialogues and hear them with the trained ear."),
+    "lm": ("vivavoce.train.language.lm", "The layer-splitting language model, in three stages."),
+    "flow": ("vivavoce.train.voice.flow", "The flow decoder of the reply voice."),
+    "vocoder": ("vivavoce.train.voice.vocoder", "The vocoder of the reply voice."),
+    "assemble": ("vivavoce.train.voice.assemble", "One codec of ear, flow and vocoder."),
+    "asr": ("vivavoce.train.recogniser.asr", "The recogniser mini-asr."),
+    "tts-codec": ("vivavoce.train.speaker.codec", "The codec of mini-tts."),
+    "tts": ("vivavoce.train.speaker.tts", "The language model of mini-tts."),
     "questions": ("vivavoce.train.questions", "Spoken questions that no training heard."),
     "ship": ("vivavoce.train.ship", "A miniature small enough to ship."),
 }

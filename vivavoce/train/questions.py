@@ -1,4 +1,4 @@
-"""Spoken questions that no training heard: `python -m vivavoce.train.questions --out DIR`.
+"""Spoken questions that no training heard: `viva train questions --out DIR`.
 
 Phrasings and voices are both held out. They are what a demonstration asks, and what behaviour is tested with.
 """

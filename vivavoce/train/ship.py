@@ -1,4 +1,4 @@
-"""Trained parts as a miniature small enough to ship: `python -m vivavoce.train.ship --lm … --codec … --out …`.
+"""Trained parts as a miniature small enough to ship: `viva train ship --lm … --codec … --out …`.
 
 Matrices become int8 with a scale a row; the vocoder, whose errors are heard at once, stays float16.
 """
@@ -35,8 +35,8 @@ def ship_speech(lm: Path, codec: Path, out: Path) -> int:
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lm", type=Path, required=True, help="folder that vivavoce.train.lm wrote")
-    parser.add_argument("--codec", type=Path, required=True, help="folder that vivavoce.train.assemble wrote")
+    parser.add_argument("--lm", type=Path, required=True, help="folder that vivavoce.train.language.lm wrote")
+    parser.add_argument("--codec", type=Path, required=True, help="folder that vivavoce.train.voice.assemble wrote")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     size = ship_speech(given.lm, given.codec, given.out)

@@ -1,0 +1,265 @@
+"""Make the language model's data: dialogues spoken in many voices, heard by a trained ear, as codes.
+
+    viva train lm-data --corpus SPEECH                          # speak, no ear needed yet
+    viva train lm-data --corpus SPEECH --ear EAR --out DATA     # hear (and speak, if it was not done)
+    viva train lm-data --spelled --out DATA [--tiny]            # no speech: every word has its codes
+
+DATA gets `train.npz` and `held_out.npz`: dialogues, guests' speech, the desk's replies.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import math
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.models.speech_encoder import SpeechEncoder
+from vivavoce.train.corpus import Corpus, build
+from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences
+from vivavoce.train.language.corpus import Ragged, SpokenDialogues, Utterances
+from vivavoce.train.language.hearing import LIVE, NONE, Change, Listener, Silence, elsewhere, over_noise
+from vivavoce.train.voices import HELD_OUT as UNHEARD
+from vivavoce.train.voices import TEACHER, Voice, draw
+
+CLEAN, NOISY = 0, 1
+TRAIN, HELD_OUT = "train.npz", "held_out.npz"
+HELD_OUT_SNR_DB = 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is made. `spoken` dialogues come as speech and text, `written` more of them as text alone."""
+
+    spoken: int = 20_000
+    written: int = 20_000
+    general: int = 2_500
+    """Sentences of no concern to the desk, spoken by guests: each is declined."""
+    read: int = 2_000
+    """Sentences read by the desk's voice besides its replies."""
+    versions: int = 6
+    held_out: int = 320
+    held_out_general: int = 60
+    seed: int = 0
+
+
+TINY = Plan(spoken=12, written=6, general=4, read=4, versions=2, held_out=6, held_out_general=2)
+
+
+def train_dialogues(plan: Plan) -> tuple[list[list[Exchange]], list[str]]:
+    """The dialogues to learn from, and the sentences in them that guests speak, in order of first use."""
+    spoken = dialogues("train", plan.spoken, plan.seed, (1, 4))
+    spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
+    sentences = list(dict.fromkeys(exchange.user for line in spoken for exchange in line))
+    return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6)), sentences
+
+
+def held_out_dialogues(plan: Plan) -> list[list[Exchange]]:
+    """Phrasings that were never learned: single questions, whole conversations, and what the desk cannot answer."""
+    half = plan.held_out // 2
+    lines = dialogues("held_out", half, plan.seed + 100, (1, 1))
+    lines += dialogues("held_out", plan.held_out - half, plan.seed + 101, (2, 4))
+    learned = set(general_sentences(plan.general, plan.seed))
+    others = general_sentences(4 * plan.held_out_general + plan.general, plan.seed + 100)
+    fresh = [text for text in others if text not in learned]
+    return lines + [_declined(text) for text in fresh[-plan.held_out_general :]]
+
+
+def voices_of(dialogue_lines: Sequence[Sequence[Exchange]], sentences: Sequence[str]) -> dict[str, int]:
+    """In how many voices each sentence is spoken: one, and one more for every four times it is said, up to eight."""
+    uses = Counter(exchange.user for line in dialogue_lines for exchange in line)
+    return {sentence: min(8, 1 + uses[sentence] // 4) for sentence in sentences}
+
+
+def spelled_data(plan: Plan, code_count: int) -> tuple[SpokenDialogues, SpokenDialogues]:
+    """Train and held-out data where no ear is at hand: every word has codes of its own, the noisy ones a few wrong."""
+    lines, sentences = train_dialogues(plan)
+    spoken = [sentence for sentence in sentences for _ in range(plan.versions)]
+    heard = _spelled(spoken, code_count, CLEAN, plan.seed)
+    replies = _spelled([*_replies(lines), *general_sentences(plan.read, plan.seed + 2)], code_count, CLEAN, plan.seed)
+    tests = held_out_dialogues(plan)
+    asked = list(dict.fromkeys(exchange.user for line in tests for exchange in line))
+    both = joined([_spelled(asked, code_count, condition, plan.seed) for condition in (CLEAN, NOISY)])
+    answers = _spelled(_replies(tests), code_count, CLEAN, plan.seed)
+    return SpokenDialogues(lines, heard, replies, code_count), SpokenDialogues(tests, both, answers, code_count)
+
+
+def speech_plan(plan: Plan) -> list[tuple[str, Voice]]:
+    """Who says what: guests, guests held out, the desk. Nobody but the desk has its voice."""
+    random_source = np.random.default_rng(plan.seed)
+    lines, sentences = train_dialogues(plan)
+    tests = held_out_dialogues(plan)
+    asked = dict.fromkeys(exchange.user for line in tests for exchange in line)
+    replies = dict.fromkeys([*_replies(lines), *_replies(tests), *general_sentences(plan.read, plan.seed + 2)])
+    said = [
+        (sentence, voice)
+        for sentence, count in voices_of(lines, sentences).items()
+        for voice in _guests(random.Random(f"{plan.seed} {sentence}"), count)
+    ]
+    said += [(sentence, voice) for sentence in asked for voice in _some(UNHEARD, 1, random_source)]
+    return said + [(sentence, TEACHER) for sentence in replies]
+
+
+def heard_data(
+    plan: Plan, corpus: Corpus, encoder: SpeechEncoder, device: str
+) -> tuple[SpokenDialogues, SpokenDialogues]:
+    """Train and held-out data: the spoken plan, changed in many ways and heard by the ear."""
+    listener = Listener(encoder, corpus, device)
+    code_count = encoder.config.quantize_vocab_size
+    unheard = {voice.name for voice in UNHEARD}
+    kinds = np.array([1 if name in unheard else 2 if name == TEACHER.name else 0 for name in corpus.voices])
+    guests, tested, desk = (np.flatnonzero(kinds == kind) for kind in range(3))
+
+    def hear(
+        chosen: NDArray[np.int64], condition: int, silence: Silence, change: Change | None, seed: int
+    ) -> Utterances:
+        texts = [corpus.texts[index] for index in chosen]
+        _say(f"hears {len(chosen)} sounds")
+        return utterances(texts, listener.codes(chosen, silence, seed, change), condition)
+
+    seeds = range(plan.seed + 1, plan.seed + plan.versions)
+    versions = [hear(guests, CLEAN, LIVE, None, plan.seed)]
+    versions += [hear(guests, NOISY, LIVE, elsewhere(device, seed), seed) for seed in seeds]
+    replies = hear(desk, CLEAN, NONE, None, plan.seed)
+    tests = [hear(tested, CLEAN, LIVE, None, plan.seed + 200)]
+    tests += [hear(tested, NOISY, LIVE, over_noise(device, plan.seed, HELD_OUT_SNR_DB), plan.seed + 201)]
+    lines, asked = held_out_dialogues(plan), joined(tests)
+    whole = [line for line in lines if all(len(asked.of(e.user)) and len(replies.of(e.reply)) for e in line)]
+    train = SpokenDialogues(train_dialogues(plan)[0], joined(versions), replies, code_count)
+    answers = {exchange.reply for line in whole for exchange in line}
+    return train, SpokenDialogues(whole, asked, only(replies, answers), code_count)
+
+
+def only(spoken: Utterances, sentences: Container[str]) -> Utterances:
+    """The utterances of some sentences."""
+    chosen = [i for i, number in enumerate(spoken.sentence) if spoken.sentences[number] in sentences]
+    texts = [spoken.sentences[spoken.sentence[index]] for index in chosen]
+    return utterances(texts, [spoken.codes[index] for index in chosen], CLEAN)
+
+
+def joined(parts: Sequence[Utterances]) -> Utterances:
+    """Utterances of the same sentences, together."""
+    arrays = [part.codes[index] for part in parts for index in range(len(part.codes))]
+    sentence = np.concatenate([part.sentence for part in parts])
+    return Utterances(
+        parts[0].sentences, Ragged.of(arrays), sentence, np.concatenate([part.condition for part in parts])
+    )
+
+
+def utterances(texts: Sequence[str], codes: Sequence[NDArray[np.integer]], condition: int) -> Utterances:
+    """Codes and the sentence that each of them says."""
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    sentence = np.array([numbers[text] for text in texts], dtype=np.int32)
+    return Utterances(list(numbers), Ragged.of(codes), sentence, np.full(len(texts), condition, dtype=np.uint8))
+
+
+def _spelled(texts: Sequence[str], code_count: int, condition: int, seed: int) -> Utterances:
+    random_source = np.random.default_rng([seed, condition])
+    codes = [
+        np.array([code for word in text.lower().split() for code in _word_codes(word, code_count)]) for text in texts
+    ]
+    if condition == NOISY:
+        codes = [
+            np.where(random_source.random(len(c)) < 0.1, random_source.integers(code_count, size=len(c)), c)
+            for c in codes
+        ]
+    return utterances(texts, codes, condition)
+
+
+def _word_codes(word: str, code_count: int) -> list[int]:
+    """A code for every two letters, the same wherever the word stands."""
+    digest = hashlib.sha256(word.strip(".,?!").encode()).digest()
+    return [int.from_bytes(digest[2 * i : 2 * i + 2]) % code_count for i in range(math.ceil(len(word) / 2))]
+
+
+def _replies(lines: Sequence[Sequence[Exchange]]) -> list[str]:
+    return list(dict.fromkeys(exchange.reply for line in lines for exchange in line))
+
+
+def _declined(text: str) -> list[Exchange]:
+    return [Exchange("decline", text, DECLINE)]
+
+
+def _guests(source: random.Random, count: int) -> list[Voice]:
+    """Different training voices, none of them the desk's."""
+    return [voice for voice in draw(source, count + 1) if voice != TEACHER][:count]
+
+
+def _some(voices: Sequence[Any], count: int, random_source: np.random.Generator) -> list[Any]:
+    chosen = random_source.choice(len(voices), size=min(count, len(voices)), replace=False)
+    return [voices[int(index)] for index in chosen]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, help="where the spoken sentences are, or shall be")
+    parser.add_argument("--ear", type=Path, help="folder of a trained speech encoder")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--synthesizers", type=Path, help="folder that voices.bundle wrote; default: this machine's")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spoken", type=int, help="dialogues that are spoken")
+    parser.add_argument("--versions", type=int, help="hearings of each utterance of a guest")
+    parser.add_argument("--spelled", type=int, nargs="?", const=256, metavar="CODES", help="no speech, so many codes")
+    parser.add_argument("--tiny", action="store_true", help="a few dialogues")
+    given = parser.parse_args(arguments)
+    changes = {name: value for name in ("spoken", "versions", "seed") if (value := getattr(given, name)) is not None}
+    plan = dataclasses.replace(TINY if given.tiny else Plan(), **changes)
+    if (given.corpus is None) == (given.spelled is None):
+        parser.error("either --corpus or --spelled is needed")
+    if given.out is None and (given.spelled or given.ear):
+        parser.error("--out is needed")
+    if given.spelled:
+        data = spelled_data(plan, given.spelled)
+    else:
+        corpus = _corpus(given.corpus, plan, given.workers, given.synthesizers)
+        if given.ear is None:
+            return
+        data = heard_data(plan, corpus, SpeechEncoder.load(given.ear, given.device), given.device)
+    for name, part in zip((TRAIN, HELD_OUT), data, strict=True):
+        part.save(given.out / name)
+        counts = f"{len(part.dialogues)} dialogues, {len(part.heard.codes)} + {len(part.replies.codes)} utterances"
+        _say(f"{given.out / name}: {counts}, {len(part.heard.codes.values) + len(part.replies.codes.values)} codes")
+
+
+def _corpus(path: Path, plan: Plan, workers: int, root: Path | None) -> Corpus:
+    if path.with_suffix(".npz").is_file():
+        return Corpus.load(path)
+    begun = time.monotonic()
+    corpus = build(speech_plan(plan), workers, plan.seed, _progress(), root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    corpus.save(path)
+    _say(f"spoke {len(corpus)} sentences, {corpus.seconds / 3600:.1f} h, in {time.monotonic() - begun:.0f} s")
+    return corpus
+
+
+def _progress() -> Callable[[int, int], None]:
+    """A line every ten seconds."""
+    told = [time.monotonic()]
+
+    def progress(done: int, total: int) -> None:
+        if time.monotonic() - told[0] > 10:
+            told[0] = time.monotonic()
+            _say(f"spoke {done} of {total}")
+
+    return progress
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""What a trained miniature can do with phrasings and voices it never met: right answers by mode, noise and intent."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from vivavoce.models.interface import Row
+from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn
+from vivavoce.train.front_desk import DECLINE, Exchange, judge, normalise
+from vivavoce.train.language.corpus import Codes, SpokenDialogues
+from vivavoce.train.language.data import CLEAN, NOISY
+from vivavoce.train.language.generate import greedy_replies
+from vivavoce.train.language.lessons import READ, TRANSCRIBE
+
+MOST_CODES, MOST_TOKENS = 180, 48
+
+
+class ReadingTokenizer(Protocol):
+    """Text to ids and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said to one question, in words, and how far its codes are from the teacher's, if it spoke."""
+
+    expected: Exchange
+    turns: int
+    said: str
+    code_errors: float | None = None
+
+    @cached_property
+    def is_right(self) -> bool:
+        return judge(self.said, self.expected)
+
+    @cached_property
+    def is_declined(self) -> bool:
+        return judge(self.said, Exchange("decline", "", DECLINE))
+
+
+@dataclass
+class Exam:
+    """Asks a model everything that is held out."""
+
+    model: MossSpeech
+    tokenizer: ReadingTokenizer
+    data: SpokenDialogues
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.prompt = MossSpeechPrompt(self.model.config, self.tokenizer)
+
+    def sit(self) -> dict[str, Any]:
+        """All figures, for `metrics.json`."""
+        figures: dict[str, Any] = {}
+        for name, hears, says, condition in (
+            ("speech_speech", "speech", "speech", CLEAN),
+            ("speech_text", "speech", "text", CLEAN),
+            ("speech_speech_15dB", "speech", "speech", NOISY),
+            ("speech_text_15dB", "speech", "text", NOISY),
+            ("text_text", "text", "text", CLEAN),
+            ("text_speech", "text", "speech", CLEAN),
+        ):
+            answers = self.answers(hears, says, condition)  # type: ignore[arg-type]
+            figures[name] = summary(answers)
+            wrong = [answer for answer in answers if not answer.is_right]
+            self.samples += [
+                {"mode": name, "user": a.expected.user, "expected": a.expected.reply, "said": a.said}
+                for a in wrong[:25]
+            ]
+        return figures | {"transcribe": self.transcription(), "read": self.reading(), "wrong": self.samples}
+
+    def answers(self, hears: Modality, says: Modality, condition: int) -> list[Answer]:
+        """The reply to the last question of each dialogue, all before it being as it should be."""
+        prompts = [self._prompt(line, hears, says, condition) for line in self.data.dialogues]
+        replies = greedy_replies(self.model, prompts, MOST_CODES if says == "speech" else MOST_TOKENS)
+        if says == "text":
+            said = [self._text(reply) for reply in replies]
+            return [Answer(line[-1], len(line), text) for line, text in zip(self.data.dialogues, said, strict=True)]
+        codes = [self.model.spoken_codes(reply) for reply in replies]
+        errors = [
+            self._code_errors(line[-1].reply, made) for line, made in zip(self.data.dialogues, codes, strict=True)
+        ]
+        said = self.transcripts(codes)
+        rows = zip(self.data.dialogues, said, errors, strict=True)
+        return [Answer(line[-1], len(line), text, error) for line, text, error in rows]
+
+    def transcripts(self, spoken: Sequence[Sequence[int] | Codes]) -> list[str]:
+        """Speech written down by the model itself."""
+        heard = [list(map(int, codes)) or [0] for codes in spoken]
+        prompts = [self.prompt.rows([Turn("system", TRANSCRIBE), Turn("user", codes)], "text") for codes in heard]
+        return [self._text(reply) for reply in greedy_replies(self.model, prompts, MOST_TOKENS)]
+
+    def transcription(self) -> dict[str, float]:
+        """Word error rates: guests held out, clean and noisy, and the desk."""
+        heard, replies = self.data.heard, self.data.replies
+        figures = {}
+        for name, spoken, condition in (("clean", heard, CLEAN), ("15dB", heard, NOISY), ("desk", replies, CLEAN)):
+            chosen = [int(i) for i in np.flatnonzero(spoken.condition == condition)]
+            said = self.transcripts([spoken.codes[i] for i in chosen])
+            meant = [spoken.sentences[spoken.sentence[i]] for i in chosen]
+            figures[name] = word_error_rate(meant, said)
+        return figures
+
+    def reading(self) -> dict[str, float]:
+        """Sentences of the desk read aloud: distance from the teacher's codes, and words lost when written down."""
+        sentences = self.data.replies.sentences
+        prompts = [self.prompt.rows([Turn("system", READ), Turn("user", text)], "speech") for text in sentences]
+        codes = [self.model.spoken_codes(reply) for reply in greedy_replies(self.model, prompts, MOST_CODES)]
+        errors = [self._code_errors(text, made) for text, made in zip(sentences, codes, strict=True)]
+        return {
+            "code_errors": float(np.mean(errors)),
+            "word_error_rate": word_error_rate(sentences, self.transcripts(codes)),
+        }
+
+    def _prompt(self, line: Sequence[Exchange], hears: Modality, says: Modality, condition: int) -> list[Row]:
+        turns = [Turn("system", DEFAULT_SYSTEM[says])]
+        for exchange in line:
+            asked = self._codes(exchange.user, condition) if hears == "speech" else exchange.user
+            answered = self._reply_codes(exchange.reply) if says == "speech" else exchange.reply
+            turns += [Turn("user", asked), Turn("assistant", answered)]
+        return self.prompt.rows(turns[:-1], says)
+
+    def _codes(self, sentence: str, condition: int) -> list[int]:
+        found = self.data.heard.of(sentence, condition)
+        return [int(code) for code in self.data.heard.codes[int(found[0])]]
+
+    def _reply_codes(self, sentence: str) -> list[int]:
+        return [int(code) for code in self.data.replies.codes[int(self.data.replies.of(sentence)[0])]]
+
+    def _code_errors(self, sentence: str, made: Sequence[int]) -> float:
+        meant = self._reply_codes(sentence)
+        return edit_distance(meant, made) / len(meant)
+
+    def _text(self, reply: Sequence[Row]) -> str:
+        return self.tokenizer.decode(self.model.written_ids(reply)).strip()
+
+
+def summary(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Shares of right answers: in all, by length and intent; of declines where due and where not."""
+    inside = [answer for answer in answers if answer.expected.intent != "decline"]
+    outside = [answer for answer in answers if answer.expected.intent == "decline"]
+    by_intent: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_intent[answer.expected.intent].append(answer)
+    figures: dict[str, Any] = {
+        "right": _share([a.is_right for a in answers]),
+        "right_inside": _share([a.is_right for a in inside]),
+        "right_first_turn": _share([a.is_right for a in inside if a.turns == 1]),
+        "right_later_turn": _share([a.is_right for a in inside if a.turns > 1]),
+        "right_memory": _share([a.is_right for a in inside if a.expected.intent.startswith("memory")]),
+        "declined_outside": _share([a.is_declined for a in outside]),
+        "declined_inside": _share([a.is_declined for a in inside]),
+        "questions": len(answers),
+    }
+    errors = [answer.code_errors for answer in answers if answer.code_errors is not None]
+    if errors:
+        figures |= {"code_errors": float(np.mean(errors)), "codes_exact": _share([error == 0 for error in errors])}
+    return figures | {"by_intent": _table(by_intent)}
+
+
+def edit_distance(meant: Sequence[Any], made: Sequence[Any]) -> int:
+    """How many insertions, deletions and replacements lie between two sequences."""
+    line = list(range(len(made) + 1))
+    for row, wanted in enumerate(meant, start=1):
+        before, line[0] = line[0], row
+        for column, given in enumerate(made, start=1):
+            before, line[column] = (
+                line[column],
+                min(line[column] + 1, line[column - 1] + 1, before + (wanted != given)),
+            )
+    return line[-1]
+
+
+def word_error_rate(meant: Sequence[str], said: Sequence[str]) -> float:
+    """Wrong words per word meant, after both are normalised."""
+    pairs = [(normalise(a).split(), normalise(b).split()) for a, b in zip(meant, said, strict=True)]
+    return sum(edit_distance(a, b) for a, b in pairs) / max(1, sum(len(a) for a, _ in pairs))
+
+
+def _table(by_intent: Mapping[str, Sequence[Answer]]) -> dict[str, dict[str, float]]:
+    return {
+        intent: {"right": _share([answer.is_right for answer in of_it]), "questions": len(of_it)}
+        for intent, of_it in sorted(by_intent.items())
+    }
+
+
+def _share(facts: Sequence[bool]) -> float:
+    return round(float(np.mean(facts)), 4) if facts else float("nan")

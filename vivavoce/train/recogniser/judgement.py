@@ -1,0 +1,158 @@
+"""How well a Whisper writes what recordings say: greedy texts of many windows at once, and their word error rate."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vivavoce.audio.mel import WhisperMel
+from vivavoce.models.whisper import Whisper
+from vivavoce.models.whisper_decoding import decode
+from vivavoce.models.whisper_rules import LogitRule, Suppress
+from vivavoce.train.augment import at_snr, noise
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.front_desk.normalising import normalise
+from vivavoce.train.recogniser.vocabulary import LANGUAGE, Vocabulary
+from vivavoce.train.recogniser.windows import RATE, Recordings
+
+Padding = Literal["full", "trim"]
+WAYS_TO_JUDGE: tuple[tuple[str, Padding, float | None], ...] = (
+    ("whole windows", "full", None),
+    ("trimmed windows", "trim", None),
+    ("at 15 dB", "full", 15.0),
+)
+SHORTEST = 2 * RATE  # a trimmed window is never shorter than those it learnt from
+ROWS = 64
+MOST_TOKENS = 100  # no sentence that is judged by has more; a text that does not end stops there
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Errors among words and letters, and the worst texts beside what was meant."""
+
+    words: int
+    word_errors: int
+    letters: int
+    letter_errors: int
+    sentences: int
+    right_sentences: int
+    worst: list[tuple[str, str]]
+
+    @property
+    def word_error_rate(self) -> float:
+        """Errors for each word that was said."""
+        return self.word_errors / max(1, self.words)
+
+    def line(self) -> str:
+        """The figures in a line."""
+        letters = self.letter_errors / max(1, self.letters)
+        whole = self.right_sentences / max(1, self.sentences)
+        return f"WER {self.word_error_rate:.1%}  CER {letters:.1%}  whole sentences {whole:.1%} of {self.sentences}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures as JSON."""
+        return {
+            "wer": round(self.word_error_rate, 4),
+            "cer": round(self.letter_errors / max(1, self.letters), 4),
+            "right_sentences": round(self.right_sentences / max(1, self.sentences), 4),
+            "sentences": self.sentences,
+            "worst": self.worst,
+        }
+
+
+def judge_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> Judgement:
+    """Texts against what was meant, both as plain words."""
+    pairs = [(normalise(one), normalise(other)) for one, other in zip(said, meant, strict=True)]
+    by_words = [edit_distance(one.split(), other.split()) for one, other in pairs]
+    by_letters = [edit_distance(one, other) for one, other in pairs]
+    order = sorted(range(len(pairs)), key=lambda index: -by_words[index])
+    return Judgement(
+        words=sum(len(other.split()) for _, other in pairs),
+        word_errors=sum(by_words),
+        letters=sum(len(other) for _, other in pairs),
+        letter_errors=sum(by_letters),
+        sentences=len(pairs),
+        right_sentences=sum(errors == 0 for errors in by_words),
+        worst=[pairs[index] for index in order[:shown] if by_words[index]],
+    )
+
+
+def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many insertions, deletions and replacements lie between two sequences."""
+    row = list(range(len(other) + 1))
+    for count, item in enumerate(one, start=1):
+        before, row[0] = row[0], count
+        for place, wanted in enumerate(other, start=1):
+            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (item != wanted))
+    return row[-1]
+
+
+@torch.inference_mode()
+def transcribe_all(
+    model: Whisper,
+    vocabulary: Vocabulary,
+    recordings: Recordings,
+    padding: Padding = "full",
+    decibels: float | None = None,
+    rows: int = ROWS,
+) -> list[str]:
+    """The greedy text of each recording, cut at one window; with `trim`, a window is as long as its longest row.
+
+    With `decibels`, the recordings are that much louder than pink noise under them.
+    """
+    tokens = vocabulary.tokens
+    rules: list[LogitRule] = [Suppress([*tokens.specials, *range(tokens.notimestamps, vocabulary.size)])]
+    order = sorted(range(len(recordings)), key=lambda index: int(recordings.lengths[index]))
+    texts = [""] * len(recordings)
+    generator = torch.Generator(recordings.samples.device).manual_seed(0)
+    mel = WhisperMel(model.config.num_mel_bins).to(recordings.samples.device)
+    for first in range(0, len(order), rows):
+        chosen = order[first : first + rows]
+        windows = _windows(model, recordings, chosen, padding)
+        if decibels is not None:
+            lengths = recordings.lengths[chosen].to(windows.device)
+            windows = at_snr(windows, noise("pink", windows, generator), decibels, lengths)
+        memory = model.decoder.remember(model.encoder(mel(windows)))
+        prompt = tokens.prompt(LANGUAGE)
+        most = min(MOST_TOKENS, model.config.max_target_positions - len(prompt))
+        decoded = decode(model, tokens, memory, [prompt] * len(chosen), rules, most=most)
+        for index, text in zip(chosen, decoded, strict=True):
+            texts[index] = vocabulary.decode(text.tokens).strip()
+    return texts
+
+
+def _windows(model: Whisper, recordings: Recordings, chosen: Sequence[int], padding: Padding) -> Tensor:
+    """The chosen recordings, zeros behind them.  # [row, time]"""
+    most = int(model.config.window_seconds * RATE)
+    lengths = [min(most, int(recordings.lengths[index])) for index in chosen]
+    size = most if padding == "full" else min(most, max(SHORTEST, -(-max(lengths) // 320) * 320))
+    windows = torch.zeros(len(chosen), size, device=recordings.samples.device)
+    for row, (index, length) in enumerate(zip(chosen, lengths, strict=True)):
+        start = int(recordings.starts[index])
+        windows[row, :length] = recordings.samples[start : start + length].float() / 32768.0
+    return windows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`python -m vivavoce.train.recogniser.judgement --model DIR --corpus PATH`: error rates of a saved miniature."""
+    parser = argparse.ArgumentParser(description="Word error rates of a trained mini-asr on a corpus.")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args(arguments)
+    model, vocabulary = Whisper.load(options.model, options.device), Vocabulary.read(options.model)
+    recordings = Recordings.of_corpus(Corpus.load(options.corpus)).to(options.device)
+    for way, padding, decibels in WAYS_TO_JUDGE:
+        texts = transcribe_all(model, vocabulary, recordings, padding, decibels)
+        judgement = judge_texts(texts, recordings.texts)
+        print(f"{way}: {judgement.line()}")
+        for said, meant in judgement.worst[:5]:
+            print(f"    {meant!r} was written {said!r}")
+
+
+if __name__ == "__main__":
+    main()
