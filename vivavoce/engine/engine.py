@@ -11,10 +11,11 @@ import torch
 
 from vivavoce.device import Device
 from vivavoce.engine.pages import PagePool
-from vivavoce.engine.runner import Runner
+from vivavoce.engine.runner import Drawn, Runner
 from vivavoce.engine.sampling import Generation
-from vivavoce.engine.scheduler import Scheduler
+from vivavoce.engine.scheduler import Scheduler, Work
 from vivavoce.engine.sequence import FinishReason, Sequence
+from vivavoce.engine.speculative import Acceptance, Speculation, agreed, gather
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn.paged import PagedCache
@@ -65,6 +66,7 @@ class Engine:
         cache = _allocate_cache(model, pages, limits.page_size, dtype, device)
         self.scheduler = Scheduler(PagePool(pages), limits.page_size, limits.rows_per_step, limits.sequences_per_step)
         self.runner = Runner(model, cache, self.capacity, limits.sequences_per_step, use_graphs and device.graphs)
+        self.acceptance = Acceptance()
         self._next_id = 0
         self._steps = 0
 
@@ -96,8 +98,17 @@ class Engine:
         sequence.is_wanted = sequence.is_wanted or bool(added)
         sequence.last_used = self._steps
 
-    def generate(self, sequence: Sequence, generation: Generation, most_unread: int | None = None) -> None:
-        """Start a reply after the last row. With `most_unread`, it pauses while so many rows are not taken."""
+    def generate(
+        self,
+        sequence: Sequence,
+        generation: Generation,
+        most_unread: int | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
+        """Start a reply after the last row. With `most_unread`, it pauses while so many rows are not taken.
+
+        With `speculation`, steps may make several of its rows; which rows it makes does not change.
+        """
         self._require_open(sequence)
         if not sequence.rows:
             raise InputError(f"sequence {sequence.id} has no rows to reply to")
@@ -113,6 +124,7 @@ class Engine:
         sequence.mode = self.model.start_mode(sequence.rows[-1])
         sequence.generation, sequence.generated = generation, 0
         sequence.unread, sequence.most_unread = 0, most_unread
+        sequence.speculation, sequence.hidden = speculation, None
 
     def take(self, sequence: Sequence, rows: int = 1) -> None:
         """The consumer has taken rows; a reply that waited for it goes on."""
@@ -122,6 +134,7 @@ class Engine:
         """End the reply under way, if any; its rows stay."""
         sequence.generation = None
         sequence.most_unread = None
+        sequence.speculation, sequence.hidden = None, None
 
     def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence with the same rows. Pages are shared until one of the two writes into them."""
@@ -161,7 +174,7 @@ class Engine:
 
     def step(self) -> list[Emission]:
         """Advance every sequence that has work; what they made. An error leaves all sequences as they were."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self._drafts())
         if not plan.works:
             return []
         made = iter(self.runner.run(plan))
@@ -173,16 +186,49 @@ class Engine:
             sequence.last_used = self._steps
             sequence.is_wanted = sequence.is_wanted and sequence.pending > 0
             if work.samples:
-                emissions.append(self._accept(sequence, next(made)))
+                emissions += self._verify(work, next(made))
         return emissions
 
-    def complete(self, sequence: Sequence, generation: Generation) -> list[Row]:
+    def complete(self, sequence: Sequence, generation: Generation, speculation: Speculation | None = None) -> list[Row]:
         """A whole reply at once, other sequences going on beside it."""
-        self.generate(sequence, generation)
+        self.generate(sequence, generation, speculation=speculation)
         rows: list[Row] = []
         while sequence.is_generating:
             rows += [emission.row for emission in self.step() if emission.sequence is sequence]
         return rows
+
+    def _drafts(self) -> dict[int, tuple[Row, ...]]:
+        """Guesses of what follows, by sequence, as many as a step has room for once everybody's rows are in it."""
+        busy = [sequence for sequence in self.scheduler.sequences.values() if sequence.has_work]
+        spare = self.limits.rows_per_step - sum(sequence.pending for sequence in busy)
+        wants = []
+        for sequence in busy:
+            most = min(self._most_drafted(sequence), spare)
+            if most > 0:
+                wants.append((sequence, most))
+                spare -= most
+        return gather(wants, self.model)
+
+    def _most_drafted(self, sequence: Sequence) -> int:
+        """How many guesses could be kept: one row less than the reply, the cache and the consumer have room for."""
+        if sequence.generation is None or sequence.speculation is None:
+            return 0
+        room = [sequence.generation.max_new_rows - sequence.generated, self.capacity - len(sequence)]
+        if sequence.most_unread is not None:
+            room.append(sequence.most_unread - sequence.unread)
+        return min(sequence.speculation.most, min(room) - 1)
+
+    def _verify(self, work: Work, drawn: Drawn) -> list[Emission]:
+        """Keep a draft for as long as it is what was drawn, and then the row that was."""
+        sequence = work.sequence
+        kept = agreed(work.drafted, drawn.rows)
+        sequence.hidden = None if drawn.hidden is None else drawn.hidden[kept]
+        sequence.cached += kept
+        emissions = [self._accept(sequence, row) for row in drawn.rows[: kept + 1]]
+        if work.drafted:
+            self.acceptance.note(len(work.drafted), kept)
+            self.scheduler.trim(sequence)
+        return emissions
 
     def _accept(self, sequence: Sequence, row: Row) -> Emission:
         """Add a made row to its sequence and see whether the reply is over."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.sampling import NO_ROW, Generation, SamplingTables, SlotDraw
+from vivavoce.engine.sampling import NO_ROW, Generation, SamplingTables, SlotDraw, Wish
 from vivavoce.engine.scheduler import Plan, Work
 from vivavoce.engine.sequence import Sequence
 from vivavoce.models.interface import GenerativeModel, Row
@@ -21,6 +21,7 @@ from vivavoce.nn.paged import PagedCache, Piece, RowBatch
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SHORT_PIECE = 4  # in a mixed step, pieces up to this long go through the decode kernel, row by row
+GRAPHED_DRAFT = 8  # rows of a draft that a graph has room for; steps with a longer one run eagerly
 
 
 @dataclass
@@ -31,7 +32,17 @@ class Slot:
     page_revision: int = -1
     history: tuple[int, int] | None = None
     """The revision of the rows, and the first row that counts, of which the sampling table knows."""
+    known: int = 0
+    """How many rows the sampling table knows. Kept drafts are not among them until somebody asks."""
     generation: Generation | None = None
+
+
+@dataclass
+class Drawn:
+    """What one sequence made in a step: the row behind its last one, then the row behind each drafted one."""
+
+    rows: list[Row]
+    hidden: Tensor | None = None  # [row, …]: the states they were drawn from, where drafts are made of them
 
 
 class Runner:
@@ -51,25 +62,28 @@ class Runner:
         self._slots: OrderedDict[int, Slot] = OrderedDict()
         self._unused = list(range(slots))
         self._filler = slots
-        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._graphs: dict[tuple[int, bool, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
         self._pool: Any = None  # of graph memory, shared by all buckets
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> list[Row]:
-        """The new row of each work that samples, in the plan's order."""
+    def run(self, plan: Plan) -> list[Drawn]:
+        """The new rows of each work that samples, in the plan's order."""
         self.cache.copy_pages(plan.copies)
         slots = self._assign(plan.works)
-        narrow = all(
-            sampling.is_narrow
-            for work in plan.works
-            if work.samples and work.sequence.generation is not None
-            for sampling in work.sequence.generation.per_channel(self.model.channels)
-        )
-        total = sum(work.count for work in plan.works)
+        narrow = self._is_narrow([work.sequence for work in plan.works if work.samples])
+        total = sum(work.total for work in plan.works)
+        longest = max(len(work.drafted) for work in plan.works)
         bucket = next((size for size in BUCKETS if size >= total), None)
-        if self.use_graphs and bucket is not None:
-            return self._replay(plan.works, slots, bucket, narrow)
-        return self._run_eagerly(plan.works, slots, narrow)
+        relaxed = any(_is_relaxed(work) for work in plan.works)
+        if self.use_graphs and bucket is not None and longest <= GRAPHED_DRAFT and not relaxed:
+            drawn = self._replay(plan.works, slots, bucket, narrow, GRAPHED_DRAFT if longest else 0)
+        else:
+            drawn = self._run_eagerly(plan.works, slots, narrow, longest)
+        for work in plan.works:
+            slot = self._slots[work.sequence.id]
+            if slot.known >= work.start:
+                slot.known = max(slot.known, work.start + work.count)
+        return drawn
 
     @torch.inference_mode()
     def warm_up(self, buckets: tuple[int, ...] = BUCKETS) -> None:
@@ -78,77 +92,157 @@ class Runner:
             for bucket in sorted(buckets, reverse=True):  # the largest first: the smaller ones reuse its memory
                 self._graph(bucket, narrow=True)
 
+    @torch.inference_mode()
+    def guess(self, sequences: list[Sequence], states: Tensor) -> list[list[Row]]:
+        """The rows that guessed states of the places behind each sequence's last row would yield.
+
+        # [sequence, place, …]; a sequence whose slot was given away yields none
+        """
+        known = [index for index, sequence in enumerate(sequences) if sequence.id in self._slots]
+        rows: list[list[Row]] = [[] for _ in sequences]
+        if not known:
+            return rows
+        places = states.shape[1]
+        facts = [
+            (self._slots[sequence.id].index, len(sequence) + place, sequence.mode, sequence.generated + 1 + place)
+            for sequence in (sequences[index] for index in known)
+            for place in range(places)
+        ]
+        slot, position, mode, generated = torch.tensor(facts, device=self.device).unbind(-1)
+        recent = None
+        if self._recall:
+            recalled = np.stack([self._recent(sequences[index], ()) for index in known]).repeat(places, axis=0)
+            recent = torch.from_numpy(recalled).to(self.device)
+        narrow = self._is_narrow([sequences[index] for index in known])
+        draw = SlotDraw(self._tables, slot, position, mode, generated, narrow, recent)
+        made = self.model.next_rows(states[known].flatten(0, 1), draw).unflatten(0, (-1, places)).tolist()
+        for index, drawn in zip(known, made, strict=True):
+            rows[index] = [tuple(row) for row in drawn]
+        return rows
+
     def forget(self, sequence: Sequence) -> None:
         """Free the slot of a sequence that was closed."""
         slot = self._slots.pop(sequence.id, None)
         if slot is not None:
             self._unused.append(slot.index)
 
-    def _run_eagerly(self, works: list[Work], slots: list[int], narrow: bool) -> list[Row]:
+    def _run_eagerly(self, works: list[Work], slots: list[int], narrow: bool, longest: int) -> list[Drawn]:
         # Rows the decode kernel takes stand first; without kernels there are none, and every work is a piece.
         order = sorted(range(len(works)), key=lambda index: not self._is_single(works[index]))
-        packed, ends = self._pack([works[index] for index in order], [slots[index] for index in order])
-        singles = sum(works[index].count for index in order if self._is_single(works[index]))
+        works, slots = [works[index] for index in order], [slots[index] for index in order]
+        packed, ends = self._pack(works, slots, longest)
+        singles = sum(work.total for work in works if self._is_single(work))
         pieces = tuple(
-            Piece(slice(end - works[index].count, end), slots[index], works[index].start)
-            for index, end in zip(order, ends, strict=True)
-            if not self._is_single(works[index])
+            Piece(slice(end - work.total, end), slot, work.start)
+            for work, slot, end in zip(works, slots, ends, strict=True)
+            if not self._is_single(work)
         )
-        last_rows = [end - 1 for index, end in zip(order, ends, strict=True) if works[index].samples]
-        sampled = torch.tensor(last_rows, dtype=torch.long, device=self.device)
-        rows = self._step(torch.from_numpy(packed).to(self.device), singles, pieces, sampled, narrow).tolist()
-        by_work = dict(zip([index for index in order if works[index].samples], rows, strict=True))
-        return [tuple(by_work[index]) for index in sorted(by_work)]
+        drawing = [row for work, end in zip(works, ends, strict=True) for row in _drawing(work, end)]
+        sampled = torch.tensor(drawing, dtype=torch.long, device=self.device)
+        given = torch.from_numpy(packed).to(self.device)
+        made, hidden = self._step(given, singles, pieces, sampled, narrow, longest, self._wish(works))
+        rows, by_work, begin = made.tolist(), {}, 0
+        for index, work in zip(order, works, strict=True):
+            if work.samples:
+                end = begin + 1 + len(work.drafted)
+                by_work[index] = _drawn(work, rows[begin:end], hidden[begin:end])
+                begin = end
+        return [by_work[index] for index in sorted(by_work)]
 
-    def _replay(self, works: list[Work], slots: list[int], bucket: int, narrow: bool) -> list[Row]:
-        graph, given, made = self._graph(bucket, narrow)
-        packed, ends = self._pack(works, slots, bucket)
+    def _replay(self, works: list[Work], slots: list[int], bucket: int, narrow: bool, ahead: int) -> list[Drawn]:
+        graph, given, made, hidden = self._graph(bucket, narrow, ahead)
+        packed, ends = self._pack(works, slots, ahead, bucket)
         given.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
         graph.replay()
-        rows = made.cpu().numpy()
-        return [tuple(rows[end - 1].tolist()) for work, end in zip(works, ends, strict=True) if work.samples]
+        rows = made.cpu().tolist()
+        drawing = [(work, _drawing(work, end)) for work, end in zip(works, ends, strict=True) if work.samples]
+        return [
+            _drawn(work, rows[places.start : places.stop], hidden[places.start : places.stop])
+            for work, places in drawing
+        ]
 
     def _is_single(self, work: Work) -> bool:
-        return self.use_kernels and work.count <= SHORT_PIECE
+        return self.use_kernels and work.total <= SHORT_PIECE
 
-    def _pack(self, works: list[Work], slots: list[int], size: int | None = None) -> tuple[np.ndarray, list[int]]:
+    def _pack(
+        self, works: list[Work], slots: list[int], ahead: int = 0, size: int | None = None
+    ) -> tuple[np.ndarray, list[int]]:
         """A row of the step as integers: ids, slot, position, mode, rows generated, whether penalties count it.
 
-        Then the last rows of the reply, if the model wants to recall them. Beside all this, where each work ends.
+        Then the last rows of the reply, if the model wants to recall them, and room for `ahead` drafted rows that stand
+        before the one to be drawn. Beside all this, where each work ends.
         """
         channels = self.model.channels
-        counts = [work.count for work in works]
-        packed = np.zeros((size or sum(counts), channels * (1 + self._recall) + 5), dtype=np.int32)
+        total = size or sum(work.total for work in works)
+        packed = np.zeros((total, channels * (1 + self._recall + ahead) + 5), dtype=np.int32)
         packed[:, channels] = self._filler
         packed[:, channels + 4] = 1
+        packed[:, channels * (1 + self._recall) + 5 :] = NO_ROW
         end, ends = 0, []
         for work, slot in zip(works, slots, strict=True):
             sequence = work.sequence
-            begin, end = end, end + work.count
+            begin, end = end, end + work.total
             ends.append(end)
-            packed[begin:end, :channels] = sequence.rows[work.start : work.start + work.count]
+            packed[begin:end, :channels] = [*sequence.rows[work.start : work.start + work.count], *work.drafted]
             packed[begin:end, channels] = slot
-            packed[begin:end, channels + 1] = range(work.start, work.start + work.count)
+            packed[begin:end, channels + 1] = range(work.start, work.start + work.total)
             packed[begin:end, channels + 2] = sequence.mode
             packed[begin:end, channels + 3] = sequence.generated + 1
             uncounted = min(max(0, sequence.first_counted - work.start), work.count)
             packed[begin : begin + uncounted, channels + 4] = 0
-            if self._recall and work.samples:
-                packed[end - 1, channels + 5 :] = self._recent(sequence).reshape(-1)
+            if work.samples:
+                self._pack_replies(packed[end - 1 - len(work.drafted) : end], work)
         return packed, ends
 
-    def _recent(self, sequence: Sequence) -> np.ndarray:
+    def _pack_replies(self, packed: np.ndarray, work: Work) -> None:
+        """What the draw behind the last row must know, and those behind the drafted rows if those are right."""
+        channels, sequence, mode = self.model.channels, work.sequence, work.sequence.mode
+        recalled = channels + 5 + channels * self._recall
+        for place in range(len(packed)):
+            so_far = work.drafted[:place]
+            if place:
+                mode = self.model.next_mode(mode, so_far[-1])
+                packed[place, channels + 2 : channels + 5] = mode, sequence.generated + 1 + place, 0
+                packed[place, recalled : recalled + channels * place] = np.asarray(so_far, dtype=np.int32).reshape(-1)
+            if self._recall:
+                packed[place, channels + 5 : recalled] = self._recent(sequence, so_far).reshape(-1)
+
+    def _recent(self, sequence: Sequence, drafted: tuple[Row, ...]) -> np.ndarray:
         """The last rows of the reply so far, with NO_ROW before its beginning.  # [row, channel]"""
         recent = np.full((self._recall, self.model.channels), NO_ROW, dtype=np.int32)
-        count = min(self._recall, sequence.generated)
-        if count:
-            recent[-count:] = sequence.rows[-count:]
+        reply = [*sequence.rows[len(sequence) - min(self._recall, sequence.generated) :], *drafted][-self._recall :]
+        if reply:
+            recent[-len(reply) :] = reply
         return recent
 
+    def _wish(self, works: list[Work]) -> Wish | None:
+        """The drafted rows as wishes of the draws before them, where acceptance is relaxed."""
+        if not any(_is_relaxed(work) for work in works):
+            return None
+        none = (NO_ROW,) * self.model.channels
+        ids, bounds = [], []
+        for work in works:
+            if work.samples:
+                relaxed = work.sequence.speculation.relaxed if work.sequence.speculation else None
+                ids += [*(work.drafted if relaxed else (none,) * len(work.drafted)), none]
+                bounds += [(relaxed.most, relaxed.share) if relaxed else (1.0, 1.0)] * (1 + len(work.drafted))
+        most, share = torch.tensor(bounds, device=self.device).unbind(-1)
+        return Wish(torch.tensor(ids, dtype=torch.long, device=self.device), most, share)
+
     def _step(
-        self, packed: Tensor, singles: int, pieces: tuple[Piece, ...], sampled: Tensor | None, narrow: bool
-    ) -> Tensor:
-        """The one forward pass, eager or captured. `sampled` names the rows that yield a new row; None means all."""
+        self,
+        packed: Tensor,
+        singles: int,
+        pieces: tuple[Piece, ...],
+        sampled: Tensor | None,
+        narrow: bool,
+        ahead: int,
+        wish: Wish | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The one forward pass, eager or captured: new rows, and the states they come of.
+
+        `sampled` names the rows that yield a new row; None means all.
+        """
         channels = self.model.channels
         rows = packed[:, :channels].long()
         slots, positions = packed[:, channels].contiguous(), packed[:, channels + 1].contiguous()
@@ -159,28 +253,30 @@ class Runner:
         if sampled is not None:
             hidden, packed = hidden[sampled], packed[sampled]
         if packed.shape[0] == 0:
-            return rows[:0]
+            return rows[:0], hidden
         slot, position, mode, generated = packed[:, channels : channels + 4].long().unbind(-1)
-        recent = packed[:, channels + 5 :].unflatten(-1, (-1, channels)) if self._recall else None
-        draw = SlotDraw(self._tables, slot, position + 1, mode, generated, narrow, recent)
-        return self.model.next_rows(hidden, draw)
+        others = packed[:, channels + 5 :].unflatten(-1, (self._recall + ahead, channels))
+        recent = others[:, : self._recall] if self._recall else None
+        drafted = others[:, self._recall :] if ahead else None
+        draw = SlotDraw(self._tables, slot, position + 1, mode, generated, narrow, recent, drafted, wish)
+        return self.model.next_rows(hidden, draw), hidden
 
-    def _graph(self, bucket: int, narrow: bool) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        """The captured step of a bucket, with the tensor it reads and the one it writes."""
-        if (bucket, narrow) not in self._graphs:
-            given = torch.from_numpy(self._pack([], [], bucket)[0]).to(self.device)
+    def _graph(self, bucket: int, narrow: bool, ahead: int = 0) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
+        """The captured step of a bucket, with the tensor it reads and those it writes."""
+        if (bucket, narrow, ahead) not in self._graphs:
+            given = torch.from_numpy(self._pack([], [], ahead, bucket)[0]).to(self.device)
             side = torch.cuda.Stream(self.device)
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
                 for _ in range(2):  # compiles kernels and lets libraries allocate, neither of which may be captured
-                    self._step(given, bucket, (), None, narrow)
+                    self._step(given, bucket, (), None, narrow, ahead)
             torch.cuda.current_stream(self.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
-                made = self._step(given, bucket, (), None, narrow)
+                made, hidden = self._step(given, bucket, (), None, narrow, ahead)
             self._pool = graph.pool()
-            self._graphs[bucket, narrow] = (graph, given, made)
-        return self._graphs[bucket, narrow]
+            self._graphs[bucket, narrow, ahead] = (graph, given, made, hidden)
+        return self._graphs[bucket, narrow, ahead]
 
     def _assign(self, works: list[Work]) -> list[int]:
         """A slot for each sequence of the step, its device state brought up to date."""
@@ -220,7 +316,39 @@ class Runner:
             past = sequence.rows[sequence.first_counted : work.start]
             rows = torch.tensor(past, dtype=torch.long).reshape(-1, self.model.channels)
             self._tables.remember(slot.index, rows.to(self.device))
-            slot.history = history
+            slot.history, slot.known = history, work.start
+        elif slot.known < work.start and sequence.generation is not None and self._penalises(sequence.generation):
+            missed = torch.tensor(sequence.rows[slot.known : work.start], dtype=torch.long, device=self.device)
+            self._tables.note(torch.full_like(missed[:, 0], slot.index), missed)
+            slot.known = work.start
         if sequence.generation is not None and slot.generation is not sequence.generation:
             self._tables.settle(slot.index, sequence.generation)
             slot.generation = sequence.generation
+
+    def _is_narrow(self, sequences: list[Sequence]) -> bool:
+        """Whether the candidates of every one of these draws are surely among the best few."""
+        return all(
+            sampling.is_narrow
+            for sequence in sequences
+            if sequence.generation is not None
+            for sampling in sequence.generation.per_channel(self.model.channels)
+        )
+
+    def _penalises(self, generation: Generation) -> bool:
+        return any(sampling.repetition_penalty != 1 for sampling in generation.per_channel(self.model.channels))
+
+
+def _is_relaxed(work: Work) -> bool:
+    speculation = work.sequence.speculation
+    return bool(work.drafted) and speculation is not None and speculation.relaxed is not None
+
+
+def _drawing(work: Work, end: int) -> range:
+    """The rows of the step that yield a row, of a work that ends there."""
+    return range(end - 1 - len(work.drafted), end) if work.samples else range(0)
+
+
+def _drawn(work: Work, rows: list[list[int]], hidden: Tensor) -> Drawn:
+    speculation = work.sequence.speculation
+    reads = speculation is not None and speculation.reads_hidden
+    return Drawn([tuple(row) for row in rows], hidden.clone() if reads else None)

@@ -119,6 +119,25 @@ class SamplingTables:
 
 
 @dataclass
+class Wish:
+    """Ids that are taken instead of the drawn ones where they are likely enough; NO_ROW where nothing is wished."""
+
+    ids: Tensor  # [sequence, channel] int64
+    most: Tensor  # [sequence]: a chance above this is always enough
+    share: Tensor  # [sequence]: and one above this share of exp(−entropy)
+
+    def or_drawn(self, channel: int, scaled: Tensor, drawn: Tensor) -> Tensor:
+        """# [sequence, vocabulary], [sequence] → [sequence]"""
+        wished = self.ids[:, channel]
+        chances = scaled.softmax(-1)
+        entropy = torch.special.entr(chances).sum(-1)
+        bar = torch.minimum(self.most, self.share * torch.exp(-entropy))
+        chance = chances.gather(-1, wished.clamp(0, scaled.shape[-1] - 1)[:, None])[:, 0]
+        possible = (wished >= 0) & (wished < scaled.shape[-1])
+        return torch.where(possible & (chance > bar), wished, drawn)
+
+
+@dataclass
 class SlotDraw:
     """The `Draw` of a step: each sequence drawn by its slot's settings, entirely on the device."""
 
@@ -129,6 +148,8 @@ class SlotDraw:
     generated: Tensor
     narrow: bool
     recent: Tensor | None = None  # [sequence, row, channel]: the last rows of each reply
+    ahead: Tensor | None = None  # [sequence, row, channel]: drafted rows before the one to be drawn, or NO_ROW
+    wish: Wish | None = None
 
     @property
     def least(self) -> Tensor:
@@ -138,8 +159,8 @@ class SlotDraw:
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
         penalty = self.tables.floats[self.slots, channel, 2:].to(logits.dtype)
-        seen = self.tables.seen[channel][self.slots, : logits.shape[-1]]
-        return self.choose(channel, penalise(logits, seen, penalty))
+        logits = penalise(logits, self._seen(channel)[:, : logits.shape[-1]], penalty)
+        return self._wished(channel, logits, self.choose(channel, logits))
 
     def sample_unrepeated(self, channel: int, logits: Tensor, share: float) -> Tensor:
         """One id per sequence by the repetition-aware rule.  # [sequence, vocabulary] float → [sequence] int64"""
@@ -153,7 +174,7 @@ class SlotDraw:
         noisy = logits / temperature.masked_fill(greedy, 1.0) + noise.to(logits.dtype)
         again = noisy.scatter(-1, drawn, float("-inf")).argmax(-1, keepdim=True)
         repeated = times >= share * self.recent.shape[1]
-        return torch.where(repeated & ~greedy, again, drawn)[:, 0]
+        return self._wished(channel, logits, torch.where(repeated & ~greedy, again, drawn)[:, 0])
 
     def choose(self, channel: int, logits: Tensor, top_p_of_all: bool = False) -> Tensor:
         """One column per sequence, whatever the sequence has seen.  # [sequence, column] float → [sequence] int64"""
@@ -169,6 +190,22 @@ class SlotDraw:
         drawn = (scores + noise).masked_fill(~kept, float("-inf")).argmax(-1, keepdim=True)
         best = ids.masked_fill(scores < scores[:, :1], torch.iinfo(ids.dtype).max).amin(-1, keepdim=True)
         return torch.where(greedy, best, ids.gather(-1, drawn))[:, 0]
+
+    def _seen(self, channel: int) -> Tensor:
+        """Which ids stand before the row to be drawn.  # [sequence, vocabulary] bool, its own memory"""
+        seen = self.tables.seen[channel][self.slots]
+        if self.ahead is not None:
+            ids = self.ahead[..., channel].long()
+            first = seen[:, 0] | (ids == 0).any(-1)
+            seen.scatter_(-1, ids.clamp(min=0), True)  # where there is no row, this hits id 0, which is put right
+            seen[:, 0] = first
+        return seen
+
+    def _wished(self, channel: int, logits: Tensor, drawn: Tensor) -> Tensor:
+        if self.wish is None:
+            return drawn
+        temperature = self.tables.floats[self.slots, channel, :1].to(logits.dtype)
+        return self.wish.or_drawn(channel, logits / temperature.masked_fill(temperature == 0, 1.0), drawn)
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:

@@ -7,20 +7,33 @@ run out, a sequence may evict those of lower rank, which keep their rows and are
 therefore always moves on, and nobody waits for ever.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from vivavoce.engine.pages import PagePool
 from vivavoce.engine.sequence import Sequence
+from vivavoce.models.interface import Row
+
+NO_DRAFTS: Mapping[int, tuple[Row, ...]] = {}
 
 
 @dataclass(frozen=True)
 class Work:
-    """Rows `[start, start + count)` of a sequence to be computed; `samples` if the last of them yields a new row."""
+    """Rows `[start, start + count)` of a sequence to be computed; `samples` if the last of them yields a new row.
+
+    `drafted` rows are guesses of what follows. They are computed behind the others, and each yields a row too.
+    """
 
     sequence: Sequence
     start: int
     count: int
     samples: bool
+    drafted: tuple[Row, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Rows of the step."""
+        return self.count + len(self.drafted)
 
 
 @dataclass
@@ -42,8 +55,8 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}
         self.evictions = 0
 
-    def plan(self) -> Plan:
-        """The next step's work; pages are taken for it."""
+    def plan(self, drafts: Mapping[int, tuple[Row, ...]] = NO_DRAFTS) -> Plan:
+        """The next step's work; pages are taken for it. Drafts, by their sequence's id, get what nobody else needs."""
         ranked = sorted((s for s in self.sequences.values() if s.has_work), key=_rank)
         waiting_decodes = sum(_decodes(sequence) for sequence in ranked)
         budget = self.rows_per_step
@@ -59,7 +72,17 @@ class Scheduler:
             samples = sequence.is_generating and count == sequence.pending
             plan.works.append(Work(sequence, sequence.cached, count, samples))
             budget -= count
+        for index, work in enumerate(plan.works):
+            drafted = drafts.get(work.sequence.id, ())[:budget] if work.samples else ()
+            if drafted:
+                plan.works[index] = self._with_draft(work, drafted)
+                budget -= len(plan.works[index].drafted)
         return plan
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back pages that were taken for rows which did not stay."""
+        if len(sequence.pages) > -(-sequence.cached // self.page_size):
+            self.release(sequence, sequence.cached)
 
     def release(self, sequence: Sequence, keep_rows: int = 0) -> None:
         """Give back the pages behind the first `keep_rows` rows."""
@@ -82,10 +105,22 @@ class Scheduler:
         for index in range(first, len(sequence.pages)):
             if self.pool.is_shared(sequence.pages[index]):
                 plan.copies.append(self._make_private(sequence, index))
-        while len(sequence.pages) * self.page_size < sequence.cached + count:
+        self._extend(sequence, sequence.cached + count)
+        return True
+
+    def _with_draft(self, work: Work, drafted: tuple[Row, ...]) -> Work:
+        """The work and as much of a draft as free pages hold: a guess evicts nobody."""
+        end = work.start + work.count
+        room = (len(work.sequence.pages) + self.pool.free) * self.page_size - end
+        drafted = drafted[:room]
+        self._extend(work.sequence, end + len(drafted))
+        return replace(work, drafted=drafted)
+
+    def _extend(self, sequence: Sequence, rows: int) -> None:
+        """Take pages until they hold so many rows."""
+        while len(sequence.pages) * self.page_size < rows:
             sequence.pages.append(self.pool.take())
             sequence.page_revision += 1
-        return True
 
     def _lacking(self, sequence: Sequence, count: int) -> int:
         """How many pages must be taken before `count` more rows can be written."""

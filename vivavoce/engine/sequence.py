@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import Tensor
+
 from vivavoce.engine.sampling import Generation
+from vivavoce.engine.speculative import Speculation
 from vivavoce.models.interface import Row
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
@@ -32,6 +35,9 @@ class Sequence:
     unread: int = 0
     """Rows made that the consumer has not taken yet; with `most_unread` it makes a slow consumer pause the reply."""
     most_unread: int | None = None
+    speculation: Speculation | None = None
+    hidden: Tensor | None = None
+    """The model's state from which the newest row was drawn, kept where a draft is made of it."""
 
     def __len__(self) -> int:
         return len(self.rows)

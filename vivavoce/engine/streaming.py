@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 from vivavoce.engine.engine import Emission, Engine
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import FinishReason, Sequence
+from vivavoce.engine.speculative import Speculation
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 
@@ -142,13 +143,19 @@ class StreamingEngine:
 
         await self._call(close)
 
-    async def generate(self, sequence: Sequence, generation: Generation, most_unread: int | None = None) -> Reply:
+    async def generate(
+        self,
+        sequence: Sequence,
+        generation: Generation,
+        most_unread: int | None = None,
+        speculation: Speculation | None = None,
+    ) -> Reply:
         """Start a reply. `most_unread` lets a slow consumer pause it instead of letting rows pile up."""
         reply = Reply(self, sequence, asyncio.get_running_loop())
         handle = _WeakReply(reply)
 
         def start() -> None:
-            self._engine.generate(sequence, generation, most_unread)
+            self._engine.generate(sequence, generation, most_unread, speculation)
             self._replies[sequence.id] = handle
 
         try:

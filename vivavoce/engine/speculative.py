@@ -1,0 +1,160 @@
+"""Speculative decoding: rows guessed ahead are checked in one pass, and those the model would have made are kept.
+
+A draft of k rows is computed behind the sequence's last row, and the model's own row is drawn after each of these.
+The draft is kept for as long as it equals what was drawn; then comes the row that was drawn instead. Because the noise
+of a draw is a function of seed, place and id alone (`vivavoce.engine.sampling`), the row drawn behind a kept draft is
+the very row plain decoding draws there: every reply equals the plain one row for row, greedy or sampled, whatever the
+draft was. Rejection sampling, which needs the draft's chances and keeps only the distribution, has nothing to add. A
+source that draws with the same seed and places shares the model's noise, and so is right nearly as often as rejection
+sampling would accept it.
+
+What can differ is rounding: a pass over several rows may add in another order than one over a single row, as any batch
+may, and where two ids are equally likely within rounding, the other one may be taken.
+"""
+
+from collections import Counter
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from vivavoce.errors import InputError
+from vivavoce.models.interface import GenerativeModel, Row
+
+if TYPE_CHECKING:
+    from vivavoce.engine.sequence import Sequence
+
+
+class DraftSource(Protocol):
+    """Something that guesses how a reply goes on. A bad guess costs time, never a row."""
+
+    def propose(self, sequence: "Sequence", most: int) -> Many[Row]:
+        """Up to `most` rows that may follow the last row of a sequence that is generating."""
+        ...
+
+
+@runtime_checkable
+class GatheredSource(DraftSource, Protocol):
+    """A source that guesses better for many sequences at once."""
+
+    def propose_together(self, wants: "Many[tuple[Sequence, int]]") -> list[Many[Row]]:
+        """What `propose` gives, for each of these."""
+        ...
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Relaxed acceptance: a guessed id is good enough if its chance is above min(most, share · exp(−entropy)).
+
+    Replies are then no longer those of plain decoding; this is the typical acceptance of Medusa.
+    """
+
+    most: float = 0.3
+    share: float = 0.09
+
+    def __post_init__(self) -> None:
+        if not 0 < self.most < 1 or not 0 < self.share < 1:
+            raise InputError(f"typical acceptance needs bounds in (0, 1), not {self.most} and {self.share}")
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a reply is sped up: who guesses, how far ahead, and whether a guess need only be likely."""
+
+    source: DraftSource
+    most: int = 4
+    relaxed: Typical | None = None
+    reads_hidden: bool = False
+    """Whether the source wants `Sequence.hidden`, the model's state behind the newest row."""
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise InputError(f"a draft has at least 1 row, not {self.most}")
+
+
+@dataclass
+class Acceptance:
+    """How drafts fared: how often so many rows were drafted and so many of them kept."""
+
+    counts: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def note(self, drafted: int, kept: int) -> None:
+        """One draft was checked."""
+        self.counts[drafted, kept] += 1
+
+    @property
+    def checks(self) -> int:
+        """Drafts that were checked."""
+        return self.counts.total()
+
+    @property
+    def drafted(self) -> int:
+        """Rows that were guessed."""
+        return sum(drafted * times for (drafted, _), times in self.counts.items())
+
+    @property
+    def kept(self) -> int:
+        """Guessed rows that were right."""
+        return sum(kept * times for (_, kept), times in self.counts.items())
+
+    @property
+    def mean_kept(self) -> float:
+        """Guessed rows kept per check; a check makes one row more than it keeps."""
+        return self.kept / self.checks if self.checks else 0.0
+
+    @property
+    def histogram(self) -> list[int]:
+        """How many checks kept 0, 1, 2 … rows."""
+        times: Counter[int] = Counter()
+        for (_, kept), count in self.counts.items():
+            times[kept] += count
+        return [times[kept] for kept in range(max(times, default=-1) + 1)]
+
+    def rate(self, place: int) -> float:
+        """How often the guess at this place (0 is the first) was right, where all before it were."""
+        reached = sum(times for (drafted, kept), times in self.counts.items() if drafted > place <= kept)
+        right = sum(times for (_, kept), times in self.counts.items() if kept > place)
+        return right / reached if reached else 0.0
+
+
+def agreed(draft: Many[Row], drawn: Many[Row]) -> int:
+    """How many rows of a draft are what the model drew in their places."""
+    return next((place for place, row in enumerate(draft) if row != drawn[place]), len(draft))
+
+
+def usable(draft: Many[Row], model: GenerativeModel, most: int) -> tuple[Row, ...]:
+    """The rows of a draft worth computing: up to a row that ends the reply, or that the model cannot read.
+
+    An end is left to the draw in its place: nothing needs to be computed behind it.
+    """
+    rows: list[Row] = []
+    for given in draft[:most]:
+        row = tuple(given)
+        readable = len(row) == model.channels and all(
+            0 <= value < size for value, size in zip(row, model.vocabularies, strict=True)
+        )
+        if not readable or model.ends(row):
+            break
+        rows.append(row)
+    return tuple(rows)
+
+
+def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, tuple[Row, ...]]:
+    """The drafts of all sequences that may have one, by the sequence's id; each source is asked once if it can be."""
+    groups: dict[int, list[tuple[Sequence, int]]] = {}
+    for sequence, most in wants:
+        groups.setdefault(id(_source(sequence)), []).append((sequence, most))
+    drafts: dict[int, tuple[Row, ...]] = {}
+    for group in groups.values():
+        source = _source(group[0][0])
+        if isinstance(source, GatheredSource):
+            given = source.propose_together(group)
+        else:
+            given = [source.propose(sequence, most) for sequence, most in group]
+        for (sequence, most), draft in zip(group, given, strict=True):
+            drafts[sequence.id] = usable(draft, model, most)
+    return drafts
+
+
+def _source(sequence: "Sequence") -> DraftSource:
+    assert sequence.speculation is not None
+    return sequence.speculation.source
