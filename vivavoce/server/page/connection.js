@@ -76,8 +76,9 @@ export class Connection extends EventTarget {
     this.#post(event);
   }
 
+  // A socket that is closing takes nothing any more; what it did not take is sent when the session is taken up again.
   #post(event) {
-    if (this.state === "open") this.#socket.send(JSON.stringify(event));
+    if (this.state === "open" && this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
   }
 
   #received(event) {
