@@ -7,6 +7,7 @@ import typer
 app = typer.Typer(no_args_is_help=True, help="Make the miniatures: speech, training, packing. One GPU is enough.")
 
 STEPS = {
+    "corpora": ("vivavoce.train.corpora", "Speak what all trainings but the language model's learn from."),
     "ear": ("vivavoce.train.hearing.ear", "The speech encoder with its codebook."),
     "lm-data": ("vivavoce.train.language.data", "Speak the dialogues and hear them with the trained ear."),
     "lm": ("vivavoce.train.language.lm", "The layer-splitting language model, in three stages."),
