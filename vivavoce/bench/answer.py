@@ -22,7 +22,7 @@ from vivavoce.audio.sound import Sound
 from vivavoce.bench.judges import Listeners, Moonshine, word_errors
 from vivavoce.bench.progress import stage
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.errors import InputError
+from vivavoce.errors import MissingDependencyError
 from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.pipelines.loading import load_moss_speech
@@ -174,7 +174,7 @@ def _opinions(answers: Sequence[Answer]) -> dict[str, float | None]:
     """How the replies sound, and how the voice they were learned from does, where it can be made here."""
     try:
         listeners = Listeners()
-    except InputError:
+    except MissingDependencyError:
         return {"opinion": None, "opinion_of_teacher": None}
     made = [answer for answer in answers if answer.sound.seconds > 0.5][:40]
     opinion = float(np.mean([listeners.overall(answer.sound) for answer in made])) if made else None
@@ -182,7 +182,7 @@ def _opinions(answers: Sequence[Answer]) -> dict[str, float | None]:
     try:
         found = programs()
         taught = [listeners.overall(Sound(speak(TEACHER, text, found), EAR_RATE)) for text in texts]
-    except InputError:
+    except MissingDependencyError:
         return {"opinion": opinion, "opinion_of_teacher": None}
     return {"opinion": opinion, "opinion_of_teacher": float(np.mean(taught))}
 
