@@ -38,7 +38,7 @@ from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 
 QUESTIONS = hub.BUNDLED / "questions"
-DEFAULT_QUESTION = "15-breakfast.opus"
+DEFAULT_QUESTION = "15-breakfast.opus"  # one that the miniature answers; `viva bench answer` asks them all
 PACKET_SECONDS = 0.02
 LONGEST_WAIT = 20.0  # seconds after the question
 QUIET = 10 ** (-40 / 20)  # of the loudest sample: below it there is no voice

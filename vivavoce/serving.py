@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from vivavoce import hub
@@ -53,6 +54,8 @@ def load_host(
     model: str = "mini-speech", codec: str | None = None, voice: Path | None = None, device: str = "auto"
 ) -> SpeechHost:
     """The host of a model by name, folder or hub id; it is ready once its pipeline is entered and warm."""
+    if find_spec("uvicorn") is None:
+        raise MissingDependencyError("serving needs uvicorn: pip install 'vivavoce[server]'")
     folder = hub.resolve(model)
     carried = None if codec is None else hub.resolve(codec)
     return SpeechHost(Path(model).name, load_moss_speech(folder, carried, voice, device))
@@ -60,10 +63,8 @@ def load_host(
 
 async def serve(host: SpeechHost, options: ServerOptions) -> None:
     """Serve until interrupted; `/readyz` says when the model is warm."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingDependencyError("serving needs uvicorn: pip install 'vivavoce[server]'") from error
+    import uvicorn
+
     server = uvicorn.Server(uvicorn_config(build_app(host, options), options))
     async with host.pipeline:
         warming = asyncio.create_task(_warm_up(host))
