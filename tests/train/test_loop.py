@@ -7,17 +7,20 @@ import torch
 from torch import nn
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.train.loop import Budget, Course, Learner, plot_curves
+from vivavoce.train.loop import Budget, Course, Learner, is_hidden_matrix, laid_out_like, plot_curves
+from vivavoce.train.muon import orthogonal
 
 
-def _learner(average: float | None = 0.9) -> Learner:
+def _learner(average: float | None = 0.9, by_muon: bool = False) -> Learner:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
+    width = 16 if by_muon else 8
+    hidden = [nn.Linear(width, width)] if by_muon else []
+    model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.2), nn.Tanh(), *hidden, nn.Linear(width, 1))
 
     def loss(batch):
         return {"loss": (model(batch["x"]) - batch["y"]).square().mean()}
 
-    return Learner({"model": model}, loss, 1e-2, average=average)
+    return Learner({"model": model}, loss, 1e-2, average=average, orthogonal=by_muon)
 
 
 def _run(folder, learner, steps, stop_at=None):
@@ -35,20 +38,22 @@ def _weights(learner):
     return torch.cat([p.detach().flatten() for p in learner.parameters] + [p.flatten() for p in learner.averaged])
 
 
-def test_a_course_learns(tmp_path):
-    _run(tmp_path, _learner(), 300)
+@pytest.mark.parametrize("by_muon", [False, True])
+def test_a_course_learns(tmp_path, by_muon):
+    _run(tmp_path, _learner(by_muon=by_muon), 300)
     losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert losses[-1] < 0.3 * losses[0]
     assert plot_curves(tmp_path).stat().st_size > 1000
 
 
-def test_a_course_taken_up_again_ends_where_an_unbroken_one_ends(tmp_path):
-    whole, broken = _learner(), _learner()
+@pytest.mark.parametrize("by_muon", [False, True])
+def test_a_course_taken_up_again_ends_where_an_unbroken_one_ends(tmp_path, by_muon):
+    whole, broken = _learner(by_muon=by_muon), _learner(by_muon=by_muon)
     torch.manual_seed(1)
     _run(tmp_path / "whole", whole, 60)
     torch.manual_seed(1)
     _run(tmp_path / "broken", broken, 60, stop_at=25)
-    again = _learner()
+    again = _learner(by_muon=by_muon)
     torch.manual_seed(99)
     _run(tmp_path / "broken", again, 60)
     assert torch.equal(_weights(whole), _weights(again))
@@ -105,3 +110,28 @@ def test_a_captured_step_learns_as_an_eager_one_does():
             learner.step({"x": x, "y": x.sum(1, keepdim=True)}, 1.0)
         results.append(_weights(learner).cpu())
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)
+
+
+def test_muons_directions_are_orthogonal():
+    matrices = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0))
+    for given in (matrices, matrices.mT.contiguous()):
+        stretch = torch.linalg.svdvals(orthogonal(given))
+        assert stretch.min() > 0.5 and stretch.max() < 1.3
+        assert (orthogonal(given) * given).sum((1, 2)).min() > 0  # towards the matrix, not away from it
+
+
+def test_muon_takes_hidden_matrices_alone():
+    table, vector, small = torch.zeros(64, 32), torch.zeros(32), torch.zeros(8, 32)
+    assert is_hidden_matrix("layers.0.fc1.weight", table)
+    taken = [is_hidden_matrix("embed_tokens.weight", table), is_hidden_matrix("text_lm_head.weight", table)]
+    taken += [is_hidden_matrix("layers.0.norm.weight", vector), is_hidden_matrix("layers.0.gate.weight", small)]
+    assert not any(taken)
+
+
+def test_gradients_lie_as_their_parameters_do():
+    books = nn.Parameter(torch.randn(3, 5, 4))
+    x = torch.randn(3, 7, 4)
+    (gradient,) = torch.autograd.grad(torch.einsum("bnd,bed->bne", x, books).square().sum(), books)
+    assert gradient.stride() != books.stride()
+    assert laid_out_like(books, gradient).stride() == books.stride()
+    assert torch.equal(laid_out_like(books, gradient), gradient)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError, InputError
+from vivavoce.train.muon import Muon
 
 Batch = Mapping[str, Tensor]
 LossFunction = Callable[[Batch], dict[str, Tensor]]
@@ -43,17 +44,22 @@ class Learner:
         average: float | None = None,
         use_graph: bool = True,
         half: bool = True,
+        orthogonal: bool = False,
     ) -> None:
         self.modules = dict(modules)
         self.loss, self.peak_rate, self.clip, self.average = loss, peak_rate, clip, average
-        self.parameters = [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
+        named = [(n, p) for module in self.modules.values() for n, p in module.named_parameters() if p.requires_grad]
+        self.parameters = [parameter for _, parameter in named]
         if not self.parameters:
             raise InputError("nothing here learns: no parameter of the modules requires a gradient")
         self.device = self.parameters[0].device
         on_cuda = self.device.type == "cuda"
         self.use_graph, self.half = use_graph and on_cuda, half and on_cuda
         self.rate = torch.tensor(0.0, device=self.device)
-        matrices = [p for p in self.parameters if p.ndim > 1]
+        hidden = [p for n, p in named if orthogonal and is_hidden_matrix(n, p)]
+        self.muon = Muon(hidden, weight_decay) if hidden else None
+        taken = {id(parameter) for parameter in hidden}
+        matrices = [p for p in self.parameters if p.ndim > 1 and id(p) not in taken]
         vectors = [p for p in self.parameters if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimiser = torch.optim.AdamW(
@@ -96,7 +102,7 @@ class Learner:
         """All that must be kept to go on later."""
         modules = {name: module.state_dict() for name, module in self.modules.items()}
         kept = {"modules": modules, "optimiser": self.optimiser.state_dict(), "averaged": self.averaged}
-        return kept | {"taken": self.taken}
+        return kept | {"taken": self.taken, "muon": self.muon.state_dict() if self.muon else None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a kept state."""
@@ -104,6 +110,8 @@ class Learner:
             module.load_state_dict(state["modules"][name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.taken = state["taken"]
+        if self.muon:
+            self.muon.load_state_dict(state["muon"])
         if self.device.type == "cuda":
             for group in self.optimiser.param_groups:
                 group["lr"] = self.rate
@@ -116,9 +124,11 @@ class Learner:
             scalars = self.loss(batch)
         gradients = torch.autograd.grad(scalars["loss"], self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else laid_out_like(parameter, gradient)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip, foreach=True)
         self.optimiser.step()
+        if self.muon:
+            self.muon.step(self.rate)
         if self.average:
             with torch.no_grad():
                 change = torch._foreach_sub(list[Tensor](self.parameters), self.averaged)
@@ -148,6 +158,17 @@ class Learner:
             static[name].copy_(tensor)
         graph.replay()
         return {name: value.clone() for name, value in scalars.items()}
+
+
+def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, which a fused optimiser asks for and `einsum` does not keep."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+
+
+def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter maps hidden states to hidden states: no table of embeddings, and no head over symbols."""
+    tables = ("embed", "head", "codebook", "letters", "pieces", "mel")
+    return parameter.ndim == 2 and min(parameter.shape) >= 16 and not any(table in name for table in tables)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 RATE = 16_000
-MARGIN = RATE * 7 // 100  # samples of silence left before and after the speech
+LEAD = RATE * 2 // 100  # samples of silence left before the speech: a reply's first sound is waited for
+TAIL = RATE * 7 // 100  # and after it
 FRAME = RATE // 100
 QUIET = 10 ** (-42 / 20)  # of the loudest frame: below it there is no speech
 FESTIVAL_BATCH = 64  # sentences a process; its start costs as much as ten of them
@@ -192,11 +193,11 @@ def _at_rate(wav: bytes, voice: Voice, text: str) -> NDArray[np.float32]:
 
 
 def trimmed(samples: NDArray[np.float32], complaint: str = "the sound is silent") -> NDArray[np.float32]:
-    """Speech with exactly the margin of silence on both sides that every utterance of a corpus has."""
+    """Speech with exactly the silence before and after it that every utterance of a corpus has."""
     frames = np.abs(samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)).max(axis=1, initial=0.0)
     if frames.size == 0 or frames.max() < 1e-3:
         raise InputError(complaint)
     loud = np.flatnonzero(frames > QUIET * frames.max())
-    begin, end = loud[0] * FRAME - MARGIN, (loud[-1] + 1) * FRAME + MARGIN
+    begin, end = loud[0] * FRAME - LEAD, (loud[-1] + 1) * FRAME + TAIL
     padding = (max(0, -begin), max(0, end - len(samples)))
     return np.pad(samples[max(0, begin) : end], padding).astype(np.float32)

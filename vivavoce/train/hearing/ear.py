@@ -38,7 +38,7 @@ REACH = 2.5  # where tanh is nearly flat
 class EarPlan:
     """Sizes, weights and times of one training."""
 
-    levels: tuple[int, ...] = (4, 4, 4, 4, 4, 4)
+    levels: tuple[int, ...] = (4, 4, 4, 4, 3, 3)
     d_model: int = 256
     layers: int = 8
     heads: int = 4
@@ -46,14 +46,14 @@ class EarPlan:
     probe_size: int = 256
     probe_slow: int = 4
     probe_fast: int = 2
-    batch_seconds: float = 360.0  # of sound in a batch, heard twice
+    batch_seconds: float = 240.0  # of sound in a batch, heard twice
     seconds: tuple[float, ...] = (2.56, 4.16, 6.4)  # rows of one sentence
     joined_seconds: float = 12.8  # rows of several
     habits: Habits = dataclasses.field(default_factory=Habits)
-    peak_rate: float = 1e-3
+    peak_rate: float = 2e-3
     warmup: int = 300
     average: float = 0.998
-    dropout: float = 0.1
+    dropout: float = 0.05
     strength: float = 1.0
     rounding_from: float = 0.2  # of the course: until here nothing is rounded
     rounding_to: float = 0.45  # from here on everything is
@@ -164,7 +164,7 @@ def train(corpus: Corpus, folder: Path, plan: EarPlan, device: torch.device, sec
         device
     )
     loss = EarLoss(plan, encoder, probe, lattice)
-    learner = Learner({"encoder": encoder, "probe": probe}, loss, plan.peak_rate, average=plan.average)
+    learner = Learner({"encoder": encoder, "probe": probe}, loss, plan.peak_rate, average=plan.average, orthogonal=True)
     speech = Speech.of(corpus, TEACHER.name, device)
     lessons = Lessons(speech, plan.shapes, plan.config, Surroundings(device, plan.strength), plan.habits)
     budget = Budget(plan.steps, seconds, plan.warmup)

@@ -65,9 +65,9 @@ class Stage:
 
 
 STAGES = (
-    Stage("text", 0.08, TEXT_ONLY, 2e-3, learns_text=True, learns_audio=False),
-    Stage("audio", 0.12, FULL_MIX, 2e-3, learns_text=False, learns_audio=True),
-    Stage("both", 0.80, FULL_MIX, 1.2e-3, learns_text=True, learns_audio=True),
+    Stage("text", 0.08, TEXT_ONLY, 3e-3, learns_text=True, learns_audio=False),
+    Stage("audio", 0.12, FULL_MIX, 3e-3, learns_text=False, learns_audio=True),
+    Stage("both", 0.80, FULL_MIX, 2.5e-3, learns_text=True, learns_audio=True),
 )
 
 
@@ -76,7 +76,7 @@ class Recipe:
     """All that is chosen for one run."""
 
     hidden: int = 320
-    inner: int = 896
+    inner: int = 640
     shared_layers: int = 5
     modality_layers: int = 2
     heads: int = 5
@@ -85,8 +85,8 @@ class Recipe:
     text_entries: int = 768
     lines: int = 32
     length: int = 512
-    dropout: float = 0.1
-    heard_noise: float = 0.15
+    dropout: float = 0.15
+    heard_noise: float = 0.25
     """Most of a guest's codes that are replaced or hidden; the share is drawn for each line."""
     said_noise: float = 0.03
     heard_weight: float = 0.1
@@ -287,6 +287,7 @@ def _run_stage(
         weight_decay=recipe.weight_decay,
         average=recipe.average if stage.is_last else None,
         use_graph=recipe.use_graph,
+        orthogonal=True,
     )
     folder = out / LAST_STATES / stage.name
     course = Course(

@@ -42,10 +42,10 @@ class Recipe:
 
     config: WhisperConfig = WhisperConfig(  # noqa: RUF009 - frozen
         d_model=256,
-        encoder_layers=6,
+        encoder_layers=4,
         encoder_attention_heads=4,
         encoder_ffn_dim=1024,
-        decoder_layers=3,
+        decoder_layers=2,
         decoder_attention_heads=4,
         decoder_ffn_dim=512,
         max_source_positions=500,
@@ -60,7 +60,7 @@ class Recipe:
     )
     steps: int = 20_000
     warmup: int = 300
-    peak_rate: float = 1.2e-3
+    peak_rate: float = 2e-3
     weight_decay: float = 0.05
     dropout: float = 0.1
     smoothing: float = 0.1
@@ -218,6 +218,7 @@ class Training:
             recipe.peak_rate,
             weight_decay=recipe.weight_decay,
             average=recipe.average,
+            orthogonal=True,
         )
         seconds = None if until is None else max(1.0, until - time.monotonic())
         budget = Budget(recipe.steps, seconds, recipe.warmup)

@@ -133,7 +133,15 @@ def train_speaker(
         model = MossTTSNano(recipe.config)
     initialise(model, seed)
     loss = SpeakerLoss(model, recipe)
-    learner = Learner({"model": model}, loss, recipe.rate, betas=(0.9, 0.95), weight_decay=0.05, average=recipe.average)
+    learner = Learner(
+        {"model": model},
+        loss,
+        recipe.rate,
+        betas=(0.9, 0.95),
+        weight_decay=0.05,
+        average=recipe.average,
+        orthogonal=True,
+    )
     course = Course(out, {"model": learner}, budget, seed, log_every=max(1, budget.steps // 400))
     judged = Spoken.of(corpus, held_out[: recipe.judged], codec, tokenizer)
     exam = Lessons(judged, recipe.config, tokenizer, TEACHER.name, recipe.rows, 1)
