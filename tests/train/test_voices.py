@@ -40,7 +40,7 @@ def test_a_little_silence_is_left_around_speech():
         samples = np.abs(speak(voice, SENTENCE, programs()))
         quiet = samples < 0.03 * samples.max()
         lead, trail = np.argmin(quiet), np.argmin(quiet[::-1])
-        assert 0.03 < lead / RATE < 0.16 and 0.03 < trail / RATE < 0.25
+        assert 0.01 < lead / RATE < 0.11 and 0.03 < trail / RATE < 0.25
 
 
 @pytest.mark.debian(*PROGRAMS)

@@ -174,7 +174,17 @@ def untaught(config: HiFTConfig, device: torch.device | str, seed: int) -> HiFT:
     hift.conv_post.bias[: len(hift.conv_post.bias) // 2] = -4.0
     hift.f0_predictor.classifier.weight.mul_(50.0)
     hift.f0_predictor.classifier.bias.fill_(60.0)
-    return hift.to(device).requires_grad_(True)
+    hift.to(device).requires_grad_(True)
+    keep_excited(hift)
+    return hift
+
+
+@torch.no_grad()
+def keep_excited(hift: HiFT) -> None:
+    """Mix all harmonics alike, for good: a mixture that learns dies before the network has learned to use it."""
+    mixture = hift.m_source.l_linear.requires_grad_(False)
+    mixture.weight.fill_(1.0)
+    mixture.bias.zero_()
 
 
 @dataclass(frozen=True)
@@ -197,6 +207,7 @@ def teach(
     hift = untaught(plan.config, device, seed)
     if origins.vocoder is not None:
         hift.load_state_dict(HiFT.load(origins.vocoder / VOCODER_FILE, device, plan.config).state_dict())
+        keep_excited(hift)
         plan = plan.refining()
     judges = Discriminators(plan.period_channels, plan.spectrum_channels).to(device)
     lesson = Lesson(hift, judges, plan, device)
