@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError
 from vivavoce.models.packing import PACKING, SCALE, widen
+from vivavoce.models.quantised import QuantisedNames, ReadQuantised, install
+from vivavoce.nn.linear import postponed
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -36,7 +39,13 @@ class PacksParameters(Protocol):
 
 
 class Checkpoint:
-    """Names, shapes and tensors of a published checkpoint. Tensors are read only when asked for."""
+    """Names, shapes and tensors of a published checkpoint. Tensors are read only when asked for.
+
+    Matrices of a quantised one read as floats; `quantised` has them as they are kept. While such a checkpoint is
+    entered, linear layers are made without memory, because `load_weights` puts others in their place.
+    """
+
+    quantised: Mapping[str, ReadQuantised] = MappingProxyType({})
 
     def __init__(self, source: str | Path) -> None:
         self.source = Path(source)
@@ -50,6 +59,8 @@ class Checkpoint:
                 self._add_safetensors(file)
 
     def __enter__(self) -> "Checkpoint":
+        if self.quantised:
+            self._stack.enter_context(postponed())
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -76,14 +87,22 @@ class Checkpoint:
         names = {old: new for old in self._tensors if (new := rename(old)) is not None}
         self._tensors = {new: self._tensors[old] for old, new in names.items()}
         self.shapes = {new: self.shapes[old] for old, new in names.items()}
+        self.quantised = {new: self.quantised[old] for old, new in names.items() if old in self.quantised}
         return self
 
     def _add_safetensors(self, file: Path) -> None:
         try:
             handle = self._stack.enter_context(safe_open(str(file), framework="pt"))
             names = set(handle.keys())
-            is_packed = PACKING in (handle.metadata() or {})
+            metadata = handle.metadata() or {}
+            is_packed, quantised = PACKING in metadata, QuantisedNames(metadata, file)
+            for name in quantised:
+                read = quantised.reader(name, names, handle.get_tensor)
+                self._add(name, quantised.shape(name), partial(_dequantised, read), file)
+                self.quantised = {**self.quantised, name: read}
             for name in handle.keys():  # noqa: SIM118 - safe_open is not a mapping
+                if name in quantised or quantised.is_companion(name):
+                    continue
                 shape = tuple(handle.get_slice(name).get_shape())
                 if not is_packed:
                     self._add(name, shape, partial(handle.get_tensor, name), file)
@@ -124,6 +143,10 @@ def _widened(tensor: Callable[[], Tensor], scale: Callable[[], Tensor] | None) -
     return widen(tensor(), scale() if scale is not None else None)
 
 
+def _dequantised(read: ReadQuantised) -> Tensor:
+    return read().dequantised()
+
+
 def _is_pickled(file: Path) -> bool:
     """By its name, or, where that says nothing, by the zip that torch writes."""
     if file.suffix in PICKLED | {".safetensors"}:
@@ -136,6 +159,8 @@ def weight_files(source: Path) -> list[Path]:
     """The files that hold the weights of a folder, or the file itself."""
     if source.is_file():
         return [source]
+    if source.suffix in PICKLED and source.with_suffix(".safetensors").is_file():
+        return [source.with_suffix(".safetensors")]  # quantised models have these in place of pickled ones
     if not source.is_dir():
         raise CheckpointError(f"{source} does not exist; give a folder with {SINGLE_NAME} or {INDEX_NAME}")
     index = source / INDEX_NAME
@@ -207,6 +232,8 @@ def load_weights(
     """Copy a checkpoint into a module that already stands on its device; at most one tensor is held besides."""
     targets = published_tensors(module)
     check_names({name: tuple(tensor.shape) for name, tensor in targets.items()}, checkpoint, allow_extra)
+    settled = install(module, checkpoint.quantised, checkpoint.tensor) if checkpoint.quantised else set()
+    targets = {name: tensor for name, tensor in published_tensors(module).items() if name not in settled}
     for done, (name, target) in enumerate(targets.items(), start=1):
         source = checkpoint.tensor(name)
         if source.is_floating_point() != target.is_floating_point():

@@ -1,7 +1,9 @@
 """Linear layers with int8 weights for CPUs: a quarter of the memory traffic, which is what one row at a time waits for.
 
-Weights have a scale a row; inputs are rounded on the way, with one scale for all rows of a call. So a row's result
-differs slightly with the rows beside it, and from float32's by about a hundredth of its size.
+Weights have a scale a row; inputs are rounded on the way, each row by its own size: the kernel has one scale for all
+rows of a call, and a single row of outliers, such as a sequence's first, would leave the others a few steps only. A
+result differs from float32's by about a hundredth of its size. Where calibration has found the range of the inputs, it
+need not be looked for in every call.
 """
 
 import warnings
@@ -12,11 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.nn.linear import Linear
+from vivavoce.nn.quantised_weight import InputRange, quantise
 
+SMALLEST_ROW = 1e-20
 KERNELS = "fbgemm"  # int8 products of x86 processors
-LARGEST = 127
-# The operator itself: what torch.ops wraps around it takes a third of a small product's time.
+# The operators themselves: what torch.ops wraps around them takes a third of a small product's time.
 int8_product: Callable[[Tensor, Any, bool], Tensor] = torch.ops.quantized.linear_dynamic.default._op
+ranged_product: Callable[[Tensor, float, int, Any], Tensor] = (
+    torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
+)
 
 
 def int8_is_fast_here() -> bool:
@@ -27,9 +33,10 @@ def int8_is_fast_here() -> bool:
 class Int8Linear(nn.Module):
     """`x @ weight.T + bias` in float32, by int8 products."""
 
-    def __init__(self, packed: Any) -> None:
+    def __init__(self, packed: Any, bias: Tensor | None = None) -> None:
         super().__init__()
         self.packed = packed
+        self.bias = bias  # which is in `packed` too, but asking there unpacks the whole matrix
 
     @classmethod
     def of(cls, linear: Linear) -> "Int8Linear":
@@ -40,24 +47,52 @@ class Int8Linear(nn.Module):
     @torch.no_grad()
     def of_weight(cls, weight: Tensor, bias: Tensor | None = None) -> "Int8Linear":
         """The projection by a matrix, rounded.  # weight [output, input]"""
-        weight = weight.float()
-        scale = weight.abs().amax(dim=1).clamp(min=1e-8).double() / LARGEST
-        rounded = (weight / scale[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
-        zeros = torch.zeros(len(weight), dtype=torch.long)
+        rounded = quantise(weight, "int8")
+        assert rounded.scale is not None
+        return cls(prepacked(rounded.data, rounded.scale, bias), None if bias is None else bias.float())
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix as float32, made anew.  # [output, input]"""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # quantised tensors are to go; their kernels have no heir yet
-            quantised = torch._make_per_channel_quantized_tensor(rounded, scale, zeros, 0)
-        bias = None if bias is None else bias.float()
-        before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = KERNELS
-        try:
-            return cls(torch.ops.quantized.linear_prepack(quantised, bias))
-        finally:
-            torch.backends.quantized.engine = before
+            warnings.simplefilter("ignore", UserWarning)
+            return self.packed.unpack()[0].dequantize()
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
-        return int8_product(x, self.packed, False)
+        wide = x.float()
+        if x.numel() == x.shape[-1]:
+            return int8_product(wide, self.packed, False).to(x.dtype)
+        size = wide.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_ROW)
+        out, bias = int8_product(wide / size, self.packed, False), self.bias
+        return (out * size if bias is None else (out - bias).mul_(size).add_(bias)).to(x.dtype)
+
+
+class RangedInt8Linear(Int8Linear):
+    """An `Int8Linear` that knows the range of its inputs; what lies outside is clipped."""
+
+    def __init__(self, packed: Any, inputs: InputRange, bias: Tensor | None = None) -> None:
+        super().__init__(packed, bias)
+        self.inputs = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        return ranged_product(x.float(), self.inputs.scale, self.inputs.zero, self.packed).to(x.dtype)
+
+
+def prepacked(rounded: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
+    """An int8 matrix and its scale a row, laid out for the kernels.  # [output, input], [output]"""
+    zeros = torch.zeros(len(rounded), dtype=torch.long)
+    bias = None if bias is None else bias.float()
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = KERNELS
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # quantised tensors are to go; their kernels have no heir yet
+            quantised = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(quantised, bias)
+    finally:
+        torch.backends.quantized.engine = before
 
 
 def to_int8(module: nn.Module) -> None:

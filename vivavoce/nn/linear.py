@@ -1,10 +1,24 @@
 """Linear layers that allocate without initialising, and one that packs several published matrices into one product."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+_is_postponed = ContextVar("_is_postponed", default=False)
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """`Linear`s made inside have no memory: a quantised checkpoint brings what takes their place."""
+    before = _is_postponed.set(True)
+    try:
+        yield
+    finally:
+        _is_postponed.reset(before)
 
 
 class Linear(nn.Module):
@@ -12,8 +26,9 @@ class Linear(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+        place = "meta" if _is_postponed.get() else None
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=place), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(outputs, device=place), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""

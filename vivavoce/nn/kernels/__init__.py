@@ -17,6 +17,7 @@ if AVAILABLE or TYPE_CHECKING:
     from vivavoce.nn.kernels.rotary_store import norm_rotate_store
     from vivavoce.nn.kernels.silu_multiply import silu_multiply
     from vivavoce.nn.kernels.stream_conv import stream_conv
+    from vivavoce.nn.kernels.weight_only_gemv import Tile, takes, weight_only_linear
 
 
 def usable(x: Tensor) -> bool:
@@ -27,6 +28,7 @@ def usable(x: Tensor) -> bool:
 __all__ = [
     "AVAILABLE",
     "LONGEST_CHUNK",
+    "Tile",
     "add_rms_norm",
     "chunk_attention",
     "gumbel_noise",
@@ -36,5 +38,7 @@ __all__ = [
     "paged_decode",
     "silu_multiply",
     "stream_conv",
+    "takes",
     "usable",
+    "weight_only_linear",
 ]

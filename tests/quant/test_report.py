@@ -1,0 +1,107 @@
+"""The report holds what was measured, and its verdict follows from its thresholds."""
+
+import json
+
+import pytest
+import torch
+
+from tests.quant.checkpoints import write
+from vivavoce.cli import app
+from vivavoce.errors import InputError
+from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.quant.convert import quantise_folder
+from vivavoce.quant.methods import METHODS
+from vivavoce.quant.plan import plan, weight_bytes
+from vivavoce.quant.policy import policy_for
+from vivavoce.quant.report import write_report
+from vivavoce.quant.report_page import tests as thresholds
+from vivavoce.quant.report_page import verdict
+from vivavoce.quant.run import byte_count
+from vivavoce.quant.speech_set import project_set, scene_set
+from vivavoce.quant.subjects import SUBJECTS
+from vivavoce.quant.voices import code_agreement, voice_of
+
+
+def test_a_report_is_written_whole(tmp_path):
+    source, out = write("cosyvoice", tmp_path / "source"), tmp_path / "out"
+    quantise_folder(source, out, METHODS["int8-weight"], policy_for(source))
+    figures = write_report(source, out, tmp_path / "report", scene_set().first(2))
+    assert json.loads((tmp_path / "report" / "report.json").read_text()) == json.loads(json.dumps(figures))
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert figures["verdict"] in page and "step, batch 8, ms" in page
+    assert (tmp_path / "report" / "summary.png").stat().st_size > 3000
+    assert figures["disk_bytes"]["quantised"] < figures["disk_bytes"]["float"]
+    assert set(figures["step_ms"]["float"]) == {"1", "8"}
+    assert 0.9 < figures["logits"]["agreement"] <= 1
+    with pytest.raises(InputError, match="manifest"):
+        write_report(source, source, tmp_path / "again", scene_set())
+
+
+def test_sounds_of_both_versions_are_of_the_same_places(tmp_path):
+    source, out = write("moss_speech", tmp_path), tmp_path / "out"
+    quantise_folder(source, out, METHODS["fp16"], policy_for(source))
+    subject = SUBJECTS["moss_speech"]
+    spoken, written = subject.lessons(source, project_set().items[26:27])
+    voice = voice_of("moss_speech", source)
+    exact = voice.aligned(subject, subject.load(source), spoken)
+    other = voice_of("moss_speech", out).aligned(subject, subject.load(out), spoken)
+    assert exact.samples.shape == other.samples.shape
+    assert abs(exact.samples - other.samples).max() < 0.05
+    assert voice.aligned(subject, subject.load(source), written) is None
+    assert code_agreement([spoken], [spoken]) == 1.0
+
+
+def figures(**changed):
+    base = {
+        "logits": {"agreement": 0.99},
+        "aligned": {"visqol": 4.4, "ceiling": {"visqol": 4.5}},
+        "alone": {"float": {"wer": 0.10, "right": 0.80}, "quantised": {"wer": 0.11, "right": 0.79}},
+        "step_ms": {"float": {"1": 10.0}, "quantised": {"1": 5.0}},
+        "loading": {"float": {"memory": 100}, "quantised": {"memory": 30}},
+    }
+    return base | changed
+
+
+def test_the_verdict_names_every_threshold_that_fails():
+    assert verdict(figures()).startswith("as good as float; 2.00×")
+    assert len(thresholds(figures())) == 4
+    worse = figures(
+        logits={"agreement": 0.9},
+        alone={"float": {"wer": 0.1, "right": 0.8}, "quantised": {"wer": 0.2, "right": 0.7}},
+    )
+    said = verdict(worse)
+    assert said.startswith("not as good") and "likeliest id" in said and "word errors" in said and "right" in said
+
+
+def test_the_plan_counts_the_published_model_as_it_is():
+    fits = {fit.method: fit for fit in plan(24_000_000_000)}
+    published = fits["bf16 (as published)"]
+    assert published.weights == pytest.approx(18.19e9, rel=0.002)  # as loaded by others in bfloat16
+    assert published.kv_a_minute == 2 * 40 * 8 * 128 * 2 * 750
+    assert fits["int4-weight"].weights < fits["int8-weight"].weights < 0.6 * published.weights
+    assert all(fit.is_possible for fit in fits.values())
+    assert not plan(12_000_000_000)[0].is_possible
+    with torch.device("meta"):
+        model = MossSpeech(MossSpeechConfig())
+    assert weight_bytes(model, None) == sum(2 * parameter.numel() for parameter in model.parameters())
+
+
+def test_sizes_are_read_as_people_write_them():
+    assert (byte_count("9GB"), byte_count("1.5 gb"), byte_count("512MiB")) == (9 * 10**9, 15 * 10**8, 2**29)
+    with pytest.raises(InputError, match="no size"):
+        byte_count("much")
+
+
+def test_the_command_converts_verifies_and_plans(tmp_path):
+    from typer.testing import CliRunner
+
+    runner, source = CliRunner(), write("whisper", tmp_path / "source")
+    made = runner.invoke(app, ["quantize", str(source), "--method", "fp8", "--out", str(tmp_path / "out"), "--json"])
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["tensors"] == {"float8": 32}
+    checked = runner.invoke(app, ["quantize", str(tmp_path / "out"), "--verify", "--json"])
+    assert json.loads(checked.stdout)["method"] == "fp8"
+    planned = runner.invoke(app, ["quantize", "--plan", "24GB", "--json"])
+    assert len(json.loads(planned.stdout)) == 9
+    refused = runner.invoke(app, ["quantize", str(source), "--method", "fp8"])
+    assert isinstance(refused.exception, InputError) and "--out" in str(refused.exception)

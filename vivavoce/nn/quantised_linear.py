@@ -1,0 +1,165 @@
+"""Linear layers on quantised matrices: the same call as `Linear`, by whatever is fastest on the device they stand on.
+
+On CUDA a few rows go through kernels that read the small weights and nothing else; many rows, and devices without such
+kernels, multiply by the widened matrix. Choices for CPUs are by measurement: docs/quantisation.md has the figures.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.nn import kernels
+from vivavoce.nn.int8_linear import Int8Linear, RangedInt8Linear, int8_is_fast_here, prepacked
+from vivavoce.nn.quantised_weight import CASTS, QuantisedWeight, unpacked
+
+FEW_ROWS = 16  # up to which the CPU's weight-only kernels beat widening
+MOST_KERNEL_ROWS = 64
+LEAST_INTEGER_ROWS = 32  # below which CUDA's int8 products are padding
+CPU_GROUPS = (32, 64, 128, 256)
+CPU_ROW_BLOCK = 16
+
+
+class QuantisedLinear(nn.Module):
+    """What all of them have: a bias, and the matrix as floats for whoever asks for it."""
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.like, self.dtype = quantised.to("meta"), dtype
+        for name, part in quantised.parts().items():
+            self.register_buffer(name, part, persistent=False)
+        self.bias: Tensor | None
+        self.register_buffer("bias", None if bias is None else bias.to(dtype), persistent=False)
+
+    @property
+    def quantised(self) -> QuantisedWeight:
+        """The matrix as it is kept, wherever the module has been moved."""
+        return self.like.with_parts({name: getattr(self, name) for name in self.like.parts()})
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix as floats, made anew.  # [output, input]"""
+        return self.quantised.dequantised(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        weight = self.quantised
+        if weight.scale is None or weight.scale.ndim > 1 or x.dtype == torch.float16:
+            return functional.linear(x, weight.dequantised(x.dtype), self._bias(x))
+        # Scaling results rather than weights spares a float32 copy of the matrix; in float16 sums could overflow.
+        out = functional.linear(x, weight.data.to(x.dtype)).float() * weight.scale
+        return (out if self.bias is None else out + self.bias).to(x.dtype)
+
+    def _bias(self, x: Tensor) -> Tensor | None:
+        return None if self.bias is None else self.bias.to(x.dtype)
+
+
+class CastLinear(QuantisedLinear):
+    """A product in 16 bits inside a model that is otherwise wider."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        data: Tensor = self.data  # type: ignore[assignment]
+        return functional.linear(x.to(data.dtype), data, self._bias(data)).to(x.dtype)
+
+
+class CudaLinear(QuantisedLinear):
+    """Small weights read by Triton kernels for a few rows, widened for many."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        rows = x.numel() // x.shape[-1]
+        if rows <= MOST_KERNEL_ROWS and kernels.usable(x) and kernels.takes(self.quantised):
+            return kernels.weight_only_linear(x, self.quantised, self._bias(x))
+        if self.like.activations != "float" and rows >= LEAST_INTEGER_ROWS and self.like.inputs % 16 == 0:
+            return self._integer_product(x)
+        return super().forward(x)
+
+    def _integer_product(self, x: Tensor) -> Tensor:
+        """Rows rounded to int8, each with its own scale, multiplied as integers."""
+        weight = self.quantised
+        assert weight.scale is not None
+        flat = x.flatten(0, -2).float()
+        scale = flat.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / 127
+        product = torch._int_mm((flat / scale).round().to(torch.int8), weight.data.T)
+        out = (product.float() * scale * weight.scale).to(x.dtype).unflatten(0, x.shape[:-1])
+        return out if self.bias is None else out + self.bias.to(x.dtype)
+
+
+class CpuInt8WeightLinear(QuantisedLinear):
+    """int8 weights and bfloat16 inputs."""
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(quantised, bias, dtype)
+        assert quantised.scale is not None
+        self.register_buffer("narrow_scale", quantised.scale.bfloat16(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        flat = x.flatten(0, -2)
+        if flat.shape[0] > FEW_ROWS:
+            return super().forward(x)
+        out = torch._weight_int8pack_mm(flat.bfloat16().contiguous(), self.data, self.narrow_scale)  # type: ignore[arg-type]
+        return _finished(out, x, self.bias)
+
+
+class CpuInt4WeightLinear(QuantisedLinear):
+    """int4 weights and bfloat16 inputs."""
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(quantised, bias, dtype)
+        assert quantised.scale is not None
+        assert quantised.offset is not None
+        codes = unpacked(quantised.data).int()
+        middle = quantised.offset.float() + 8 * quantised.scale.float()  # what a code of 8 stands for
+        both = torch.stack([quantised.scale.float(), middle], dim=-1).transpose(0, 1).contiguous()
+        self.register_buffer("laid_out", torch._convert_weight_to_int4pack_for_cpu(codes, 1), persistent=False)
+        self.register_buffer("scales_and_middles", both.bfloat16(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        flat = x.flatten(0, -2)
+        if flat.shape[0] > FEW_ROWS:
+            return super().forward(x)
+        out = torch._weight_int4pack_mm_for_cpu(
+            flat.bfloat16().contiguous(),
+            self.laid_out,  # type: ignore[arg-type]
+            self.like.group,
+            self.scales_and_middles,  # type: ignore[arg-type]
+        )
+        return _finished(out, x, self.bias)
+
+
+def _finished(out: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    shaped = out.to(x.dtype).view(*x.shape[:-1], -1)
+    return shaped if bias is None else shaped + bias.to(x.dtype)
+
+
+def quantised_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module | None:
+    """The fastest layer there is for a matrix on its device; None where a plain one on the widened matrix is better."""
+    place = weight.data.device.type
+    if weight.scheme in CASTS:
+        return None if dtype == CASTS[weight.scheme] else CastLinear(weight, bias, dtype)
+    if place == "cuda":
+        return CudaLinear(weight, bias, dtype)
+    return _cpu_linear(weight, bias, dtype) if place == "cpu" else None
+
+
+def _cpu_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module | None:
+    if weight.scheme == "int8" and weight.activations != "float":
+        return _integer_linear(weight, bias)
+    if weight.scheme == "int8":
+        return CpuInt8WeightLinear(weight, bias, dtype)
+    if weight.scheme == "int4" and weight.group in CPU_GROUPS and weight.outputs % CPU_ROW_BLOCK == 0:
+        return CpuInt4WeightLinear(weight, bias, dtype)
+    return None
+
+
+def _integer_linear(weight: QuantisedWeight, bias: Tensor | None) -> nn.Module | None:
+    if not int8_is_fast_here():
+        return None
+    assert weight.scale is not None
+    packed = prepacked(weight.data, weight.scale, bias)
+    bias = None if bias is None else bias.float()
+    return (
+        Int8Linear(packed, bias) if weight.input_range is None else RangedInt8Linear(packed, weight.input_range, bias)
+    )

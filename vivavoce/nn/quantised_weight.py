@@ -1,0 +1,192 @@
+"""A matrix in few bits: how it is rounded, what is kept of it, and the float matrix that it stands for.
+
+int8 has a scale a row, so has float8. int4 has a scale and an offset for every group of columns in a row, two numbers
+a byte. float16 and bfloat16 are plain casts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vivavoce.errors import InputError
+
+Scheme = Literal["int8", "int4", "float8", "float16", "bfloat16"]
+Activations = Literal["float", "dynamic", "static"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+CASTS: dict[Scheme, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+LARGEST = {"int8": 127.0, "int4": 15.0, "float8": 448.0}
+BITS: dict[Scheme, int] = {"int8": 8, "int4": 4, "float8": 8, "float16": 16, "bfloat16": 16}
+SMALLEST_SCALE = 1e-12
+GROUP = 64  # columns that share a scale in int4
+SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of a group's range that are tried; what lies outside is clipped
+LARGEST_HALF, SMALLEST_HALF = 65504.0, 6.2e-5
+BLOCK = 2**24  # numbers that are rounded at once
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """What calibration found of a layer's inputs: `value ≈ (rounded - zero) * scale`, rounded being 0…255."""
+
+    scale: float
+    zero: int
+
+
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """A matrix of `outputs` rows and `inputs` columns, rounded, and how the inputs it meets are to be treated."""
+
+    scheme: Scheme
+    data: Tensor  # [output, input], two columns a byte in int4: the earlier one in the lower bits
+    scale: Tensor | None = None  # [output], or [output, group] in int4
+    offset: Tensor | None = None  # [output, group]
+    activations: Activations = "float"
+    input_range: InputRange | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Rows."""
+        return self.data.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Columns."""
+        return self.data.shape[1] * (2 if self.scheme == "int4" else 1)
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return self.inputs if self.scale is None or self.scale.ndim == 1 else self.inputs // self.scale.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        return sum(part.nbytes for part in (self.data, self.scale, self.offset) if part is not None)
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The float matrix.  # [output, input]"""
+        if self.scheme in CASTS:
+            return self.data.to(dtype)
+        assert self.scale is not None
+        if self.scheme == "int4":
+            assert self.offset is not None
+            columns = unpacked(self.data).unflatten(1, (-1, self.group)).float()
+            return (columns * self.scale.float()[..., None] + self.offset.float()[..., None]).flatten(1).to(dtype)
+        return (self.data.float() * self.scale[:, None]).to(dtype)
+
+    def to(self, device: torch.device | str) -> "QuantisedWeight":
+        """The same on another device."""
+        return self.with_parts({name: part.to(device) for name, part in self.parts().items()})
+
+    def with_parts(self, parts: Mapping[str, Tensor]) -> "QuantisedWeight":
+        """Other tensors, kept in the same way."""
+        scale, offset = parts.get("scale"), parts.get("offset")
+        return replace(self, data=parts["data"], scale=scale, offset=offset)
+
+    def parts(self) -> dict[str, Tensor]:
+        """What is kept, by name."""
+        named = {"data": self.data, "scale": self.scale, "offset": self.offset}
+        return {name: part for name, part in named.items() if part is not None}
+
+    @classmethod
+    def joined(cls, weights: Sequence["QuantisedWeight"]) -> "QuantisedWeight | None":
+        """Matrices of the same input below one another; None where they were not rounded alike."""
+        first = weights[0]
+        if any(_kind(weight) != _kind(first) for weight in weights):
+            return None
+        named = {name: torch.cat([weight.parts()[name] for weight in weights]) for name in first.parts()}
+        return first.with_parts(named)
+
+
+def _kind(weight: QuantisedWeight) -> tuple[object, ...]:
+    dtypes = tuple(part.dtype for part in weight.parts().values())
+    return weight.scheme, weight.inputs, weight.group, weight.activations, weight.input_range, dtypes
+
+
+def quantise(
+    weight: Tensor,
+    scheme: Scheme,
+    group: int = GROUP,
+    activations: Activations = "float",
+    input_range: InputRange | None = None,
+) -> QuantisedWeight:
+    """A matrix, rounded.  # [output, input]"""
+    weight = weight.detach().float()
+    if not torch.isfinite(weight).all():
+        raise InputError("the matrix holds NaN or infinite values; it cannot be quantised")
+    if scheme in CASTS:
+        if scheme == "float16" and weight.abs().max() > LARGEST_HALF:
+            raise InputError(f"the matrix holds {weight.abs().max():.3g}, more than float16 can; use bf16")
+        return QuantisedWeight(scheme, weight.to(CASTS[scheme]))
+    if scheme == "int4":
+        return _int4(weight, group_of(weight.shape[1], group))
+    scale = row_scale(weight, LARGEST[scheme])
+    scaled = weight / scale[:, None]
+    if scheme == "float8":
+        return QuantisedWeight(scheme, scaled.clamp(-448, 448).to(torch.float8_e4m3fn), scale)
+    rounded = scaled.round().clamp(-127, 127).to(torch.int8)
+    return QuantisedWeight(scheme, rounded, scale, activations=activations, input_range=input_range)
+
+
+def row_scale(weight: Tensor, largest: float) -> Tensor:
+    """The size of a step for each row.  # [output, ..] → [output]"""
+    return weight.flatten(1).abs().amax(dim=1).clamp_min(SMALLEST_SCALE * largest) / largest
+
+
+def group_of(inputs: int, wanted: int = GROUP) -> int:
+    """The largest even number of columns, at most `wanted`, that divides a row."""
+    fitting = [size for size in range(2, min(wanted, inputs) + 1, 2) if inputs % size == 0]
+    if not fitting:
+        raise InputError(f"a matrix of {inputs} columns cannot be halved to 4 bits; keep it at 8")
+    return fitting[-1]
+
+
+def _int4(weight: Tensor, group: int) -> QuantisedWeight:
+    columns = weight.unflatten(1, (-1, group))  # [output, group, column]
+    kept_as = _dtype_for(columns.amax(-1) - columns.amin(-1), columns.abs().amax())
+    rows = max(1, BLOCK // weight.shape[1])
+    blocks = [_int4_rows(block, kept_as) for block in columns.split(rows)]
+    codes, scale, offset = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    return QuantisedWeight("int4", codes, scale, offset)
+
+
+def _int4_rows(columns: Tensor, kept_as: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Each group between its smallest and largest value, or closer where that costs less."""
+    low, high = columns.amin(-1), columns.amax(-1)
+    best_error = torch.full_like(low, torch.inf)
+    best_scale, best_offset = torch.ones_like(low), torch.zeros_like(low)
+    for share in SHRUNK:
+        middle, half = (low + high) / 2, (high - low) / 2 * share
+        scale = torch.where(high > low, 2 * half / LARGEST["int4"], 1.0).to(kept_as).float()
+        offset = (middle - half).to(kept_as).float()
+        error = (_on_grid(columns, scale, offset) * scale[..., None] + offset[..., None] - columns).square().sum(-1)
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
+        best_scale = torch.where(better, scale, best_scale)
+        best_offset = torch.where(better, offset, best_offset)
+    codes = _on_grid(columns, best_scale, best_offset).flatten(1).to(torch.uint8)
+    return packed(codes), best_scale.to(kept_as), best_offset.to(kept_as)
+
+
+def _on_grid(columns: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    return ((columns - offset[..., None]) / scale[..., None]).round().clamp(0, LARGEST["int4"])
+
+
+def _dtype_for(ranges: Tensor, largest: Tensor) -> torch.dtype:
+    """float16 where it holds the steps and offsets without loss that matters, else float32."""
+    steps = ranges[ranges > 0] * (SHRUNK[-1] / LARGEST["int4"])
+    fits = not len(steps) or (bool(steps.min() >= SMALLEST_HALF) and bool(largest < LARGEST_HALF))
+    return torch.float16 if fits else torch.float32
+
+
+def packed(codes: Tensor) -> Tensor:
+    """Pairs of 4-bit codes as bytes.  # [output, input] → [output, input / 2]"""
+    pairs = codes.unflatten(1, (-1, 2))
+    return pairs[..., 0] | (pairs[..., 1] << 4)
+
+
+def unpacked(data: Tensor) -> Tensor:
+    """The codes of bytes.  # [output, input / 2] → [output, input]"""
+    return torch.stack([data & 15, data >> 4], dim=-1).flatten(1)

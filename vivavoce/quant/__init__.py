@@ -1,0 +1,1 @@
+"""Models made smaller: methods, policies, calibration, conversion, and a report of what it cost."""

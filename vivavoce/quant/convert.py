@@ -1,0 +1,255 @@
+"""A model's folder → a quantised one: matrices rounded one by one, everything else copied bit for bit.
+
+The new folder appears whole or not at all: it is written under another name beside its place and renamed at the end.
+"""
+
+import errno
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vivavoce.errors import CapacityError, InputError
+from vivavoce.hub import free_disk
+from vivavoce.models.checkpoint import PICKLED, Checkpoint, weight_files
+from vivavoce.models.packing import SCALE
+from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, quantise
+from vivavoce.quant.manifest import Manifest, file_hash, is_quantised
+from vivavoce.quant.methods import Method
+from vivavoce.quant.policy import Part, Policy
+from vivavoce.quant.shards import ShardWriter
+
+SHARD_BYTES = 1_000_000_000
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+WEIGHTS = PICKLED | {".safetensors"}
+LEFT_BEHIND = {"model.safetensors.index.json", "pytorch_model.bin.index.json"}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was learned of a model before it is converted; keys are a part's name and the modules' tensor names."""
+
+    ranges: Mapping[str, InputRange] = field(default_factory=dict)
+    schemes: Mapping[str, Scheme | None] = field(default_factory=dict)
+    """Where mixed precision has chosen."""
+    tuned: Mapping[str, Tensor] = field(default_factory=dict)
+    """Matrices that fine-tuning has moved."""
+    calibration: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Weights that are one checkpoint: a folder's, or one file's."""
+
+    part: Part
+    source: Path
+    files: tuple[Path, ...]
+    target: str  # relative to the model's folder
+
+
+def units(folder: Path, policy: Policy) -> list[Unit]:
+    """All weights of a model that a policy speaks of."""
+    found = []
+    for part in policy.parts:
+        if part.weights == ".":
+            found.append(Unit(part, folder, tuple(weight_files(folder)), "."))
+            continue
+        for file in sorted(folder.glob(part.weights)):
+            if file.suffix in WEIGHTS:
+                target = file.relative_to(folder).with_suffix(".safetensors")
+                found.append(Unit(part, file, (file,), str(target)))
+    if not found:
+        raise InputError(f"{folder} holds none of the weights a {policy.kind} model has")
+    return found
+
+
+def quantise_folder(
+    source: Path,
+    out: Path,
+    method: Method,
+    policy: Policy,
+    findings: Findings | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    overwrite: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Manifest:
+    """Write the quantised model; what it was made of and how stands in its `quantisation.json`."""
+    findings = findings or Findings()
+    if is_quantised(source):
+        raise InputError(f"{source} is quantised already; give the float model it was made of")
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists; give another folder, or --overwrite")
+    if out.resolve() in (source.resolve(), *source.resolve().parents) or source.resolve() in out.resolve().parents:
+        raise InputError(f"{out} would be written over or into its source {source}; give a folder elsewhere")
+    todo = units(source, policy)
+    _require_room(todo, method, out)
+    with _whole_or_nothing(out) as temporary:
+        made = [_convert(unit, temporary, method, findings, shard_bytes, progress) for unit in todo]
+        _copy_the_rest(source, temporary, {file for unit in todo for file in unit.files})
+        manifest = _manifest(method, policy, findings, source, todo, temporary, made)
+        manifest.write(temporary)
+    return manifest
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of one unit."""
+
+    files: tuple[Path, ...]
+    schemes: Counter[str]
+
+
+def _convert(
+    unit: Unit,
+    folder: Path,
+    method: Method,
+    findings: Findings,
+    shard_bytes: int,
+    progress: Callable[[str], None] | None,
+) -> Converted:
+    schemes: Counter[str] = Counter()
+    with Checkpoint(unit.source) as checkpoint, _Raw(unit) as raw:
+        if checkpoint.quantised:
+            raise InputError(f"{unit.source} holds quantised matrices already; give the float model")
+        writer = ShardWriter(folder / unit.target, shard_bytes, raw.metadata)
+        for name in checkpoint.names():
+            if name in unit.part.unused:
+                continue
+            rounded = _rounded(unit.part, name, checkpoint, method, findings)
+            if rounded is None:
+                writer.add(raw.tensors(name, checkpoint))
+            else:
+                writer.add_quantised(name, rounded)
+                schemes[rounded.scheme] += 1
+            if progress is not None:
+                progress(name)
+        return Converted(tuple(writer.finish()), schemes)
+
+
+def _rounded(
+    part: Part, name: str, checkpoint: Checkpoint, method: Method, findings: Findings
+) -> QuantisedWeight | None:
+    """A tensor as the method, the policy and what was found would have it; None: as it is."""
+    key = key_of(part, name)
+    scheme = part.scheme_of(name, checkpoint.shapes[name], method.scheme)
+    if scheme is None or not (tensor := checkpoint.tensor(name)).is_floating_point():
+        return None
+    scheme = findings.schemes.get(key, scheme)
+    if scheme is None:
+        return None
+    activations, span = method.activations, None
+    if activations == "static":
+        span = findings.ranges.get(key)
+        activations = "dynamic" if span is None else "static"
+    try:
+        weight = findings.tuned.get(key, tensor)
+        return quantise(weight, scheme, activations=activations if scheme == "int8" else "float", input_range=span)
+    except InputError as error:
+        raise InputError(f"{name} in {checkpoint.source}: {error}") from error
+
+
+def key_of(part: Part, name: str) -> str:
+    """How findings name a tensor of a file: its part, and its name in the module."""
+    return f"{part.name}:{part.rename(name)}"
+
+
+class _Raw:
+    """The tensors of a unit as its files hold them, packed or not."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.handles: list[Any] = [
+            safe_open(str(file), framework="pt") for file in unit.files if file.suffix == ".safetensors"
+        ]
+        self.metadata: dict[str, str] = {}
+        for handle in self.handles:
+            self.metadata |= handle.metadata() or {}
+        self.places = {name: handle for handle in self.handles for name in handle.keys()}  # noqa: SIM118
+
+    def __enter__(self) -> "_Raw":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.places.clear()
+        self.handles.clear()
+
+    def tensors(self, name: str, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """What belongs to a published name."""
+        if name not in self.places:
+            return {name: checkpoint.tensor(name)}
+        stored = [each for each in (name, name + SCALE) if each in self.places]
+        return {each: self.places[each].get_tensor(each) for each in stored}
+
+
+def _copy_the_rest(source: Path, target: Path, weights: set[Path]) -> None:
+    for file in sorted(source.rglob("*")):
+        relative = file.relative_to(source)
+        if file.is_file() and file not in weights and file.name not in LEFT_BEHIND and ".git" not in relative.parts:
+            (target / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target / relative)
+
+
+def _manifest(
+    method: Method,
+    policy: Policy,
+    findings: Findings,
+    source: Path,
+    todo: list[Unit],
+    folder: Path,
+    made: list[Converted],
+) -> Manifest:
+    before = [file for unit in todo for file in unit.files]
+    after = [file for converted in made for file in converted.files]
+    return Manifest(
+        method=method.name,
+        kind=policy.kind,
+        policy={
+            "rounds": {part.name: part.rounds for part in policy.parts},
+            "eight_bits": {part.name: part.eight_bits for part in policy.parts},
+            "never": policy.never,
+            "mixed": {name: scheme or "float" for name, scheme in findings.schemes.items()},
+        },
+        source={str(file.relative_to(source)): file_hash(file) for file in before},
+        files={str(file.relative_to(folder)): file_hash(file) for file in after},
+        tensors=dict(sum((converted.schemes for converted in made), Counter[str]())),
+        bytes_before=sum(file.stat().st_size for file in before),
+        bytes_after=sum(file.stat().st_size for file in after),
+        calibration=findings.calibration,
+        training=findings.training,
+    )
+
+
+def _require_room(todo: list[Unit], method: Method, out: Path) -> None:
+    """Fail before the first byte where even the smallest outcome would not fit."""
+    least = sum(file.stat().st_size for unit in todo for file in unit.files) // (8 if method.scheme == "int4" else 4)
+    free = free_disk(out.absolute().parent)
+    if free < least:
+        raise CapacityError(
+            f"{out} needs at least {least / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there; make room first"
+        )
+
+
+@contextmanager
+def _whole_or_nothing(out: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` if all goes well and vanishes if not."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        if out.exists():
+            shutil.rmtree(out)
+        temporary.rename(out)
+    except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", None) in NO_ROOM or "space" in str(error) or "too large" in str(error):
+            raise CapacityError(f"there was no room to write {out} ({error}); nothing of it was kept") from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

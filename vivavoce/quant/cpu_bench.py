@@ -1,0 +1,119 @@
+"""`python -m vivavoce.quant.cpu_bench`: the linear layers of MOSS-TTS-Nano's and CosyVoice's language models on a CPU.
+
+Every layer of a decoding step, one after another as a step does, in each of the ways that torch has: those that this
+project uses and those it does not. CPU time, the ways taking turns; ratios to float32 are what to read.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vivavoce.nn.quantised_linear import quantised_linear
+from vivavoce.nn.quantised_weight import Activations, InputRange, Scheme, quantise
+
+SHAPES = {  # inputs, outputs of a layer, and how many layers there are
+    "MOSS-TTS-Nano": ([(768, 2304), (768, 768), (768, 3072), (3072, 768)], 12),
+    "CosyVoice": ([(896, 1152), (896, 896), (896, 9728), (4864, 896)], 24),
+}
+ROWS = (1, 8, 64)
+ROUNDS = 5
+Product = Callable[[Tensor], Tensor]
+
+
+def _ours(
+    scheme: Scheme, activations: Activations = "float", span: InputRange | None = None
+) -> Callable[[Tensor], Product]:
+    def make(weight: Tensor) -> Product:
+        layer = quantised_linear(
+            quantise(weight, scheme, activations=activations, input_range=span), None, torch.float32
+        )
+        return layer or (lambda x: functional.linear(x, weight))
+
+    return make
+
+
+def _float32(weight: Tensor) -> Product:
+    return lambda x: functional.linear(x, weight)
+
+
+def _onednn_dynamic(weight: Tensor) -> Product:
+    rounded = quantise(weight, "int8")
+    assert rounded.scale is not None
+    before, torch.backends.quantized.engine = torch.backends.quantized.engine, "onednn"
+    try:
+        zeros = torch.zeros(len(weight), dtype=torch.long)
+        kept = torch._make_per_channel_quantized_tensor(rounded.data, rounded.scale.double(), zeros, 0)
+        packed = torch.ops.quantized.linear_prepack(kept, None)
+    finally:
+        torch.backends.quantized.engine = before
+    product: Any = torch.ops.quantized.linear_dynamic.default._op
+    return lambda x: product(x, packed, False)
+
+
+WAYS: dict[str, Callable[[Tensor], Product]] = {
+    "float32": _float32,
+    "fp16": _ours("float16"),
+    "bf16": _ours("bfloat16"),
+    "int8-dynamic": _ours("int8", "dynamic"),
+    "int8-static": _ours("int8", "static", InputRange(8 / 255, 128)),
+    "int8-weight": _ours("int8"),
+    "int4-weight": _ours("int4"),
+    "int8 dynamic by oneDNN (not used)": _onednn_dynamic,
+}
+
+
+@torch.inference_mode()
+def run(threads: int, out: Path | None = None, names: Sequence[str] = tuple(SHAPES)) -> list[dict[str, Any]]:
+    """Measure, print, write `cpu.json`."""
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore", UserWarning)
+    found: list[dict[str, Any]] = []
+    for name in names:
+        shapes, layers = SHAPES[name]
+        ways = {
+            way: [make(torch.randn(o, i) * 0.02) for _ in range(layers) for i, o in shapes]
+            for way, make in WAYS.items()
+        }
+        for rows in ROWS:
+            inputs = [torch.randn(rows, i) for _ in range(layers) for i, _ in shapes]
+            taken = {way: _best(products, inputs) for way, products in ways.items()}
+            found.append({"model": name, "rows": rows, "ms": {way: 1e3 * seconds for way, seconds in taken.items()}})
+            for way, seconds in taken.items():
+                ratio = taken["float32"] / seconds
+                print(f"{name:14s} {rows:3d} rows  {way:36s} {1e3 * seconds:8.2f} ms  {ratio:5.2f}x", flush=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "cpu.json").write_text(json.dumps(found, indent=2), encoding="utf8")
+    return found
+
+
+def _best(products: Sequence[Product], inputs: Sequence[Tensor]) -> float:
+    """The least CPU time of some rounds through all layers; the first round warms up."""
+    times = []
+    for _ in range(ROUNDS + 1):
+        begun = time.process_time()
+        for product, x in zip(products, inputs, strict=True):
+            product(x)
+        times.append(time.process_time() - begun)
+    return min(times[1:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(prog="python -m vivavoce.quant.cpu_bench", description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args(arguments)
+    run(options.threads, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""`quantisation.json`: what a quantised folder was made of, how, by which versions, and the hashes of its files."""
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivavoce import __version__
+from vivavoce.errors import CheckpointError
+from vivavoce.models.quantised import VERSION
+
+NAME = "quantisation.json"
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that a later reader may want to know."""
+
+    method: str
+    kind: str
+    policy: dict[str, Any]
+    source: dict[str, str]
+    """File → SHA-256 of the weights it was made of."""
+    files: dict[str, str]
+    """File → SHA-256 of the weights it holds."""
+    tensors: dict[str, int]
+    """Scheme → how many matrices are kept so."""
+    bytes_before: int
+    bytes_after: int
+    calibration: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
+    format: int = VERSION
+    versions: dict[str, str] = field(
+        default_factory=lambda: {
+            "vivavoce": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+    )
+
+    def write(self, folder: Path) -> None:
+        """Into a folder."""
+        (folder / NAME).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False), encoding="utf8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Of a quantised folder."""
+        try:
+            return cls(**json.loads((folder / NAME).read_text(encoding="utf8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{folder / NAME} is no manifest of a quantised model ({error})") from error
+
+
+def is_quantised(folder: Path) -> bool:
+    """Whether a folder was written by `viva quantize`."""
+    return (folder / NAME).is_file()
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest of a folder whose weights are those it names; a difference is one line."""
+    manifest = Manifest.read(folder)
+    if manifest.format != VERSION:
+        made_by = manifest.versions.get("vivavoce", "another version")
+        raise CheckpointError(f"{folder} has format {manifest.format}, written by {made_by}; this one reads {VERSION}")
+    for name, wanted in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{folder} lacks {name}, which its manifest names; quantise the model again")
+        if file_hash(file) != wanted:
+            raise CheckpointError(
+                f"{file} is not the file that was written (SHA-256 differs); quantise the model again"
+            )
+    return manifest
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

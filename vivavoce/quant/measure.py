@@ -1,0 +1,121 @@
+"""What a version of a model costs: bytes on disk, memory and time to load, time of a step at batch 1 and 8.
+
+The versions take turns within one run, so that whatever else the machine does falls on all of them alike.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vivavoce.device import pick
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.models.interface import GenerativeModel
+from vivavoce.models.whisper import Whisper
+from vivavoce.quant.subjects import Lesson, Subject
+
+BATCHES = (1, 8)
+ROUNDS, STEPS = 7, 5
+WEIGHTS = {".safetensors", ".pt", ".bin", ".onnx"}
+# Run by a fresh process: what loading adds to it, and how long it takes.
+LOADING = """
+import json, sys, time
+from pathlib import Path
+import torch
+from vivavoce.quant.subjects import SUBJECTS
+torch.set_num_threads(1)
+def held():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return [int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmHWM")]
+before, begun = held(), time.perf_counter()
+model = SUBJECTS[sys.argv[1]].load(Path(sys.argv[2]))
+seconds, after = time.perf_counter() - begun, held()
+print(json.dumps({"seconds": seconds, "memory": after[0] - before[0], "peak": after[1] - before[1]}))
+"""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Seconds, and bytes of memory after and at most."""
+
+    seconds: float
+    memory: int
+    peak: int
+
+
+def loading(kind: str, folder: Path) -> Loading:
+    """What it takes to load a model's language model in a process of its own."""
+    run = [sys.executable, "-c", LOADING, kind, str(folder)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    return Loading(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """All weights of a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in WEIGHTS)
+
+
+def step_seconds(
+    subject: Subject, models: Mapping[str, nn.Module], lessons: Sequence[Lesson], batches: Sequence[int] = BATCHES
+) -> dict[str, dict[int, float]]:
+    """The median time of one decoding step of each version at each batch size."""
+    found: dict[str, dict[int, float]] = {name: {} for name in models}
+    for batch in batches:
+        steppers = {name: stepper(model, lessons, batch) for name, model in models.items()}
+        times: dict[str, list[float]] = {name: [] for name in models}
+        for _ in range(ROUNDS):
+            for name, step in steppers.items():
+                begun = time.process_time()
+                for _ in range(STEPS):
+                    step()
+                times[name].append((time.process_time() - begun) / STEPS)
+        for name, taken in times.items():
+            found[name][batch] = sorted(taken)[len(taken) // 2]
+    return found
+
+
+def stepper(model: nn.Module, lessons: Sequence[Lesson], batch: int) -> Callable[[], None]:
+    """A function that takes the next step of `batch` replies to the first lesson, begun already."""
+    lesson = lessons[0]
+    if isinstance(model, Whisper):
+        return _whisper_stepper(model, lesson, batch)
+    engine = _engine(model)  # type: ignore[arg-type]
+    prompt = [tuple(row) for row in lesson.rows[: lesson.start].tolist()]
+    wanted = ROUNDS * STEPS + 8
+    generation = Generation(GREEDY, max_new_rows=wanted, min_new_rows=wanted)
+    for _ in range(batch):
+        engine.generate(engine.open(prompt), generation)
+    for _ in range(3):
+        engine.step()
+
+    def step() -> None:
+        engine.step()
+
+    return step
+
+
+def _engine(model: GenerativeModel) -> Engine:
+    return Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=8192))
+
+
+def _whisper_stepper(model: Whisper, lesson: Lesson, batch: int) -> Callable[[], None]:
+    assert lesson.mel is not None
+    with torch.inference_mode():
+        memory = model.decoder.remember(model.encoder(lesson.mel.expand(batch, -1, -1)))
+        _, state = model.decoder.step(model.decoder.initial_state(memory), lesson.rows[:, :4].expand(batch, -1))
+    token = lesson.rows[:, 4:5].expand(batch, 1)
+
+    @torch.inference_mode()
+    def step() -> None:
+        hidden, _ = model.decoder.step(state, token)
+        model.decoder.logits(hidden[:, -1])
+
+    return step

@@ -1,0 +1,116 @@
+"""Mixed precision: each layer as small as a budget of bytes, or a bound on what is lost, allows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from vivavoce.errors import CapacityError, InputError
+from vivavoce.nn.quantised_weight import Scheme
+from vivavoce.quant.comparison import Closeness, closeness, opinions
+from vivavoce.quant.sensitivity import Layer, rounded, scan
+from vivavoce.quant.subjects import Lesson, Subject
+
+LADDER: tuple[Scheme | None, ...] = ("int4", "int8", None)  # from small to exact
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How each layer is to be kept, what that takes, and how near it was found to be."""
+
+    schemes: Mapping[str, Scheme | None]
+    bytes: int
+    near: Closeness
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One layer kept one rung higher: what that gains for each byte it costs."""
+
+    layer: Layer
+    scheme: Scheme | None
+    gain: float
+
+
+def mixture(
+    subject: Subject,
+    model: nn.Module,
+    layers: Sequence[Layer],
+    lessons: Sequence[Lesson],
+    untouched: int,
+    budget: int | None = None,
+    most_drop: float | None = None,
+) -> Mixture:
+    """The schemes that fit: as near to float as `budget` bytes allow, or as small as `most_drop` allows.
+
+    `untouched` are the bytes of everything else in the model.
+    """
+    if (budget is None) == (most_drop is None):
+        raise InputError("give either a budget of bytes or the most that may be lost, not both or neither")
+    least = untouched + sum(layer.bytes_as(LADDER[0]) for layer in layers)
+    if budget is not None and budget < least:
+        raise CapacityError(
+            f"even at 4 bits this model takes {least / 1e9:.2f} GB; the budget is {budget / 1e9:.2f} GB"
+        )
+    steps = _steps(subject, model, layers, lessons)
+    exact = opinions(subject, model, lessons)
+
+    def nearness(count: int) -> Closeness:
+        with rounded(_after(layers, steps, count)):
+            return closeness(exact, opinions(subject, model, lessons))
+
+    if budget is not None:
+        count = _most_within(layers, steps, untouched, budget)
+    else:
+        assert most_drop is not None
+        count = _fewest(len(steps), lambda count: nearness(count).drop <= most_drop)
+    chosen = _after(layers, steps, count)
+    named = {f"lm:{name}": scheme for layer, scheme in chosen.items() for name in layer.names}
+    return Mixture(named, untouched + _bytes(chosen), nearness(count))
+
+
+def _steps(subject: Subject, model: nn.Module, layers: Sequence[Layer], lessons: Sequence[Lesson]) -> list[_Step]:
+    """Every rung of every layer, the one that gains most for a byte first, none before the rung below it."""
+    by_name = {layer.name: layer for layer in layers}
+    costs = {
+        scheme: {cost.layer: cost.divergence for cost in scan(subject, model, layers, lessons, scheme)}
+        for scheme in ("int4", "int8")
+    }
+    steps = []
+    for name, layer in by_name.items():
+        small, middle = costs["int4"][name], min(costs["int8"][name], costs["int4"][name])
+        first = (small - middle) / (layer.bytes_as("int8") - layer.bytes_as("int4"))
+        second = min(first, middle / (layer.bytes_as(None) - layer.bytes_as("int8")))
+        steps += [_Step(layer, "int8", first), _Step(layer, None, second)]
+    return sorted(steps, key=lambda step: (-step.gain, step.scheme is None))
+
+
+def _after(layers: Sequence[Layer], steps: Sequence[_Step], count: int) -> dict[Layer, Scheme | None]:
+    chosen: dict[Layer, Scheme | None] = dict.fromkeys(layers, LADDER[0])
+    for step in steps[:count]:
+        chosen[step.layer] = step.scheme
+    return chosen
+
+
+def _bytes(chosen: Mapping[Layer, Scheme | None]) -> int:
+    return sum(layer.bytes_as(scheme) for layer, scheme in chosen.items())
+
+
+def _most_within(layers: Sequence[Layer], steps: Sequence[_Step], untouched: int, budget: int) -> int:
+    """How many steps up the bytes allow."""
+    for count in range(len(steps), 0, -1):
+        if untouched + _bytes(_after(layers, steps, count)) <= budget:
+            return count
+    return 0
+
+
+def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
+    """The smallest count that is enough, looked for by halving."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

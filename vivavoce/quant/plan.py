@@ -1,0 +1,89 @@
+"""Whether MOSS-Speech fits: weights, codec, keys and values, and workspace for each method, computed from shapes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from vivavoce.models.checkpoint import published_tensors
+from vivavoce.models.flow import FlowConfig, FlowDecoder
+from vivavoce.models.hift import HiFT
+from vivavoce.models.hift_geometry import HiFTConfig
+from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.nn.quantised_weight import CASTS, Scheme, group_of
+from vivavoce.quant.methods import METHODS
+from vivavoce.quant.policy import MOSS_SPEECH
+
+ROWS_A_MINUTE = 12.5 * 60  # of speech, the user's or the machine's
+DRIVER = 600_000_000  # the CUDA context and its libraries
+GRAPHS = 500_000_000  # captured graphs of all batch sizes, and their activations
+PREFILL_ROWS = 512
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Bytes by purpose for one method, and minutes of conversation that the rest of the memory holds."""
+
+    method: str
+    weights: int
+    codec: int
+    workspace: int
+    kv_a_minute: int
+    minutes: float
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether at least a minute fits."""
+        return self.minutes >= 1
+
+
+def plan(memory: int, config: MossSpeechConfig | None = None, dtype: torch.dtype = torch.bfloat16) -> list[Fit]:
+    """Every method on a card of so many bytes, the float one first."""
+    with torch.device("meta"):
+        model = MossSpeech(config or MossSpeechConfig())
+    codec = codec_bytes()
+    kv = round(model.kv_shape.bytes_per_row(dtype) * ROWS_A_MINUTE)
+    fits = []
+    for name, scheme in {"bf16 (as published)": None, **{m.name: m.scheme for m in METHODS.values()}}.items():
+        weights, workspace = weight_bytes(model, scheme, dtype), _workspace(model, scheme, dtype)
+        left = memory - weights - codec - workspace
+        fits.append(Fit(name, weights, codec, workspace, kv, max(0.0, left / kv)))
+    return fits
+
+
+def weight_bytes(model: MossSpeech, scheme: Scheme | None, dtype: torch.dtype = torch.bfloat16) -> int:
+    """All weights of the language model with its policy's matrices in a scheme, the rest in `dtype`."""
+    part, total = MOSS_SPEECH.parts[0], 0
+    for name, tensor in published_tensors(model).items():
+        kept = None if scheme is None else part.scheme_of(name, tensor.shape, scheme)
+        total += tensor.numel() * dtype.itemsize if kept is None else _matrix_bytes(tensor.shape, kept)
+    return total
+
+
+def _matrix_bytes(shape: torch.Size, scheme: Scheme) -> int:
+    outputs, inputs = shape
+    if scheme == "int4":
+        return outputs * inputs // 2 + 2 * 2 * outputs * (inputs // group_of(inputs))
+    return outputs * inputs + SCALE_BYTES * outputs if scheme in ("int8", "float8") else 2 * outputs * inputs
+
+
+def codec_bytes() -> int:
+    """Ear, flow decoder and vocoder as they are loaded, in float32."""
+    with torch.device("meta"):
+        parts: list[nn.Module] = [
+            SpeechEncoder(SpeechEncoderConfig()),
+            FlowDecoder(FlowConfig.moss_speech()),
+            HiFT(HiFTConfig()),
+        ]
+    return sum(4 * tensor.numel() for part in parts for tensor in published_tensors(part).values())
+
+
+def _workspace(model: MossSpeech, scheme: Scheme | None, dtype: torch.dtype) -> int:
+    """Context, graphs, a prefill's activations and logits, and one matrix widened for prefill."""
+    config = model.config
+    rows = PREFILL_ROWS * (6 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
+    logits = 8 * 4 * (config.vocab_size + config.audio_vocab_size) * 4
+    widest = 2 * config.intermediate_size * config.hidden_size * dtype.itemsize
+    return DRIVER + GRAPHS + rows + logits + (0 if scheme is None or scheme in CASTS else 3 * widest)

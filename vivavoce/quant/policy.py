@@ -1,0 +1,153 @@
+"""What may be rounded in each kind of model, what keeps 8 bits in a 4-bit one, and what is never touched."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vivavoce.errors import InputError
+from vivavoce.models.cosyvoice_lm import UNUSED
+from vivavoce.models.whisper_checkpoint import from_hugging_face
+from vivavoce.nn.quantised_weight import Scheme
+
+DECODER = r"self_attn\.[qkvo]_proj\.weight$|mlp\.(gate|up|down)_proj\.weight$"
+CONFORMER = r"encoder\.(up_)?encoders\.\d+\..*(linear_(q|k|v|out)|w_[12])\.weight$"
+UNET = r"estimator\..*(attn1\.to_(q|k|v|out\.0)|ff\.net\.(0\.proj|2))\.weight$"
+DIT = r"transformer_blocks\.\d+\.(attn\.to_(q|k|v|out\.0)|ff\.ff\.(0\.0|2))\.weight$"
+FLOW = f"{CONFORMER}|{UNET}|{DIT}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The weights of one network of a model: where they stand, and which of them may be rounded.
+
+    Patterns are searched in the tensors' names. What no pattern of `rounds` finds is copied bit for bit.
+    """
+
+    name: str
+    weights: str  # folder or file inside the model's folder; `*` allowed
+    rounds: str
+    eight_bits: str = r"(?!)"  # never in 4
+    unused: tuple[str, ...] = ()
+    rename: Callable[[str], str | None] = str
+    is_usual: bool = True
+    """Whether it is rounded when nobody says which parts are to be."""
+
+    def scheme_of(self, name: str, shape: Sequence[int], wanted: Scheme) -> Scheme | None:
+        """How a tensor is to be kept; None: as it is."""
+        if len(shape) != 2 or not re.search(self.rounds, name):
+            return None
+        if wanted == "int4" and (re.search(self.eight_bits, name) or shape[1] % 2):
+            return "int8"
+        return wanted
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The parts of a kind of model, and what a person should know of it."""
+
+    kind: str
+    parts: tuple[Part, ...]
+    never: str
+    note: str = ""
+
+    def overridden(
+        self, keep: Sequence[str] = (), also: Sequence[str] = (), eight_bits: Sequence[str] = ()
+    ) -> "Policy":
+        """With a person's own patterns: tensors to leave, others to round too, and those that keep 8 bits."""
+        for pattern in (*keep, *also, *eight_bits):
+            _compiled(pattern)
+        left = "".join(f"(?!.*(?:{pattern}))" for pattern in keep)
+        parts = tuple(
+            replace(
+                part,
+                rounds=f"^{left}.*(?:{'|'.join([part.rounds, *also])})",
+                eight_bits="|".join([part.eight_bits, *eight_bits]),
+            )
+            for part in self.parts
+        )
+        return replace(self, parts=parts)
+
+    def of_parts(self, names: Sequence[str] = ()) -> "Policy":
+        """Only these parts are rounded, or the usual ones; the others are copied."""
+        names = names or [part.name for part in self.parts if part.is_usual]
+        unknown = sorted(set(names) - {part.name for part in self.parts})
+        if unknown:
+            have = ", ".join(part.name for part in self.parts)
+            raise InputError(f"a {self.kind} model has no part {', '.join(unknown)}; it has {have}")
+        return replace(self, parts=tuple(p if p.name in names else replace(p, rounds=r"(?!)") for p in self.parts))
+
+
+MOSS_SPEECH = Policy(
+    "moss_speech",
+    (
+        Part("lm", ".", DECODER, r"audio_block\."),
+        Part("flow", "codec/flow/flow*", FLOW, r".", is_usual=False),
+    ),
+    "vocoder, ear, embeddings, norms, heads, time embeddings, convolutions",
+    "audio codes are more sensitive than text, so the audio tail keeps 8 bits in a 4-bit model",
+)
+MOSS_TTS_NANO = Policy(
+    "moss_tts_nano",
+    (Part("lm", ".", r"(attn\.c_(attn|proj)|mlp\.fc_(in|out))\.weight$", r"^local_transformer\."),),
+    "codec, embeddings and the heads tied to them, norms",
+    "the local transformer runs seventeen times a frame and keeps 8 bits in a 4-bit model",
+)
+WHISPER = Policy(
+    "whisper",
+    (Part("lm", ".", r"layers\.\d+\..*(_proj|fc[12])\.weight$", r"decoder\.", rename=from_hugging_face),),
+    "convolutions, embeddings and the head tied to them, norms",
+)
+COSYVOICE = Policy(
+    "cosyvoice",
+    (
+        Part("lm", "llm.*", DECODER, r"down_proj|v_proj|o_proj|layers\.0\.", unused=UNUSED),
+        Part("flow", "flow.pt", FLOW, r"."),
+        Part("vocoder", "hift.*", r"(?!)"),
+    ),
+    "vocoder, f0, embeddings, norms, the speech head, time embeddings, adaptive norms, convolutions",
+    "others found 4 bits too few for a language model of 0.5 B: voices stay, words do not",
+)
+POLICIES = {policy.kind: policy for policy in (MOSS_SPEECH, MOSS_TTS_NANO, WHISPER, COSYVOICE)}
+ALL_VOICE = "it is all vocoder and codebooks, whose errors are heard at once; it stays in float"
+REFUSED = {
+    "MossAudioTokenizer": ALL_VOICE,
+    "xy_tokenizer": ALL_VOICE,
+    "bigvgan": ALL_VOICE,
+    "codec": ALL_VOICE,
+    "gguf": "it is quantised already, by GGUF's own methods",
+}
+
+
+def policy_for(folder: Path, parts: Sequence[str] = ()) -> Policy:
+    """The policy of the model in a folder; a model that none fits is refused with the reason."""
+    kind = kind_in(folder)
+    if kind in POLICIES:
+        return POLICIES[kind].of_parts(parts)
+    reason = REFUSED.get(kind or "", "")
+    if reason:
+        raise InputError(f"{folder} is a {kind} model: {reason}")
+    known = ", ".join(POLICIES)
+    raise InputError(
+        f"{folder} holds no model that can be quantised here (it says {kind or 'nothing'}); those are {known}"
+    )
+
+
+def kind_in(folder: Path) -> str | None:
+    """What stands in a folder."""
+    from vivavoce.loading import kind_of  # and with it all of the house, which a policy itself does not need
+
+    if any((folder / name).is_file() for name in ("cosyvoice2.yaml", "cosyvoice3.yaml", "llm.pt", "llm.safetensors")):
+        return "cosyvoice"
+    if any(folder.glob("*.gguf")):
+        return "gguf"
+    if (folder / "flow").is_dir() or any(folder.glob("bigvgan*.pt")):
+        return "codec"
+    return kind_of(folder)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"{pattern!r} is no regular expression ({error})") from error

@@ -1,0 +1,161 @@
+"""The report as a person reads it: a verdict by stated thresholds, tables, and a picture."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivavoce.errors import MissingDependencyError
+
+LEAST_AGREEMENT = 0.98  # likeliest ids, at the same places
+LEAST_VISQOL = 0.95  # of what two identical sounds get
+MOST_WORSE = 0.02  # word errors, right answers
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Test:
+    """One threshold: what was found and whether it holds."""
+
+    what: str
+    found: float
+    bound: str
+    holds: bool
+
+
+def tests(figures: Figures) -> list[Test]:
+    """Every threshold for which there is a figure."""
+    agreement = figures["logits"]["agreement"]
+    done = [Test("likeliest id the same", agreement, f"≥ {LEAST_AGREEMENT}", agreement >= LEAST_AGREEMENT)]
+    aligned = figures.get("aligned") or {}
+    if aligned.get("visqol") and aligned["ceiling"]["visqol"]:
+        share = aligned["visqol"] / aligned["ceiling"]["visqol"]
+        done.append(Test("ViSQOL, share of identical sounds'", share, f"≥ {LEAST_VISQOL}", share >= LEAST_VISQOL))
+    alone = figures.get("alone") or {}
+    if "wer" in alone.get("float", {}):
+        rise = alone["quantised"]["wer"] - alone["float"]["wer"]
+        done.append(Test("word errors, rise", rise, f"≤ {MOST_WORSE}", rise <= MOST_WORSE))
+    if "right" in alone.get("float", {}):
+        drop = alone["float"]["right"] - alone["quantised"]["right"]
+        done.append(Test("right answers, drop", drop, f"≤ {MOST_WORSE}", drop <= MOST_WORSE))
+    rates = (figures.get("transcripts") or {}).get("wer")
+    if rates:
+        rise = rates["quantised"] - rates["float"]
+        done.append(Test("word errors, rise", rise, f"≤ {MOST_WORSE}", rise <= MOST_WORSE))
+    return done
+
+
+def verdict(figures: Figures) -> str:
+    """One line: whether it is as good, and whether it is faster here."""
+    failed = [test for test in tests(figures) if not test.holds]
+    quality = (
+        "as good as float"
+        if not failed
+        else "not as good: " + "; ".join(f"{test.what} {test.found:.3f} ({test.bound})" for test in failed)
+    )
+    steps = figures["step_ms"]
+    faster = steps["float"]["1"] / steps["quantised"]["1"]
+    speed = f"{faster:.2f}× float's speed at batch 1 on this CPU"
+    size = figures["loading"]["quantised"]["memory"] / max(1, figures["loading"]["float"]["memory"])
+    return f"{quality}; {speed}; {size:.2f} of float's memory"
+
+
+def page(figures: Figures) -> str:
+    """Markdown."""
+    lines = [f"# {figures['kind']}, {figures['method']}", "", f"**{figures['verdict']}**", ""]
+    lines += _table(["threshold", "found", "bound", "holds"], [
+        [test.what, f"{test.found:.4f}", test.bound, "yes" if test.holds else "**no**"] for test in tests(figures)
+    ])  # fmt: skip
+    lines += ["", "## Cost", "", *_table(["", "float", "quantised"], _cost_rows(figures))]
+    lines += ["", "Steps are CPU time, the two versions taking turns. On disk, a source may be packed for shipping",
+              f"already; its language model as float32 has {_megabytes(figures['float32_bytes'])}.", ""]  # fmt: skip
+    lines += ["## Closeness", "", *_table(["", ""], _closeness_rows(figures)), ""]
+    if figures.get("aligned"):
+        lines += _sound_lines(figures)
+    if figures.get("transcripts"):
+        lines += ["## Words", "", f"`{figures['transcripts']}`", ""]
+    where = (
+        f"{figures['machine']}, {figures['threads']} thread(s), torch {figures['torch']}, Python {figures['python']}"
+    )
+    lines += [f"Measured on {where}; {figures['set']['items']} items of {figures['set']['name']}.", ""]
+    return "\n".join(lines)
+
+
+def _cost_rows(figures: Figures) -> list[list[str]]:
+    def both(values: dict[str, Any], show: Any) -> list[str]:
+        return [show(values[name]) for name in ("float", "quantised")]
+
+    rows = [["weights on disk, all parts", *both(figures["disk_bytes"], _megabytes)]]
+    load = figures["loading"]
+    rows.append(["memory after loading", *both({n: v["memory"] for n, v in load.items()}, _megabytes)])
+    rows.append(["peak while loading", *both({n: v["peak"] for n, v in load.items()}, _megabytes)])
+    rows.append(["seconds to load", *both({n: v["seconds"] for n, v in load.items()}, "{:.2f}".format)])
+    steps = figures["step_ms"]
+    for batch in steps["float"]:
+        rows.append([f"step, batch {batch}, ms", *both({n: v[batch] for n, v in steps.items()}, "{:.2f}".format)])
+    alone = figures.get("alone")
+    if alone:
+        rows.append(["first sound, ms", *both({n: v["first_sound_ms"] for n, v in alone.items()}, "{:.0f}".format)])
+        rows.append(["RTF", *both({n: v["rtf"] for n, v in alone.items()}, "{:.3f}".format)])
+    return rows
+
+
+def _closeness_rows(figures: Figures) -> list[list[str]]:
+    near = figures["logits"]
+    return [
+        ["divergence of logits (KL), nats", f"{near['divergence']:.5f}"],
+        ["likeliest id the same", f"{near['agreement']:.4f} of {near['places']} places"],
+        ["rows of greedy replies the same", f"{figures['code_agreement']:.4f}"],
+    ]
+
+
+def _sound_lines(figures: Figures) -> list[str]:
+    aligned, alone = figures["aligned"], figures["alone"]
+    rows = [
+        [name, _number(aligned[name]), _number(aligned["ceiling"][name])]
+        for name in ("visqol", "pesq", "stoi", "speaker")
+    ]
+    own = [
+        [name, _number(alone["float"].get(name)), _number(alone["quantised"].get(name))]
+        for name in ("dnsmos", "wer", "right")
+    ]
+    return [
+        "## Sound", "",
+        f"At the same places of {aligned['pairs']} replies (`aligned-*.wav`, pictures beside them):", "",
+        *_table(["", "quantised against float", "float against itself"], rows), "",
+        "Left alone (`alone-*.wav`), same items and seeds:", "",
+        *_table(["", "float", "quantised"], own), "",
+        f"Speaker similarity of both left alone: {_number(figures['speaker_similarity'])}. "
+        f"Judges that are not installed: {', '.join(aligned['absent_judges']) or 'none'}.", "",
+    ]  # fmt: skip
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def plot_summary(figures: Figures, file: Path) -> None:
+    """Disk, memory and step time beside float."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("plots need matplotlib: pip install 'vivavoce[plot]'") from error
+    load, steps = figures["loading"], figures["step_ms"]
+    shown = {
+        "disk, MB": [figures["disk_bytes"][name] / 1e6 for name in ("float", "quantised")],
+        "memory, MB": [load[name]["memory"] / 1e6 for name in ("float", "quantised")],
+        **{f"step at {batch}, ms": [steps[name][batch] for name in ("float", "quantised")] for batch in steps["float"]},
+    }
+    figure = Figure(figsize=(2.2 * len(shown), 2.6), layout="constrained")
+    for axes, (name, values) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+        axes.bar(["float", figures["method"]], values, color=["#b8b8b8", "#3b7dd8"])
+        axes.set_title(name, fontsize=9)
+        axes.tick_params(labelsize=7)
+    figure.savefig(file, dpi=120)

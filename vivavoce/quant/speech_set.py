@@ -1,0 +1,131 @@
+"""What a model is calibrated and judged on: the project's spoken questions, or a person's own recordings and texts."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vivavoce import hub
+from vivavoce.audio.files import read
+from vivavoce.audio.sound import Sound
+from vivavoce.errors import InputError
+from vivavoce.train.front_desk import Exchange
+
+RATE = 16_000
+QUIETEST = 10 ** (-60 / 20)  # root mean square below which a recording is silence
+SOUNDS = {".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".webm"}
+# What a front desk says; for models that read text and hear nothing.
+SCENES = (
+    "Good evening, and welcome.",
+    "How may I help you tonight?",
+    "Your bill comes to one hundred and twenty yuan.",
+    "Today we have roast duck, steamed fish and fried rice.",
+    "Thank you for coming. Goodbye, and see you soon.",
+    "Your table for four is ready at half past seven.",
+    "The room with a view costs eighty euros a night.",
+    "Breakfast is served from seven until ten in the morning.",
+)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """Something said: its words, where they are known, and its sound, where there is one."""
+
+    text: str
+    sound: Sound | None = None
+    exchange: Exchange | None = None
+    """The question and its right answer, where that is known."""
+
+
+@dataclass(frozen=True)
+class SpeechSet:
+    """Items in a fixed order, and a hash of their content."""
+
+    name: str
+    items: tuple[Spoken, ...]
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of all texts and samples."""
+        digest = hashlib.sha256()
+        for item in self.items:
+            digest.update(item.text.encode())
+            if item.sound is not None:
+                digest.update(np.ascontiguousarray(item.sound.samples).tobytes())
+        return digest.hexdigest()
+
+    def first(self, count: int) -> "SpeechSet":
+        """The first items only."""
+        return SpeechSet(self.name, self.items[:count])
+
+    def described(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"name": self.name, "items": len(self.items), "sha256": self.hash}
+
+
+def project_set() -> SpeechSet:
+    """The bundled questions with what should be answered to them, in voices that no training met."""
+    folder = hub.BUNDLED / "questions"
+    listed = json.loads((folder / "questions.json").read_text(encoding="utf8"))
+    items = []
+    for entry in listed:
+        slots = tuple(tuple(pair) for pair in entry["slots"])
+        exchange = Exchange(entry["intent"], entry["text"], entry["reply"], slots)
+        items.append(Spoken(entry["text"], read(folder / entry["file"], rate=RATE), exchange))
+    return SpeechSet("bundled questions", tuple(items))
+
+
+def scene_set() -> SpeechSet:
+    """Texts of a front desk."""
+    return SpeechSet("front desk scenes", tuple(Spoken(text) for text in SCENES))
+
+
+def read_set(source: Path) -> SpeechSet:
+    """A folder of recordings, their words in `.txt` files beside them or unsaid, or a `.jsonl` of `audio`, `text`."""
+    if source.is_dir():
+        items = [_recorded(file) for file in sorted(source.rglob("*")) if file.suffix.lower() in SOUNDS]
+    elif source.suffix == ".jsonl" and source.is_file():
+        items = _listed(source)
+    else:
+        raise InputError(f"{source} is neither a folder of recordings nor a .jsonl file to calibrate with")
+    if not items:
+        raise InputError(
+            f"{source} holds nothing to calibrate with; give recordings ({', '.join(sorted(SOUNDS))}) or texts"
+        )
+    _refuse_silence(source, items)
+    return SpeechSet(str(source), tuple(items))
+
+
+def _recorded(file: Path) -> Spoken:
+    words = file.with_suffix(".txt")
+    text = words.read_text(encoding="utf8").strip() if words.is_file() else ""
+    return Spoken(text, read(file, rate=RATE))
+
+
+def _listed(source: Path) -> list[Spoken]:
+    items = []
+    for number, line in enumerate(source.read_text(encoding="utf8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            text, audio = entry.get("text", ""), entry.get("audio")
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"{source}, line {number}, is no JSON object with audio and text ({error})") from error
+        if not text and not audio:
+            raise InputError(f"{source}, line {number}, has neither audio nor text")
+        items.append(Spoken(text, None if audio is None else read(source.parent / audio, rate=RATE)))
+    return items
+
+
+def _refuse_silence(source: Path, items: Sequence[Spoken]) -> None:
+    sounds = [item.sound for item in items if item.sound is not None]
+    levels = [float(np.sqrt(np.mean(np.square(sound.samples)))) for sound in sounds]
+    if levels and max(levels) < QUIETEST:
+        raise InputError(
+            f"all {len(levels)} recordings of {source} are silent; ranges found in silence would clip all speech"
+        )
