@@ -10,19 +10,27 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from tests.golden import weights
+from tests.models import hift_cases
+from tests.models.hift_cases import (
+    BAD_MELS,
+    WAYS_TO_SPELL,
+    assert_begins_anew_after_the_end,
+    assert_streams_hop_together,
+    distance,
+    mels,
+    quietened,
+    spelled,
+    streamed,
+)
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
+from tests.models.plain_vocoders import PlainCausalHiFT
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig, SteppedSource
 from vivavoce.models.checkpoint import load_weights, published_tensors
 from vivavoce.models.weight_norm import fold_weight_norm
 
-NARROW = CausalHiFTConfig(mels=6, channels=32, f0_channels=8)  # the published geometry with few channels
+NARROW = CausalHiFTConfig(**hift_cases.NARROW)
 HOP, AHEAD, SAMPLES_HELD = NARROW.hop, 4, 4
-WAYS_TO_SPELL = {
-    "new": (".parametrizations.weight.original0", ".parametrizations.weight.original1", ""),
-    "old, prefixed": (".weight_g", ".weight_v", "generator."),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,17 +40,9 @@ def without_gradients():
 
 
 def narrow_vocoder(dtype):
-    """Voiced, around 150 Hz, and quiet enough not to be limited."""
-    torch.manual_seed(0)
     hift = CausalHiFT(NARROW).to(dtype).eval()
-    for parameter in hift.parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(0, parameter[0].numel() ** -0.5)
-    hift.f0_predictor.double().classifier.weight.mul_(10)
-    hift.f0_predictor.classifier.bias.fill_(150)
-    hift.conv_post.weight.mul_(0.2)
-    hift.conv_post.bias.sub_(2)
-    return hift
+    hift.f0_predictor.double()
+    return quietened(hift)
 
 
 @pytest.fixture(scope="module")
@@ -53,25 +53,6 @@ def exact():
 @pytest.fixture(scope="module")
 def single():
     return narrow_vocoder(torch.float32)
-
-
-def mels(frames, batch=1, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(batch, NARROW.mels, frames + 8, generator=generator, dtype=dtype)
-    return 3 * functional.avg_pool1d(noise, 9, stride=1)
-
-
-def streamed(hift, mel, hops, seed=0):
-    state, sounds = hift.initial_state(seed, batch=mel.shape[0]), []
-    for number, hop in enumerate(mel.split(hops, dim=-1)):
-        sound, state = hift.step(state, hop, final=number == len(hops) - 1)
-        sounds.append(sound)
-    return sounds, state
-
-
-def distance(ours, wanted):
-    assert ours.shape == wanted.shape
-    return ((ours - wanted).norm() / wanted.norm()).item()
 
 
 def test_full_size_equals_the_official_code():
@@ -100,16 +81,7 @@ def test_names_shapes_and_count_are_the_published_ones():
 
 @pytest.mark.parametrize(("magnitude", "direction", "prefix"), WAYS_TO_SPELL.values(), ids=WAYS_TO_SPELL)
 def test_every_spelling_of_the_checkpoint_loads(single, magnitude, direction, prefix, tmp_path):
-    published = weights.shapes(GOLDEN / "keys" / "cosyvoice3_hift.tsv")
-    normed = {name.removesuffix(WAYS_TO_SPELL["new"][1]) for name in published if name.endswith("original1")}
-    tensors = {}
-    for name, held in published_tensors(single).items():
-        layer, tensor = name.removesuffix(".weight"), held.float()
-        if layer in normed and layer != name:
-            tensors[prefix + layer + magnitude] = tensor.norm(dim=(1, 2), keepdim=True)
-            tensors[prefix + layer + direction] = 3 * tensor
-        else:
-            tensors[prefix + name] = tensor
+    tensors = spelled(single, "cosyvoice3_hift.tsv", magnitude, direction, prefix)
     torch.save(tensors, tmp_path / "hift.pt")
     loaded = CausalHiFT.load(tmp_path / "hift.pt", config=NARROW)
     assert loaded.f0_predictor.classifier.weight.dtype == torch.float64
@@ -158,57 +130,9 @@ def test_noise_is_uniform_between_0_and_1_and_follows_its_seed():
     assert not torch.equal(noise, source(f0, source.start(1, 4))[0] / 1e-3 / (0.1 / 3))
 
 
-class Plain:
-    """The published computation over a whole mel: every padding spelled out, no state, torch's own transforms."""
-
-    def __init__(self, hift):
-        self.w = {name: tensor.double() for name, tensor in published_tensors(hift).items()}
-
-    def conv(self, name, x, left=0, right=0, stride=1, dilation=1):
-        x = functional.pad(x, (left, right))
-        return functional.conv1d(x, self.w[f"{name}.weight"], self.w[f"{name}.bias"], stride, dilation=dilation)
-
-    def snake(self, name, x):
-        alpha = self.w[f"{name}.alpha"][:, None]
-        return x + torch.sin(alpha * x) ** 2 / (alpha + 1e-9)
-
-    def block(self, name, x, kernel):
-        for index, dilation in enumerate((1, 3, 5)):
-            y = self.snake(f"{name}.activations1.{index}", x)
-            y = self.conv(f"{name}.convs1.{index}", y, left=(kernel - 1) * dilation, dilation=dilation)
-            y = self.snake(f"{name}.activations2.{index}", y)
-            x = x + self.conv(f"{name}.convs2.{index}", y, left=kernel - 1)
-        return x
-
-    def f0(self, mel):
-        x = functional.elu(self.conv("f0_predictor.condnet.0", mel, right=3))
-        for layer in (2, 4, 6, 8):
-            x = functional.elu(self.conv(f"f0_predictor.condnet.{layer}", x, left=2))
-        weight, bias = (self.w[f"f0_predictor.classifier.{kind}"] for kind in ("weight", "bias"))
-        return functional.linear(x.transpose(1, 2), weight, bias)[..., 0].abs()
-
-    def decode(self, mel, source):
-        window = torch.hann_window(16, dtype=torch.float64)
-        spectrum = torch.stft(source, 16, 4, window=window, return_complex=True)
-        spectrum = torch.cat([spectrum.real, spectrum.imag], dim=1)
-        x = self.conv("conv_pre", mel, right=4)
-        for stage, (factor, kernel, stride, source_kernel) in enumerate([(8, 16, 15, 7), (5, 11, 3, 7), (3, 7, 1, 11)]):
-            x = functional.interpolate(functional.leaky_relu(x, 0.1), scale_factor=factor, mode="nearest")
-            x = self.conv(f"ups.{stage}", x, left=kernel - 1)
-            if stage == 2:
-                x = functional.pad(x, (1, 0), mode="reflect")
-            excited = self.conv(f"source_downs.{stage}", spectrum, left=stride - 1, stride=stride)
-            x = x + self.block(f"source_resblocks.{stage}", excited, source_kernel)
-            mixed = [self.block(f"resblocks.{3 * stage + n}", x, kernel) for n, kernel in enumerate((3, 7, 11))]
-            x = sum(mixed) / 3
-        magnitude, angle = self.conv("conv_post", functional.leaky_relu(x, 0.01), left=6).chunk(2, dim=1)
-        spectrum = torch.polar(magnitude.exp().clamp(max=100), angle.sin())
-        return torch.istft(spectrum, 16, 4, window=window)
-
-
 @pytest.mark.parametrize("frames", [1, 2, 7, 40])
 def test_the_vocoder_is_the_plain_computation(exact, frames):
-    plain, mel = Plain(exact), mels(frames, batch=2)
+    plain, mel = PlainCausalHiFT(exact), mels(frames, batch=2)
     f0 = plain.f0(mel)
     torch.testing.assert_close(exact.f0(mel), f0, rtol=0, atol=1e-9)
     wanted = plain.decode(mel, published_source(exact.m_source, f0)).clamp(-0.99, 0.99)
@@ -262,46 +186,18 @@ def test_a_state_can_be_gone_back_to(exact):
 
 
 def test_streams_at_different_places_hop_together(exact):
-    ages, hops = [0, 0, 3, 3, 4, 30, 50, 70], [20, 20, 20, 20, 20, 20, 20, 7]
-    states = []
-    for seed, age in enumerate(ages):
-        state = exact.initial_state(None if seed == 1 else seed)
-        states.append(exact.step(state, mels(age, seed=seed))[1] if age else state)
-    news = [mels(hop, seed=9 + row) for row, hop in enumerate(hops)]
     final = [False, False, True, False, False, False, False, True]
-    sounds, after = exact.step_batch(states, news, final)
-    for row, state in enumerate(states):
-        sound, alone = exact.step(state, news[row], final[row])
-        torch.testing.assert_close(sounds[row], sound, rtol=0, atol=1e-11)
-        following = mels(12, seed=row)
-        torch.testing.assert_close(
-            exact.step(after[row], following)[0], exact.step(alone, following)[0], rtol=0, atol=1e-11
-        )
+    assert_streams_hop_together(exact, [0, 0, 3, 3, 4, 30, 50, 70], [20, 20, 20, 20, 20, 20, 20, 7], final)
 
 
 def test_after_the_end_a_stream_begins_anew(exact):
-    sounds, state = streamed(exact, mels(30), [20, 10], seed=5)
-    first, state = exact.step(state, mels(30)[..., :20])
-    assert torch.equal(first, sounds[0])
-    rest, _ = exact.step(state, mels(30)[..., 20:], final=True)
-    assert torch.equal(rest, sounds[1])
-    flushed, state = exact.step(exact.step(exact.initial_state(5), mels(30))[1], mels(1)[..., :0], final=True)
-    assert flushed.shape[1] == AHEAD * HOP + SAMPLES_HELD
+    state = assert_begins_anew_after_the_end(exact, held=AHEAD * HOP + SAMPLES_HELD)
     silence, _ = exact.step(state, mels(1)[..., :0], final=True)
     assert silence.shape == (1, 0)
 
 
 def test_sound_stays_within_its_limit(exact):
     assert exact(mels(5) * 1000).abs().max() <= 0.99
-
-
-BAD_MELS = {
-    "NaN": (torch.full((1, 6, 4), torch.nan), "NaN"),
-    "infinite": (torch.full((1, 6, 4), torch.inf), "infinite"),
-    "empty": (torch.zeros(1, 6, 0), "without frames"),
-    "bins": (torch.zeros(1, 100, 4), r"\[batch, 6, frame\], not \[1, 100, 4\]"),
-    "axes": (torch.zeros(6, 4), r"\[batch, 6, frame\], not \[6, 4\]"),
-}
 
 
 @pytest.mark.parametrize(("mel", "says"), BAD_MELS.values(), ids=BAD_MELS)

@@ -9,35 +9,39 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tests.golden import weights
+from tests.models.flow_cases import (
+    BANDS,
+    CHUNK,
+    DIT,
+    LOOKAHEAD,
+    RATIO,
+    UNET,
+    a_prompt,
+    assert_close,
+    some_codes,
+    streamed,
+    tiny_decoder,
+)
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
+from tests.models.plain_flows import plain_flow
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.checkpoint import load_weights, published_tensors
 from vivavoce.models.flow import FlowConfig, FlowDecoder
-from vivavoce.models.flow_encoder import FlowEncoderConfig
-from vivavoce.models.flow_estimator import FlowEstimatorConfig
 from vivavoce.models.flow_matching import MAX_FRAMES, fixed_noise
 from vivavoce.models.flow_state import VoicePrompt
 
 PUBLISHED = {"moss_speech_flow": FlowConfig.moss_speech(), "cosyvoice2_flow": FlowConfig.cosyvoice2()}
 NOT_FINAL_CODES = {"moss_speech_flow": 15, "cosyvoice2_flow": 38}
-CHUNK = 3
-TINY = FlowConfig(
-    vocabulary=50,
-    chunk=CHUNK,
-    encoder=FlowEncoderConfig(ratio=2, dim=16, heads=2, feed_forward=24, code_layers=2, frame_layers=2),
-    estimator=FlowEstimatorConfig(
-        in_channels=24, out_channels=6, channels=12, middle_blocks=2, transformers=1, heads=2, head_dim=8
-    ),
-    mel_bands=6,
-    speaker_dim=5,
-    euler_steps=3,
-)
-TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module", params=[UNET, DIT], ids=["unet", "dit"])
+def tiny(request):
+    return tiny_decoder(request.param)
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return tiny_decoder()
+def unet():
+    return tiny_decoder(UNET)
 
 
 @pytest.fixture(scope="module", params=PUBLISHED)
@@ -47,47 +51,12 @@ def case(request):
     return request.param, full_size(request.param), golden, prompt
 
 
-def tiny_decoder(dtype=torch.float32, config=TINY):
-    decoder = FlowDecoder(config).requires_grad_(False).eval()
-    for name, tensor in published_tensors(decoder).items():
-        tensor.copy_(torch.from_numpy(weights.tensor(name, tuple(tensor.shape), seed=3)))
-    return decoder.to(dtype)
-
-
 def full_size(name):
     with torch.device("meta"):
         decoder = FlowDecoder(PUBLISHED[name])
     decoder.to_empty(device="cpu")
     load_weights(decoder, NamedCheckpoint(f"{name}.tsv", seed=1, constant=lambda name, shape: torch.zeros(shape)))
     return decoder.requires_grad_(False).eval()
-
-
-def a_prompt(length, seed=0, config=TINY):
-    generator = torch.Generator().manual_seed(seed)
-    return VoicePrompt(
-        codes=some_codes(length, seed, config),
-        mel=torch.randn(length * config.ratio, config.mel_bands, generator=generator),
-        speaker=torch.randn(config.speaker_dim, generator=generator),
-    )
-
-
-def some_codes(length, seed=1, config=TINY):
-    return torch.randint(config.vocabulary, (length,), generator=torch.Generator().manual_seed(seed))
-
-
-def streamed(decoder, state, codes, sizes):
-    """The mel of steps of these sizes, the last one final, and how many frames each gave."""
-    mels = []
-    pieces = list(codes.split(sizes))
-    for number, piece in enumerate(pieces, start=1):
-        mel, state = decoder.step(state, piece, final=number == len(pieces))
-        mels.append(mel)
-    return torch.cat(mels, dim=1), [mel.shape[1] for mel in mels]
-
-
-def assert_close(actual, expected, tolerance=TOLERANCE):
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 class TestGolden:
@@ -127,16 +96,24 @@ class TestPublished:
             GOLDEN / "keys" / f"{name}.tsv"
         )
 
-    def test_a_training_checkpoint_loads_without_its_leftovers(self, tiny, tmp_path):
-        tensors = {name: tensor.clone() for name, tensor in published_tensors(tiny).items()}
+    def test_a_training_checkpoint_loads_without_its_leftovers(self, unet, tmp_path):
+        tensors = {name: tensor.clone() for name, tensor in published_tensors(unet).items()}
         torch.save({**tensors, "epoch": 7, "step": torch.tensor(1200)}, tmp_path / "flow.pt")
-        loaded = FlowDecoder.load(tmp_path / "flow.pt", TINY)
-        assert torch.equal(loaded(some_codes(5), a_prompt(4)), tiny(some_codes(5), a_prompt(4)))
+        loaded = FlowDecoder.load(tmp_path / "flow.pt", UNET)
+        assert torch.equal(loaded(some_codes(5), a_prompt(4)), unet(some_codes(5), a_prompt(4)))
 
-    def test_a_checkpoint_of_another_ratio_is_refused(self, tiny, tmp_path):
-        torch.save(dict(published_tensors(tiny)), tmp_path / "flow.pt")
+    def test_a_checkpoint_of_another_ratio_is_refused(self, unet, tmp_path):
+        torch.save(dict(published_tensors(unet)), tmp_path / "flow.pt")
         with pytest.raises(CheckpointError, match=r"encoder\.up_layer\.conv\.weight"):
-            FlowDecoder.load(tmp_path / "flow.pt", replace(TINY, encoder=replace(TINY.encoder, ratio=4)))
+            FlowDecoder.load(tmp_path / "flow.pt", replace(UNET, encoder=replace(UNET.encoder, ratio=4)))
+
+
+@pytest.mark.parametrize(("masked", "left_chunks"), [(False, None), (True, None), (True, 1)])
+def test_the_flow_is_the_plain_computation(tiny, masked, left_chunks):
+    prompt, codes = a_prompt(7), some_codes(17)
+    sink = 3  # of 7 codes, 3 are a whole chunk with its look-ahead
+    plain = plain_flow(tiny).mel(codes, prompt, left_chunks, masked, sink)
+    assert_close(tiny(codes, prompt, streaming=masked, left_chunks=left_chunks), plain, tolerance=1e-4)
 
 
 class TestStream:
@@ -185,7 +162,7 @@ class TestStream:
         for seed in range(40):
             _, state = tiny.step(state, some_codes(CHUNK, seed))
             sizes.add((state.cache.nbytes, state.cache.mel_windows.shape, state.cache.code_windows.data_ptr()))
-            assert len(state.codes) <= CHUNK + TINY.lookahead
+            assert len(state.codes) <= CHUNK + LOOKAHEAD
         assert len(sizes) == 1
         assert state.cache.code_slots == 2 * CHUNK  # the prompt is not in it
 
@@ -197,37 +174,37 @@ class TestStream:
 
     def test_a_reply_without_codes_is_silent(self, tiny):
         mel, state = tiny.step(tiny.start(tiny.voice(a_prompt(5))), some_codes(0), final=True)
-        assert mel.shape == (TINY.mel_bands, 0)
+        assert mel.shape == (BANDS, 0)
         assert state.finished
 
     def test_prompt_codes_and_mel_are_cut_to_the_same_length(self, tiny):
         prompt = a_prompt(9)
         longer = replace(prompt, codes=torch.cat([prompt.codes, some_codes(4)]))
         assert torch.equal(tiny(some_codes(6), longer), tiny(some_codes(6), prompt))
-        longer = replace(prompt, mel=torch.cat([prompt.mel, torch.randn(3, TINY.mel_bands)]))
+        longer = replace(prompt, mel=torch.cat([prompt.mel, torch.randn(3, BANDS)]))
         assert torch.equal(tiny(some_codes(6), longer), tiny(some_codes(6), prompt))
 
 
 class TestRecompute:
-    def test_equals_the_kept_state_while_the_reply_fits_into_the_window(self, tiny):
+    def test_equals_the_kept_state_while_the_reply_fits_into_the_window(self, unet):
         prompt, codes = a_prompt(8), some_codes(20)
-        voice = tiny.voice(prompt)
-        recomputed, _ = streamed(tiny, tiny.start(voice, left_chunks=9, recompute=True), codes, [4] * 5)
-        assert_close(recomputed, tiny(codes, prompt, streaming=True))
+        voice = unet.voice(prompt)
+        recomputed, _ = streamed(unet, unet.start(voice, left_chunks=9, recompute=True), codes, [4] * 5)
+        assert_close(recomputed, unet(codes, prompt, streaming=True))
 
-    def test_is_near_the_kept_state_beyond_it_and_keeps_only_the_window_of_codes(self, tiny):
-        voice, codes = tiny.voice(a_prompt(8)), some_codes(60)
-        kept, _ = streamed(tiny, tiny.start(voice, left_chunks=4), codes, [CHUNK] * 20)
-        recomputed, _ = streamed(tiny, tiny.start(voice, left_chunks=4, recompute=True), codes, [CHUNK] * 20)
+    def test_is_near_the_kept_state_beyond_it_and_keeps_only_the_window_of_codes(self, unet):
+        voice, codes = unet.voice(a_prompt(8)), some_codes(60)
+        kept, _ = streamed(unet, unet.start(voice, left_chunks=4), codes, [CHUNK] * 20)
+        recomputed, _ = streamed(unet, unet.start(voice, left_chunks=4, recompute=True), codes, [CHUNK] * 20)
         assert not torch.allclose(recomputed, kept, atol=1e-4)
         assert (recomputed - kept).norm() < 0.5 * kept.norm()
-        _, state = tiny.step(tiny.start(voice, left_chunks=4, recompute=True), codes)
+        _, state = unet.step(unet.start(voice, left_chunks=4, recompute=True), codes)
         assert state.cache is None
-        assert len(state.codes) <= 5 * CHUNK + TINY.lookahead
+        assert len(state.codes) <= 5 * CHUNK + LOOKAHEAD
 
-    def test_needs_a_window(self, tiny):
+    def test_needs_a_window(self, unet):
         with pytest.raises(InputError, match="left_chunks"):
-            tiny.start(tiny.voice(a_prompt(8)), recompute=True)
+            unet.start(unet.voice(a_prompt(8)), recompute=True)
 
 
 class TestBatch:
@@ -290,20 +267,21 @@ def test_a_copied_state_can_be_gone_back_to(tiny, left_chunks):
 def test_half_precision_gives_float32_mel_near_the_exact_one(tiny, dtype, tolerance):
     prompt, codes = a_prompt(7), some_codes(20)
     exact = tiny(codes, prompt, streaming=True, left_chunks=2)
-    half = tiny_decoder(dtype)
+    half = tiny_decoder(tiny.config, dtype)
     mel, _ = streamed(half, half.start(half.voice(prompt), left_chunks=2), codes, [5] * 4)
     assert mel.dtype == torch.float32
     assert (mel - exact).norm() <= tolerance * exact.norm()
 
 
 @pytest.mark.gpu
-def test_a_hop_captured_in_a_cuda_graph_equals_the_plain_one():
-    decoder = tiny_decoder().cuda()
+@pytest.mark.parametrize("config", [UNET, DIT], ids=["unet", "dit"])
+def test_a_hop_captured_in_a_cuda_graph_equals_the_plain_one(config):
+    decoder = tiny_decoder(config).cuda()
     voice = decoder.voice(a_prompt(7))
     _, state = decoder.step(decoder.start(voice, left_chunks=2), some_codes(11))
     kept, static = state.cache.copy(), state.cache.copy()
     span = decoder.span([voice], [state.position], CHUNK, static)
-    codes = some_codes(CHUNK + TINY.lookahead).cuda()[None]
+    codes = some_codes(CHUNK + LOOKAHEAD).cuda()[None]
     plain, after = decoder.hop(codes, [voice], span, kept.copy(), left_chunks=2)
     decoder.hop(codes, [voice], span, static, left_chunks=2)
     graph = torch.cuda.CUDAGraph()
@@ -336,7 +314,7 @@ class TestBadInput:
             tiny(some_codes(3), a_prompt(4), streaming=True, final=False)
 
     def test_a_reply_too_long_is_refused_and_can_go_on_with_less(self, tiny):
-        most = MAX_FRAMES // TINY.ratio
+        most = MAX_FRAMES // RATIO
         with pytest.raises(CapacityError, match=str(MAX_FRAMES)):
             tiny(some_codes(most - 3), a_prompt(4))
         state = tiny.start(tiny.voice(a_prompt(4)), left_chunks=1)

@@ -8,8 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.golden import weights
+from tests.models import hift_cases
+from tests.models.hift_cases import (
+    BAD_MELS,
+    WAYS_TO_SPELL,
+    assert_begins_anew_after_the_end,
+    assert_streams_hop_together,
+    distance,
+    mels,
+    quietened,
+    spelled,
+    streamed,
+)
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
+from tests.models.plain_vocoders import PlainHiFT
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import load_weights, published_tensors
 from vivavoce.models.hift import HiFT
@@ -21,13 +33,8 @@ from vivavoce.nn.short_fourier import ShortFourier
 from vivavoce.nn.sine_source import SineSource
 from vivavoce.nn.snake import Snake
 
-NARROW = HiFTConfig(mels=6, channels=32, f0_channels=8)  # the published geometry with few channels
+NARROW = HiFTConfig(**hift_cases.NARROW)
 HOP = NARROW.hop
-WAYS_TO_SPELL = {
-    "new": (".parametrizations.weight.original0", ".parametrizations.weight.original1", ""),
-    "old": (".weight_g", ".weight_v", ""),
-    "old, prefixed": (".weight_g", ".weight_v", "generator."),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,17 +44,7 @@ def without_gradients():
 
 
 def narrow_vocoder(dtype):
-    """Voiced, around 150 Hz, and quiet enough not to be limited."""
-    torch.manual_seed(0)
-    hift = HiFT(NARROW).to(dtype).eval()
-    for parameter in hift.parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(0, parameter[0].numel() ** -0.5)
-    hift.f0_predictor.classifier.weight.mul_(10)
-    hift.f0_predictor.classifier.bias.fill_(150)
-    hift.conv_post.weight.mul_(0.2)
-    hift.conv_post.bias.sub_(2)
-    return hift
+    return quietened(HiFT(NARROW).to(dtype).eval())
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +55,6 @@ def exact():
 @pytest.fixture(scope="module")
 def single():
     return narrow_vocoder(torch.float32)
-
-
-def mels(frames, batch=1, seed=0, dtype=torch.float64):
-    """Bands that come and go over a tenth of a second or more, as those of speech do."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(batch, NARROW.mels, frames + 8, generator=generator, dtype=dtype)
-    return 3 * torch.nn.functional.avg_pool1d(noise, 9, stride=1)
-
-
-def streamed(stream, mel, hops, seed=0):
-    state, sounds = stream.initial_state(seed, batch=mel.shape[0]), []
-    for number, hop in enumerate(mel.split(hops, dim=-1)):
-        sound, state = stream.step(state, hop, final=number == len(hops) - 1)
-        sounds.append(sound)
-    return sounds, state
-
-
-def distance(ours, wanted):
-    return ((ours - wanted).norm() / wanted.norm()).item()
 
 
 def test_full_size_equals_the_official_code():
@@ -101,17 +79,7 @@ def test_names_shapes_and_count_are_the_published_ones(keys):
 
 @pytest.mark.parametrize(("magnitude", "direction", "prefix"), WAYS_TO_SPELL.values(), ids=WAYS_TO_SPELL)
 def test_every_spelling_of_the_checkpoint_loads(single, magnitude, direction, prefix, tmp_path):
-    published = weights.shapes(GOLDEN / "keys" / "moss_speech_hift.tsv")
-    normed = {name.removesuffix(WAYS_TO_SPELL["new"][1]) for name in published if name.endswith("original1")}
-    tensors = {}
-    for name, tensor in published_tensors(single).items():
-        layer = name.removesuffix(".weight")
-        if layer in normed and layer != name:
-            dims = tuple(range(1, tensor.ndim))
-            tensors[prefix + layer + magnitude] = tensor.norm(dim=dims, keepdim=True)
-            tensors[prefix + layer + direction] = 3 * tensor
-        else:
-            tensors[prefix + name] = tensor
+    tensors = spelled(single, "moss_speech_hift.tsv", magnitude, direction, prefix)
     torch.save(tensors, tmp_path / "hift.pt")
     mel = mels(3, dtype=torch.float32)
     torch.testing.assert_close(HiFT.load(tmp_path / "hift.pt", config=NARROW)(mel), single(mel), rtol=1e-4, atol=1e-5)
@@ -141,6 +109,15 @@ def test_the_short_fourier_transform_is_torchs_and_its_own_inverse():
     any_spectrum = torch.randn(2, 18, 25)
     sound = torch.istft(torch.complex(*any_spectrum.chunk(2, dim=1)), 16, 4, window=torch.hann_window(16))
     torch.testing.assert_close(fourier.inverse(any_spectrum)[:, 8:-8], sound, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7, 40])
+def test_the_vocoder_is_the_plain_computation(exact, frames):
+    plain, mel = PlainHiFT(exact), mels(frames, batch=2)
+    f0 = plain.f0(mel)
+    torch.testing.assert_close(exact.f0_predictor(mel), f0, rtol=0, atol=1e-9)
+    source = exact.m_source(f0, exact.m_source.start(2, None))
+    torch.testing.assert_close(exact.decode(mel, source), plain.decode(mel, source), rtol=0, atol=1e-6)
 
 
 def plain_source(harmonic):
@@ -277,34 +254,14 @@ def test_the_state_of_a_long_stream_does_not_grow(exact):
 
 @pytest.mark.parametrize("look_right", [None, 8, 0])
 def test_streams_at_different_places_hop_together(exact, look_right):
-    stream = HiFTStream(exact, look_right)
-    ages, hops = [0, 0, 3, 30, 50, 70], [20, 20, 20, 20, 20, 7]
-    states = []
-    for seed, age in enumerate(ages):
-        state = stream.initial_state(None if seed == 1 else seed)
-        states.append(stream.step(state, mels(age, seed=seed))[1] if age else state)
-    news = [mels(hop, seed=9 + row) for row, hop in enumerate(hops)]
     final = [False, False, True, False, False, True]
-    sounds, after = stream.step_batch(states, news, final)
-    for row, state in enumerate(states):
-        sound, alone = stream.step(state, news[row], final[row])
-        torch.testing.assert_close(sounds[row], sound, rtol=0, atol=1e-11)
-        following = mels(12, seed=row)
-        torch.testing.assert_close(
-            stream.step(after[row], following)[0], stream.step(alone, following)[0], rtol=0, atol=1e-11
-        )
+    stream = HiFTStream(exact, look_right)
+    assert_streams_hop_together(stream, [0, 0, 3, 30, 50, 70], [20, 20, 20, 20, 20, 7], final)
 
 
 def test_after_the_end_a_stream_begins_anew(exact):
     for stream in (HiFTStream(exact), PublishedHiFTStream(exact)):
-        sounds, state = streamed(stream, mels(30), [20, 10], seed=5)
-        again, _ = streamed(stream, mels(30), [20, 10], seed=5)
-        first, state = stream.step(state, mels(30)[..., :20])
-        assert torch.equal(first, again[0])
-        rest, _ = stream.step(state, mels(30)[..., 20:], final=True)
-        assert torch.equal(rest, sounds[1])
-        flushed, _ = stream.step(stream.step(stream.initial_state(5), mels(30))[1], mels(1)[..., :0], final=True)
-        assert flushed.shape[1] == 8 * HOP
+        assert_begins_anew_after_the_end(stream, held=8 * HOP)
 
 
 def test_noise_follows_the_seed(exact):
@@ -346,14 +303,6 @@ def test_one_frame_is_enough(exact):
 
 def test_sound_stays_within_its_limit(exact):
     assert exact(mels(5) * 1000).abs().max() <= 0.99
-
-
-BAD_MELS = {
-    "NaN": (torch.full((1, 6, 4), torch.nan), "NaN"),
-    "infinite": (torch.full((1, 6, 4), torch.inf), "infinite"),
-    "empty": (torch.zeros(1, 6, 0), "without frames"),
-    "bins": (torch.zeros(1, 100, 4), r"\[batch, 6, frame\], not \[1, 100, 4\]"),
-}
 
 
 @pytest.mark.parametrize(("mel", "says"), BAD_MELS.values(), ids=BAD_MELS)

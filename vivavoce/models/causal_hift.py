@@ -8,7 +8,7 @@ convolution, the phase of the excitation and the spectra not used up, so nothing
 not depend on the hops.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import InputError
-from vivavoce.models.checkpoint import Checkpoint, load_weights
-from vivavoce.models.hift import LOUDEST_BIN, ResBlock, check_mel
+from vivavoce.models.hift import ResBlock, check_mel, load_vocoder, stage_layers, turned
 from vivavoce.models.hift_geometry import HiFTConfig
-from vivavoce.models.weight_norm import fold_weight_norm
-from vivavoce.nn.allocation import allocating
 from vivavoce.nn.conv import CausalConv1d
 from vivavoce.nn.counter_noise import uniform_at
 from vivavoce.nn.short_fourier import ShortFourier
@@ -50,6 +47,9 @@ class CausalHiFTState:
     excitations: tuple[Tensor, ...]  # per stage [batch, 2 · bins, frame]: the excitation's spectrum still to be used
     contexts: Tensor  # [batch, value]: last inputs of all other convolutions
     spectrum: Tensor  # [batch, 2 · bins, ≤ 3]: the last frames, which overlap with those to come
+
+
+Advance = Callable[[CausalHiFTState, Tensor, bool], tuple[Tensor, CausalHiFTState]]
 
 
 class Contexts:
@@ -121,23 +121,12 @@ class CausalHiFT(nn.Module):
     def __init__(self, config: CausalHiFTConfig | None = None) -> None:
         super().__init__()
         self.config = config = config or CausalHiFTConfig()
-        bins = config.n_fft + 2
-        widths = [config.channels >> stage for stage in range(len(config.rates) + 1)]
         self.m_source = SteppedSource(config.rate, config.hop, config.overtones)
-        self.conv_pre = nn.Conv1d(config.mels, widths[0], config.look_right + 1)
-        self.ups = nn.ModuleList()
-        self.source_downs = nn.ModuleList()
-        self.source_resblocks = nn.ModuleList()
-        self.resblocks = nn.ModuleList()
-        for stage, kernel in enumerate(config.upsample_kernels):
-            width, source_kernel = widths[stage + 1], config.source_resblock_kernels[stage]
-            self.ups.append(CausalConv1d(widths[stage], width, kernel))
-            self.source_downs.append(
-                nn.Conv1d(bins, width, config.source_kernel(stage), stride=config.source_stride(stage))
-            )
-            self.source_resblocks.append(_causal_block(width, source_kernel, config))
-            self.resblocks.extend(_causal_block(width, kernel, config) for kernel in config.resblock_kernels)
-        self.conv_post = CausalConv1d(widths[-1], bins, config.outer_kernel)
+        self.conv_pre = nn.Conv1d(config.mels, config.channels, config.look_right + 1)
+        stages = stage_layers(config, self._up, self._down, _causal_conv)
+        self.ups, self.source_downs, self.source_resblocks, self.resblocks = stages
+        last_width = config.channels >> len(config.rates)
+        self.conv_post = CausalConv1d(last_width, config.n_fft + 2, config.outer_kernel)
         self.f0_predictor = CausalF0Predictor(config).to(config.f0_dtype)
         self.fourier = ShortFourier(config.n_fft, config.fft_hop)
 
@@ -146,12 +135,14 @@ class CausalHiFT(nn.Module):
         cls, file: str | Path, device: torch.device | str = "cpu", config: CausalHiFTConfig | None = None
     ) -> "CausalHiFT":
         """The published vocoder of `hift.pt`, weight norm folded away."""
-        with allocating(device, torch.float32):
-            hift = cls(config).eval().requires_grad_(False)
-        with Checkpoint(file) as published:
-            renamed = published.renamed(lambda name: name.removeprefix("generator."))
-            load_weights(hift, fold_weight_norm(renamed))
-        return hift
+        return load_vocoder(lambda: cls(config), file, device)
+
+    def _up(self, stage: int, inputs: int, outputs: int) -> nn.Module:
+        return CausalConv1d(inputs, outputs, self.config.upsample_kernels[stage])
+
+    def _down(self, stage: int, inputs: int, outputs: int) -> nn.Module:
+        kernel, stride = self.config.source_kernel(stage), self.config.source_stride(stage)
+        return nn.Conv1d(inputs, outputs, kernel, stride=stride)
 
     @property
     def delay_frames(self) -> int:
@@ -213,11 +204,17 @@ class CausalHiFT(nn.Module):
         (sound,), (after,) = self.step_batch([state], [mel], [final])
         return sound, after
 
-    @torch.no_grad()
     def step_batch(
         self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[CausalHiFTState]]:
         """The next hop of several streams; those of equal shape run together."""
+        return self.step_groups(states, mels, final, self.advance)
+
+    @torch.no_grad()
+    def step_groups(
+        self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool], advance: Advance
+    ) -> tuple[list[Tensor], list[CausalHiFTState]]:
+        """`step_batch` by another `advance`, which gives the same."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, (state, mel, end) in enumerate(zip(states, mels, final, strict=True)):
             self._check(state, mel, end)
@@ -225,15 +222,16 @@ class CausalHiFT(nn.Module):
         sounds: dict[int, Tensor] = {}
         after: dict[int, CausalHiFTState] = {}
         for members in groups.values():
-            together = _stacked([states[index] for index in members])
+            together = stacked([states[index] for index in members])
             mel = torch.cat([mels[index].to(together.mel) for index in members])
-            sound, together = self._advance(together, mel, final[members[0]])
+            sound, together = advance(together, mel, final[members[0]])
             sizes = [mels[index].shape[0] for index in members]
-            for index, rows, part in zip(members, sound.split(sizes), _split(together, sizes), strict=True):
+            for index, rows, part in zip(members, sound.split(sizes), split(together, sizes), strict=True):
                 sounds[index], after[index] = rows, part
         return [sounds[index] for index in range(len(states))], [after[index] for index in range(len(states))]
 
-    def _advance(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, CausalHiFTState]:
+    def advance(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, CausalHiFTState]:
+        """One hop of streams that stand alike."""
         if not state.frames and not mel.shape[-1]:
             return mel.new_zeros(mel.shape[0], 0), state
         f0, f0_contexts = self._f0(state, mel, final)
@@ -318,10 +316,7 @@ class CausalHiFT(nn.Module):
 
     def _synthesised(self, held: Tensor, spectrum: Tensor, final: bool) -> tuple[Tensor, Tensor]:
         """The samples under which all frames are known, and the frames that samples to come still need."""
-        magnitude, angle = spectrum.chunk(2, dim=1)
-        magnitude, angle = magnitude.exp().clamp(max=LOUDEST_BIN), angle.sin()
-        new = torch.cat([magnitude * angle.cos(), magnitude * angle.sin()], dim=1)
-        frames = torch.cat([held, new], dim=-1)
+        frames = torch.cat([held, turned(spectrum)], dim=-1)
         hop, n_fft = self.config.fft_hop, self.config.n_fft
         first = held.shape[-1] * hop if held.shape[-1] else n_fft // 2
         stop = frames.shape[-1] * hop + (n_fft // 2 - hop if final else 0)
@@ -334,11 +329,8 @@ class CausalHiFT(nn.Module):
             raise InputError(f"mels of {mel.shape[0]} streams were passed with a state of {state.mel.shape[0]}")
 
 
-def _causal_block(channels: int, kernel: int, config: CausalHiFTConfig) -> ResBlock:
-    def conv(inputs: int, outputs: int, kernel: int, dilation: int) -> nn.Conv1d:
-        return CausalConv1d(inputs, outputs, kernel, dilation=dilation)
-
-    return ResBlock(channels, kernel, config.dilations, conv)
+def _causal_conv(inputs: int, outputs: int, kernel: int, dilation: int) -> nn.Conv1d:
+    return CausalConv1d(inputs, outputs, kernel, dilation=dilation)
 
 
 def _through(block: ResBlock, x: Tensor, contexts: Contexts) -> Tensor:
@@ -354,7 +346,7 @@ def _convolutions(module: nn.Module) -> list[CausalConv1d]:
     return [part for part in module.modules() if isinstance(part, CausalConv1d)]
 
 
-def _stacked(states: Sequence[CausalHiFTState]) -> CausalHiFTState:
+def stacked(states: Sequence[CausalHiFTState]) -> CausalHiFTState:
     """Streams side by side."""
     if len(states) == 1:
         return states[0]
@@ -366,7 +358,7 @@ def _stacked(states: Sequence[CausalHiFTState]) -> CausalHiFTState:
     return replace(states[0], start=start, excitations=excitations, **joined)
 
 
-def _split(state: CausalHiFTState, sizes: Sequence[int]) -> list[CausalHiFTState]:
+def split(state: CausalHiFTState, sizes: Sequence[int]) -> list[CausalHiFTState]:
     """The streams one by one again."""
     parts, first = [], 0
     for size in sizes:

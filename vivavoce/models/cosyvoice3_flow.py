@@ -1,6 +1,6 @@
 """Codes → mel in CosyVoice 3: a look-ahead over the codes and a diffusion transformer that does all the rest.
 
-Voices, states, steps, batches and the left window are those of `FlowDecoder`; a reply keeps keys and values of 22
+Voices, states, steps, batches and the left window are those of `StreamingFlow`; a reply keeps keys and values of 22
 layers at 10 Euler steps in two guidance rows, 1.8 MB a mel frame in 16 bit, so a long one wants `left_chunks`.
 """
 
@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vivavoce.errors import InputError
 from vivavoce.models.cosyvoice3_dit import DiT, DiTConfig, RotatedPast, rotary_angles
-from vivavoce.models.flow import FlowDecoder
 from vivavoce.models.flow_encoder import LookaheadLayer
 from vivavoce.models.flow_matching import GUIDANCE_ROWS, FlowMatching, cosine_times, fixed_noise
-from vivavoce.models.flow_state import Pasts, VoicePrompt
+from vivavoce.models.flow_state import Pasts
+from vivavoce.models.flow_stream import FlowSizes, StreamingFlow, load_flow
 from vivavoce.nn.chunk_mask import Span, attention_bias, visible
 from vivavoce.nn.past import Past
 
@@ -37,45 +36,30 @@ class LookaheadConfig:
         return 2, 0
 
 
-@dataclass(frozen=True)
-class CosyVoice3FlowConfig:
+@dataclass(frozen=True, kw_only=True)
+class CosyVoice3FlowConfig(FlowSizes):
     """The published sizes: 25 codes and 50 mel frames per second; `chunk` codes attend to one another in a stream."""
 
     vocabulary: int = 6_561
     chunk: int = 25
     encoder: LookaheadConfig = field(default_factory=LookaheadConfig)
     estimator: DiTConfig = field(default_factory=DiTConfig)
-    mel_bands: int = 80
-    speaker_dim: int = 192
-    euler_steps: int = 10
-    guidance: float = 0.7
-
-    @property
-    def ratio(self) -> int:
-        """Mel frames per code."""
-        return self.encoder.ratio
-
-    @property
-    def lookahead(self) -> int:
-        """How many codes a chunk must see beyond its end."""
-        return self.encoder.lookahead
 
 
-class CosyVoice3Flow(FlowDecoder):
+class CosyVoice3Flow(StreamingFlow):
     """Token-to-mel decoder with a voice prompt."""
 
-    config: CosyVoice3FlowConfig  # type: ignore[assignment]  # has all that the shared methods read
+    config: CosyVoice3FlowConfig
 
     def __init__(self, config: CosyVoice3FlowConfig | None = None) -> None:
-        nn.Module.__init__(self)  # the layers are others than those of CosyVoice 2
-        self.config = config = config or CosyVoice3FlowConfig()
-        self.input_embedding = nn.Embedding(config.vocabulary, config.mel_bands)
-        self.spk_embed_affine_layer = nn.Linear(config.speaker_dim, config.mel_bands)
+        config = config or CosyVoice3FlowConfig()
+        embedding = nn.Embedding(config.vocabulary, config.mel_bands)
+        super().__init__(config, embedding, nn.Linear(config.speaker_dim, config.mel_bands))
         self.pre_lookahead_layer = LookaheadLayer(config.mel_bands, config.lookahead, config.encoder.dim)
         self.decoder = FlowMatching(DiT(config.estimator), config.euler_steps, config.guidance)
 
     @classmethod
-    def load(  # type: ignore[override]
+    def load(
         cls,
         source: str | Path,
         config: CosyVoice3FlowConfig | None = None,
@@ -87,8 +71,7 @@ class CosyVoice3Flow(FlowDecoder):
 
         `tabulate` keeps what depends on the time alone as a table for the 10 steps, and drops the layers behind it.
         """
-        decoder = super().load(source, config or CosyVoice3FlowConfig(), device, dtype)  # type: ignore[arg-type]
-        assert isinstance(decoder, CosyVoice3Flow)
+        decoder = load_flow(lambda: cls(config), source, device, dtype)
         if tabulate:
             decoder.tabulate()
         return decoder
@@ -98,27 +81,6 @@ class CosyVoice3Flow(FlowDecoder):
         estimator = self.decoder.estimator
         assert isinstance(estimator, DiT)
         estimator.tabulate(cosine_times(self.config.euler_steps, self.device)[:-1])
-
-    def aligned(self, prompt: VoicePrompt, first_hop: int) -> VoicePrompt:
-        """The prompt without its first codes, as many as make the reply's first chunk end after `first_hop` codes.
-
-        Chunks are counted from the prompt's beginning, so its length decides how many codes the first sound waits for.
-        """
-        config = self.config
-        if not 1 <= first_hop <= config.chunk:
-            raise InputError(f"first_hop is {first_hop}; give 1…{config.chunk} codes")
-        length = min(len(prompt.codes), len(prompt.mel) // config.ratio)
-        cut = (length + first_hop) % config.chunk
-        if cut > length:
-            raise InputError(f"a prompt of {length} codes is too short to make the first hop {first_hop} codes")
-        return VoicePrompt(
-            prompt.codes[cut:length], prompt.mel[cut * config.ratio : length * config.ratio], prompt.speaker
-        )
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.input_embedding.weight.device
 
     @torch.no_grad()
     def decode(

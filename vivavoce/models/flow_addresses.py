@@ -7,9 +7,8 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from vivavoce.models.flow_estimator import FlowEstimatorConfig
 from vivavoce.models.flow_matching import GUIDANCE_ROWS
-from vivavoce.models.flow_state import FlowCache, FlowVoice, Pasts
+from vivavoce.models.flow_state import EstimatorSizes, FlowCache, FlowVoice, Pasts
 from vivavoce.nn import kernels
 from vivavoce.nn.addressed_past import AddressedPast, KeyValueAddresses, addresses
 
@@ -61,7 +60,7 @@ def addressable(voices: Sequence[FlowVoice], cache: FlowCache, frames: int) -> b
 
 
 def addressed_pasts(
-    estimator: FlowEstimatorConfig, past: FlowAddresses, contexts: FlowCache, next_contexts: FlowCache
+    estimator: EstimatorSizes, past: FlowAddresses, contexts: FlowCache, next_contexts: FlowCache
 ) -> Pasts:
     """What a pass reads. The caches give the contexts and the sizes of a head; their windows are not looked at."""
     streams, ratio = past.sinks.shape[0], contexts.ratio

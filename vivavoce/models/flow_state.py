@@ -2,18 +2,84 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivavoce.models.flow_encoder import FlowEncoderConfig
-from vivavoce.models.flow_estimator import FlowEstimatorConfig
 from vivavoce.models.flow_matching import GUIDANCE_ROWS
 from vivavoce.nn.past import Past
 
 SLOT_AXIS = -2
+
+
+class EncoderSizes(Protocol):
+    """What a stream must know of what stands before the flow."""
+
+    @property
+    def ratio(self) -> int:
+        """Mel frames per code."""
+        ...
+
+    @property
+    def lookahead(self) -> int:
+        """How many codes a chunk must see beyond its end."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """Width of attention and of the convolutions whose inputs are kept."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """Of attention."""
+        ...
+
+    @property
+    def code_layers(self) -> int:
+        """Attention layers at code rate."""
+        ...
+
+    @property
+    def frame_layers(self) -> int:
+        """Attention layers at mel rate."""
+        ...
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Past inputs that the look-ahead's and the upsampling's convolution need."""
+        ...
+
+
+class EstimatorSizes(Protocol):
+    """What a stream must know of an estimator."""
+
+    @property
+    def heads(self) -> int:
+        """Of attention."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        ...
+
+    @property
+    def attention_layers(self) -> int:
+        """How many layers keep keys and values."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """How many past inputs each causal convolution needs."""
+        ...
+
+    @property
+    def context_channels(self) -> list[int]:
+        """Input channels of each causal convolution, in forward order."""
+        ...
 
 
 @dataclass
@@ -36,7 +102,7 @@ class FlowCache:
     CONTEXT_AXES: ClassVar[dict[str, int]] = {"lookahead_context": 0, "upsample_context": 0, "mel_contexts": 1}
 
     @classmethod
-    def blank(cls, encoder: FlowEncoderConfig, estimator: FlowEstimatorConfig, steps: int, like: Tensor) -> "FlowCache":
+    def blank(cls, encoder: EncoderSizes, estimator: EstimatorSizes, steps: int, like: Tensor) -> "FlowCache":
         """One stream to which nothing has come yet: windows without slots, silent contexts."""
         head = (encoder.heads, 0, encoder.dim // encoder.heads)
         mel_head = (estimator.heads, 0, estimator.head_dim)

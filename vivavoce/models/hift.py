@@ -8,9 +8,9 @@ Nothing here is causal, but everything has a finite reach: `decode` can compute 
 it, and at each stage touches no more than that part needs. Streams are in `hift_stream.py`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,41 +75,76 @@ class F0Predictor(nn.Module):
         return f0.abs()
 
 
+def stage_layers(
+    config: HiFTConfig,
+    up: Callable[[int, int, int], nn.Module],  # (stage, inputs, outputs)
+    down: Callable[[int, int, int], nn.Module],
+    conv: Callable[[int, int, int, int], nn.Conv1d],
+) -> Iterator[nn.ModuleList]:
+    """Per stage what upsamples, what brings the excitation there, its residual block, and those of the mixture.
+
+    They are the lists `ups`, `source_downs`, `source_resblocks` and `resblocks` of the published names.
+    """
+    lists = [nn.ModuleList() for _ in range(4)]
+    ups, downs, source_blocks, blocks = lists
+    inputs = config.channels
+    for stage, source_kernel in enumerate(config.source_resblock_kernels):
+        width = inputs // 2
+        ups.append(up(stage, inputs, width))
+        downs.append(down(stage, config.n_fft + 2, width))
+        source_blocks.append(ResBlock(width, source_kernel, config.dilations, conv))
+        blocks.extend(ResBlock(width, kernel, config.dilations, conv) for kernel in config.resblock_kernels)
+        inputs = width
+    return iter(lists)
+
+
+Vocoder = TypeVar("Vocoder", bound=nn.Module)
+
+
+def load_vocoder(make: Callable[[], Vocoder], file: str | Path, device: torch.device | str) -> Vocoder:
+    """A vocoder with the weights of a published `hift.pt`, weight norm folded away."""
+    with allocating(device, torch.float32):
+        hift = make().eval().requires_grad_(False)
+    with Checkpoint(file) as published:
+        renamed = published.renamed(lambda name: name.removeprefix("generator."))
+        load_weights(hift, fold_weight_norm(renamed))
+    return hift
+
+
+def turned(spectrum: Tensor) -> Tensor:
+    """The network's log magnitudes and angles as real and imaginary parts.  # [batch, 2 · bin, frame]"""
+    magnitude, angle = spectrum.chunk(2, dim=1)
+    magnitude, angle = magnitude.exp().clamp(max=LOUDEST_BIN), angle.sin()
+    return torch.cat([magnitude * angle.cos(), magnitude * angle.sin()], dim=1)
+
+
 class HiFT(nn.Module):
     """Mel → sound in [-0.99, 0.99], always in float32."""
 
     def __init__(self, config: HiFTConfig | None = None) -> None:
         super().__init__()
         self.config = config = config or HiFTConfig()
-        bins = config.n_fft + 2
-        widths = [config.channels >> stage for stage in range(len(config.rates) + 1)]
         self.m_source = SineSource(config.rate, config.hop, config.overtones)
-        self.conv_pre = centred_conv(config.mels, widths[0], config.outer_kernel)
-        self.ups = nn.ModuleList()
-        self.source_downs = nn.ModuleList()
-        self.source_resblocks = nn.ModuleList()
-        self.resblocks = nn.ModuleList()
-        for stage, (factor, kernel) in enumerate(zip(config.upsample_rates, config.upsample_kernels, strict=True)):
-            width, stride = widths[stage + 1], config.source_stride(stage)
-            up = nn.ConvTranspose1d(widths[stage], width, kernel, factor, padding=(kernel - factor) // 2)
-            down = nn.Conv1d(bins, width, config.source_kernel(stage), stride, padding=stride // 2)
-            self.ups.append(up)
-            self.source_downs.append(down)
-            self.source_resblocks.append(ResBlock(width, config.source_resblock_kernels[stage], config.dilations))
-            self.resblocks.extend(ResBlock(width, kernel, config.dilations) for kernel in config.resblock_kernels)
-        self.conv_post = centred_conv(widths[-1], bins, config.outer_kernel)
+        self.conv_pre = centred_conv(config.mels, config.channels, config.outer_kernel)
+        stages = stage_layers(config, self._up, self._down, centred_conv)
+        self.ups, self.source_downs, self.source_resblocks, self.resblocks = stages
+        last_width = config.channels >> len(config.rates)
+        self.conv_post = centred_conv(last_width, config.n_fft + 2, config.outer_kernel)
         self.f0_predictor = F0Predictor(config)
         self.fourier = ShortFourier(config.n_fft, config.fft_hop)
 
     @classmethod
     def load(cls, file: str | Path, device: torch.device | str = "cpu", config: HiFTConfig | None = None) -> "HiFT":
         """The published vocoder of `hift.pt`, weight norm folded away."""
-        with allocating(device, torch.float32):
-            hift = cls(config).eval().requires_grad_(False)
-        with Checkpoint(file) as published:
-            renamed = published.renamed(lambda name: name.removeprefix("generator."))
-            load_weights(hift, fold_weight_norm(renamed))
-        return hift
+        return load_vocoder(lambda: cls(config), file, device)
+
+    def _up(self, stage: int, inputs: int, outputs: int) -> nn.Module:
+        factor, kernel = self.config.upsample_rates[stage], self.config.upsample_kernels[stage]
+        return nn.ConvTranspose1d(inputs, outputs, kernel, factor, padding=(kernel - factor) // 2)
+
+    def _down(self, stage: int, inputs: int, outputs: int) -> nn.Module:
+        stride = self.config.source_stride(stage)
+        return nn.Conv1d(inputs, outputs, self.config.source_kernel(stage), stride, padding=stride // 2)
 
     def forward(self, mel: Tensor, seed: int | None = 0) -> Tensor:
         """Sound of whole mels; `seed` draws the excitation's noise, None leaves it out.
@@ -133,10 +168,7 @@ class HiFT(nn.Module):
         frames = mel.shape[-1]
         emit = emit or Span(0, frames)
         plan = decode_plan(self.config, emit, frames)
-        x = self._spectrum(mel, self.fourier(source), plan)
-        magnitude, angle = x.chunk(2, dim=1)
-        magnitude, angle = magnitude.exp().clamp(max=LOUDEST_BIN), angle.sin()
-        sound = self.fourier.inverse(torch.cat([magnitude * angle.cos(), magnitude * angle.sin()], dim=1))
+        sound = self.fourier.inverse(turned(self._spectrum(mel, self.fourier(source), plan)))
         begin = plan.spectrum.start * self.config.fft_hop - self.config.n_fft // 2
         hop = self.config.hop
         return sound[:, emit.start * hop - begin : emit.stop * hop - begin]

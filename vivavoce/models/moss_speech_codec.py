@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,14 +16,17 @@ from vivavoce.models.checkpoint import published_tensors
 from vivavoce.models.flow import FlowConfig, FlowDecoder
 from vivavoce.models.flow_encoder import FlowEncoderConfig
 from vivavoce.models.flow_estimator import FlowEstimatorConfig
-from vivavoce.models.flow_state import FlowState, FlowVoice, VoicePrompt
+from vivavoce.models.flow_speech import FlowSpeech, SpokenState
+from vivavoce.models.flow_state import FlowVoice, VoicePrompt
 from vivavoce.models.hift import HiFT
 from vivavoce.models.hift_geometry import HiFTConfig
-from vivavoce.models.hift_stream import HiFTState, HiFTStream
+from vivavoce.models.hift_stream import HiFTStream
 from vivavoce.models.named_voices import NamedVoices
 from vivavoce.models.speaker import SpeakerEmbedder
 from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.models.speech_encoder_stream import SpeechStream
+
+__all__ = ["MossSpeechCodec", "Sizes", "SpokenState", "read_sizes"]
 
 EAR_RATE = 16_000
 VOICE_RATE = 24_000
@@ -36,25 +37,11 @@ VOCODER = "hift"
 SPEAKER = "campplus.onnx"
 
 
-@dataclass
-class SpokenState:
-    """A reply between two chunks. A step uses it up: keep a `copy()` to come back to it."""
-
-    flow: FlowState
-    vocoder: HiFTState
-
-    def copy(self) -> "SpokenState":
-        """The same state in its own memory; the voice is shared."""
-        return SpokenState(self.flow.copy(), self.vocoder)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of what is the reply's own, the few frames the vocoder keeps not counted."""
-        return 0 if self.flow.cache is None else self.flow.cache.nbytes
-
-
-class MossSpeechCodec:
+class MossSpeechCodec(FlowSpeech):
     """Encoder, flow decoder and vocoder of one checkpoint, and the way between them."""
+
+    flow: FlowDecoder
+    vocoder: HiFTStream
 
     def __init__(
         self,
@@ -65,9 +52,8 @@ class MossSpeechCodec:
         look_right: int | None = 8,
         named: NamedVoices | None = None,
     ) -> None:
+        super().__init__(flow, HiFTStream(vocoder, look_right))
         self.ear = SpeechStream(encoder)
-        self.flow = flow
-        self.vocoder = HiFTStream(vocoder, look_right)
         self.speaker = speaker
         self.mel = VocoderMel(MATCHA_24KHZ)
         self.named = named or NamedVoices()
@@ -164,34 +150,6 @@ class MossSpeechCodec:
         """A whole reply as one stream makes it.  # [code] → [sample]"""
         sound, _ = self.step(self.start(voice, left_chunks, seed), codes, final=True)
         return sound
-
-    def start(self, voice: FlowVoice, left_chunks: int | None = None, seed: int = 0) -> SpokenState:
-        """A reply about to begin. `left_chunks` bounds how far the flow looks back, so what it keeps."""
-        return SpokenState(self.flow.start(voice, left_chunks), self.vocoder.initial_state(seed))
-
-    def step(self, state: SpokenState, codes: Tensor, final: bool = False) -> tuple[Tensor, SpokenState]:
-        """Sound that these codes complete.  # [code] → [sample] at 24 kHz"""
-        (sound,), (after,) = self.step_batch([state], [codes], [final])
-        return sound, after
-
-    def step_batch(
-        self, states: Sequence[SpokenState], codes: Sequence[Tensor], final: Sequence[bool]
-    ) -> tuple[list[Tensor], list[SpokenState]]:
-        """The next chunk of several replies; those of equal size run together."""
-        mels, flows = self.flow.step_batch([state.flow for state in states], codes, final)
-        sounds = [mel.new_zeros(0) for mel in mels]
-        vocoders = [state.vocoder for state in states]
-        # A stream to which no frame came has nothing to say yet, unless it ends.
-        heard = [index for index, mel in enumerate(mels) if mel.shape[1] or final[index]]
-        if heard:
-            made, after = self.vocoder.step_batch(
-                [vocoders[index] for index in heard],
-                [mels[index][None] for index in heard],
-                [final[index] for index in heard],
-            )
-            for index, sound, vocoder in zip(heard, made, after, strict=True):
-                sounds[index], vocoders[index] = sound[0], vocoder
-        return sounds, [SpokenState(flow, vocoder) for flow, vocoder in zip(flows, vocoders, strict=True)]
 
     def _samples(self, sound: Sound, rate: int) -> Tensor:
         return torch.from_numpy(sound.mono().resampled(rate).samples[0])

@@ -1,0 +1,34 @@
+"""The bench of CosyVoice runs whole on small shapes, and what cannot be measured does not hide the rest."""
+
+import json
+
+import torch
+
+from vivavoce.bench.cosyvoice import Bench, Part, _or_error, run
+from vivavoce.bench.cosyvoice_shapes import Setup
+from vivavoce.device import pick
+
+
+def test_every_section_is_measured_and_written(tmp_path):
+    only = ["memory", "hops", "first_sound", "together", "finite"]
+    result = run("cpu", "float32", tiny=True, streams=[2], hops=4, rounds=1, only=only, out=tmp_path)
+    assert json.loads((tmp_path / "cosyvoice.json").read_text()) == result
+    assert result["memory"]["voice_seconds"] == 9.4  # ten, cut so that the first hop has fifteen codes
+    assert result["first_sound"]["ms"] > 0
+    assert result["together"][0]["first_ms_worst"] >= result["together"][0]["first_ms_median"] > 0
+    assert result["finite"] == {"bfloat16_not_finite_of_8": 0}
+
+
+def test_a_part_is_told_beside_its_floors():
+    bench = Bench(Setup(pick("cpu"), torch.float32, tiny=True), rounds=1)
+    part = bench._flow_part(bench.speech, bench.plain, bench.voice, bandwidth=1e10)
+    assert 0 < part.bytes_ms < part.ms
+    assert 0 < part.flops_ms < part.ms
+    assert Part("x", "float32", 3.0, 1.0, 2.0, 0.1).over_floor == 1.5
+
+
+def test_a_section_that_fails_says_why():
+    def broken():
+        raise ValueError("no such thing")
+
+    assert _or_error(broken) == {"error": "ValueError: no such thing"}

@@ -1,0 +1,341 @@
+"""How fast CosyVoice 3 is here, on random weights of the published shapes: speed does not depend on their values.
+
+First sound alone and among many, seconds of work a second of sound, whether a late hop costs more than an early one,
+every part beside the time that memory and arithmetic need at the least, and whether half precision stays finite.
+`python -m vivavoce.bench.cosyvoice --device cuda --out DIR` needs nothing but torch; `--tiny` runs anywhere.
+"""
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, Setup
+from vivavoce.bench.memory import median_seconds, read_bandwidth
+from vivavoce.bench.progress import stage
+from vivavoce.device import pick, resolve_dtype
+from vivavoce.models.cosyvoice_graphs import graphed
+from vivavoce.models.flow_speech import FlowSpeech
+from vivavoce.models.flow_state import FlowVoice
+from vivavoce.nn.int8_linear import int8_is_fast_here
+from vivavoce.speech.cosyvoice_mouth import CODE_SECONDS, CosyVoiceMouth, Saying
+from vivavoce.speech.cosyvoice_speaker import RATE, Listener, round_layers
+
+ROUNDS = 10
+LOUD = 30.0  # a log-mel beyond any sound
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a hop or a step: milliseconds, and what they could be at the least."""
+
+    name: str
+    dtype: str
+    ms: float
+    bytes_ms: float
+    """To read the weights once."""
+    flops_ms: float
+    """To multiply as fast as one large product does."""
+    rtf: float
+
+    @property
+    def over_floor(self) -> float:
+        """How far it is from what the machine allows."""
+        return self.ms / max(self.bytes_ms, self.flops_ms)
+
+
+def run(
+    device: str = "auto",
+    dtype: str = "auto",
+    tiny: bool = False,
+    streams: Sequence[int] = (1, 16),
+    hops: int = 100,
+    rounds: int = ROUNDS,
+    only: Sequence[str] = (),
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print, write `cosyvoice.json` to `out`, and return what was measured; `only` some of it if wanted."""
+    place = pick(device)
+    setup = Setup(place, resolve_dtype(dtype, place), tiny)
+    result: dict[str, Any] = {
+        "what": "CosyVoice 3, " + ("small shapes" if tiny else "published shapes") + ", random weights",
+        "device": place.name,
+        "dtype": str(setup.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "how": "wall time until samples are on the host; medians",
+    }
+    bench = Bench(setup, rounds)
+    sections: dict[str, Callable[[], Any]] = {
+        "memory": bench.memory,
+        "hops": lambda: bench.hops(hops),
+        "first_sound": bench.alone,
+        "together": lambda: [bench.together(count) for count in streams],
+        "parts": bench.parts,
+        "finite": bench.finite,
+    }
+    for name, section in sections.items():
+        if only and name not in only:
+            continue
+        with stage(name):
+            result[name] = _or_error(section)
+        print(f"{name}: {json.dumps(result[name])}", flush=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "cosyvoice.json").write_text(json.dumps(result, indent=2), encoding="utf8")
+    return result
+
+
+def _or_error(section: Callable[[], Any]) -> Any:
+    """What a section measured, or why it could not: the others are worth having all the same."""
+    try:
+        return section()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+class Bench:
+    """The measurements, each on the same models."""
+
+    def __init__(self, setup: Setup, rounds: int) -> None:
+        self.setup, self.device, self.rounds = setup, setup.device, rounds
+        self.lm = setup.lm()
+        self.plain = setup.speech(setup.dtype)
+        self.speech = graphed(self.plain) if self.device.graphs else self.plain
+        self.voice = self.speech.flow.voice(setup.prompt(self.plain.flow))
+        self.mouth = CosyVoiceMouth(self.lm, self.speech, self.device, LEFT_CHUNKS)
+        with stage("warming up"):
+            began = time.perf_counter()
+            self.mouth.warm_up(self.voice, (1, 2, 4, 8, 16))
+            self.warm_up_seconds = time.perf_counter() - began
+
+    def memory(self) -> dict[str, float]:
+        """Of weights, of a voice and of a reply, in MB; and what has to be done before the first text, in seconds."""
+        state = self.speech.start(self.voice, LEFT_CHUNKS)
+        flow = sum(each.nbytes for each in self.plain.flow.parameters()) + _table_bytes(self.plain)
+        sizes = {
+            "lm": sum(each.nbytes for each in self.lm.parameters()),
+            "flow": flow,
+            "voice": self.voice.cache.nbytes,
+            "voice_seconds": len(self.voice.codes) * CODE_SECONDS * 1e6,
+            "reply": state.nbytes,
+            "warm_up_seconds": self.warm_up_seconds * 1e6,
+        }
+        return {name: size / 1e6 for name, size in sizes.items()}
+
+    def hops(self, count: int) -> dict[str, Any]:
+        """The time of every hop of one long reply."""
+        config = self.speech.flow.config
+        state = self.speech.start(self.voice, LEFT_CHUNKS)
+        times = []
+        for number in range(count + 1):
+            size = self.mouth.first_hop(self.voice) + config.lookahead if number == 0 else config.chunk
+            codes = self.setup.codes(size, seed=number)
+            began = time.perf_counter()
+            sound, state = self.speech.step(state, codes)
+            sound.cpu()
+            times.append((time.perf_counter() - began) * 1e3)
+        early, late = median(times[3:8]), median(times[-5:])
+        return {"first_ms": times[0], "hop_5_ms": early, f"hop_{count}_ms": late, "late_over_early": late / early}
+
+    def alone(self) -> dict[str, float]:
+        """One text after another, from the call to its first samples, and to its end."""
+        firsts, rtfs = [], []
+        for number in range(self.rounds + 1):
+            first, whole, seconds = self._heard(number)
+            if number:
+                firsts.append(first * 1e3)
+                rtfs.append(whole / seconds)
+        return {"ms": median(firsts), "worst_ms": max(firsts), "rtf": median(rtfs)}
+
+    def together(self, count: int) -> dict[str, float]:
+        """Many texts that begin at the same moment; then one more that begins while they are being said."""
+        heard: list[tuple[float, float, float]] = []
+
+        def say(number: int) -> None:
+            heard.append(self._heard(number))
+
+        for _ in range(2):  # the first time brings graphs and pages of this size
+            heard.clear()
+            threads = [threading.Thread(target=say, args=(number,)) for number in range(count)]
+            began = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            wall = time.perf_counter() - began
+        firsts = sorted(first * 1e3 for first, _, _ in heard)
+        return {
+            "streams": count,
+            "first_ms_median": median(firsts),
+            "first_ms_worst": firsts[-1],
+            "rtf": wall / sum(seconds for _, _, seconds in heard),
+            "joining_first_ms": self._joining(count),
+        }
+
+    def _joining(self, count: int) -> float:
+        """The first sound of a text that comes when others have been speaking for a while."""
+        is_over, began = threading.Event(), threading.Semaphore(0)
+
+        def go_on(number: int) -> None:
+            began_once = False
+            while not is_over.is_set():
+                for _ in self._sounds(number):
+                    if not began_once:
+                        began_once = True
+                        began.release()
+                    if is_over.is_set():
+                        break
+
+        threads = [threading.Thread(target=go_on, args=(number,)) for number in range(count - 1)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            began.acquire()
+        firsts = [self._heard(count, whole=False)[0] * 1e3 for _ in range(self.rounds)]
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        return median(firsts)
+
+    def _sounds(self, seed: int) -> Iterator[Tensor]:
+        listener = Listener(time.monotonic)
+        rows, generation = self.setup.text(self.lm, self.setup.reply_codes, seed)
+        for sound in self.mouth.text(rows, generation, Saying(self.voice, listener.lead, seed)):
+            listener.hear(len(sound) / RATE)
+            yield sound
+
+    def _heard(self, seed: int, whole: bool = True) -> tuple[float, float, float]:
+        """Seconds until the first samples and until the last, and how many seconds of sound there were."""
+        began, first, samples = time.perf_counter(), 0.0, 0
+        for sound in self._sounds(seed):
+            first = first or time.perf_counter() - began
+            samples += len(sound)
+            if not whole:
+                break
+        return first, time.perf_counter() - began, samples / RATE
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Each part alone, in every precision that this device runs it in, beside its floors."""
+        bandwidth = read_bandwidth(self.device)
+        kinds = [self.setup.dtype]
+        if self.device.kind == "cpu":
+            kinds = [torch.float32, torch.bfloat16]
+        made = [self._lm_part(bandwidth, "")]
+        for dtype in kinds:
+            speech = self.speech if dtype == self.setup.dtype else self.setup.speech(dtype)
+            plain = self.plain if dtype == self.setup.dtype else speech
+            voice = self.voice if dtype == self.setup.dtype else speech.flow.voice(self.setup.prompt(plain.flow))
+            made.append(self._flow_part(speech, plain, voice, bandwidth))
+        made.append(self._vocoder_part(bandwidth))
+        if self.device.kind == "cpu" and int8_is_fast_here():
+            round_layers(self.lm)
+            made.append(self._lm_part(bandwidth, "int8"))
+        return [vars(part) | {"over_floor": part.over_floor} for part in made]
+
+    def _lm_part(self, bandwidth: float, rounded: str) -> Part:
+        engine, rows = self.mouth.engine, self.setup.text(self.lm, 64, 0)
+        sequence = engine.open(rows[0])
+        engine.generate(sequence, rows[1])
+        while sequence.pending > 1:
+            engine.step()
+        seconds = median_seconds(engine.step, self.device, repeats=20, warm_up=5)
+        engine.close(sequence)
+        layers = sum(each.numel() for each in self.setup.lm_layers)
+        size = 1 if rounded else self.setup.dtype.itemsize
+        floors = layers * size / bandwidth * 1e3, 2 * layers / self._rate(self.setup.dtype) * 1e3
+        name = rounded or str(self.setup.dtype).removeprefix("torch.")
+        return Part("language model, one code", name, seconds * 1e3, *floors, seconds / CODE_SECONDS)
+
+    def _flow_part(self, speech: FlowSpeech, plain: FlowSpeech, voice: FlowVoice, bandwidth: float) -> Part:
+        chunk, dtype = plain.flow.config.chunk, next(plain.flow.parameters()).dtype
+        state = speech.flow.start(voice, LEFT_CHUNKS)
+        for size in (self.mouth.first_hop(voice) + plain.flow.config.lookahead, chunk, chunk):
+            _, state = speech.flow.step(state, self.setup.codes(size))
+        codes = self.setup.codes(chunk)
+        seconds = median_seconds(lambda: speech.flow.step(state, codes), self.device, repeats=5, warm_up=1)
+        operations = _operations(lambda: plain.flow.step(state, codes))
+        estimator = sum(each.nbytes for each in plain.flow.decoder.parameters())
+        reads = plain.flow.config.euler_steps * estimator / bandwidth
+        flops = operations / self._rate(dtype)
+        name = str(dtype).removeprefix("torch.")
+        return Part("flow, 25 codes", name, seconds * 1e3, reads * 1e3, flops * 1e3, seconds / (chunk * CODE_SECONDS))
+
+    def _vocoder_part(self, bandwidth: float) -> Part:
+        hop = 50
+        vocoder, mel = self.setup.vocoder, torch.randn(1, 80, hop, device=self.device.torch_device)
+        _, (state,) = vocoder.step_batch([vocoder.initial_state(0)], [mel], [False])
+        replayed = self.speech.vocoder
+        seconds = median_seconds(
+            lambda: replayed.step_batch([state], [mel], [False]), self.device, repeats=5, warm_up=2
+        )
+        operations = _operations(lambda: vocoder.step_batch([state], [mel], [False]))
+        reads = sum(each.nbytes for each in vocoder.parameters()) / bandwidth
+        flops = operations / self._rate(torch.float32)
+        return Part("vocoder, 50 frames", "float32", seconds * 1e3, reads * 1e3, flops * 1e3, seconds)
+
+    def _rate(self, dtype: torch.dtype) -> float:
+        """Operations a second of one large product."""
+        size = 4096 if self.device.kind != "cpu" else 1024
+        one = torch.randn(size, size, device=self.device.torch_device).to(dtype)
+        return 2 * size**3 / median_seconds(lambda: one @ one, self.device, repeats=5, warm_up=2)
+
+    def finite(self) -> dict[str, int]:
+        """How many of some runs on inputs that no sound has gave a value that is not finite, by precision."""
+        counts = {}
+        for dtype in (torch.float16, torch.bfloat16):
+            if dtype in self.device.dtypes:
+                speech = self.setup.speech(dtype)
+                runs = [self._is_finite(speech, number) for number in range(self.setup.extreme_runs)]
+                counts[f"{str(dtype).removeprefix('torch.')}_not_finite_of_{len(runs)}"] = runs.count(False)
+        return counts
+
+    def _is_finite(self, speech: FlowSpeech, number: int) -> bool:
+        prompt = self.setup.prompt(speech.flow, seconds=2.0, seed=number)
+        prompt.mel = prompt.mel.sign() * LOUD if number % 4 else prompt.mel * 0 - LOUD
+        prompt.speaker = prompt.speaker * (1e4 if number % 2 else 0.0)
+        state = speech.start(speech.flow.voice(prompt), LEFT_CHUNKS)
+        sound, state = speech.step(state, self.setup.codes(28, seed=number) if number % 3 else torch.zeros(28).long())
+        rest, _ = speech.step(state, self.setup.codes(10, seed=number), final=True)
+        return bool(torch.isfinite(sound).all() and torch.isfinite(rest).all())
+
+
+def _operations(action: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        action()
+    return int(counter.get_total_flops())
+
+
+def _table_bytes(speech: FlowSpeech) -> int:
+    table = getattr(speech.flow.decoder.estimator, "table", None)
+    return 0 if table is None else int(table.nbytes)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Speed of CosyVoice 3 on random weights.")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--tiny", action="store_true", help="small shapes that run anywhere in seconds")
+    parser.add_argument("--streams", default="1,16")
+    parser.add_argument("--hops", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", default="", help="some of memory,hops,first_sound,together,parts,finite")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(arguments)
+    streams = [int(part) for part in given.streams.split(",")]
+    only = [name for name in given.only.split(",") if name]
+    run(given.device, given.dtype, given.tiny, streams, given.hops, given.rounds, only, given.out)
+
+
+if __name__ == "__main__":
+    main()

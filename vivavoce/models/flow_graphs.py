@@ -1,0 +1,171 @@
+"""Hops of a flow decoder replayed as CUDA graphs: the same values, a fraction of the wait.
+
+A batch is filled up to the next bucket, and prefixes to the next step in length, so that few graphs serve all batches.
+The streams' windows stay where they are: a graph is given their addresses. Whatever has no graph runs as in the decoder
+itself: hops of many frames, of many streams, or without a left window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vivavoce.models.flow_addresses import WINDOWS, FlowAddresses, addressable, addressed_pasts
+from vivavoce.models.flow_state import FlowCache, FlowState, Pasts
+from vivavoce.models.flow_stream import StreamingFlow
+from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.conv import CausalConv1d
+from vivavoce.nn.graphed import Graphed
+
+BUCKETS = (1, 2, 4, 8, 16, 32)
+MOST_CHUNKS = 4  # decoded in one hop
+PREFIX_STEP = 25  # codes
+NUMBERS = 3 + 3 * len(WINDOWS)  # before the codes of a stream: start, end, sink; addresses of voice, past and next
+
+
+class Hop(NamedTuple):
+    """What must be equal for two hops to replay the same graph."""
+
+    streams: int
+    time: int  # codes
+    prefix_slots: int  # codes
+    left_chunks: int
+
+
+class GraphedFlow(StreamingFlow):
+    """A flow decoder, on the weights of another, that replays its hops."""
+
+    def __init__(self, flow: StreamingFlow, prefix_step: int = PREFIX_STEP) -> None:
+        """Voices whose lengths lie within the same `prefix_step` codes share their graphs."""
+        super().__init__(flow.config, flow.input_embedding, flow.spk_embed_affine_layer)
+        self.flow, self._prefix_step = flow, prefix_step
+        for module in flow.modules():
+            if isinstance(module, CausalConv1d) and module.groups == 1:
+                module.weight.data = _channels_side_by_side(module.weight.data)
+        config, like = flow.config, flow.spk_embed_affine_layer.weight
+        self._blank = FlowCache.blank(config.encoder, config.estimator, config.euler_steps, like)
+        self._graphs = Graphed(self._replayed)
+
+    def decode(
+        self,
+        codes: Tensor,
+        speaker: Tensor,
+        prompt_mel: Tensor,
+        span: Span,
+        pasts: Pasts,
+        masked: bool,
+        left_chunks: int | None,
+    ) -> Tensor:
+        """The decoder's own pass."""
+        return self.flow.decode(codes, speaker, prompt_mel, span, pasts, masked, left_chunks)
+
+    def capture(self, streams: int, time: int, prefix_codes: int, left_chunks: int) -> None:
+        """Make the graph of such hops, if there is none yet."""
+        hop = Hop(bucket_of(streams), time, self._stepped(prefix_codes), left_chunks)
+        if hop in self._graphs or not self._blank.mel_windows.is_cuda:
+            return
+        # Addresses of 0 stand for no past at all, so the runs before the capture touch nobody's.
+        packed = torch.zeros(hop.streams, NUMBERS + time + self.config.lookahead, dtype=torch.int64)
+        blank = FlowCache.stack([self._blank] * hop.streams)
+        speaker = blank.mel_contexts.new_zeros(hop.streams, self.config.mel_bands)
+        prompt_mel = speaker.new_zeros(hop.streams, time * self.config.ratio, self.config.mel_bands)
+        self._graphs.capture(hop, [packed.to(self.device), speaker, prompt_mel, *_contexts(blank)])
+
+    def _step_together(self, states: Sequence[FlowState], final: bool) -> list[tuple[Tensor, FlowState]]:
+        hop = self._hop(states, final)
+        if hop is None:
+            return super()._step_together(states, final)
+        self.capture(*hop)
+        caches = [state.cache.contiguous() for state in states if state.cache is not None]
+        after = [cache.unwritten() for cache in caches]
+        mels, *contexts = self._graphs(hop, self._given(states, caches, after, hop, final))
+        results = []
+        for index, (state, cache) in enumerate(zip(states, after, strict=True)):
+            names = FlowCache.CONTEXT_AXES.items()
+            own: dict[str, Any] = {
+                name: each.narrow(axis, index, 1) for (name, axis), each in zip(names, contexts, strict=True)
+            }
+            until = self._decodable(state, final)
+            heard = max(state.position, len(state.voice.codes))
+            frames = slice(*((code - state.position) * self.config.ratio for code in (heard, until)))
+            moved = self._advanced(state, until, replace(cache, **own), 0)
+            results.append((mels[index, frames].T.contiguous(), moved))
+        return results
+
+    def _hop(self, states: Sequence[FlowState], final: bool) -> Hop | None:
+        """The graph that serves such states, if one can; the last codes of a reply are filled up to whole chunks."""
+        left_chunks, cache, chunk = states[0].left_chunks, states[0].cache, self.config.chunk
+        time = -(-(self._decodable(states[0], final) - states[0].position) // chunk) * chunk
+        if left_chunks is None or cache is None or time > MOST_CHUNKS * chunk or len(states) > BUCKETS[-1]:
+            return None
+        voices = {id(state.voice): state.voice for state in states}
+        if not addressable(list(voices.values()), cache.contiguous(), time * self.config.ratio):
+            return None
+        return Hop(bucket_of(len(states)), time, self._stepped(max(state.voice.sink for state in states)), left_chunks)
+
+    def _stepped(self, codes: int) -> int:
+        return -(-codes // self._prefix_step) * self._prefix_step
+
+    def _given(
+        self,
+        states: Sequence[FlowState],
+        caches: Sequence[FlowCache],
+        after: Sequence[FlowCache],
+        hop: Hop,
+        final: bool,
+    ) -> list[Tensor]:
+        """The tensors of a hop; streams that fill the bucket look like the first one, but keep no window."""
+        config, length = self.config, hop.time + self.config.lookahead
+        packed = []
+        prompt_mel = self._blank.mel_contexts.new_zeros(hop.streams, hop.time * config.ratio, config.mel_bands)
+        for row, (state, *pasts) in enumerate(zip(states, caches, after, strict=True)):
+            start = state.position
+            codes = state.codes[start - state.first :][:length].tolist()
+            places = [getattr(cache, name).data_ptr() for cache in (state.voice.cache, *pasts) for name in WINDOWS]
+            end = start + (len(codes) if final else length)
+            packed.append([start, end, state.voice.sink, *places, *codes, *[0] * (length - len(codes))])
+            rest = state.voice.mel[start * config.ratio :][: hop.time * config.ratio]
+            if len(rest):
+                prompt_mel[row, : len(rest)] = rest
+        missing = hop.streams - len(states)
+        filler = list(packed[0])
+        filler[NUMBERS - 2 * len(WINDOWS) : NUMBERS] = [0] * (2 * len(WINDOWS))
+        numbers = torch.tensor(packed + [filler] * missing, pin_memory=self.device.type == "cuda")
+        speakers = [state.voice.speaker for state in states]
+        contexts = [
+            torch.cat([getattr(cache, name) for cache in [*caches, *[caches[0]] * missing]], dim=axis)
+            for name, axis in FlowCache.CONTEXT_AXES.items()
+        ]
+        numbers = numbers.to(self.device, non_blocking=True)
+        return [numbers, torch.stack([*speakers, *[speakers[0]] * missing]), prompt_mel, *contexts]
+
+    def _replayed(self, hop: Hop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The mel and the next contexts: what the graph holds."""
+        packed, speaker, prompt_mel, *contexts = tensors
+        starts, ends, sinks, *places = packed[:, :NUMBERS].T.contiguous()
+        prefixes, windows, next_windows = torch.stack(places).unflatten(0, (3, len(WINDOWS)))
+        slots = hop.left_chunks * self.config.chunk
+        past = FlowAddresses(sinks, prefixes, windows, next_windows, hop.prefix_slots, slots)
+        given: dict[str, Any] = dict(zip(FlowCache.CONTEXT_AXES, contexts, strict=True))
+        before = replace(self._blank, **given)
+        after = before.unwritten()
+        pasts = addressed_pasts(self.config.estimator, past, before, after)
+        span = Span(starts, hop.time, sinks, hop.prefix_slots, slots, ends)
+        mel = self.decode(packed[:, NUMBERS:], speaker, prompt_mel, span, pasts, True, hop.left_chunks)
+        return mel, *_contexts(after)
+
+
+def bucket_of(streams: int) -> int:
+    """The batch that serves so many streams."""
+    return next(bucket for bucket in BUCKETS if bucket >= streams)
+
+
+def _channels_side_by_side(weight: Tensor) -> Tensor:
+    """The same weight, laid out as the streaming convolution reads it.  # [output, channel, tap]"""
+    return weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+
+
+def _contexts(cache: FlowCache) -> list[Tensor]:
+    return [getattr(cache, name) for name in FlowCache.CONTEXT_AXES]

@@ -1,0 +1,141 @@
+"""What CosyVoice makes of the voices on the shelf: once on disk, and ready for speech in memory."""
+
+import glob
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from vivavoce.audio.sound import Sound
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.cosyvoice_ear import CosyVoiceEar
+from vivavoce.models.flow_state import FlowVoice, VoicePrompt
+from vivavoce.models.flow_stream import StreamingFlow
+from vivavoce.speech.cosyvoice_text import tidied_transcript
+from vivavoce.speech.voices import VoiceShelf
+
+Stamp = tuple[tuple[str, int, int], ...]  # of files: path, time of change, size
+DERIVED = ".safetensors"
+MOST_HEARD = 8  # recordings that are not kept, remembered
+SHORTEST_PROMPT = 25  # codes: one chunk
+LEAST_SHARE_KEPT = 0.75  # of a reference, where it is cut for a short first hop
+MOST_READY_BYTES = {"cpu": 2 * 2**30}  # keys and values of voices in memory, by kind of device
+MOST_READY_BYTES_ELSEWHERE = 16 * 2**30
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A voice as CosyVoice knows it."""
+
+    prompt: VoicePrompt
+    transcript: str
+    mark: str
+    """The same for the same sound."""
+
+
+class References:
+    """Voices by name or recording. What is derived from a kept one stands in a file beside it."""
+
+    def __init__(self, shelf: VoiceShelf, ear: Callable[[], CosyVoiceEar], kind: str) -> None:
+        """`ear` is asked for when a recording must be heard; `kind` says whose derived values they are."""
+        self.shelf, self._ear, self._kind = shelf, ear, kind
+        self._named: dict[str, tuple[Stamp, Reference]] = {}
+        self._heard: OrderedDict[str, VoicePrompt] = OrderedDict()
+
+    def named(self, name: str) -> Reference:
+        """A voice of the shelf; read again when a file of it has changed."""
+        stamp, reference = self._named.get(name, ((), None))
+        if reference is None or stamp != self._stamp(name):
+            reference = self._read(name)
+            self._named[name] = self._stamp(name), reference
+        return reference
+
+    def heard(self, recording: Sound, transcript: str = "") -> Reference:
+        """A recording that is not kept; the last few are not heard again."""
+        mark = mark_of(recording)
+        if mark not in self._heard:
+            self._heard[mark] = self._ear().reference(recording)
+        self._heard.move_to_end(mark)
+        if len(self._heard) > MOST_HEARD:
+            self._heard.popitem(last=False)
+        return Reference(self._heard[mark], tidied_transcript(transcript), mark)
+
+    def _stamp(self, name: str) -> Stamp:
+        files = sorted(self.shelf.folder.glob(f"{glob.escape(name)}.*"))
+        return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+
+    def _read(self, name: str) -> Reference:
+        kept = self.shelf.get(name)
+        recording = self.shelf.recording(name)
+        if recording is None:
+            raise InputError(f"the voice {name!r} was made for another model and has no recording; add it anew")
+        mark, file = mark_of(recording), self.shelf.folder / f"{name}.{self._kind}{DERIVED}"
+        prompt = _read(file, mark)
+        if prompt is None:
+            prompt = self._ear().reference(recording)
+            _write(file, prompt, mark)
+        return Reference(prompt, tidied_transcript(kept.text), mark)
+
+
+def mark_of(sound: Sound) -> str:
+    """A name that the same sound always has."""
+    samples = np.ascontiguousarray(sound.samples)
+    return hashlib.sha256(str((sound.rate, samples.shape)).encode() + samples.tobytes()).hexdigest()
+
+
+def _read(file: Path, mark: str) -> VoicePrompt | None:
+    """What was derived from this very recording, if it was."""
+    try:
+        tensors = load_file(file)
+        if bytes(tensors["mark"].tolist()).decode() != mark:
+            return None
+        return VoicePrompt(tensors["codes"], tensors["mel"], tensors["speaker"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None  # absent, damaged or of another time: it is made anew
+
+
+def _write(file: Path, prompt: VoicePrompt, mark: str) -> None:
+    partial = file.with_suffix(".partial")
+    tensors = {"codes": prompt.codes, "mel": prompt.mel.contiguous(), "speaker": prompt.speaker}
+    try:
+        save_file(tensors | {"mark": torch.tensor(list(mark.encode()), dtype=torch.uint8)}, partial)
+        os.replace(partial, file)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep what was derived of a voice in {file} ({error.strerror})") from error
+
+
+class ReadyVoices:
+    """The flow's share of the voices used last, computed once and shared by all who speak with them."""
+
+    def __init__(self, flow: StreamingFlow, first_hop: int, prompt_codes: int, most_bytes: int | None = None) -> None:
+        self._flow, self._first_hop, self._prompt_codes = flow, first_hop, prompt_codes
+        usual = MOST_READY_BYTES.get(flow.device.type, MOST_READY_BYTES_ELSEWHERE)
+        self._most_bytes = usual if most_bytes is None else most_bytes
+        self._ready: OrderedDict[str, FlowVoice] = OrderedDict()
+
+    def of(self, reference: Reference) -> FlowVoice:
+        """The voice, its prompt cut to end where the first hop is short."""
+        if reference.mark not in self._ready:
+            self._ready[reference.mark] = self._flow.voice(self.shortened(reference.prompt))
+        self._ready.move_to_end(reference.mark)
+        while len(self._ready) > 1 and sum(voice.cache.nbytes for voice in self._ready.values()) > self._most_bytes:
+            self._ready.popitem(last=False)
+        return self._ready[reference.mark]
+
+    def shortened(self, prompt: VoicePrompt) -> VoicePrompt:
+        """The end of a prompt, as long as it may be and so that the first hop has the wanted codes."""
+        config = self._flow.config
+        if len(prompt.codes) < min(config.chunk, SHORTEST_PROMPT):
+            raise InputError(f"the reference has {len(prompt.codes)} codes; give at least a second of speech")
+        cut = max(0, len(prompt.codes) - self._prompt_codes)
+        recent = VoicePrompt(prompt.codes[cut:], prompt.mel[cut * config.ratio :], prompt.speaker)
+        aligned = self._flow.aligned(recent, self._first_hop)
+        # Of a short reference every bit counts more than when the first sound comes.
+        return aligned if len(aligned.codes) >= LEAST_SHARE_KEPT * len(recent.codes) else recent
