@@ -12,7 +12,7 @@ from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_decoding import decode, score
-from vivavoce.models.whisper_engine import WhisperWriter, WindowStore
+from vivavoce.models.whisper_engine import WhisperWriter, WindowStore, pack_projections
 from vivavoce.models.whisper_rules import Suppress, SuppressAtStart, TimestampRules, apply
 from vivavoce.models.whisper_settings import WhisperSettings
 from vivavoce.models.whisper_tokens import WhisperTokens
@@ -170,3 +170,15 @@ def test_on_a_gpu_texts_are_those_of_the_cpu(model, timestamps):
     alone = decode(model, TOKENS, memory, [prompt] * 4, rules(timestamps), most=16)
     for sequence, text in zip(sequences, alone, strict=True):
         assert [token for token, _ in sequence.rows[len(prompt) :] if token != TOKENS.endoftext] == text.tokens
+
+
+def test_packed_projections_are_the_models_own(model):
+    memory, prompt = windows_of(model, 1), torch.tensor([TOKENS.prompt("en")])
+    before = model.decoder(prompt, memory)
+    packed = pack_projections(model.decoder)
+    assert torch.equal(model.decoder(prompt, memory), before)
+    attention = model.decoder.stack[1].self_attn
+    x = torch.randn(3, CONFIG.d_model, dtype=torch.float64)
+    apart = torch.cat([attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)], dim=-1)
+    assert torch.allclose(torch.nn.functional.linear(x, *packed[1]), apart)
+    assert attention.k_proj.weight.data_ptr() == packed[1][0][CONFIG.d_model :].data_ptr()

@@ -1,5 +1,6 @@
 """What a benchmark is doing, while it does it: on stderr, a spinner where somebody watches, else a line."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,8 +8,12 @@ from contextlib import contextmanager
 @contextmanager
 def stage(text: str) -> Iterator[None]:
     """Show that this part is under way."""
-    from rich.console import Console
-
+    try:
+        from rich.console import Console
+    except ImportError:
+        print(f"… {text}", file=sys.stderr, flush=True)
+        yield
+        return
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
         with console.status(text):

@@ -15,6 +15,8 @@ STEPS = {
     "vocoder": ("vivavoce.train.voice.vocoder", "The vocoder of the reply voice."),
     "assemble": ("vivavoce.train.voice.assemble", "One codec of ear, flow and vocoder."),
     "asr": ("vivavoce.train.recogniser.asr", "The recogniser mini-asr."),
+    "medusa": ("vivavoce.train.recogniser.medusa", "Heads that guess ahead of a trained recogniser."),
+    "draft": ("vivavoce.train.recogniser.draft", "A small decoder, or a linear layer, that drafts for it."),
     "tts-codec": ("vivavoce.train.speaker.codec", "The codec of mini-tts."),
     "tts": ("vivavoce.train.speaker.tts", "The language model of mini-tts."),
     "questions": ("vivavoce.train.questions", "Spoken questions that no training heard."),

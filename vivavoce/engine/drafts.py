@@ -1,9 +1,11 @@
 """Drafts that cost no model: what followed the same rows before, and what an earlier hypothesis said."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from itertools import cycle, islice, pairwise
 
 from vivavoce.engine.sequence import Sequence
+from vivavoce.engine.speculative import DraftSource
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
 
@@ -70,19 +72,31 @@ class EarlierHypothesis:
     """The reply as it was when less had been heard: followed row by row, and found again where the new one departs.
 
     After `resume` rows that also stand in the old reply, nearest to where they should, the old reply is followed from
-    there. Its last `uncertain` rows are left out: what stood there was said without what follows.
+    there. Its last `uncertain` rows are left out: what stood there was said without what follows. Rows of the reply
+    that do not `count` (times, which the hypothesis lacks) are looked past. With `presumes`, a reply whose last rows
+    are not found is presumed to stand where the fewest changes of the old reply would lead to it.
     """
 
-    def __init__(self, rows: Iterable[Row], resume: int = 2, uncertain: int = 0) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        resume: int = 2,
+        uncertain: int = 0,
+        counts: Callable[[Row], bool] | None = None,
+        presumes: bool = False,
+    ) -> None:
         if resume < 1 or uncertain < 0:
             raise InputError(f"resume after {resume} rows without the last {uncertain} is nothing that can be done")
         old = [tuple(row) for row in rows]
         self.rows = old[: len(old) - uncertain] if uncertain < len(old) else []
-        self.resume = resume
+        self.resume, self.presumes = resume, presumes
+        self._counts = counts
 
     def propose(self, sequence: Sequence, most: int) -> list[Row]:
         """The rows of the old reply that should come next."""
         reply = sequence.rows[len(sequence) - sequence.generated :]
+        if self._counts is not None:
+            reply = [row for row in reply if self._counts(row)]
         place = self._place(reply)
         return [] if place is None else self.rows[place : place + most]
 
@@ -91,6 +105,32 @@ class EarlierHypothesis:
         here = len(reply)
         if reply == self.rows[:here]:
             return here
+        if self.presumes:
+            return _fewest_changes(reply, self.rows)
         tail = reply[-self.resume :]
         ends = [end for end in range(self.resume, len(self.rows)) if self.rows[end - self.resume : end] == tail]
         return min(ends, key=lambda end: abs(end - here), default=None)
+
+
+def _fewest_changes(reply: list[Row], old: list[Row]) -> int:
+    """How much of the old reply is nearest to the new one; of equal beginnings, the one of most equal length."""
+    row = list(range(len(old) + 1))
+    for count, item in enumerate(reply, start=1):
+        before, row[0] = row[0], count
+        for place, other in enumerate(old, start=1):
+            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (item != other))
+    return min(range(len(row)), key=lambda place: (row[place], abs(place - len(reply))))
+
+
+class FirstGuess:
+    """What the first of several sources guesses that guesses anything."""
+
+    def __init__(self, sources: Iterable[DraftSource]) -> None:
+        self.sources = tuple(sources)
+
+    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
+        """The rows of the first source that has some."""
+        for source in self.sources:
+            if draft := source.propose(sequence, most):
+                return draft
+        return []

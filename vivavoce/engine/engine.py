@@ -15,7 +15,7 @@ from vivavoce.engine.runner import Drawn, Runner
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.scheduler import Scheduler, Work
 from vivavoce.engine.sequence import FinishReason, Sequence
-from vivavoce.engine.speculative import Acceptance, Speculation, agreed, gather
+from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn.paged import PagedCache
@@ -69,6 +69,11 @@ class Engine:
         self.acceptance = Acceptance()
         self._next_id = 0
         self._steps = 0
+
+    @property
+    def steps(self) -> int:
+        """Passes of the model so far."""
+        return self._steps
 
     @property
     def has_work(self) -> bool:
@@ -197,7 +202,7 @@ class Engine:
             rows += [emission.row for emission in self.step() if emission.sequence is sequence]
         return rows
 
-    def _drafts(self) -> dict[int, tuple[Row, ...]]:
+    def _drafts(self) -> dict[int, Draft]:
         """Guesses of what follows, by sequence, as many as a step has room for once everybody's rows are in it."""
         busy = [sequence for sequence in self.scheduler.sequences.values() if sequence.has_work]
         spare = self.limits.rows_per_step - sum(sequence.pending for sequence in busy)
@@ -207,7 +212,9 @@ class Engine:
             if most > 0:
                 wants.append((sequence, most))
                 spare -= most
-        return gather(wants, self.model)
+        drafts = gather(wants, self.model)
+        # The decode kernel lets a row see all before it, so where it runs, drafts do not branch.
+        return {key: draft.likeliest() for key, draft in drafts.items()} if self.runner.use_kernels else drafts
 
     def _most_drafted(self, sequence: Sequence) -> int:
         """How many guesses could be kept: one row less than the reply, the cache and the consumer have room for."""
@@ -221,12 +228,14 @@ class Engine:
     def _verify(self, work: Work, drawn: Drawn) -> list[Emission]:
         """Keep a draft for as long as it is what was drawn, and then the row that was."""
         sequence = work.sequence
-        kept = agreed(work.drafted, drawn.rows)
-        sequence.hidden = None if drawn.hidden is None else drawn.hidden[kept]
-        sequence.cached += kept
-        emissions = [self._accept(sequence, row) for row in drawn.rows[: kept + 1]]
+        places = agreed(work.drafted, drawn.rows)
+        last = 1 + places[-1] if places else 0
+        sequence.hidden = None if drawn.hidden is None else drawn.hidden[last]
+        self.runner.keep(sequence, places)
+        sequence.cached += len(places)
+        emissions = [self._accept(sequence, row) for row in [*(work.drafted[p] for p in places), drawn.rows[last]]]
         if work.drafted:
-            self.acceptance.note(len(work.drafted), kept)
+            self.acceptance.note(work.drafted.depth, len(places))
             self.scheduler.trim(sequence)
         return emissions
 

@@ -1,7 +1,5 @@
 """The pool of cache pages: who holds how many, counted, so that forks share and nothing leaks."""
 
-from collections import deque
-
 from vivavoce.errors import CapacityError
 from vivavoce.nn.paged import SCRATCH_PAGE
 
@@ -13,7 +11,8 @@ class PagePool:
         if pages < 2:
             raise CapacityError(f"a cache of {pages} pages holds nothing; give at least 2 (one is scratch)")
         self.holders = [0] * pages
-        self._free = deque(page for page in range(pages) if page != SCRATCH_PAGE)
+        # The page given back last is taken first: it is still in the processor's caches, and others stay untouched.
+        self._free = [page for page in reversed(range(pages)) if page != SCRATCH_PAGE]
 
     @property
     def size(self) -> int:
@@ -27,7 +26,7 @@ class PagePool:
 
     def take(self) -> int:
         """A free page, now held once."""
-        page = self._free.popleft()
+        page = self._free.pop()
         self.holders[page] = 1
         return page
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from vivavoce.engine.sampling import NO_ROW, Generation, SamplingTables, SlotDraw, Wish
 from vivavoce.engine.scheduler import Plan, Work
 from vivavoce.engine.sequence import Sequence
+from vivavoce.engine.speculative import Draft
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn import kernels
 from vivavoce.nn.paged import PagedCache, Piece, RowBatch
@@ -62,7 +63,7 @@ class Runner:
         self._slots: OrderedDict[int, Slot] = OrderedDict()
         self._unused = list(range(slots))
         self._filler = slots
-        self._graphs: dict[tuple[int, bool, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
+        self._graphs: dict[tuple[int, bool, int, bool], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
         self._pool: Any = None  # of graph memory, shared by all buckets
 
     @torch.inference_mode()
@@ -72,14 +73,17 @@ class Runner:
         slots = self._assign(plan.works)
         narrow = self._is_narrow([work.sequence for work in plan.works if work.samples])
         total = sum(work.total for work in plan.works)
-        longest = max(len(work.drafted) for work in plan.works)
+        longest = max(work.drafted.depth for work in plan.works)
         bucket = next((size for size in BUCKETS if size >= total), None)
         relaxed = any(_is_relaxed(work) for work in plan.works)
         if self.use_graphs and bucket is not None and longest <= GRAPHED_DRAFT and not relaxed:
-            drawn = self._replay(plan.works, slots, bucket, narrow, GRAPHED_DRAFT if longest else 0)
+            plain = self._is_plain(plan.works)
+            counts = not plain
+            drawn = self._replay(plan.works, slots, bucket, narrow, GRAPHED_DRAFT if longest else 0, plain)
         else:
-            drawn = self._run_eagerly(plan.works, slots, narrow, longest)
-        for work in plan.works:
+            counts = self._counts(plan.works)
+            drawn = self._run_eagerly(plan.works, slots, narrow, longest, counts)
+        for work in plan.works if counts else ():
             slot = self._slots[work.sequence.id]
             if slot.known >= work.start:
                 slot.known = max(slot.known, work.start + work.count)
@@ -92,33 +96,40 @@ class Runner:
             for bucket in sorted(buckets, reverse=True):  # the largest first: the smaller ones reuse its memory
                 self._graph(bucket, narrow=True)
 
-    @torch.inference_mode()
-    def guess(self, sequences: list[Sequence], states: Tensor) -> list[list[Row]]:
-        """The rows that guessed states of the places behind each sequence's last row would yield.
+    def knows(self, sequence: Sequence) -> bool:
+        """Whether a sequence's settings are on the device; a slot may have been given away."""
+        return sequence.id in self._slots
 
-        # [sequence, place, …]; a sequence whose slot was given away yields none
+    def draw_ahead(self, sequences: list[Sequence], places: int) -> SlotDraw:
+        """How the rows of so many places behind each sequence's last row would be drawn, place by place.
+
+        # one entry per sequence and place
         """
-        known = [index for index, sequence in enumerate(sequences) if sequence.id in self._slots]
-        rows: list[list[Row]] = [[] for _ in sequences]
-        if not known:
-            return rows
-        places = states.shape[1]
         facts = [
             (self._slots[sequence.id].index, len(sequence) + place, sequence.mode, sequence.generated + 1 + place)
-            for sequence in (sequences[index] for index in known)
+            for sequence in sequences
             for place in range(places)
         ]
         slot, position, mode, generated = torch.tensor(facts, device=self.device).unbind(-1)
         recent = None
         if self._recall:
-            recalled = np.stack([self._recent(sequences[index], ()) for index in known]).repeat(places, axis=0)
+            recalled = np.stack([self._recent(sequence, ()) for sequence in sequences]).repeat(places, axis=0)
             recent = torch.from_numpy(recalled).to(self.device)
-        narrow = self._is_narrow([sequences[index] for index in known])
-        draw = SlotDraw(self._tables, slot, position, mode, generated, narrow, recent)
-        made = self.model.next_rows(states[known].flatten(0, 1), draw).unflatten(0, (-1, places)).tolist()
-        for index, drawn in zip(known, made, strict=True):
-            rows[index] = [tuple(row) for row in drawn]
-        return rows
+        generations = [sequence.generation for sequence in sequences if sequence.generation is not None]
+        plain = self._is_greedy(sequences) and not any(self._penalises(generation) for generation in generations)
+        narrow = self._is_narrow(sequences)
+        return SlotDraw(self._tables, slot, position, mode, generated, narrow, recent, plain=plain)
+
+    @torch.inference_mode()
+    def keep(self, sequence: Sequence, places: list[int]) -> None:
+        """Bring the keys and values of a draft's rows at these places to stand right behind the sequence's."""
+        if places != list(range(len(places))):
+            size = self.cache.page_size
+            moves = [(sequence.cached + place, sequence.cached + kept) for kept, place in enumerate(places)]
+            pages = torch.tensor(sequence.pages, device=self.device)
+            source, target = torch.tensor(moves, device=self.device).unbind(1)
+            for tensor in (self.cache.keys, self.cache.values):
+                tensor[:, pages[target // size], target % size] = tensor[:, pages[source // size], source % size]
 
     def forget(self, sequence: Sequence) -> None:
         """Free the slot of a sequence that was closed."""
@@ -126,21 +137,25 @@ class Runner:
         if slot is not None:
             self._unused.append(slot.index)
 
-    def _run_eagerly(self, works: list[Work], slots: list[int], narrow: bool, longest: int) -> list[Drawn]:
+    def _run_eagerly(
+        self, works: list[Work], slots: list[int], narrow: bool, longest: int, counts: bool
+    ) -> list[Drawn]:
         # Rows the decode kernel takes stand first; without kernels there are none, and every work is a piece.
         order = sorted(range(len(works)), key=lambda index: not self._is_single(works[index]))
         works, slots = [works[index] for index in order], [slots[index] for index in order]
         packed, ends = self._pack(works, slots, longest)
         singles = sum(work.total for work in works if self._is_single(work))
         pieces = tuple(
-            Piece(slice(end - work.total, end), slot, work.start)
+            Piece(slice(end - work.total, end), slot, work.start, self._seen(work))
             for work, slot, end in zip(works, slots, ends, strict=True)
             if not self._is_single(work)
         )
         drawing = [row for work, end in zip(works, ends, strict=True) for row in _drawing(work, end)]
         sampled = torch.tensor(drawing, dtype=torch.long, device=self.device)
         given = torch.from_numpy(packed).to(self.device)
-        made, hidden = self._step(given, singles, pieces, sampled, narrow, longest, self._wish(works))
+        plain = self._is_plain(works)
+        wish = self._wish(works)
+        made, hidden = self._step(given, singles, pieces, sampled, narrow, longest, wish, counts, plain)
         rows, by_work, begin = made.tolist(), {}, 0
         for index, work in zip(order, works, strict=True):
             if work.samples:
@@ -149,8 +164,10 @@ class Runner:
                 begin = end
         return [by_work[index] for index in sorted(by_work)]
 
-    def _replay(self, works: list[Work], slots: list[int], bucket: int, narrow: bool, ahead: int) -> list[Drawn]:
-        graph, given, made, hidden = self._graph(bucket, narrow, ahead)
+    def _replay(
+        self, works: list[Work], slots: list[int], bucket: int, narrow: bool, ahead: int, plain: bool
+    ) -> list[Drawn]:
+        graph, given, made, hidden = self._graph(bucket, narrow, ahead, plain)
         packed, ends = self._pack(works, slots, ahead, bucket)
         given.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
         graph.replay()
@@ -160,6 +177,17 @@ class Runner:
             _drawn(work, rows[places.start : places.stop], hidden[places.start : places.stop])
             for work, places in drawing
         ]
+
+    def _seen(self, work: Work) -> Tensor | None:
+        """What each row of a work may see, where its draft branches.  # [row, context] bool"""
+        if work.drafted.is_chain:
+            return None
+        first = work.start + work.count
+        seen = torch.ones(work.total, first + len(work.drafted), dtype=torch.bool).tril(work.start)
+        seen[work.count :, first:] = False
+        for place in range(len(work.drafted)):
+            seen[work.count + place, [first + before for before in work.drafted.branch(place)]] = True
+        return seen.to(self.device)
 
     def _is_single(self, work: Work) -> bool:
         return self.use_kernels and work.total <= SHORT_PIECE
@@ -186,6 +214,9 @@ class Runner:
             packed[begin:end, :channels] = [*sequence.rows[work.start : work.start + work.count], *work.drafted]
             packed[begin:end, channels] = slot
             packed[begin:end, channels + 1] = range(work.start, work.start + work.total)
+            if not work.drafted.is_chain:
+                depths = [len(work.drafted.branch(place)) for place in range(len(work.drafted))]
+                packed[end - len(depths) : end, channels + 1] = work.start + work.count - 1 + np.array(depths)
             packed[begin:end, channels + 2] = sequence.mode
             packed[begin:end, channels + 3] = sequence.generated + 1
             uncounted = min(max(0, sequence.first_counted - work.start), work.count)
@@ -198,12 +229,14 @@ class Runner:
         """What the draw behind the last row must know, and those behind the drafted rows if those are right."""
         channels, sequence, mode = self.model.channels, work.sequence, work.sequence.mode
         recalled = channels + 5 + channels * self._recall
+        modes = [mode]
         for place in range(len(packed)):
-            so_far = work.drafted[:place]
+            so_far = tuple(work.drafted[before] for before in work.drafted.branch(place - 1))
             if place:
-                mode = self.model.next_mode(mode, so_far[-1])
-                packed[place, channels + 2 : channels + 5] = mode, sequence.generated + 1 + place, 0
-                packed[place, recalled : recalled + channels * place] = np.asarray(so_far, dtype=np.int32).reshape(-1)
+                modes.append(self.model.next_mode(modes[1 + work.drafted.parents[place - 1]], so_far[-1]))
+                packed[place, channels + 2 : channels + 5] = modes[-1], sequence.generated + 1 + len(so_far), 0
+                ahead = channels * len(so_far)
+                packed[place, recalled : recalled + ahead] = np.asarray(so_far, dtype=np.int32).reshape(-1)
             if self._recall:
                 packed[place, channels + 5 : recalled] = self._recent(sequence, so_far).reshape(-1)
 
@@ -224,7 +257,7 @@ class Runner:
         for work in works:
             if work.samples:
                 relaxed = work.sequence.speculation.relaxed if work.sequence.speculation else None
-                ids += [*(work.drafted if relaxed else (none,) * len(work.drafted)), none]
+                ids += _wished(work.drafted, none) if relaxed else [none] * (1 + len(work.drafted))
                 bounds += [(relaxed.most, relaxed.share) if relaxed else (1.0, 1.0)] * (1 + len(work.drafted))
         most, share = torch.tensor(bounds, device=self.device).unbind(-1)
         return Wish(torch.tensor(ids, dtype=torch.long, device=self.device), most, share)
@@ -238,17 +271,25 @@ class Runner:
         narrow: bool,
         ahead: int,
         wish: Wish | None = None,
+        counts: bool = True,
+        plain: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The one forward pass, eager or captured: new rows, and the states they come of.
 
-        `sampled` names the rows that yield a new row; None means all.
+        `sampled` names the rows that yield a new row; None means all. `counts` says whether histories are kept.
         """
         channels = self.model.channels
         rows = packed[:, :channels].long()
         slots, positions = packed[:, channels].contiguous(), packed[:, channels + 1].contiguous()
-        counted = packed[:, channels + 4] != 0
-        self._tables.note(torch.where(counted, slots, self._filler), rows)
-        batch = RowBatch(self.cache, self._page_table, slots, positions, singles, pieces)
+        if counts:
+            counted = packed[:, channels + 4] != 0
+            self._tables.note(torch.where(counted, slots, self._filler), rows)
+        places = None
+        if any(piece.visible is not None for piece in pieces):
+            places = positions.clone()
+            for piece in pieces:
+                places[piece.rows] = torch.arange(piece.position, piece.context, dtype=places.dtype)
+        batch = RowBatch(self.cache, self._page_table, slots, positions, singles, pieces, places)
         hidden = self.model.forward(rows, batch)
         if sampled is not None:
             hidden, packed = hidden[sampled], packed[sampled]
@@ -258,25 +299,27 @@ class Runner:
         others = packed[:, channels + 5 :].unflatten(-1, (self._recall + ahead, channels))
         recent = others[:, : self._recall] if self._recall else None
         drafted = others[:, self._recall :] if ahead else None
-        draw = SlotDraw(self._tables, slot, position + 1, mode, generated, narrow, recent, drafted, wish)
+        draw = SlotDraw(self._tables, slot, position + 1, mode, generated, narrow, recent, drafted, wish, plain)
         return self.model.next_rows(hidden, draw), hidden
 
-    def _graph(self, bucket: int, narrow: bool, ahead: int = 0) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
+    def _graph(
+        self, bucket: int, narrow: bool, ahead: int = 0, plain: bool = False
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
         """The captured step of a bucket, with the tensor it reads and those it writes."""
-        if (bucket, narrow, ahead) not in self._graphs:
+        if (bucket, narrow, ahead, plain) not in self._graphs:
             given = torch.from_numpy(self._pack([], [], ahead, bucket)[0]).to(self.device)
             side = torch.cuda.Stream(self.device)
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
                 for _ in range(2):  # compiles kernels and lets libraries allocate, neither of which may be captured
-                    self._step(given, bucket, (), None, narrow, ahead)
+                    self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain)
             torch.cuda.current_stream(self.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
-                made, hidden = self._step(given, bucket, (), None, narrow, ahead)
+                made, hidden = self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain)
             self._pool = graph.pool()
-            self._graphs[bucket, narrow, ahead] = (graph, given, made, hidden)
-        return self._graphs[bucket, narrow, ahead]
+            self._graphs[bucket, narrow, ahead, plain] = (graph, given, made, hidden)
+        return self._graphs[bucket, narrow, ahead, plain]
 
     def _assign(self, works: list[Work]) -> list[int]:
         """A slot for each sequence of the step, its device state brought up to date."""
@@ -334,6 +377,24 @@ class Runner:
             for sampling in sequence.generation.per_channel(self.model.channels)
         )
 
+    def _is_greedy(self, sequences: list[Sequence]) -> bool:
+        """Whether every one of these draws is to be the likeliest id."""
+        return all(
+            sampling.temperature == 0
+            for sequence in sequences
+            if sequence.generation is not None
+            for sampling in sequence.generation.per_channel(self.model.channels)
+        )
+
+    def _is_plain(self, works: list[Work]) -> bool:
+        """Whether every draw is to be the likeliest id and nobody's penalties count."""
+        return not self._counts(works) and self._is_greedy([work.sequence for work in works if work.samples])
+
+    def _counts(self, works: list[Work]) -> bool:
+        """Whether somebody's penalties ask for what stands before. Nobody: a history is caught up with when asked."""
+        generations = [work.sequence.generation for work in works]
+        return any(generation is not None and self._penalises(generation) for generation in generations)
+
     def _penalises(self, generation: Generation) -> bool:
         return any(sampling.repetition_penalty != 1 for sampling in generation.per_channel(self.model.channels))
 
@@ -341,6 +402,11 @@ class Runner:
 def _is_relaxed(work: Work) -> bool:
     speculation = work.sequence.speculation
     return bool(work.drafted) and speculation is not None and speculation.relaxed is not None
+
+
+def _wished(draft: Draft, none: Row) -> list[Row]:
+    """The likeliest guess behind the sequence's last row and behind each row of the draft."""
+    return [draft[draft.parents.index(place)] if place in draft.parents else none for place in range(-1, len(draft))]
 
 
 def _drawing(work: Work, end: int) -> range:

@@ -150,6 +150,8 @@ class SlotDraw:
     recent: Tensor | None = None  # [sequence, row, channel]: the last rows of each reply
     ahead: Tensor | None = None  # [sequence, row, channel]: drafted rows before the one to be drawn, or NO_ROW
     wish: Wish | None = None
+    plain: bool = False
+    """Whether every draw is greedy and nothing is penalised: then the likeliest id is all there is to find."""
 
     @property
     def least(self) -> Tensor:
@@ -158,6 +160,8 @@ class SlotDraw:
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
+        if self.plain:
+            return self._wished(channel, logits, logits.argmax(-1))
         penalty = self.tables.floats[self.slots, channel, 2:].to(logits.dtype)
         logits = penalise(logits, self._seen(channel)[:, : logits.shape[-1]], penalty)
         return self._wished(channel, logits, self.choose(channel, logits))
@@ -165,6 +169,8 @@ class SlotDraw:
     def sample_unrepeated(self, channel: int, logits: Tensor, share: float) -> Tensor:
         """One id per sequence by the repetition-aware rule.  # [sequence, vocabulary] float → [sequence] int64"""
         assert self.recent is not None, "the model must say in `recall` how many rows it looks back"
+        if self.plain:
+            return self._wished(channel, logits, logits.argmax(-1))
         temperature = self.tables.floats[self.slots, channel, :1].to(logits.dtype)
         greedy = temperature == 0
         drawn = self.choose(channel, logits, top_p_of_all=True)[:, None]
@@ -178,6 +184,8 @@ class SlotDraw:
 
     def choose(self, channel: int, logits: Tensor, top_p_of_all: bool = False) -> Tensor:
         """One column per sequence, whatever the sequence has seen.  # [sequence, column] float → [sequence] int64"""
+        if self.plain:
+            return logits.argmax(-1)
         settings = self.tables.floats[self.slots, channel].to(logits.dtype)
         temperature, top_p = settings[:, :1], settings[:, 1:2]
         greedy = temperature == 0

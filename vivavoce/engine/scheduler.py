@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from vivavoce.engine.pages import PagePool
 from vivavoce.engine.sequence import Sequence
-from vivavoce.models.interface import Row
+from vivavoce.engine.speculative import NO_DRAFT, Draft
 
-NO_DRAFTS: Mapping[int, tuple[Row, ...]] = {}
+NO_DRAFTS: Mapping[int, Draft] = {}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Work:
     start: int
     count: int
     samples: bool
-    drafted: tuple[Row, ...] = ()
+    drafted: Draft = NO_DRAFT
 
     @property
     def total(self) -> int:
@@ -55,7 +55,7 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}
         self.evictions = 0
 
-    def plan(self, drafts: Mapping[int, tuple[Row, ...]] = NO_DRAFTS) -> Plan:
+    def plan(self, drafts: Mapping[int, Draft] = NO_DRAFTS) -> Plan:
         """The next step's work; pages are taken for it. Drafts, by their sequence's id, get what nobody else needs."""
         ranked = sorted((s for s in self.sequences.values() if s.has_work), key=_rank)
         waiting_decodes = sum(_decodes(sequence) for sequence in ranked)
@@ -73,7 +73,7 @@ class Scheduler:
             plan.works.append(Work(sequence, sequence.cached, count, samples))
             budget -= count
         for index, work in enumerate(plan.works):
-            drafted = drafts.get(work.sequence.id, ())[:budget] if work.samples else ()
+            drafted = drafts.get(work.sequence.id, NO_DRAFT).first(budget) if work.samples else NO_DRAFT
             if drafted:
                 plan.works[index] = self._with_draft(work, drafted)
                 budget -= len(plan.works[index].drafted)
@@ -108,11 +108,11 @@ class Scheduler:
         self._extend(sequence, sequence.cached + count)
         return True
 
-    def _with_draft(self, work: Work, drafted: tuple[Row, ...]) -> Work:
+    def _with_draft(self, work: Work, drafted: Draft) -> Work:
         """The work and as much of a draft as free pages hold: a guess evicts nobody."""
         end = work.start + work.count
         room = (len(work.sequence.pages) + self.pool.free) * self.page_size - end
-        drafted = drafted[:room]
+        drafted = drafted.first(room)
         self._extend(work.sequence, end + len(drafted))
         return replace(work, drafted=drafted)
 

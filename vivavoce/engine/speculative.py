@@ -6,13 +6,15 @@ of a draw is a function of seed, place and id alone (`vivavoce.engine.sampling`)
 the very row plain decoding draws there: every reply equals the plain one row for row, greedy or sampled, whatever the
 draft was. Rejection sampling, which needs the draft's chances and keeps only the distribution, has nothing to add. A
 source that draws with the same seed and places shares the model's noise, and so is right nearly as often as rejection
-sampling would accept it.
+sampling would accept it. Guesses may branch: a draft is then a tree, whose rows each see the rows they follow and no
+others, and the branch that was drawn is kept.
 
 What can differ is rounding: a pass over several rows may add in another order than one over a single row, as any batch
 may, and where two ids are equally likely within rounding, the other one may be taken.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -24,11 +26,63 @@ if TYPE_CHECKING:
     from vivavoce.engine.sequence import Sequence
 
 
+class Draft(tuple[Row, ...]):
+    """Rows guessed ahead, each behind an earlier one of them, or, where its parent is −1, behind the sequence's last.
+
+    Without parents they are a chain. Of the rows that follow one row, the likeliest stands first.
+    """
+
+    parents: tuple[int, ...]
+
+    def __new__(cls, rows: Iterable[Row] = (), parents: Iterable[int] | None = None) -> "Draft":
+        made = super().__new__(cls, rows)
+        made.parents = tuple(range(-1, len(made) - 1) if parents is None else parents)
+        if len(made.parents) != len(made) or any(not -1 <= up < place for place, up in enumerate(made.parents)):
+            raise InputError(f"a draft of {len(made)} rows cannot have the parents {made.parents}")
+        return made
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every row follows the one before it."""
+        return self.parents == tuple(range(-1, len(self) - 1))
+
+    @property
+    def depth(self) -> int:
+        """How many rows the longest branch has."""
+        depths: list[int] = []
+        for up in self.parents:
+            depths.append(1 if up < 0 else depths[up] + 1)
+        return max(depths, default=0)
+
+    def branch(self, place: int) -> list[int]:
+        """The places of the rows from the first up to and with this one."""
+        places = []
+        while place >= 0:
+            places.append(place)
+            place = self.parents[place]
+        return places[::-1]
+
+    def first(self, count: int) -> "Draft":
+        """The draft without all but its first rows."""
+        return self if count >= len(self) else Draft(self[:count], self.parents[:count])
+
+    def likeliest(self) -> "Draft":
+        """Only the branch of first guesses, as a chain."""
+        rows, place = [], -1
+        while place in self.parents:
+            place = self.parents.index(place)
+            rows.append(self[place])
+        return Draft(rows)
+
+
+NO_DRAFT = Draft()
+
+
 class DraftSource(Protocol):
     """Something that guesses how a reply goes on. A bad guess costs time, never a row."""
 
     def propose(self, sequence: "Sequence", most: int) -> Many[Row]:
-        """Up to `most` rows that may follow the last row of a sequence that is generating."""
+        """Up to `most` rows that may follow the last row of a sequence that is generating; a `Draft` may branch."""
         ...
 
 
@@ -116,34 +170,47 @@ class Acceptance:
         return right / reached if reached else 0.0
 
 
-def agreed(draft: Many[Row], drawn: Many[Row]) -> int:
-    """How many rows of a draft are what the model drew in their places."""
-    return next((place for place, row in enumerate(draft) if row != drawn[place]), len(draft))
+def agreed(draft: Draft, drawn: Many[Row]) -> list[int]:
+    """The places of a draft's rows that are what the model drew, from the first on.
+
+    `drawn` is what followed the sequence's last row, then what followed each row of the draft.
+    """
+    places, here = list[int](), -1
+    for place, up in enumerate(draft.parents):
+        if up == here and draft[place] == drawn[here + 1]:
+            places.append(place)
+            here = place
+    return places
 
 
-def usable(draft: Many[Row], model: GenerativeModel, most: int) -> tuple[Row, ...]:
+def usable(draft: Many[Row], model: GenerativeModel, most: int) -> Draft:
     """The rows of a draft worth computing: up to a row that ends the reply, or that the model cannot read.
 
     An end is left to the draw in its place: nothing needs to be computed behind it.
     """
-    rows: list[Row] = []
-    for given in draft[:most]:
-        row = tuple(given)
-        readable = len(row) == model.channels and all(
-            0 <= value < size for value, size in zip(row, model.vocabularies, strict=True)
-        )
-        if not readable or model.ends(row):
-            break
-        rows.append(row)
-    return tuple(rows)
+    given = draft if isinstance(draft, Draft) else Draft(draft)
+    moved, rows, parents = {-1: -1}, list[Row](), list[int]()
+    for place, up in enumerate(given.parents):
+        row = tuple(given[place])
+        if len(rows) < most and up in moved and _is_readable(row, model) and not model.ends(row):
+            moved[place] = len(rows)
+            rows.append(row)
+            parents.append(moved[up])
+    return Draft(rows, parents)
 
 
-def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, tuple[Row, ...]]:
+def _is_readable(row: Row, model: GenerativeModel) -> bool:
+    return len(row) == model.channels and all(
+        0 <= value < size for value, size in zip(row, model.vocabularies, strict=True)
+    )
+
+
+def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, Draft]:
     """The drafts of all sequences that may have one, by the sequence's id; each source is asked once if it can be."""
     groups: dict[int, list[tuple[Sequence, int]]] = {}
     for sequence, most in wants:
         groups.setdefault(id(_source(sequence)), []).append((sequence, most))
-    drafts: dict[int, tuple[Row, ...]] = {}
+    drafts: dict[int, Draft] = {}
     for group in groups.values():
         source = _source(group[0][0])
         if isinstance(source, GatheredSource):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,6 +25,15 @@ def pack_file(source: str | Path, target: str | Path, keep: Sequence[str] = ()) 
     for name, tensor in load_file(str(source)).items():
         packed |= _pack(name, tensor, any(re.search(pattern, name) for pattern in keep))
     save_file(packed, str(target), metadata={PACKING: ROWS})
+
+
+def is_packed(folder: str | Path) -> bool:
+    """Whether some weights of a folder were packed."""
+    for file in Path(folder).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            if (opened.metadata() or {}).get(PACKING):
+                return True
+    return False
 
 
 def _pack(name: str, tensor: Tensor, keep: bool) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.errors import InputError
-from vivavoce.models.whisper import Whisper, WindowMemory
+from vivavoce.models.whisper import Whisper, WhisperDecoder, WindowMemory
 from vivavoce.models.whisper_rules import LogitRule, apply
 from vivavoce.models.whisper_tokens import WhisperTokens
 
@@ -49,7 +49,7 @@ def decode(
     steps = min(room, model.config.max_target_positions // 2 if most is None else most)
     generator = torch.Generator(prompt.device).manual_seed(seed) if temperature > 0 else None
     hidden, state = model.decoder.step(state, prompt)
-    no_speech = _no_speech(model, tokens, hidden, prompt)
+    no_speech = no_speech_chances(model.decoder, tokens, hidden, prompt)
     logits = model.decoder.logits(hidden[:, -1])
     sampled = prompt[:, :0]
     logprob = torch.zeros(prompt.shape[0], device=prompt.device)
@@ -90,7 +90,7 @@ def score(
     for place, token in enumerate(taken):
         ruled = apply(rules, logits[place : place + 1], ids[:, len(prompt) : len(prompt) + place])
         total += float(ruled.log_softmax(-1)[0, token])
-    (silence,) = _no_speech(model, tokens, hidden, ids[:, : len(prompt)])
+    (silence,) = no_speech_chances(model.decoder, tokens, hidden, ids[:, : len(prompt)])
     return Text(list(written), total, is_ended, silence)
 
 
@@ -113,11 +113,11 @@ def _prompt_rows(prompts: Sequence[Sequence[int]], memory: WindowMemory, rows_pe
     return rows.repeat_interleave(rows_per_window, dim=0)
 
 
-def _no_speech(model: Whisper, tokens: WhisperTokens, hidden: Tensor, prompt: Tensor) -> list[float]:
+def no_speech_chances(decoder: WhisperDecoder, tokens: WhisperTokens, hidden: Tensor, prompt: Tensor) -> list[float]:
     """How likely the model finds it that nobody speaks: read where the transcript starts.  # one a row"""
     starts = (prompt == tokens.startoftranscript).int().argmax(-1)
     rows = torch.arange(len(starts), device=starts.device)
-    chances = model.decoder.logits(hidden[rows, starts]).softmax(-1)
+    chances = decoder.logits(hidden[rows, starts]).softmax(-1)
     of_rows: list[float] = chances[:, tokens.nospeech].tolist()
     return of_rows
 

@@ -4,16 +4,20 @@ A row is a token and the window it is written of. The text's keys and values are
 lie in a `WindowStore`, written once by whoever encoded them and read by every text, beam or draft of that window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Draw, Row
-from vivavoce.models.whisper import CrossAttention, Whisper, WhisperDecoderLayer, WindowMemory
+from vivavoce.models.whisper import CrossAttention, WhisperDecoder, WhisperDecoderLayer, WindowMemory
+from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_decoding import Text, no_speech_chances
+from vivavoce.models.whisper_heads import WhisperHeads
 from vivavoce.models.whisper_rules import FORBIDDEN, TimestampRules
 from vivavoce.models.whisper_settings import WhisperSettings
 from vivavoce.models.whisper_tokens import WhisperTokens
@@ -31,11 +35,28 @@ WINDOW_BITS = 12
 LAST_IS_TIME, BEFORE_IS_TIME, BEGUN = 1 << 12, 1 << 13, 1 << 14
 LATEST_SHIFT = 15
 
+Look = Callable[[Tensor, int], Tensor]
+"""Queries of rows and a layer to what their windows' memory answers.  # [row, head, head_dim] → the same"""
+
+
+class Decoding(Protocol):
+    """What writing needs of a Whisper; a draft has it without an encoder."""
+
+    @property
+    def config(self) -> WhisperConfig:
+        """The sizes."""
+        ...
+
+    @property
+    def decoder(self) -> WhisperDecoder:
+        """The decoder."""
+        ...
+
 
 class WindowStore:
     """Keys and values of encoded windows, a place for each, given back when its texts are done."""
 
-    def __init__(self, model: Whisper, windows: int) -> None:
+    def __init__(self, model: Decoding, windows: int) -> None:
         if not 1 <= windows <= MOST_WINDOWS:
             raise InputError(f"a store holds 1…{MOST_WINDOWS} windows, not {windows}")
         config, like = model.config, model.decoder.embed_tokens.weight
@@ -57,11 +78,13 @@ class WindowStore:
         return len(self._free)
 
     @torch.inference_mode()
-    def hold(self, memory: WindowMemory) -> list[int]:
-        """Take in windows; the numbers by which rows name them."""
+    def hold(self, memory: WindowMemory, numbers: Sequence[int] | None = None) -> list[int]:
+        """Take in windows; the numbers by which rows name them, which may be asked for."""
         if memory.windows > self.free:
             raise CapacityError(f"{memory.windows} windows do not fit: {self.free} of {self.windows} places are free")
-        numbers = [self._free.pop() for _ in range(memory.windows)]
+        numbers = list(numbers or self._free[: -memory.windows - 1 : -1])
+        for number in numbers:
+            self._free.remove(number)
         for index, number in enumerate(numbers):
             keys, values = self._places(number, memory.keys.shape[3])
             keys.copy_(memory.keys[:, index].transpose(1, 2))
@@ -98,7 +121,7 @@ class WhisperWriter:
 
     channels = 2
 
-    def __init__(self, model: Whisper, tokens: WhisperTokens, settings: WhisperSettings, windows: int = 8) -> None:
+    def __init__(self, model: Decoding, tokens: WhisperTokens, settings: WhisperSettings, windows: int = 8) -> None:
         config = model.config
         self.model, self.tokens = model, tokens
         self.store = WindowStore(model, windows)
@@ -109,9 +132,10 @@ class WhisperWriter:
         self.rules = TimestampRules(tokens, settings.latest_start)
         device = model.decoder.embed_tokens.weight.device
         self._ids = torch.arange(config.vocab_size, device=device)
-        self._never = self._mask(settings.suppressed)
+        self.never = self._mask(settings.suppressed)
         self._not_first = self._mask(settings.suppressed_at_start)
         self._not_plain = self._ids >= tokens.notimestamps
+        self._packed = pack_projections(model.decoder)
 
     def prompt(self, window: int, prompt: Sequence[int], timestamps: bool) -> list[Row]:
         """The rows a text of a held window starts from."""
@@ -122,9 +146,10 @@ class WhisperWriter:
         decoder = self.model.decoder
         windows = rows[:, WINDOW] // 2
         x = decoder.embed_tokens(rows[:, TOKEN]) + decoder.embed_positions(batch.positions.long())
+        look = self.looking(windows)
         for index, layer in enumerate(decoder.stack):
             x = x + self._attend_text(layer, index, x, batch)
-            x = x + self._attend_window(layer, index, x, windows)
+            x = x + self._attend_window(layer, index, x, look)
             x = layer.feed_forward(x)
         hidden: Tensor = decoder.layer_norm(x)
         return hidden
@@ -132,41 +157,42 @@ class WhisperWriter:
     def _attend_text(self, layer: WhisperDecoderLayer, index: int, x: Tensor, batch: RowBatch) -> Tensor:
         attention = layer.self_attn
         normed = layer.self_attn_layer_norm(x)
-        query, key, value = (
-            projection(normed).unflatten(-1, (attention.heads, attention.head_dim))
-            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
+        if self._packed:
+            packed = functional.linear(normed, *self._packed[index])
+        elif attention.packed is not None:
+            packed = attention.packed(normed)
+        else:
+            packed = torch.cat([project(normed) for project in attention.projections], dim=-1)
+        query, key, value = packed.unflatten(-1, (3, attention.heads, attention.head_dim)).unbind(1)
         batch.write(index, key, value)
         out: Tensor = attention.out_proj(attend(query, index, batch).flatten(-2))
         return out
 
-    def _attend_window(self, layer: WhisperDecoderLayer, index: int, x: Tensor, windows: Tensor) -> Tensor:
+    def _attend_window(self, layer: WhisperDecoderLayer, index: int, x: Tensor, look: Look) -> Tensor:
         attention: CrossAttention = layer.encoder_attn
         query = attention.q_proj(layer.encoder_attn_layer_norm(x)).unflatten(-1, (attention.heads, attention.head_dim))
-        mixed = (
-            self._mixed_by_kernel(query, index, windows)
-            if kernels.usable(query)
-            else self._mixed(query, index, windows)
-        )
-        out: Tensor = attention.out_proj(mixed.flatten(-2))
+        out: Tensor = attention.out_proj(look(query, index).flatten(-2))
         return out
 
-    def _mixed_by_kernel(self, query: Tensor, index: int, windows: Tensor) -> Tensor:
-        """Every row is a single one here: no row of a window is hidden from another."""
-        last = self.store.lengths[windows] - 1
-        rows = RowBatch(self.store.cache, self.store.page_table, windows.int(), last, query.shape[0], ())
-        return kernels.paged_decode(query, index, rows)
+    def looking(self, windows: Tensor) -> Look:
+        """How rows of these windows look at them, layer by layer.  # [row]"""
+        if kernels.usable(windows):
+            last = self.store.lengths[windows] - 1
+            # Every row is a single one here: no row of a window is hidden from another.
+            rows = RowBatch(self.store.cache, self.store.page_table, windows.int(), last, windows.shape[0], ())
+            return lambda query, index: kernels.paged_decode(query, index, rows)
+        runs = [(window, len(list(run))) for window, run in groupby(windows.tolist())]
+        return lambda query, index: self._mixed(query, index, runs)
 
-    def _mixed(self, query: Tensor, index: int, windows: Tensor) -> Tensor:
+    def _mixed(self, query: Tensor, index: int, runs: list[tuple[int, int]]) -> Tensor:
         """Neighbouring rows of one window together.  # [row, head, head_dim]"""
         mixed, begin = [], 0
-        for window, run in groupby(windows.tolist()):
-            end = begin + len(list(run))
+        for window, count in runs:
             keys, values = self.store.read(index, window)
-            queries = query[begin:end].transpose(0, 1)
+            queries = query[begin : begin + count].transpose(0, 1)
             mixed.append(functional.scaled_dot_product_attention(queries, keys, values).transpose(0, 1))
-            begin = end
-        return torch.cat(mixed)
+            begin += count
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
         """The next token of each text under the rules; its window stays.  # [sequence, 2]"""
@@ -183,9 +209,35 @@ class WhisperWriter:
         latest = (modes >> LATEST_SHIFT) + self.tokens.timestamps - 1
         after = self.rules.forbidden_after(self._ids, last, before, latest)
         timed = torch.where(begun, after, self.rules.forbidden_first(self._ids))
-        forbidden = torch.where(times, timed, self._not_plain) | self._never | (~begun & self._not_first)
+        forbidden = torch.where(times, timed, self._not_plain) | self.never | (~begun & self._not_first)
         logits = logits.masked_fill(forbidden, FORBIDDEN)
         return torch.where(times, self.rules.preferred(logits), logits)
+
+    @torch.inference_mode()
+    def judge(
+        self,
+        window: int,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        timestamps: bool,
+        ended: bool,
+        begun: bool = False,
+    ) -> Text:
+        """How far a finished text of a held window can be trusted, found in one pass."""
+        decoder, memory = self.model.decoder, self.store.memory(window)
+        ids = torch.tensor([[*prompt, *written]], device=self._ids.device)
+        hidden = decoder(ids, memory)
+        taken = [*written, self.tokens.endoftext] if ended else list(written)
+        modes = [self.start_mode((0, 2 * window + timestamps)) | (BEGUN if begun else 0)]
+        for token in taken[:-1]:
+            modes.append(self.next_mode(modes[-1], (token, 2 * window + timestamps)))
+        logprob = 0.0
+        if taken:
+            logits = decoder.logits(hidden[0, len(prompt) - 1 : len(prompt) - 1 + len(taken)])
+            ruled = self.ruled(logits, torch.tensor(modes, device=ids.device)).log_softmax(-1)
+            logprob = float(ruled.gather(1, torch.tensor(taken, device=ids.device)[:, None]).sum())
+        (silence,) = no_speech_chances(decoder, self.tokens, hidden, ids[:, : len(prompt)])
+        return Text(list(written), logprob, ended, silence)
 
     def start_mode(self, last: Row) -> int:
         """Nothing is written yet; whether times are wanted stands in the row."""
@@ -206,3 +258,43 @@ class WhisperWriter:
         mask = torch.zeros(len(self._ids), dtype=torch.bool, device=self._ids.device)
         mask[list(ids)] = True
         return mask
+
+
+def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
+    """Query, key and value projection of every layer as one matrix, of which the published ones become views.
+
+    Nothing where a layer's projections are not plain ones.
+    """
+    packed = []
+    for layer in decoder.stack:
+        parts = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
+        if any(type(part) is not nn.Linear for part in [*parts, layer.fc1, layer.fc2]):
+            return []
+        weight = torch.cat([part.weight.detach() for part in parts])
+        like = parts[0].bias.detach()
+        bias = torch.cat([torch.zeros_like(like) if part.bias is None else part.bias.detach() for part in parts])
+        for part, its_weight, its_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
+            part.weight.data = its_weight
+            if part.bias is not None:
+                part.bias.data = its_bias
+        packed.append((weight, bias))
+    return packed
+
+
+class WindowHeads:
+    """Medusa heads of the texts of a writer: the states of places ahead, from states and newest rows."""
+
+    def __init__(self, heads: WhisperHeads, writer: WhisperWriter) -> None:
+        self.heads, self.writer = heads, writer
+        self._layer = len(writer.model.decoder.stack) - 1
+
+    def __call__(self, hidden: Tensor, newest: Tensor) -> Tensor:
+        """# [sequence, d_model], [sequence, 2] → [sequence, place, d_model]"""
+        windows = (newest[:, WINDOW] // 2).repeat_interleave(self.heads.places)
+        embedded = self.writer.model.decoder.embed_tokens(newest[:, TOKEN])
+        looked = self.writer.looking(windows)
+
+        def look(query: Tensor) -> Tensor:
+            return looked(query.flatten(0, 1), self._layer).view_as(query)
+
+        return self.heads(hidden, embedded, look)

@@ -10,12 +10,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel, whisper_normalise
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_alignment import Word, word_times
+from vivavoce.models.whisper_beams import beam_search
 from vivavoce.models.whisper_config import CONV_STRIDE, MEL_FRAMES_PER_SECOND
 from vivavoce.models.whisper_decoding import Text, decode, language_chances
 from vivavoce.models.whisper_rules import Hotwords, LogitRule, Suppress, SuppressAtStart, TimestampRules
@@ -26,6 +28,8 @@ from vivavoce.models.whisper_tokens import Task, WhisperTokens
 Padding = Literal["full", "trim"]
 
 MEL_BLOCK_SECONDS = 60
+FADING_SAMPLES = 800  # of silence behind a sound; frames that begin later hear nothing else
+OF_SILENCE = -10.0  # the least log-mel there is
 TRIM_FRAMES = 50  # a trimmed window ends on a multiple of so many frames
 
 
@@ -48,6 +52,8 @@ class Wish:
     longest_silence: float | None = None
     """With word times: a doubtful segment beside so many seconds without a word is taken for imagined."""
     seed: int = 0
+    beams: int = 1
+    """Texts that are followed side by side at temperature 0; 1 is greedy."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,13 @@ class WriteText:
     temperature: float
     best_of: int
     most: int
+    is_begun: bool = False
+    """Whether the prompt ends with text, so that the first token is not the beginning of one."""
+
+    @property
+    def beams(self) -> int:
+        """Texts that are followed side by side."""
+        return self.wish.beams if self.temperature == 0 else 1
 
 
 Hearing = Generator[EncodeWindow | WriteText | Segment, WindowMemory | Text | None, None]
@@ -118,7 +131,7 @@ class WhisperTranscriber:
     def language(self, samples: Tensor) -> dict[str, float]:
         """How likely each language is in the first window, likeliest first.  # [time]"""
         mel = self.log_mel(samples)
-        (chances,) = language_chances(self.model, self.tokens, self._encode(self._window(mel, 0, "full")))
+        (chances,) = language_chances(self.model, self.tokens, self.encode(self.window(mel, 0, "full")))
         return dict(sorted(chances.items(), key=lambda item: -item[1]))
 
     def own_language(self, samples: Tensor) -> str:
@@ -141,7 +154,7 @@ class WhisperTranscriber:
             if isinstance(item, Segment):
                 yield item
             else:
-                answer = self._encode(item.mel) if isinstance(item, EncodeWindow) else self.answer(item)
+                answer = self.encode(item.mel) if isinstance(item, EncodeWindow) else self.answer(item)
 
     def hear(self, samples: Tensor, wish: Wish | None = None) -> Hearing:
         """The way through a sound, with all work left to the caller, so that many can be heard at once.
@@ -170,10 +183,10 @@ class WhisperTranscriber:
         self, mel: Tensor, seek: int, size: int, wish: Wish, earlier: list[int]
     ) -> Generator[EncodeWindow | WriteText, WindowMemory | Text | None, tuple[list[Segment], int, bool]]:
         """One window's segments, how many of its frames are done with, and whether the next may build on them."""
-        memory = yield EncodeWindow(self._window(mel, seek, wish.padding, size))
+        memory = yield EncodeWindow(self.window(mel, seek, wish.padding, size))
         assert isinstance(memory, WindowMemory)
         text, temperature = yield from self._write(memory, wish, earlier, is_first=seek == 0)
-        if self._is_silence(text):
+        if self.is_silence(text):
             return [], size, True
         offset = seek / MEL_FRAMES_PER_SECOND
         cut = cut_segments(text.tokens, self.tokens, size, wish.timestamps)
@@ -189,13 +202,16 @@ class WhisperTranscriber:
     @torch.inference_mode()
     def log_mel(self, samples: Tensor) -> Tensor:
         """The normalised log-mel of a sound and a window of silence behind it.  # [time] → [mel, frame]"""
-        silence = samples.new_zeros(int(self.model.config.window_seconds * WhisperMel.RATE))
+        window = int(self.model.config.window_seconds * WhisperMel.RATE)
+        begun = samples.new_zeros(min(window, FADING_SAMPLES))
         state, frames = self.mel.initial_state(), []
-        for block in torch.cat([samples, silence]).split(MEL_BLOCK_SECONDS * WhisperMel.RATE):
+        for block in torch.cat([samples, begun]).split(MEL_BLOCK_SECONDS * WhisperMel.RATE):
             made, state = self.mel.step(state, block[None].to(self.device))
             frames.append(made)
         frames.append(self.mel.flush(state))
         log_mel = torch.cat(frames, dim=-1)
+        missing = (len(samples) + window) // WhisperMel.HOP - log_mel.shape[-1]
+        log_mel = functional.pad(log_mel, (0, missing), value=OF_SILENCE)
         return whisper_normalise(log_mel, log_mel.amax())[0]
 
     def _settled(self, wish: Wish, samples: Tensor) -> Wish:
@@ -205,7 +221,7 @@ class WhisperTranscriber:
         timestamps = self.settings.writes_times if wish.timestamps is None else wish.timestamps
         return replace(wish, language=language, timestamps=timestamps)
 
-    def _window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
+    def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
         """The frames of a window; trimmed, no more than sound fills.  # [1, mel, frame]"""
         frames = self.model.config.window_frames
         if padding == "trim" and size is not None:
@@ -214,7 +230,7 @@ class WhisperTranscriber:
         return mel[None, :, seek : seek + frames]
 
     @torch.inference_mode()
-    def _encode(self, mel: Tensor) -> WindowMemory:
+    def encode(self, mel: Tensor) -> WindowMemory:
         return self.model.decoder.remember(self.model.encoder(mel))
 
     def _write(
@@ -238,6 +254,10 @@ class WhisperTranscriber:
     def answer(self, asked: WriteText) -> Text:
         """The text that is asked for, by this thread alone."""
         rules, wish = self.rules(asked.wish), asked.wish
+        if asked.is_begun:
+            rules = [rule for rule in rules if not isinstance(rule, SuppressAtStart)]
+        if asked.beams > 1:
+            return beam_search(self.model, self.tokens, asked.memory, asked.prompt, rules, asked.beams, asked.most)
         (text,) = decode(
             self.model,
             self.tokens,
@@ -266,13 +286,13 @@ class WhisperTranscriber:
 
     def _is_trusted(self, text: Text) -> bool:
         """Neither a loop nor a guess; silence needs no second try."""
-        if self._is_silence(text):
+        if self.is_silence(text):
             return True
         least, highest = self.settings.least_logprob, self.settings.highest_compression
         is_loop = highest is not None and compression(self.spell(text.tokens)) > highest
         return not is_loop and (least is None or text.average_logprob >= least)
 
-    def _is_silence(self, text: Text) -> bool:
+    def is_silence(self, text: Text) -> bool:
         """Whether the model hears nobody, and what it wrote does not speak against it."""
         settings = self.settings
         if settings.no_speech is None or text.no_speech <= settings.no_speech:

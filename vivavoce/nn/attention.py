@@ -69,13 +69,16 @@ def attend(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
 
 def _attend_piece(queries: Tensor, keys: Tensor, values: Tensor, piece: Piece) -> Tensor:
     """Causal attention of a piece's rows to its sequence.  # queries [row, head, dim], keys [context, kv head, dim]"""
-    flash = _flash_attention() if queries.is_cuda and queries.dtype.itemsize == 2 else None
+    is_half = queries.is_cuda and queries.dtype.itemsize == 2
+    flash = _flash_attention() if is_half and piece.visible is None else None
     if flash is not None:
         attended: Tensor = flash(queries[None], keys[None], values[None], causal=True)[0]
         return attended
     if piece.length == 1:
         return _attend_single(queries, keys, values)
-    visible = None if piece.position == 0 else _visible(piece, queries.device)
+    visible = piece.visible
+    if visible is None and piece.position > 0:
+        visible = _visible(piece, queries.device)
     out = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],

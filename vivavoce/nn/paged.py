@@ -1,6 +1,7 @@
 """Where attention keeps its past: keys and values in pages, and the rows of one step that read and extend them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -58,6 +59,7 @@ class Piece:
     rows: slice
     slot: int
     position: int
+    visible: Tensor | None = None  # [row, context] bool, where the rows branch; None: each sees all before it
 
     @property
     def length(self) -> int:
@@ -83,14 +85,20 @@ class RowBatch:
     positions: Tensor  # [row] int32
     singles: int
     pieces: tuple[Piece, ...]
+    places: Tensor | None = None  # [row] int32: where rows are stored, where that is not by their position
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new rows' keys and values.  # each [row, head, head_dim]"""
+        pages, rows = self.addresses
+        self.cache.keys[layer, pages, rows] = keys
+        self.cache.values[layer, pages, rows] = values
+
+    @cached_property
+    def addresses(self) -> tuple[Tensor, Tensor]:
+        """The page of each row, and its place there: the same for all layers."""
+        places = (self.positions if self.places is None else self.places).long()
         page_size = self.cache.page_size
-        slots, positions = self.slots.long(), self.positions.long()
-        pages = self.page_table[slots, positions // page_size].long()
-        self.cache.keys[layer, pages, positions % page_size] = keys
-        self.cache.values[layer, pages, positions % page_size] = values
+        return self.page_table[self.slots.long(), places // page_size].long(), places % page_size
 
     def read(self, layer: int, piece: Piece) -> tuple[Tensor, Tensor]:
         """All keys and values a piece may attend to.  # each [context, head, head_dim]"""

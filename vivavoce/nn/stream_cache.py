@@ -56,6 +56,14 @@ class StreamCache:
         """How many of the held positions the next one may see."""
         return self.held if self.window is None else min(self.held, self.window - 1)
 
+    def picked(self, rows: Sequence[int]) -> "StreamCache":
+        """Streams in the places of others: row i goes on from what row `rows[i]` remembers."""
+        mine = self.copy()
+        index = torch.as_tensor(rows, device=mine.buffer.keys[0].device)
+        buffer = _Buffer([k[index] for k in mine.buffer.keys], [v[index] for v in mine.buffer.values],
+                         [mine.held] * len(rows))  # fmt: skip
+        return replace(mine, buffer=buffer, batch=len(rows))
+
     def copy(self) -> "StreamCache":
         """The same cache in memory of its own."""
         kept = self.needed

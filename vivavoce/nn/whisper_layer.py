@@ -17,6 +17,13 @@ class WhisperAttention(nn.Module):
         self.k_proj = nn.Linear(d_model, d_model, bias=False)
         self.v_proj = nn.Linear(d_model, d_model)
         self.out_proj = nn.Linear(d_model, d_model)
+        self.packed: nn.Module | None = None
+        """Query, key and value projection as one, where somebody made it."""
+
+    @property
+    def projections(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """Of query, key and value."""
+        return self.q_proj, self.k_proj, self.v_proj
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """All positions at once; `mask` is True (or 0.0) where a query may look, [.., query, key]."""
@@ -29,10 +36,11 @@ class WhisperAttention(nn.Module):
         return self._output(streams.attend(layer, *self._project(x)))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = (
-            proj(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        if self.packed is not None:
+            parts = self.packed(x).chunk(3, dim=-1)
+        else:
+            parts = tuple(project(x) for project in self.projections)
+        query, key, value = (part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for part in parts)
         return query, key, value
 
     def _output(self, mixed: Tensor) -> Tensor:

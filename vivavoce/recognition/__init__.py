@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper_tokens import Task
 from vivavoce.models.whisper_transcriber import Padding, Segment, WhisperTranscriber, Wish
+
+if TYPE_CHECKING:
+    from vivavoce.recognition.backends import Backend
 
 RATE = 16_000
 DEFAULT_MODEL = "mini-asr"
@@ -33,7 +37,7 @@ class Transcript:
 
 def transcribe(
     sound: Sound | Source | NDArray[np.floating],
-    model: str | Path | WhisperTranscriber = DEFAULT_MODEL,
+    model: "str | Path | Backend" = DEFAULT_MODEL,
     language: str | None = None,
     *,
     task: Task = "transcribe",
@@ -47,6 +51,7 @@ def transcribe(
     temperatures: Sequence[float] | None = None,
     longest_silence: float | None = None,
     seed: int = 0,
+    beams: int = 1,
     device: str = "auto",
     dtype: str = "auto",
     on_segment: Callable[[Segment], None] | None = None,
@@ -55,12 +60,13 @@ def transcribe(
 
     Without a `language` the model listens first. `on_segment` gets each segment as soon as it is sure.
     """
-    listener = model if isinstance(model, WhisperTranscriber) else load_transcriber(model, device, dtype)
+    listener = load_transcriber(model, device, dtype) if isinstance(model, str | Path) else model
     samples, seconds = _samples(sound)
     known = language or listener.own_language(samples)
     wish = Wish(
         known, task, prompt, prefix, tuple(hotwords), word_times or longest_silence is not None, timestamps,
         follow_earlier, padding, None if temperatures is None else tuple(temperatures), longest_silence, seed,
+        beams,
     )  # fmt: skip
     segments = []
     for segment in listener.segments(samples, wish):

@@ -20,9 +20,9 @@ from vivavoce.models.whisper_segments import cut_segments
 from vivavoce.models.whisper_settings import LARGE_V2_HEADS, WhisperSettings
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.models.whisper_transcriber import Segment, WhisperTranscriber, Wish, is_imagined
+from vivavoce.recognition import transcribe
 from vivavoce.train.recogniser.asr import save_whisper
 from vivavoce.train.recogniser.vocabulary import Vocabulary
-from vivavoce.transcribe import transcribe
 
 RATE = 16_000
 SIZES = {
@@ -155,11 +155,11 @@ def test_trimmed_windows_differ_only_where_there_is_silence_to_trim(listener):
     full = transcribe(noise(2.0), listener)
     assert transcribe(noise(2.0), listener, padding="trim") == full
     mel = listener.log_mel(torch.from_numpy(noise(1.2)))
-    assert listener._window(mel, 0, "trim", 120).shape[-1] == 200  # taught on 2 s and more
+    assert listener.window(mel, 0, "trim", 120).shape[-1] == 200  # taught on 2 s and more
     free = WhisperTranscriber(
         listener.model, listener.tokenizer, listener.tokens, replace(listener.settings, shortest_window=0.5)
     )
-    assert free._window(mel, 0, "trim", 120).shape[-1] == 150
+    assert free.window(mel, 0, "trim", 120).shape[-1] == 150
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""Training of what guesses ahead of a recogniser: it learns what the frozen model writes, and the model stays."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.train.test_asr import RECIPE, beeps
+from vivavoce.audio.mel import WhisperMel
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.whisper import Whisper
+from vivavoce.models.whisper_draft import distilled, draft_kind, load_decoder
+from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper_pieces import PieceGuesser
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.recogniser import draft, medusa
+from vivavoce.train.recogniser.asr import Training
+from vivavoce.train.recogniser.draft import DecoderApprentice, PiecesApprentice
+from vivavoce.train.recogniser.draft_course import DraftRecipe, DraftTraining
+from vivavoce.train.recogniser.medusa import HeadsApprentice
+from vivavoce.train.recogniser.vocabulary import Vocabulary
+from vivavoce.train.recogniser.windows import WindowShape
+
+COURSE = DraftRecipe(
+    shapes=(WindowShape(1.6, 8, 1, 24), WindowShape(2.0, 6, 2, 24)),
+    steps=30,
+    warmup=5,
+    average=0.9,
+    augmentation=0.0,
+    log_every=5,
+)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """A recogniser of beeps, and its folder."""
+    folder = tmp_path_factory.mktemp("taught")
+    recipe = replace(RECIPE, config=replace(RECIPE.config, decoder_layers=3), steps=20)
+    training = Training(beeps(24), folder, recipe, report=lambda line: None)
+    training.run()
+    training.save(folder)
+    return Whisper.load(folder), Vocabulary.read(folder), folder
+
+
+def apprentices(model, vocabulary):
+    return {
+        "heads": lambda: HeadsApprentice(model, places=3),
+        "decoder": lambda: DecoderApprentice(model, layers=1),
+        "pieces": lambda: PiecesApprentice(model, vocabulary.tokens.endoftext),
+    }
+
+
+def course(taught, folder, kind, recipe=COURSE):
+    model, vocabulary, _ = taught
+    torch.manual_seed(0)
+    apprentice = apprentices(model, vocabulary)[kind]()
+    return DraftTraining(model, vocabulary, apprentice, beeps(64), folder, recipe, report=lambda line: None)
+
+
+@pytest.mark.parametrize("kind", ["heads", "decoder", "pieces"])
+def test_it_learns_and_the_model_stays_as_it_was(taught, tmp_path, kind):
+    before = {name: tensor.clone() for name, tensor in taught[0].state_dict().items()}
+    training = course(taught, tmp_path, kind)
+    training.run()
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["loss"] < 0.75 * log[0]["loss"]
+    for name in log[0]:
+        if name.startswith("agreed"):
+            assert log[-1][name] > log[0][name]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in taught[0].state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["heads", "decoder", "pieces"])
+def test_a_course_that_was_killed_goes_on_as_if_it_had_not_been(taught, tmp_path, kind):
+    recipe = replace(COURSE, steps=6, augmentation=1.0)
+    whole = course(taught, tmp_path / "whole", kind, recipe)
+    whole.run()
+    killed = course(taught, tmp_path / "killed", kind, recipe)
+    make = killed.maker.on_device
+
+    def dying(plan, shape):
+        if killed.course.number == 3:
+            raise KeyboardInterrupt
+        return make(plan, shape)
+
+    killed.maker.on_device = dying
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    killed.course.save()
+    resumed = course(taught, tmp_path / "killed", kind, recipe)
+    assert resumed.course.number == 3
+    resumed.run()
+    for name, tensor in whole.apprentice.module.state_dict().items():
+        assert torch.equal(tensor, resumed.apprentice.module.state_dict()[name]), name
+
+
+def test_the_commands_write_what_is_read_back(taught, tmp_path):
+    model, vocabulary, folder = taught
+    sounds = beeps(24)
+    pieces = [
+        (sounds.samples[start : start + length].numpy(), text, "beep")
+        for start, length, text in zip(sounds.starts, sounds.lengths, sounds.texts, strict=True)
+    ]
+    Corpus.of(pieces).save(tmp_path / "train")
+    shared = ["--asr", str(folder), "--corpus", str(tmp_path), "--tiny", "--device", "cpu"]
+    medusa.main([*shared, "--out", str(tmp_path / "heads"), "--places", "2"])
+    draft.main([*shared, "--out", str(tmp_path / "decoder")])
+    draft.main([*shared, "--out", str(tmp_path / "pieces"), "--pieces"])
+    assert [draft_kind(tmp_path / name) for name in ("heads", "decoder", "pieces")] == ["heads", "decoder", "pieces"]
+    heads = WhisperHeads.load(tmp_path / "heads", model.config)
+    assert heads.places == 2
+    small = load_decoder(tmp_path / "decoder", model.decoder)
+    assert len(small.stack) == 2 and small.embed_tokens is model.decoder.embed_tokens
+    states = model.encoder(WhisperMel(80)(torch.zeros(1, 32_000)))
+    tokens = torch.tensor([vocabulary.tokens.prompt("en")])
+    assert small.logits(small(tokens, small.remember(states))).shape == (1, tokens.shape[1], vocabulary.size)
+    (guess,) = PieceGuesser.load(tmp_path / "pieces", model.config).guess(states)
+    assert all(0 <= token < vocabulary.tokens.endoftext for token in guess)
+    assert json.loads((tmp_path / "heads" / "metrics.json").read_text())["steps"] == 4
+
+
+def test_a_draft_of_another_model_is_refused(taught, tmp_path):
+    model, _, folder = taught
+    WhisperHeads.beside(model.decoder, 2).save(tmp_path, model.config)
+    with pytest.raises(CheckpointError, match="d_model 48, not 64"):
+        WhisperHeads.load(tmp_path, replace(model.config, d_model=64))
+    with pytest.raises(CheckpointError, match="pieces"):
+        PieceGuesser.load(tmp_path, model.config)
+    assert draft_kind(folder) is None
+
+
+def test_untrained_heads_say_that_nothing_changes_and_a_draft_begins_as_layers_of_the_model(taught):
+    decoder = taught[0].decoder
+    heads = WhisperHeads.beside(decoder, 4)
+    hidden = torch.randn(3, decoder.config.d_model)
+    assert torch.equal(heads(hidden, torch.randn_like(hidden), torch.zeros_like), hidden[:, None].expand(-1, 4, -1))
+    small = distilled(decoder, 2)
+    for layer, source in zip(small.stack, (decoder.stack[0], decoder.stack[2]), strict=True):
+        assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in layer.state_dict().items())
+    with pytest.raises(InputError, match="3 layers"):
+        distilled(decoder, 3)
+
+
+def test_pieces_are_read_as_ctc_is():
+    guesser = PieceGuesser(4, 3)
+    wanted = torch.tensor([0, 1, 1, 0, 1, 3, 3, 0])  # blank is 0
+    guesser.pieces.weight.data = torch.eye(4)
+    guesser.pieces.bias.data.zero_()
+    states = torch.eye(4)[wanted].repeat_interleave(2, dim=0)[None]
+    assert guesser.guess(states) == [[0, 0, 2]]

@@ -1,0 +1,269 @@
+"""`viva bench asr`: what a recogniser gets wrong and what it costs, plain, with drafts, and by faster-whisper.
+
+Every recording is heard by every contender in turn, so that all see the same machine; then many recordings are heard at
+once, with and without drafts, to see where drafts stop paying; and as streams, to see how long a word takes to be told.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vivavoce.bench.asr_speech import Spoken, spoken_sentences
+from vivavoce.bench.progress import stage
+from vivavoce.device import Device, pick, resolve_dtype
+from vivavoce.errors import MissingDependencyError, VivaError
+from vivavoce.hub import resolve
+from vivavoce.models.whisper_transcriber import Padding, WhisperTranscriber, Wish
+from vivavoce.recognition.backends import Backend, MoonshineBackend, OwnBackend
+from vivavoce.recognition.converted import load_converted
+from vivavoce.recognition.drafting import DraftChoice
+from vivavoce.recognition.many import TranscribingEngine
+from vivavoce.recognition.streaming import POLICIES, LiveListener
+from vivavoce.train.recogniser.judgement import judge_texts
+
+GREEDY_ONLY = (0.0,)  # a doubtful text is not tried again: all contenders write as much
+PLAIN = "ours"
+CTRANSLATE2 = "faster-whisper int8"
+
+
+@dataclass
+class Contender:
+    """Somebody who hears, and how he fared."""
+
+    name: str
+    backend: Backend
+    wish: Wish
+    texts: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+
+    def hear(self, samples: torch.Tensor) -> None:
+        """Transcribe a recording and remember what came of it."""
+        began = time.perf_counter()
+        segments = list(self.backend.segments(samples, self.wish))
+        self.seconds.append(time.perf_counter() - began)
+        self.texts.append("".join(segment.text for segment in segments).strip())
+        self.tokens.append(tuple(token for segment in segments for token in segment.tokens))
+
+    def figures(self, meant: Sequence[str], sound_seconds: float, plain: "Contender") -> dict[str, Any]:
+        """What is told of him."""
+        judged = judge_texts(self.texts, meant)
+        total = sum(self.seconds)
+        figures: dict[str, Any] = {
+            "name": self.name,
+            "wer": round(judged.word_error_rate, 4),
+            "cer": round(judged.letter_errors / max(1, judged.letters), 4),
+            "rtf": round(total / sound_seconds, 4),
+            "latency_ms_p50": round(1e3 * float(np.percentile(self.seconds, 50)), 1),
+            "latency_ms_p95": round(1e3 * float(np.percentile(self.seconds, 95)), 1),
+            "tokens_per_second": round(sum(len(tokens) for tokens in self.tokens) / total, 1),
+            "times_plain": round(sum(plain.seconds) / total, 3),
+            "same_text_as_plain": sum(one == other for one, other in zip(self.texts, plain.texts, strict=True)),
+        }
+        if isinstance(self.backend, OwnBackend):
+            figures |= self.backend.report().as_dict()
+        return figures
+
+
+def run(
+    model: str = "mini-asr",
+    draft: Sequence[str] = (),
+    heads: str | None = None,
+    width: int = 1,
+    speech: Path | None = None,
+    most: int | None = None,
+    batches: Sequence[int] = (1, 4, 16),
+    moonshine: Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    peer: bool = True,
+    live: bool = True,
+    padding: Padding = "trim",
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print, write `asr.json` to `out`, and return what was measured."""
+    place = pick(device)
+    with stage("loading"):
+        spoken = spoken_sentences(speech, most)
+        listener = WhisperTranscriber.load(resolve(model), place.torch_device, resolve_dtype(dtype, place))
+        choices = _choices(draft, heads, width)
+        contenders = _contenders(listener, place, choices, padding)
+        if peer:
+            contenders += _peers(model, place, padding)
+        if moonshine is not None:
+            contenders.append(Contender("Moonshine base", MoonshineBackend(moonshine), Wish()))
+    with stage(f"{len(spoken)} recordings, {len(contenders)} contenders"):
+        _compete(contenders, spoken)
+    seconds = sum(one.seconds for one in spoken)
+    meant = [one.text for one in spoken]
+    plain = next(one for one in contenders if one.name == PLAIN)
+    result: dict[str, Any] = {
+        "what": "speech recognition",
+        "model": model,
+        "device": place.name,
+        "dtype": str(listener.model.decoder.embed_tokens.weight.dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "recordings": len(spoken),
+        "sound_seconds": round(seconds, 1),
+        "padding": padding,
+        "how": "greedy; each recording by every contender in turn, one at a time, after one that is not counted; "
+        "wall time from samples to text",
+        "contenders": [one.figures(meant, seconds, plain) for one in contenders],
+    }
+    with stage("many at once"):
+        result["batches"] = _batches(listener, place, choices, spoken, batches, padding)
+    if live:
+        with stage("live"):
+            result["live"] = [_live(listener, place, policy, spoken, padding) for policy in POLICIES]
+    print_result(result)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "asr.json").write_text(json.dumps(result, indent=2), encoding="utf8")
+    return result
+
+
+def _choices(drafts: Sequence[str], heads: str | None, width: int) -> dict[str, DraftChoice]:
+    """Everybody who may guess, by name."""
+    choices = {f"draft {Path(one).name}": DraftChoice(draft=one) for one in drafts}
+    if heads is not None:
+        choices["heads"] = DraftChoice(heads=heads)
+        if width > 1:
+            choices[f"heads, tree of {width} wide"] = DraftChoice(heads=heads, width=width, most=4 * width)
+    return choices | {"lookup": DraftChoice(lookup=True)}
+
+
+def _contenders(
+    listener: WhisperTranscriber, device: Device, choices: Mapping[str, DraftChoice], padding: Padding
+) -> list[Contender]:
+    wish = Wish(padding=padding, temperatures=GREEDY_ONLY)
+    other: Padding = "full" if padding == "trim" else "trim"
+    made = [
+        Contender(PLAIN, OwnBackend(listener, device), wish),
+        Contender(
+            f"ours, padding {other}", OwnBackend(listener, device), Wish(padding=other, temperatures=GREEDY_ONLY)
+        ),
+    ]
+    return made + [Contender(f"ours, {name}", OwnBackend(listener, device, choice), wish)
+                   for name, choice in choices.items()]  # fmt: skip
+
+
+def _peers(model: str, device: Device, padding: Padding) -> list[Contender]:
+    """faster-whisper on the same checkpoint, where it can be had; trimmed where the model's windows allow it."""
+    try:
+        peer = load_converted(resolve(model), device.kind, "int8" if device.kind == "cpu" else "float16",
+                              torch.get_num_threads())  # fmt: skip
+    except (MissingDependencyError, VivaError) as error:
+        print(f"without faster-whisper: {error}")
+        return []
+    return [Contender(CTRANSLATE2, peer, Wish(padding=padding, temperatures=GREEDY_ONLY))]
+
+
+def _compete(contenders: Sequence[Contender], spoken: Sequence[Spoken]) -> None:
+    """Everybody hears every recording, one recording after another, beginning with another each time."""
+    for one in contenders:
+        one.hear(spoken[0].samples)
+        one.texts, one.seconds, one.tokens = [], [], []
+        if isinstance(one.backend, OwnBackend):
+            one.backend.report()
+    for number, recording in enumerate(spoken):
+        first = number % len(contenders)
+        for one in (*contenders[first:], *contenders[:first]):
+            one.hear(recording.samples)
+
+
+def _batches(
+    listener: WhisperTranscriber,
+    device: Device,
+    choices: Mapping[str, DraftChoice],
+    spoken: Sequence[Spoken],
+    batches: Sequence[int],
+    padding: Padding,
+) -> list[dict[str, Any]]:
+    """All recordings, so many in flight at once, by each way to guess and by none."""
+    rows = []
+    for batch in batches:
+        row: dict[str, Any] = {"in_flight": batch, "seconds": {}, "tokens_per_pass": {}}
+        for name, choice in (("plain", None), *choices.items()):
+            engine = TranscribingEngine(listener, device, batch, choice)
+            sounds = [one.samples for one in spoken]
+            engine.transcribe(sounds[:batch], Wish(padding=padding, temperatures=GREEDY_ONLY))
+            engine.report()
+            began = time.perf_counter()
+            engine.transcribe(sounds, Wish(padding=padding, temperatures=GREEDY_ONLY))
+            row["seconds"][name] = round(time.perf_counter() - began, 3)
+            row["tokens_per_pass"][name] = round(engine.report().tokens_per_pass, 2)
+        row["times_plain"] = {name: round(row["seconds"]["plain"] / s, 3) for name, s in row["seconds"].items()}
+        rows.append(row)
+    return rows
+
+
+def _live(
+    listener: WhisperTranscriber, device: Device, policy: str, spoken: Sequence[Spoken], padding: Padding
+) -> dict[str, Any]:
+    """Every recording as a stream: what is told, how late, and the share of real time it takes."""
+    live = LiveListener(
+        TranscribingEngine(listener, device, 1), policy, Wish(padding=padding, temperatures=GREEDY_ONLY)
+    )
+    texts, latencies, taken = [], [], 0.0
+    for one in spoken:
+        began = time.perf_counter()
+        _, state = live.step(live.initial_state(), one.samples.numpy())
+        _, state = live.finish(state)
+        taken += time.perf_counter() - began
+        texts.append(state.text)
+        latencies += [word.latency for word in state.told]
+    judged = judge_texts(texts, [one.text for one in spoken])
+    return {
+        "policy": policy,
+        "every_s": live.every,
+        "wer": round(judged.word_error_rate, 4),
+        "word_latency_s_mean": round(float(np.mean(latencies)), 3) if latencies else None,
+        "word_latency_s_p95": round(float(np.percentile(latencies, 95)), 3) if latencies else None,
+        "rtf": round(taken / sum(one.seconds for one in spoken), 4),
+        **live.engine.report().as_dict(),
+    }
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+    """The figures as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False, width=160)
+    console.print(
+        f"{result['model']} ({result['dtype']}) on {result['device']}, {result['threads']} thread(s): "
+        f"{result['recordings']} recordings, {result['sound_seconds']} s, padding {result['padding']}; {result['how']}"
+    )
+    columns = ("", "WER", "CER", "RTF", "p50 ms", "p95 ms", "tokens/s", "× plain", "same text", "tokens/pass", "kept")
+    contenders = Table(*columns)
+    for one in result["contenders"]:
+        contenders.add_row(
+            one["name"], f"{one['wer']:.1%}", f"{one['cer']:.1%}", f"{one['rtf']:.3f}", f"{one['latency_ms_p50']:.0f}",
+            f"{one['latency_ms_p95']:.0f}", f"{one['tokens_per_second']:.0f}", f"{one['times_plain']:.2f}",
+            f"{one['same_text_as_plain']}/{result['recordings']}", str(one.get("tokens_per_pass", "–")),
+            str(one.get("mean_kept", "–")),
+        )  # fmt: skip
+    console.print(contenders)
+    names = list(result["batches"][0]["seconds"]) if result["batches"] else []
+    together = Table("in flight", *(f"{name}: s (× plain, tokens/pass)" for name in names))
+    for row in result["batches"]:
+        cells = [
+            f"{row['seconds'][n]:.2f} ({row['times_plain'][n]:.2f}, {row['tokens_per_pass'][n]:.2f})" for n in names
+        ]
+        together.add_row(str(row["in_flight"]), *cells)
+    console.print(together)
+    for one in result.get("live", ()):
+        console.print(
+            f"live, {one['policy']}, every {one['every_s']} s: WER {one['wer']:.1%}, a word is told "
+            f"{one['word_latency_s_mean']} s after it ends (p95 {one['word_latency_s_p95']} s) beside computing, "
+            f"RTF {one['rtf']:.3f}, {one['tokens_per_pass']} tokens a pass"
+        )

@@ -1,0 +1,153 @@
+"""Who writes down what is said, behind one interface: our own engine, faster-whisper, or Moonshine.
+
+On a CPU, faster-whisper's int8 is the default for Whispers of `small` size and above where it is installed; everything
+else, and whatever speculates, streams or batches, is ours. Moonshine is for English on the smallest machines.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from vivavoce.device import Device, pick, resolve_dtype
+from vivavoce.errors import InputError
+from vivavoce.hub import resolve
+from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_int8 import to_int8
+from vivavoce.models.whisper_transcriber import Segment, WhisperTranscriber, Wish
+from vivavoce.recognition.converted import CONVERTED, load_converted
+from vivavoce.recognition.drafting import DraftChoice, DraftReport
+from vivavoce.recognition.many import TranscribingEngine
+from vivavoce.recognition.moonshine import Moonshine, moonshine_folder
+from vivavoce.recognition.speech_gate import SpeechGate
+
+BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
+BACKENDS: tuple[BackendName, ...] = ("auto", "ours", "faster-whisper", "moonshine")
+BIG = 768  # d_model from which on a CPU is left to faster-whisper
+MOONSHINE_SECONDS = 30.0  # of sound it is given at once; its authors advise against more
+
+
+class Backend(Protocol):
+    """Something that hears samples at 16 kHz."""
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """The language that is written where nobody asks for one.  # [time]"""
+        ...
+
+    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+        """Segments as they are sure; what was given survives an end in the middle.  # [time]"""
+        ...
+
+
+class OwnBackend:
+    """A Whisper in our engine, with drafts where they are asked for; with a gate, without what it imagines."""
+
+    def __init__(
+        self,
+        listener: WhisperTranscriber,
+        device: Device,
+        drafts: DraftChoice | None = None,
+        gate: SpeechGate | None = None,
+    ) -> None:
+        self.listener, self.gate = listener, gate
+        self.engine = TranscribingEngine(listener, device, windows=1, drafts=drafts)
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """The language the model writes, or hears."""
+        return self.listener.own_language(samples)
+
+    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+        """Segments as they are sure."""
+        chances = None if self.gate is None else self.gate.heard(samples.numpy())
+        one = self.engine.begin(samples, wish)
+        given = 0
+        try:
+            while not one.is_done:
+                self.engine.advance()
+                for segment in one.segments[given:]:
+                    if self.gate is None or chances is None or self.gate.lets_through(segment, chances):
+                        yield segment
+                given = len(one.segments)
+            if one.error is not None:
+                raise one.error
+        finally:
+            self.engine.drop(one)
+
+    def report(self) -> DraftReport:
+        """Passes, tokens and drafts since the last report."""
+        return self.engine.report()
+
+
+class MoonshineBackend:
+    """Moonshine base by ONNX: English, no times within a piece."""
+
+    def __init__(self, folder: str | Path, threads: int = 2) -> None:
+        self.model = Moonshine(folder, threads)
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """English is all it knows."""
+        return "en"
+
+    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+        """A segment for every half minute."""
+        if wish is not None and (wish.language not in (None, "en") or wish.task != "transcribe"):
+            raise InputError(f"Moonshine writes English only, not {wish.language!r}; take another backend")
+        size = int(MOONSHINE_SECONDS * Moonshine.RATE)
+        for first in range(0, len(samples), size):
+            piece = samples[first : first + size].numpy()
+            text = self.model.write(piece)
+            if text.strip():
+                begin = first / Moonshine.RATE
+                yield Segment(begin, begin + len(piece) / Moonshine.RATE, f" {text.strip()}", (), 0.0, 0.0, 0.0, 0.0)
+
+
+def load_backend(
+    model: str | Path,
+    backend: BackendName = "auto",
+    device: str = "auto",
+    dtype: str = "auto",
+    drafts: DraftChoice | None = None,
+    gate: SpeechGate | None = None,
+) -> Backend:
+    """A model by bundled name, folder, OpenAI's file or hub id, behind the backend that is asked for or fits it.
+
+    A `gate` leaves out what our own backend writes where nobody speaks; the others have their own ways.
+    """
+    if backend not in BACKENDS:
+        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    path = Path(model).expanduser()
+    source = path if path.exists() else resolve(str(model))
+    picked = pick(device)
+    chosen = fitting(source, picked, drafts) if backend == "auto" else backend
+    if chosen == "moonshine":
+        return MoonshineBackend(source)
+    if chosen == "faster-whisper":
+        compute = "float16" if picked.kind == "cuda" else "int8" if dtype in ("auto", "int8") else dtype
+        return load_converted(source, picked.kind, compute)
+    if dtype == "int8":
+        return OwnBackend(int8_listener(source, picked), picked, drafts, gate)
+    listener = WhisperTranscriber.load(source, picked.torch_device, resolve_dtype(dtype, picked))
+    return OwnBackend(listener, picked, drafts, gate)
+
+
+def int8_listener(source: Path, device: Device) -> WhisperTranscriber:
+    """A model with int8 products, which there are for CPUs only."""
+    if device.kind != "cpu":
+        raise InputError(f"int8 products run on CPUs, not on {device.name}; take auto, float16 or bfloat16")
+    listener = WhisperTranscriber.load(source, device.torch_device)
+    to_int8(listener.model)
+    return listener
+
+
+def fitting(source: Path, device: Device, drafts: DraftChoice | None = None) -> BackendName:
+    """The backend for what is at a place: by its files, and on a CPU by its size."""
+    if moonshine_folder(source) is not None:
+        return "moonshine"
+    if (source / CONVERTED).is_file():
+        return "faster-whisper"
+    if device.kind != "cpu" or (drafts is not None and drafts.is_any) or not (source / "config.json").is_file():
+        return "ours"
+    is_big = WhisperConfig.read(source).d_model >= BIG
+    return "faster-whisper" if is_big and importlib.util.find_spec("faster_whisper") is not None else "ours"

@@ -1,0 +1,201 @@
+"""What guesses ahead while texts are written, chosen by the caller; the texts are those of plain decoding.
+
+A draft folder may hold a small decoder that shares the model's encoder, a layer that guesses whole texts from the
+encoder's states (both by `viva train draft`), or a whole Whisper of the same vocabulary. Heads (`viva train medusa`)
+read the model's own states. Lookup goes on as the text did before. The previous hypothesis of a stream is a draft too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vivavoce.device import Device
+from vivavoce.engine.draft_heads import HeadDrafts
+from vivavoce.engine.draft_model import DraftModel
+from vivavoce.engine.drafts import EarlierHypothesis, FirstGuess, NgramLookup
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.speculative import Acceptance, DraftSource, Speculation
+from vivavoce.errors import CheckpointError
+from vivavoce.hub import resolve
+from vivavoce.models.interface import Row
+from vivavoce.models.whisper import Whisper, WhisperDecoder
+from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_draft import draft_kind, load_decoder
+from vivavoce.models.whisper_engine import TOKEN, WhisperWriter, WindowHeads
+from vivavoce.models.whisper_guess import GuessingDecoder
+from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper_pieces import PieceGuesser
+from vivavoce.models.whisper_transcriber import WhisperTranscriber, WriteText
+
+MOST_PIECES = 24  # tokens of a guessed text that are checked in one pass
+
+
+@dataclass(frozen=True)
+class DraftChoice:
+    """Who guesses. Several may: a whole text is followed first, then what was said before, then heads or a model."""
+
+    draft: str | Path | None = None
+    heads: str | Path | None = None
+    lookup: bool = False
+    most: int = 5
+    """Tokens that a model or heads guess at once; rows of a tree, where heads branch."""
+    width: int = 1
+    """Guesses of a head at each place; with more than one, drafts branch."""
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anybody guesses."""
+        return self.draft is not None or self.heads is not None or self.lookup
+
+
+@dataclass(frozen=True)
+class SmallWhisper:
+    """A draft's decoder, and the encoder it hears through if it has one of its own."""
+
+    config: WhisperConfig
+    decoder: WhisperDecoder
+    model: Whisper | None = None
+
+    def states(self, mel: Tensor, states: Tensor) -> Tensor:
+        """The encoder's states of windows, computed anew only where the draft has its own encoder."""
+        return states if self.model is None else self.model.encoder(mel)
+
+
+class Drafter:
+    """The draft sources of one engine's texts."""
+
+    def __init__(self, choice: DraftChoice, listener: WhisperTranscriber, device: Device) -> None:
+        self.choice, self.listener, self.device = choice, listener, device
+        like = listener.model.decoder.embed_tokens.weight
+        config = listener.model.config
+        self.pieces: PieceGuesser | None = None
+        self.small: SmallWhisper | None = None
+        self.heads = None if choice.heads is None else _heads(choice.heads, listener.model)
+        if choice.draft is not None:
+            folder = resolve(str(choice.draft))
+            kind = draft_kind(folder)
+            if kind == "pieces":
+                self.pieces = PieceGuesser.load(folder, config, like.device, like.dtype)
+            elif kind == "heads":
+                raise CheckpointError(f"{folder} holds heads; name it with heads, not with draft")
+            else:
+                self.small = _small(folder, kind, listener.model)
+        self._guessed: dict[int, list[Row]] = {}
+        self._by_heads: HeadDrafts | None = None
+        self._by_model: DraftModel | GuessingDecoder | None = None
+        self._small_writer: WhisperWriter | None = None
+
+    def join(self, engine: Engine, writer: WhisperWriter) -> None:
+        """Guess for the texts of this engine from now on."""
+        if self.heads is not None:
+            self._by_heads = HeadDrafts(WindowHeads(self.heads, writer), engine, self.choice.width)
+        if self.small is not None:
+            listener = self.listener
+            self._small_writer = WhisperWriter(self.small, listener.tokens, listener.settings, writer.store.windows)
+            if self.device.kind == "cpu":
+                self._by_model = GuessingDecoder(self.small.decoder, self._small_writer)
+                return
+            limits = EngineLimits(
+                cache_rows=engine.limits.cache_rows, sequences_per_step=engine.limits.sequences_per_step
+            )
+            dtype = self.small.decoder.embed_tokens.weight.dtype
+            self._by_model = DraftModel.of(Engine(self._small_writer, self.device, dtype, limits), engine)
+
+    @torch.inference_mode()
+    def hear(self, windows: Sequence[int], mel: Tensor, states: Tensor) -> None:
+        """Windows that were encoded and are held under these numbers.  # [window, mel, frame], [window, position, d]"""
+        if self.small is not None and self._small_writer is not None:
+            memory = self.small.decoder.remember(self.small.states(mel, states))
+            self._small_writer.store.hold(memory, windows)
+        if self.pieces is not None:
+            for window, tokens in zip(windows, self.pieces.guess(states), strict=True):
+                self._guessed[window] = [(token, 2 * window) for token in tokens]
+
+    def leave(self, window: int) -> None:
+        """A window is done with."""
+        self._guessed.pop(window, None)
+        if self._small_writer is not None:
+            self._small_writer.store.release(window)
+
+    def speculation(self, window: int, asked: WriteText, earlier: Sequence[int] = ()) -> Speculation | None:
+        """How a text of a window is to be sped up; `earlier` is what a previous hypothesis wrote of the same sound."""
+        timed = bool(asked.wish.timestamps)
+        sources: list[DraftSource] = []
+        if earlier:
+            sources.append(EarlierHypothesis([(token, 2 * window + timed) for token in earlier]))
+        if window in self._guessed:
+            rows = [(token, channel + timed) for token, channel in self._guessed[window]]
+            sources.append(EarlierHypothesis(rows, resume=1, counts=self._is_text, presumes=True))
+        if self.choice.lookup:
+            sources.append(NgramLookup())
+        sources += [source for source in (self._by_heads, self._by_model) if source is not None]
+        if not sources:
+            return None
+        follows_text = bool(earlier) or window in self._guessed
+        source = sources[0] if len(sources) == 1 else FirstGuess(sources)
+        most = MOST_PIECES if follows_text else self.choice.most
+        return Speculation(source, most, reads_hidden=self._by_heads is not None)
+
+    def close(self) -> None:
+        """Give back what guesses hold."""
+        if self._by_model is not None:
+            self._by_model.close()
+
+    def _is_text(self, row: Row) -> bool:
+        return row[TOKEN] < self.listener.tokens.endoftext
+
+
+@dataclass(frozen=True)
+class DraftReport:
+    """How drafts fared over some texts."""
+
+    passes: int
+    tokens: int
+    acceptance: Acceptance
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens written in a pass of the model."""
+        return self.tokens / self.passes if self.passes else 0.0
+
+    def line(self) -> str:
+        """The figures in a line."""
+        checks = self.acceptance.checks
+        shares = " ".join(
+            f"{kept}:{count / checks:.0%}" for kept, count in enumerate(self.acceptance.histogram) if count
+        )
+        tail = f"; {self.acceptance.mean_kept:.2f} of a draft kept (kept:share {shares})" if checks else ""
+        return f"{self.tokens} tokens in {self.passes} passes, {self.tokens_per_pass:.2f} a pass{tail}"
+
+    def as_dict(self) -> dict[str, object]:
+        """The figures as JSON."""
+        return {
+            "tokens": self.tokens,
+            "passes": self.passes,
+            "tokens_per_pass": round(self.tokens_per_pass, 3),
+            "drafts": self.acceptance.checks,
+            "mean_kept": round(self.acceptance.mean_kept, 3),
+            "kept_histogram": self.acceptance.histogram,
+        }
+
+
+def _heads(source: str | Path, model: Whisper) -> WhisperHeads:
+    like = model.decoder.embed_tokens.weight
+    return WhisperHeads.load(resolve(str(source)), model.config, like.device, like.dtype)
+
+
+def _small(folder: Path, kind: str | None, model: Whisper) -> SmallWhisper:
+    """A draft decoder beside the model's encoder, or a whole small model that fits it."""
+    if kind == "decoder":
+        decoder = load_decoder(folder, model.decoder)
+        return SmallWhisper(decoder.config, decoder)
+    like = model.decoder.embed_tokens.weight
+    small = Whisper.load(folder, like.device, like.dtype)
+    for name in ("vocab_size", "num_mel_bins", "max_source_positions", "max_target_positions"):
+        theirs, ours = getattr(small.config, name), getattr(model.config, name)
+        if theirs != ours:
+            raise CheckpointError(f"{folder} cannot draft for this model: its {name} is {theirs}, not {ours}")
+    return SmallWhisper(small.config, small.decoder, small)

@@ -1,0 +1,243 @@
+"""Many sounds transcribed at once: windows encoded together, texts in flight together on the engine.
+
+Each sound goes on by itself as soon as its own window is done, and may join or leave between any two steps.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+
+from vivavoce.device import Device
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import Generation, Sampling
+from vivavoce.engine.sequence import Sequence as Rows
+from vivavoce.engine.speculative import Acceptance
+from vivavoce.models.whisper import WindowMemory
+from vivavoce.models.whisper_decoding import Text
+from vivavoce.models.whisper_encoding import WindowEncoder
+from vivavoce.models.whisper_engine import BEGUN, TOKEN, WhisperWriter
+from vivavoce.models.whisper_live import LiveGuess, LiveHearing
+from vivavoce.models.whisper_transcriber import (
+    EncodeWindow,
+    Hearing,
+    Segment,
+    WhisperTranscriber,
+    Wish,
+    WriteText,
+)
+from vivavoce.recognition.drafting import DraftChoice, Drafter, DraftReport
+
+TEXTS_A_WINDOW = 5  # drawn together at a temperature
+OnSegment = Callable[[int, Segment], None]
+
+
+@dataclass(eq=False)
+class Listening:
+    """One sound under way."""
+
+    number: int
+    going: Hearing | LiveHearing
+    on_segment: OnSegment | None = None
+    earlier: Sequence[int] = ()
+    """What an earlier hypothesis wrote of the same sound: a draft."""
+    asked: EncodeWindow | WriteText | None = None
+    window: int | None = None
+    texts: list[Rows] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    guess: LiveGuess | None = None
+    """What a sound that is not over amounts to, once it is heard."""
+    is_done: bool = False
+    error: Exception | None = None
+    """Why it ended before its end: of no concern to the others."""
+
+
+class TranscribingEngine:
+    """Hears as many sounds at once as its store has windows; the others wait."""
+
+    def __init__(
+        self, listener: WhisperTranscriber, device: Device, windows: int = 16, drafts: DraftChoice | None = None
+    ) -> None:
+        self.listener, self.windows = listener, windows
+        model = listener.model
+        self.encoder = WindowEncoder(model.encoder)
+        self.writer = WhisperWriter(model, listener.tokens, listener.settings, windows)
+        texts = windows * TEXTS_A_WINDOW
+        limits = EngineLimits(cache_rows=texts * model.config.max_target_positions, sequences_per_step=min(128, texts))
+        self.engine = Engine(self.writer, device, model.decoder.embed_tokens.weight.dtype, limits)
+        self.drafter = Drafter(drafts or DraftChoice(), listener, device)
+        self.drafter.join(self.engine, self.writer)
+        self.tokens = 0
+        self._before = (0, 0, Counter[tuple[int, int]]())
+        self._waiting: list[Listening] = []
+        self._going: list[Listening] = []
+
+    def transcribe(
+        self,
+        sounds: Iterable[torch.Tensor],
+        wishes: Sequence[Wish] | Wish | None = None,
+        on_segment: OnSegment | None = None,
+    ) -> list[list[Segment]]:
+        """The segments of each sound; `on_segment` gets them with the sound's number as they come.  # [time] each"""
+        everybody = [
+            self.begin(samples, wishes[number] if isinstance(wishes, Sequence) else wishes, on_segment, number)
+            for number, samples in enumerate(sounds)
+        ]
+        try:
+            while self.has_work:
+                self.advance()
+                for one in everybody:
+                    if one.error is not None:
+                        raise one.error
+        finally:
+            for one in everybody:
+                self.drop(one)
+        return [one.segments for one in everybody]
+
+    def begin(
+        self,
+        samples: torch.Tensor,
+        wish: Wish | None = None,
+        on_segment: OnSegment | None = None,
+        number: int = 0,
+        earlier: Sequence[int] = (),
+    ) -> Listening:
+        """A sound to be heard from the next `advance` on.  # [time]"""
+        return self.go(self.listener.hear(samples, wish), earlier, on_segment, number)
+
+    def go(
+        self,
+        going: Hearing | LiveHearing,
+        earlier: Sequence[int] = (),
+        on_segment: OnSegment | None = None,
+        number: int = 0,
+    ) -> Listening:
+        """A way through a sound to be gone from the next `advance` on."""
+        one = Listening(number, going, on_segment, earlier)
+        self._waiting.append(one)
+        return one
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sound is under way or waits."""
+        return bool(self._waiting or self._going)
+
+    def advance(self) -> None:
+        """Encode the windows that are wanted, and bring every text a step on."""
+        while self._waiting and len(self._going) < self.windows:
+            self._going.append(self._waiting.pop(0))
+            self._go_on(self._going[-1], None)
+        self._encode([one for one in self._going if isinstance(one.asked, EncodeWindow)])
+        self._write([one for one in self._going if isinstance(one.asked, WriteText)])
+        self._going = [one for one in self._going if not one.is_done]
+
+    def drop(self, one: Listening) -> None:
+        """Forget a sound, whatever it is doing; its segments stay with who has it."""
+        one.is_done, one.asked = True, None
+        one.going.close()
+        self._leave(one)
+        for everybody in (self._waiting, self._going):
+            if one in everybody:
+                everybody.remove(one)
+
+    def report(self) -> DraftReport:
+        """Passes, tokens and drafts since the last report."""
+        steps, tokens, counts = self._before
+        self._before = self.engine.steps, self.tokens, self.engine.acceptance.counts.copy()
+        acceptance = Acceptance(self._before[2] - counts)
+        return DraftReport(self.engine.steps - steps, self.tokens - tokens, acceptance)
+
+    def _go_on(self, one: Listening, answer: WindowMemory | Text | None) -> None:
+        """Give an answer and take segments until the next question, or the end."""
+        while True:
+            try:
+                item = one.going.send(answer)
+            except StopIteration as end:
+                one.guess = end.value
+                return self._end(one)
+            except Exception as error:
+                one.error = error
+                return self._end(one)
+            if not isinstance(item, Segment):
+                one.asked = item
+                return
+            answer = None
+            one.segments.append(item)
+            if one.on_segment is not None:
+                one.on_segment(one.number, item)
+
+    def _end(self, one: Listening) -> None:
+        one.is_done, one.asked = True, None
+        self._leave(one)
+
+    @torch.inference_mode()
+    def _encode(self, asking: list[Listening]) -> None:
+        """Windows of one length as one batch."""
+        model = self.listener.model
+        by_length = sorted(((one.asked.mel, one) for one in asking if isinstance(one.asked, EncodeWindow)),
+                           key=lambda pair: pair[0].shape[-1])  # fmt: skip
+        for _, group in groupby(by_length, key=lambda pair: pair[0].shape[-1]):
+            pairs = list(group)
+            mel = torch.cat([mel for mel, _ in pairs])
+            states = self.encoder(mel)
+            memory = model.decoder.remember(states)
+            for index, (_, one) in enumerate(pairs):
+                self._leave(one)
+                (one.window,) = self.writer.store.hold(memory.of([index]))
+                self.drafter.hear([one.window], mel[index : index + 1], states[index : index + 1])
+                self._go_on(one, self.writer.store.memory(one.window))
+
+    def _write(self, asking: list[Listening]) -> None:
+        """Start the texts that are asked for, take a step, and answer those that are finished."""
+        for one in asking:
+            asked = one.asked
+            assert isinstance(asked, WriteText)
+            if asked.wish.hotwords or asked.beams > 1:  # by their history, which the engine's modes do not hold
+                self._go_on(one, self.listener.answer(asked))
+            elif not one.texts:
+                self._start(one, asked)
+        self.engine.step()
+        for one in asking:
+            if isinstance(one.asked, WriteText) and one.texts and not any(text.is_generating for text in one.texts):
+                self._go_on(one, self._best(one, one.asked))
+
+    def _start(self, one: Listening, asked: WriteText) -> None:
+        assert one.window is not None
+        rows = self.writer.prompt(one.window, asked.prompt, bool(asked.wish.timestamps))
+        most = min(asked.most, self.engine.capacity - len(rows))
+        for draw in range(asked.best_of):
+            text = self.engine.open(rows)
+            sampling = Sampling(asked.temperature, top_k=0, top_p=1.0)
+            generation = Generation(sampling, most, seed=asked.wish.seed * TEXTS_A_WINDOW + draw)
+            speculation = self.drafter.speculation(one.window, asked, one.earlier)
+            self.engine.generate(text, generation, speculation=speculation)
+            text.mode |= BEGUN if asked.is_begun else 0
+            one.texts.append(text)
+
+    def _best(self, one: Listening, asked: WriteText) -> Text:
+        """The likeliest of the finished texts; their places are given back."""
+        assert one.window is not None
+        judged, end = [], self.listener.tokens.endoftext
+        for text in one.texts:
+            written = [row[TOKEN] for row in text.rows[len(asked.prompt) :]]
+            self.tokens += len(written)
+            is_ended = bool(written) and written[-1] == end
+            written = written[:-1] if is_ended else written
+            timed = bool(asked.wish.timestamps)
+            judged.append(self.writer.judge(one.window, asked.prompt, written, timed, is_ended, asked.is_begun))
+            self.engine.close(text)
+        one.texts.clear()
+        one.earlier = ()
+        return max(judged, key=lambda text: text.average_logprob)
+
+    def _leave(self, one: Listening) -> None:
+        """Give back what a sound holds of the engine."""
+        for text in one.texts:
+            self.engine.close(text)
+        one.texts.clear()
+        if one.window is not None:
+            self.writer.store.release(one.window)
+            self.drafter.leave(one.window)
+            one.window = None

@@ -1,0 +1,92 @@
+"""What drafts for a trained Whisper: `viva train draft --asr DIR --corpus DIR --out DIR [--layers 2 | --pieces]`.
+
+A decoder of few layers, distilled from the model's own: it begins as some of the layers and learns what the whole
+decoder finds likely. It hears through the model's encoder and shares its tables, so it adds little memory. With
+`--pieces`, a linear layer on the frozen encoder that guesses the whole text at once, taught by CTC.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vivavoce.models.whisper import Whisper
+from vivavoce.models.whisper_draft import DraftLayers, distilled, save_decoder
+from vivavoce.models.whisper_pieces import BLANK, PieceGuesser
+from vivavoce.train.ctc import ctc_loss
+from vivavoce.train.loop import Batch
+from vivavoce.train.recogniser.asr import FEWEST_PIECES
+from vivavoce.train.recogniser.draft_course import Lesson, distillation, options, train_draft
+from vivavoce.train.recogniser.vocabulary import Vocabulary
+
+LAYERS = 2
+
+
+class DecoderApprentice:
+    """A small decoder that learns to write as the whole one."""
+
+    peak_rate = 1e-3
+
+    def __init__(self, model: Whisper, layers: int = LAYERS) -> None:
+        self.model = model
+        self.decoder = distilled(model.decoder, layers)
+        self.module = DraftLayers(self.decoder).requires_grad_(True)
+
+    def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
+        """The divergence from the model's chances, and how often both would write the same."""
+        hidden = self.decoder(lesson.tokens, self.decoder.remember(lesson.states))
+        surprise, agreed = distillation(self.decoder.logits(hidden), lesson.chances, lesson.counts)
+        return {"loss": surprise, "agreed": agreed}
+
+    def save(self, folder: Path) -> None:
+        """Write the layers in half precision."""
+        kept = distilled(self.model.decoder, len(self.decoder.stack))
+        DraftLayers(kept).load_state_dict(self.module.state_dict())
+        DraftLayers(kept).half()
+        save_decoder(kept, folder, self.model.config)
+
+
+class PiecesApprentice:
+    """A linear layer that learns to read the text off the encoder's states."""
+
+    peak_rate = 5e-3
+
+    def __init__(self, model: Whisper, text_ids: int) -> None:
+        self.model = model
+        self.module = self.guesser = PieceGuesser(model.config.d_model, text_ids).to(
+            model.decoder.embed_tokens.weight.device
+        )
+
+    def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
+        """CTC of the pieces that are said."""
+        chances = self.guesser(lesson.states).float().log_softmax(-1)
+        counts = batch["piece_counts"]
+        frames = torch.full_like(counts, chances.shape[1])
+        losses = ctc_loss(chances, batch["pieces"] + BLANK + 1, frames, counts)
+        return {"loss": (losses / counts.clamp(min=FEWEST_PIECES)).mean()}
+
+    def save(self, folder: Path) -> None:
+        """Write the layer in half precision."""
+        kept = PieceGuesser(self.model.config.d_model, self.guesser.pieces.out_features - 1)
+        kept.load_state_dict(self.guesser.state_dict())
+        kept.half().save(folder, self.model.config)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = options("Train a draft for a frozen Whisper.")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the small decoder")
+    parser.add_argument("--pieces", action="store_true", help="a linear layer that guesses whole texts instead")
+    given = parser.parse_args(arguments)
+
+    def make(model: Whisper, vocabulary: Vocabulary) -> DecoderApprentice | PiecesApprentice:
+        if given.pieces:
+            return PiecesApprentice(model, vocabulary.tokens.endoftext)
+        return DecoderApprentice(model, min(given.layers, model.config.decoder_layers - 1))
+
+    train_draft(given, make)
+
+
+if __name__ == "__main__":
+    main()
