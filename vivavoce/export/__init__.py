@@ -1,0 +1,1 @@
+"""Models for other runtimes: ONNX graphs and TensorRT-LLM checkpoints."""

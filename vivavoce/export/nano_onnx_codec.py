@@ -1,0 +1,192 @@
+"""MOSS-Audio-Tokenizer-Nano as three ONNX graphs, with the names and shapes of the published ONNX folder.
+
+Windows of the streaming graph are of fixed size; positions of −1 stand for nothing there yet.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vivavoce.export.onnx_graph import Graph
+from vivavoce.models.moss_audio_tokenizer_nano import CodecLayer, MossAudioTokenizerNano, Stage
+from vivavoce.nn.rope import rotate_pairs, rotation
+
+CODE_TOLERANCE = 0.02  # of codes: two may be equally near
+SOUND_TOLERANCE = 1e-3
+
+
+def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """# [batch, new, head, dim], [batch, row, head, dim] twice, bool [batch, new, row] → [batch, new, head · dim]"""
+    scores = torch.einsum("bqhd,bkhd->bhqk", queries * queries.shape[-1] ** -0.5, keys)
+    chances = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", chances, values).flatten(2)
+
+
+def _windowed(layer: nn.Module, x: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor, past: tuple[Tensor, ...]) -> Any:
+    """A codec layer over explicit keys and values.  # x [batch, time, d_model], past [batch, head, slot, dim]"""
+    assert isinstance(layer, CodecLayer)
+    attention = layer.self_attn
+    packed = attention.in_proj(layer.norm1(x)).unflatten(-1, (3, attention.heads, -1))
+    query, key, value = packed.unbind(2)
+    query, key = rotate_pairs(query, *turns), rotate_pairs(key, *turns)
+    if past:
+        key = torch.cat([past[0].transpose(1, 2), key], dim=1)
+        value = torch.cat([past[1].transpose(1, 2), value], dim=1)
+    x = x + layer.layer_scale_1(attention.out_proj(attended(query, key, value, seen)))
+    return x + layer.layer_scale_2(layer.ffn(layer.norm2(x))), key, value
+
+
+class CodecChain(nn.Module):
+    """One way of the codec over a whole sound."""
+
+    def __init__(self, codec: MossAudioTokenizerNano, is_decoder: bool) -> None:
+        super().__init__()
+        self.codec = codec
+        self.chain = codec.decoder if is_decoder else codec.encoder
+
+    def through(self, x: Tensor) -> Tensor:
+        """# [batch, time, channel]"""
+        for module in self.chain:
+            x = self.stage(module, x) if isinstance(module, Stage) else module(x)
+        return x
+
+    def stage(self, stage: Stage, x: Tensor) -> Tensor:
+        """A transformer with its window, everything at once."""
+        places = torch.arange(x.shape[1], device=x.device)
+        back = places[:, None] - places
+        seen = ((back >= 0) & (back < stage.window))[None]
+        turns = _turns(stage, places[None])
+        x = stage.input_proj(x)
+        for layer in stage.transformer.layers:
+            x, _, _ = _windowed(layer, x, turns, seen, ())
+        projected: Tensor = stage.output_proj(x)
+        return projected
+
+
+def _turns(stage: Stage, positions: Tensor) -> tuple[Tensor, Tensor]:
+    head_dim = stage.config.d_model // stage.config.num_heads
+    return rotation(positions, head_dim, stage.config.max_period)
+
+
+class Encode(CodecChain):
+    """Sound to codes."""
+
+    def __init__(self, codec: MossAudioTokenizerNano) -> None:
+        super().__init__(codec, is_decoder=False)
+
+    def forward(self, waveform: Tensor, input_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """# [batch, 2, sample], [batch] → [batch, frame, codebook], [batch]"""
+        hidden = self.through(waveform.transpose(1, 2).flatten(1)[..., None])
+        codes = self.codec.quantizer.encode(hidden).transpose(1, 2)
+        return codes.to(torch.int32), (input_lengths // self.codec.config.frame_samples).to(torch.int32)
+
+
+class DecodeFull(CodecChain):
+    """Codes to sound."""
+
+    def __init__(self, codec: MossAudioTokenizerNano) -> None:
+        super().__init__(codec, is_decoder=True)
+
+    def forward(self, audio_codes: Tensor, audio_code_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """# [batch, frame, codebook], [batch] → [batch, 2, sample], [batch]"""
+        sound = self.through(self.codec.quantizer.decode(audio_codes.long().transpose(1, 2)))
+        return _split(sound, self.codec), (audio_code_lengths * self.codec.config.frame_samples).to(torch.int32)
+
+
+def _split(interleaved: Tensor, codec: MossAudioTokenizerNano) -> Tensor:
+    """# [batch, 2 · sample, 1] → [batch, 2, sample]"""
+    return interleaved[..., 0].unflatten(1, (-1, codec.config.channels)).transpose(1, 2)
+
+
+class CodecDecodeStep(CodecChain):
+    """The next frames of a stream, its windows going in and coming out."""
+
+    def __init__(self, codec: MossAudioTokenizerNano) -> None:
+        super().__init__(codec, is_decoder=True)
+
+    def forward(self, audio_codes: Tensor, audio_code_lengths: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """State: an offset a stage, then offset, keys, values and positions of each layer."""
+        stages = [module for module in self.chain if isinstance(module, Stage)]
+        offsets, layers = state[: len(stages)], state[len(stages) :]
+        after_offsets, after_layers = list[Tensor](), list[Tensor]()
+        x = self.codec.quantizer.decode(audio_codes.long().transpose(1, 2))
+        number = 0
+        for module in self.chain:
+            if not isinstance(module, Stage):
+                x = module(x)
+                continue
+            offset = offsets[len(after_offsets)]
+            positions = offset[:, None] + torch.arange(x.shape[1], device=x.device, dtype=offset.dtype)
+            after_offsets.append(offset + x.shape[1])
+            turns = _turns(module, positions)
+            x = module.input_proj(x)
+            for layer in module.transformer.layers:
+                own_offset, keys, values, places = layers[4 * number : 4 * number + 4]
+                known = torch.cat([places, positions], dim=1)
+                back = positions[:, :, None] - known[:, None]
+                seen = (known[:, None] >= 0) & (back >= 0) & (back < module.window)
+                x, new_keys, new_values = _windowed(layer, x, turns, seen, (keys, values))
+                kept = slice(positions.shape[1], None)
+                after_layers += [
+                    own_offset + positions.shape[1],
+                    new_keys[:, kept].transpose(1, 2),
+                    new_values[:, kept].transpose(1, 2),
+                    known[:, kept],
+                ]
+                number += 1
+            x = module.output_proj(x)
+        lengths = (audio_code_lengths * self.codec.config.frame_samples).to(torch.int32)
+        return _split(x, self.codec), lengths, *after_offsets, *after_layers
+
+
+def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[Graph]:
+    """The three graphs of the codec."""
+    config, noise = codec.config, torch.Generator().manual_seed(0)
+    books, entries = config.quantizer.num_quantizers, config.quantizer.codebook_size
+
+    def sound(frames: int) -> dict[str, Tensor]:
+        samples = frames * config.frame_samples
+        return {
+            "waveform": 0.1 * torch.randn(1, config.channels, samples, generator=noise),
+            "input_lengths": torch.tensor([samples], dtype=torch.int32),
+        }
+
+    def codes(frames: int) -> dict[str, Tensor]:
+        return {
+            "audio_codes": torch.randint(entries, (1, frames, books), generator=noise).int(),
+            "audio_code_lengths": torch.tensor([frames], dtype=torch.int32),
+        }
+
+    yield Graph(
+        "moss_audio_tokenizer_encode", Encode(codec), sound(4), {"waveform": {2: f"{config.frame_samples}*frame"}},
+        ("audio_codes", "audio_code_lengths"), (sound(7),), CODE_TOLERANCE,
+    )  # fmt: skip
+    yield Graph(
+        "moss_audio_tokenizer_decode_full", DecodeFull(codec), codes(4), {"audio_codes": {1: "frame"}},
+        ("audio", "audio_lengths"), (codes(9),), SOUND_TOLERANCE,
+    )  # fmt: skip
+    state = empty_state(codec)
+    yield Graph(
+        "moss_audio_tokenizer_decode_step", CodecDecodeStep(codec), codes(3) | state, {"audio_codes": {1: "frame"}},
+        ("audio", "audio_lengths", *(f"{name}_out" for name in state)), (codes(2) | state,), SOUND_TOLERANCE,
+    )  # fmt: skip
+
+
+def empty_state(codec: MossAudioTokenizerNano) -> dict[str, Tensor]:
+    """The streaming decoder's state before the first frame, by the published names."""
+    stages = [module for module in codec.decoder if isinstance(module, Stage)]
+    zero = torch.zeros(1, dtype=torch.int32)
+    state = {f"transformer_offset_{number}": zero for number in range(len(stages))}
+    layers = [stage for stage in stages for _ in range(stage.config.num_layers)]
+    for number, stage in enumerate(layers):
+        heads = stage.config.num_heads
+        size = (1, heads, stage.window, stage.config.d_model // heads)
+        state |= {
+            f"attn_offset_{number}": zero,
+            f"attn_cached_keys_{number}": torch.zeros(size),
+            f"attn_cached_values_{number}": torch.zeros(size),
+            f"attn_cached_positions_{number}": torch.full((1, stage.window), -1, dtype=torch.int32),
+        }
+    return state

@@ -1,0 +1,123 @@
+"""`viva export onnx`: which graphs a model has, by what its files say it is, and where they are written."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.export.nano_onnx import nano_graphs
+from vivavoce.export.nano_onnx_folder import write_beside
+from vivavoce.export.onnx_codec import codec_graphs, speech_graphs
+from vivavoce.export.onnx_graph import OPSET, ExportedGraph, Graph, export_graph
+from vivavoce.export.onnx_lm import lm_graphs
+from vivavoce.export.onnx_vocoders import bigvgan_graphs, xy_graphs
+from vivavoce.export.onnx_whisper import whisper_graphs
+from vivavoce.models.bigvgan import BigVGAN
+from vivavoce.models.cosyvoice_folder import LM, CosyVoiceSizes, load_speech, version_of
+from vivavoce.models.cosyvoice_lm import CosyVoiceLM
+from vivavoce.models.llama import Llama
+from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.moss_speech_codec import MossSpeechCodec
+from vivavoce.models.whisper import Whisper
+from vivavoce.models.xy_tokenizer import CHECKPOINT_NAMES, XYTokenizer
+
+MANIFEST = "export.json"
+COSYVOICE = ("llm.pt", "llm.rl.pt")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sort of model: how its files are recognised, and the graphs of one."""
+
+    name: str
+    fits: Callable[[Path], bool]
+    graphs: Callable[[Path], Iterator[Graph]]
+    beside: Callable[[Path, Path], None] | None = None
+    """Writes what a runtime needs besides the graphs, from the model's folder into the new one."""
+
+
+def _of_type(model_type: str) -> Callable[[Path], bool]:
+    return lambda source: _config(source).get("model_type") == model_type
+
+
+def _moss_speech(folder: Path) -> Iterator[Graph]:
+    yield from lm_graphs(MossSpeech.load(folder), ("text_logits", "audio_logits"))
+    if (folder / "codec").is_dir():
+        yield from codec_graphs(MossSpeechCodec.load(folder / "codec"))
+
+
+def _cosyvoice(folder: Path) -> Iterator[Graph]:
+    version = version_of(folder)
+    assert version is not None
+    sizes = CosyVoiceSizes.of_folder(folder, version)
+    yield from lm_graphs(CosyVoiceLM.load(folder / LM, sizes.lm))
+    yield from speech_graphs(load_speech(folder, sizes, "cpu", torch.float32))
+
+
+KINDS = (
+    Kind("moss-speech", _of_type("moss_speech"), _moss_speech),
+    Kind("moss-tts-nano", _of_type("moss_tts_nano"), nano_graphs, write_beside),
+    Kind("moss-speech-codec", lambda s: (s / "flow").is_dir(), lambda s: codec_graphs(MossSpeechCodec.load(s))),
+    Kind("whisper", lambda s: _of_type("whisper")(s) or (s.suffix == ".pt" and s.name not in COSYVOICE),
+         lambda s: whisper_graphs(Whisper.load(s))),
+    Kind("cosyvoice", lambda s: version_of(s) is not None, _cosyvoice),
+    Kind("cosyvoice-lm", lambda s: s.name in COSYVOICE, lambda s: lm_graphs(CosyVoiceLM.load(s))),
+    Kind("llama", lambda s: s.suffix == ".gguf" or _of_type("llama")(s), lambda s: lm_graphs(Llama.load(s)[0])),
+    Kind("bigvgan", lambda s: "upsample_rates" in _config(s), lambda s: bigvgan_graphs(BigVGAN.load(s))),
+    Kind("xy-tokenizer", lambda s: s.suffix == ".ckpt" or any((s / name).is_file() for name in CHECKPOINT_NAMES),
+         lambda s: xy_graphs(XYTokenizer.load(s))),
+)  # fmt: skip
+"""One line a sort of model; the first that fits is taken."""
+
+
+def kind_of(source: Path) -> Kind:
+    """The sort of model a folder or file holds."""
+    if not source.exists():
+        raise CheckpointError(f"{source} does not exist; give the folder or file of a model")
+    for kind in KINDS:
+        if kind.fits(source):
+            return kind
+    known = ", ".join(kind.name for kind in KINDS)
+    raise InputError(f"{source} is no model that can be exported to ONNX; these can: {known}")
+
+
+def export_onnx(
+    source: Path, out: Path, parts: Sequence[str] = (), opset: int = OPSET, check: bool = True
+) -> list[ExportedGraph]:
+    """Write the graphs of a model, or some of them by name, each compared with torch, and a list of them."""
+    kind = kind_of(source)
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a folder to write the graphs into")
+    out.mkdir(parents=True, exist_ok=True)
+    written, names = [], []
+    for graph in kind.graphs(source):
+        names.append(graph.name)
+        if not parts or graph.name in parts:
+            written.append(export_graph(graph, out, opset, check))
+    unknown = sorted(set(parts) - set(names))
+    if unknown:
+        raise InputError(f"{kind.name} has no part {', '.join(unknown)}; it has {', '.join(names)}")
+    _write_manifest(out / MANIFEST, kind, written)
+    if kind.beside is not None:
+        kind.beside(source, out)
+    return written
+
+
+def _write_manifest(file: Path, kind: Kind, written: Sequence[ExportedGraph]) -> None:
+    graphs = [vars(graph) | {"file": graph.file.name} for graph in written]
+    file.write_text(json.dumps({"kind": kind.name, "graphs": graphs}, indent=2, default=str), encoding="utf8")
+
+
+def _config(source: Path) -> dict[str, Any]:
+    file = source / "config.json"
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} cannot be read ({error})") from error
+    return content if isinstance(content, dict) else {}

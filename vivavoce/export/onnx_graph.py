@@ -1,0 +1,189 @@
+"""One ONNX graph: what is traced, which of its axes may change, and how close the result must be to torch."""
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vivavoce.errors import CheckpointError, MissingDependencyError, VivaError
+
+OPSET = 23
+NEEDED = "exporting to ONNX needs onnx, onnxscript and onnxruntime: pip install 'vivavoce[export]'"
+
+READABLE = re.compile(r"[a-z_]+( \+ [a-z_]+)?|\d+\*[a-z_]+")
+
+Axes = Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A module to be exported. Its forward takes the tensors of `example` in their order and gives those of `outputs`.
+
+    `axes` names the axes that may change, by input; axes of one name change together, and `8*code` is eight times the
+    axis `code`. `checks` are inputs of other sizes than the example's, on which the graph is compared with torch.
+    """
+
+    name: str
+    module: nn.Module
+    example: Mapping[str, Tensor]
+    axes: Mapping[str, Axes]
+    outputs: tuple[str, ...]
+    checks: tuple[Mapping[str, Tensor], ...] = ()
+    tolerance: float = 1e-4
+    """The largest difference allowed, as a share of the largest value; of ids, the share that may differ."""
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """What was written, and how far from torch it is: the worst of all outputs and checks."""
+
+    name: str
+    file: Path
+    opset: int
+    bytes: int
+    inputs: Mapping[str, list[str | int]]
+    outputs: Mapping[str, list[str | int]]
+    difference: float | None = None
+    tolerance: float = 0.0
+    checked: list[dict[str, list[int]]] = field(default_factory=list)
+
+
+def export_graph(graph: Graph, folder: Path, opset: int = OPSET, check: bool = True) -> ExportedGraph:
+    """Write `folder/name.onnx` and compare it with torch; a graph that is too far off is an error, and not kept."""
+    file = folder / f"{graph.name}.onnx"
+    partial = file.with_suffix(".partial.onnx")
+    _write(graph, partial, opset)
+    try:
+        difference = compare(graph, partial) if check else None
+        if difference is not None and not difference <= graph.tolerance:
+            raise VivaError(
+                f"{graph.name}: ONNX differs from torch by {difference:.2g} of the largest value, more than "
+                f"{graph.tolerance:.0e}; the file was not kept"
+            )
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return _described(graph, file, opset, difference)
+
+
+@torch.no_grad()
+def _write(graph: Graph, file: Path, opset: int) -> None:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - torch's exporter needs it, and says so less clearly
+    except ImportError as error:
+        raise MissingDependencyError(NEEDED) from error
+    with _quietly():
+        program = torch.onnx.export(
+            graph.module.eval(),
+            tuple(graph.example.values()),
+            input_names=list(graph.example),
+            output_names=list(graph.outputs),
+            dynamic_shapes=_dynamic_shapes(graph),
+            opset_version=opset,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    for output in model.graph.output:
+        for axis, size in enumerate(output.type.tensor_type.shape.dim):
+            if size.dim_param and not READABLE.fullmatch(size.dim_param):
+                size.dim_param = f"{output.name}_{axis}"
+    if model.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
+        onnx.save(model, file)
+    else:
+        onnx.save(model, file, save_as_external_data=True, location=f"{graph.name}.onnx.data")
+
+
+def _dynamic_shapes(graph: Graph) -> tuple[Any, ...]:
+    names = {size.rpartition("*")[2] for axes in graph.axes.values() for size in axes.values()}
+    dims = {name: torch.export.Dim(name) for name in sorted(names)}
+
+    def dim(size: str) -> Any:
+        factor, _, name = size.rpartition("*")
+        return int(factor) * dims[name] if factor else dims[name]
+
+    shapes = tuple({axis: dim(size) for axis, size in graph.axes.get(name, {}).items()} for name in graph.example)
+    parameters = signature(graph.module.forward).parameters.values()
+    named = [each for each in parameters if each.kind is not Parameter.VAR_POSITIONAL]
+    return shapes if len(named) == len(parameters) else (*shapes[: len(named)], shapes[len(named) :])
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporter's remarks on packages we do not use and on axes that share a name on purpose."""
+    remarks = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = remarks.level
+    remarks.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        remarks.setLevel(level)
+
+
+def compare(graph: Graph, file: Path) -> float:
+    """How far the graph's outputs are from torch's on the example and all checks, at worst."""
+    session = open_session(file)
+    worst = 0.0
+    for given in (graph.example, *graph.checks):
+        with torch.no_grad():
+            wanted = graph.module(*given.values())
+        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+        found = session.run(list(graph.outputs), {name: tensor.numpy() for name, tensor in given.items()})
+        for ours, theirs in zip(wanted, found, strict=True):
+            worst = max(worst, difference(ours, theirs))
+    return worst
+
+
+def difference(wanted: Tensor, found: "np.ndarray[Any, Any]") -> float:
+    """The largest difference over the largest value; of ids, the share that differ; infinite where shapes do."""
+    if tuple(wanted.shape) != found.shape:
+        return float("inf")
+    if not wanted.is_floating_point():
+        return float((wanted.numpy() != found).mean()) if found.size else 0.0
+    apart = (wanted - torch.from_numpy(found)).abs()
+    largest = max(float(wanted.abs().max()), 1e-6) if wanted.numel() else 1.0
+    return float(apart.max()) / largest if apart.numel() else 0.0
+
+
+def open_session(file: Path) -> Any:
+    """An onnxruntime session on the CPU; a damaged file is one line."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependencyError(NEEDED) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise CheckpointError(f"{file} cannot be opened as an ONNX graph ({first}); export it again") from error
+
+
+def _described(graph: Graph, file: Path, opset: int, difference: float | None) -> ExportedGraph:
+    session = open_session(file)
+    data = file.with_name(f"{file.name}.data")
+    return ExportedGraph(
+        graph.name,
+        file,
+        opset,
+        file.stat().st_size + (data.stat().st_size if data.is_file() else 0),
+        {value.name: value.shape for value in session.get_inputs()},
+        {value.name: value.shape for value in session.get_outputs()},
+        difference,
+        graph.tolerance,
+        [{name: list(tensor.shape) for name, tensor in given.items()} for given in (graph.example, *graph.checks)],
+    )

@@ -1,0 +1,156 @@
+"""Engines of our exports, run by TensorRT-LLM where it is installed; what this machine can use of it."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
+from vivavoce.export.trtllm.build_script import NAME as BUILD_SCRIPT
+from vivavoce.export.trtllm.checkpoint_folder import read_manifest
+from vivavoce.export.trtllm.cosyvoice import PROMPT_FILE, prompt_ids
+from vivavoce.export.trtllm.logits_rules import BiasRule, ModeRule
+from vivavoce.export.trtllm.moss_speech import joint_id, row_of
+from vivavoce.export.trtllm.versions import LAST_ENGINES, parse_version
+from vivavoce.models.cosyvoice_lm import CosyVoiceLMConfig
+from vivavoce.models.interface import Row
+from vivavoce.models.moss_speech import MossSpeechConfig
+
+RULE = "vivavoce"
+
+
+@dataclass(frozen=True)
+class EngineSampling:
+    """How ids are drawn inside the engine."""
+
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+
+class MossSpeechEngine:
+    """A whole MOSS-Speech: rows in, the rows of a reply out."""
+
+    def __init__(self, folder: str | Path, model: str | Path) -> None:
+        """`folder` is an export with its engine built, `model` the folder it was exported from."""
+        self.config = MossSpeechConfig.read(model)
+        self.runner = _open_runner(Path(folder), "moss-speech", ModeRule(self.config))
+
+    def reply(self, rows: Sequence[Row], most: int, sampling: EngineSampling | None = None) -> Iterator[Row]:
+        """The rows that follow, as the engine makes them, up to the end of the turn."""
+        ids = [joint_id(self.config, row) for row in rows]
+        ends = [self.config.eos_token_id]
+        for joint in _generated(self.runner, ids, most, ends, self.config.pad_token_id, sampling or EngineSampling()):
+            yield row_of(self.config, joint)
+
+
+class CosyVoiceEngine:
+    """CosyVoice's language model: the rows of a prompt in, speech codes out."""
+
+    def __init__(self, folder: str | Path, config: CosyVoiceLMConfig) -> None:
+        folder = Path(folder)
+        bias = None
+        if (folder / PROMPT_FILE).is_file():
+            self.tables = load_file(folder / PROMPT_FILE)
+            bias = self.tables.get("head_bias")
+        self.config = config
+        self.runner = _open_runner(folder, "cosyvoice-lm", None if bias is None else BiasRule(bias))
+
+    def speak(self, rows: Sequence[Row], most: int, sampling: EngineSampling | None = None) -> Iterator[int]:
+        """The codes that follow the rows of `CosyVoiceLM.prompt`."""
+        ids, table = prompt_ids(self.config, self.tables, rows)
+        options = {} if table is None else {"prompt_table": table[None], "prompt_tasks": "0"}
+        end = self.config.end_code
+        yield from _generated(self.runner, ids, most, [end], end, sampling or EngineSampling(), options)
+
+
+def _open_runner(folder: Path, kind: str, rule: Any) -> Any:
+    manifest = read_manifest(folder)
+    if manifest["kind"] != kind or manifest["part"] == "trunk":
+        raise InputError(f"{folder} is the {manifest['part']} of {manifest['kind']}, not a whole {kind}")
+    if manifest["backend"] != "tensorrt":
+        raise InputError(f"{folder} is for TensorRT-LLM's PyTorch backend; import its definition and give it to LLM(…)")
+    if not (folder / "engines" / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has no engine yet; run {folder / BUILD_SCRIPT} on the machine that will use it"
+        )
+    runtime = _tensorrt_llm("tensorrt_llm.runtime")
+    rules = {} if rule is None else {"logits_processor_map": {RULE: rule}}
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    runner = runtime.ModelRunnerCpp.from_dir(engine_dir=str(folder / "engines"), rank=rank, **rules)
+    runner.rule_names = [RULE] if rules else None
+    return runner
+
+
+def _generated(
+    runner: Any,
+    ids: Sequence[int],
+    most: int,
+    ends: Sequence[int],
+    pad: int,
+    sampling: EngineSampling,
+    options: dict[str, Any] | None = None,
+) -> Iterator[int]:
+    """New ids one after the other, without the one that ends them."""
+    steps = runner.generate(
+        batch_input_ids=[torch.tensor(ids, dtype=torch.int32)],
+        max_new_tokens=most,
+        end_id=ends[0],
+        pad_id=pad,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        repetition_penalty=sampling.repetition_penalty,
+        random_seed=sampling.seed,
+        logits_processor_names=runner.rule_names,
+        streaming=True,
+        return_dict=True,
+        output_sequence_lengths=True,
+        **(options or {}),
+    )
+    known = len(ids)
+    for step in steps:
+        length = int(step["sequence_lengths"][0, 0])
+        for made in step["output_ids"][0, 0, known:length].tolist():
+            if made in ends:
+                return
+            yield made
+        known = max(known, length)
+
+
+def _tensorrt_llm(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"engines need TensorRT-LLM up to {LAST_ENGINES}: pip install 'tensorrt-llm<=1.2.1' on a machine with CUDA"
+        ) from error
+
+
+def usable_here() -> list[str]:
+    """One line on each of our exports that this machine can or cannot use, for `viva doctor`."""
+    try:
+        installed = metadata.version("tensorrt-llm")
+    except metadata.PackageNotFoundError:
+        return [
+            "TensorRT-LLM is not installed: `viva export trtllm` writes checkpoints here, engines are built and run "
+            "where `pip install tensorrt-llm` and a CUDA GPU are"
+        ]
+    if not torch.cuda.is_available():
+        return [f"TensorRT-LLM {installed} is installed but there is no CUDA GPU: nothing of it can run here"]
+    if parse_version(installed) > LAST_ENGINES:
+        return [
+            f"TensorRT-LLM {installed} has the PyTorch backend alone: `viva export trtllm --trt-version {installed}` "
+            "writes what it takes; engines need 1.2.1 or 1.3.0rc20"
+        ]
+    if which("trtllm-build") is None:
+        return [f"TensorRT-LLM {installed} can run engines of `viva export trtllm`; trtllm-build is not on the PATH"]
+    return [f"TensorRT-LLM {installed} can build and run the engines of `viva export trtllm`"]
