@@ -1,0 +1,216 @@
+"""Capacity arithmetic, and a simulated day: what must hold of any queue holds of ours."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vivavoce.bench.plan import erlang_b, fits, load_of, most_by_memory, most_by_time, places_for, plan
+from vivavoce.bench.plan_figures import (
+    ACCELERATORS,
+    H200_MEASURED,
+    METHODS,
+    MOSS_SPEECH,
+    Curve,
+    Question,
+    read_measured,
+)
+from vivavoce.bench.plan_report import save
+from vivavoce.bench.plan_simulation import Fleet, Region, Simulation, simulate
+from vivavoce.cli import app
+from vivavoce.errors import InputError
+
+BENCH = Path(__file__).parents[2] / "docs" / "bench"
+ONE = (Region("one", 1.0),)
+STEADY = Fleet(calls=40, regions=ONE, is_flat=True, machines=4, places=12, call_seconds=60, failures_a_year=0)
+
+
+def measured_files():
+    return [json.loads((BENCH / f"{name}_h200.json").read_text(encoding="utf8")) for name in ("lm", "codec")]
+
+
+def test_the_figures_are_those_of_the_bench():
+    told = read_measured(*measured_files())
+    for name in ("step", "hop", "ear"):
+        for (count, ours), (there, theirs) in zip(
+            getattr(H200_MEASURED, name).points, getattr(told, name).points, strict=True
+        ):
+            assert count == there and ours == pytest.approx(theirs, rel=0.2), name
+    assert H200_MEASURED.prefill_rows_ms == pytest.approx(told.prefill_rows_ms, rel=0.2)
+
+
+def test_the_sizes_are_those_of_the_bench():
+    lm, codec = measured_files()
+    all_parameters = sum((MOSS_SPEECH.layer_parameters, MOSS_SPEECH.heads_parameters, MOSS_SPEECH.embedding_parameters))
+    assert all_parameters == lm["parameters"]
+    assert MOSS_SPEECH.read_each_step(METHODS["bf16"]) == lm["weight_bytes_per_step"]
+    assert MOSS_SPEECH.kv_row_bytes == lm["kv_bytes_per_row"] == 160 * 1024
+    assert (MOSS_SPEECH.voice_bytes, MOSS_SPEECH.speaking_bytes) == (codec["voice_bytes"], codec["state_bytes"])
+    assert MOSS_SPEECH.weights(METHODS["bf16"]) == pytest.approx(18.2e9, rel=0.01)
+
+
+def test_a_curve_goes_through_its_points_and_on():
+    curve = Curve(((1, 10.0), (3, 20.0), (4, 30.0)))
+    assert [curve(count) for count in (0, 0.5, 1, 2, 3, 4, 6)] == [0, 5, 10, 15, 20, 30, 50]
+
+
+def test_more_history_leaves_room_for_fewer_and_smaller_weights_for_more():
+    by_context = [most_by_memory(Question(context=rows)) for rows in (1024, 4096, 16384)]
+    assert by_context == sorted(by_context, reverse=True) and by_context[0] > by_context[-1] > 0
+    fourth = [row["context_rows"] for row in fits(ACCELERATORS["RTX4090"], Question())]
+    methods = dict(zip(METHODS, fourth, strict=True))
+    assert methods["bf16"] < methods["int8"] < methods["int4"] < methods["int4+kv8"]
+    assert methods["int8"] == methods["fp8"]
+
+
+def test_the_most_is_what_fits_and_one_more_does_not():
+    question = Question(context=4096)
+    most = plan(question)["most_sessions"]
+    assert load_of(question, most).busy <= question.busy < load_of(question, most + 1).busy or (
+        load_of(question, most).memory <= question.card.memory < load_of(question, most + 1).memory
+    )
+    assert most == min(most_by_memory(question), most_by_time(question))
+
+
+def test_what_does_not_fit_is_said_so():
+    small = replace(ACCELERATORS["RTX4090"], memory=16e9)
+    planned = plan(Question(card=small, sessions=10))
+    assert planned["most_sessions"] == 0 and planned["cards"] is None and planned["breaks_first"] == "nothing fits"
+    assert [row["fits"] for row in fits(small, Question())][:2] == [False, True]
+
+
+@pytest.mark.parametrize(("calls", "places", "blocked"), [(1.0, 1, 0.5), (10.0, 10, 0.2146), (100.0, 117, 0.0098)])
+def test_erlangs_formula(calls, places, blocked):
+    assert erlang_b(calls, places) == pytest.approx(blocked, abs=5e-4)
+
+
+def test_places_for_a_share_refused():
+    for calls in (3.0, 50.0, 1000.0):
+        places = places_for(calls, 0.001)
+        assert erlang_b(calls, places) <= 0.001 < erlang_b(calls, places - 1)
+
+
+@pytest.mark.parametrize("lengths", ["exponential", "lognormal"])
+def test_refusals_are_erlangs_whatever_the_lengths(lengths):
+    results = [simulate(replace(STEADY, lengths=lengths, seed=seed, hours=12)) for seed in range(3)]
+    refused = sum(each["refused"] for each in results) / sum(each["offered"] for each in results)
+    assert refused == pytest.approx(erlang_b(40, 48), abs=0.006)
+
+
+def test_littles_law():
+    result = simulate(replace(STEADY, hours=24, seed=5))
+    admitted = result["offered"] - result["refused"]
+    assert result["mean_calls"] == pytest.approx(admitted / (24 * 3600) * 60.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        Fleet(calls=120, hours=24, seed=1),
+        Fleet(calls=120, hours=12, outage_hour=4, seed=2),
+        Fleet(calls=60, hours=6, failures_a_year=20_000, seed=3),
+        Fleet(calls=60, hours=6, failures_a_year=20_000, machines=1, overflows=False, seed=4),
+    ],
+)
+def test_every_call_is_somewhere_and_no_machine_has_too_many(fleet):
+    simulation = Simulation(fleet)
+    look = simulation._look
+
+    def checked() -> None:
+        look()
+        assert all(len(machine.calls) <= fleet.places for machine in simulation.machines.values())
+        seated = Counter(call.machine for call in simulation.calls.values())
+        assert seated == Counter({each.id: len(each.calls) for each in simulation.machines.values() if each.calls})
+        for region in range(len(fleet.regions)):
+            here = [each for each in simulation.machines.values() if each.region == region and each.is_ready]
+            assert simulation._busy[region] == sum(len(each.calls) for each in here)
+            assert simulation._places[region] == sum(
+                len(each.calls) if each.is_draining else fleet.places for each in here
+            )
+
+    simulation._look = checked
+    tally = simulation.run()
+    assert tally.offered == tally.completed + tally.refused + tally.dropped + len(simulation.calls)
+    assert tally.offered > 0
+    under_way = sum(simulation.end - call.began for call in simulation.calls.values())
+    assert tally.talk_seconds + under_way == pytest.approx(tally.call_integral)
+
+
+def test_with_room_to_spare_failures_drop_nobody_and_without_it_they_do():
+    often = {"failures_a_year": 20_000, "hours": 6, "is_flat": True, "regions": ONE, "call_seconds": 120}
+    roomy = simulate(Fleet(calls=60, machines=10, **often))
+    tight = simulate(Fleet(calls=60, machines=3, **often))
+    assert roomy["failures"] > 5 and roomy["moved"] > 0 and roomy["dropped"] == 0
+    assert tight["dropped"] > 0
+
+
+def test_when_a_region_is_gone_others_take_its_calls():
+    day = {"calls": 150, "hours": 10, "failures_a_year": 0}
+    alone = simulate(Fleet(outage_hour=4, overflows=False, **day))
+    together = simulate(Fleet(outage_hour=4, overflows=True, **day))
+    assert together["away_from_home"] > 0 == alone["away_from_home"]
+    assert together["refused_share"] < alone["refused_share"]
+
+
+def test_a_fixed_fleet_costs_its_hours():
+    result = simulate(STEADY)
+    assert result["card_hours"] == pytest.approx(4 * 24)
+    assert result["dollars"]["cards"] == pytest.approx(4 * 24 * STEADY.card_price)
+    assert result["dollars"]["all"] / result["hours_of_talk"] == pytest.approx(result["dollars_an_hour_of_talk"])
+
+
+def test_cells_side_by_side_are_one_cell_many_times():
+    one = simulate(Fleet(calls=50, hours=4))
+    many = simulate(Fleet(calls=500, hours=4), cell=50)
+    assert many["cells"] == 10 and many["offered"] == 10 * one["offered"]
+    assert many["refused_share"] == one["refused_share"]
+    assert many["dollars_an_hour_of_talk"] == pytest.approx(one["dollars_an_hour_of_talk"])
+
+
+def test_the_command_plans_a_card_and_a_day(tmp_path):
+    arguments = [
+        "plan",
+        "--gpu",
+        "rtx4090",
+        "--method",
+        "int8",
+        "--simulate",
+        "--calls",
+        "30",
+        "--hours",
+        "2",
+        "--json",
+    ]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["plan"]["card"] == "RTX4090" and told["day"]["offered"] > 0
+    assert json.loads((tmp_path / "plan.json").read_text(encoding="utf8"))["plan"] == told["plan"]
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--gpu", "abacus"], "abacus"),
+        (["--method", "int2"], "int2"),
+        (["--model", "parrot"], "parrot"),
+        (["--gpu", "L4", "--context", "1000000", "--simulate"], "no session fits"),
+        (["--figures", str(BENCH / "lm_h200.json")], "twice"),
+        (["--figures", str(BENCH / "lm_h200.json"), "--figures", str(BENCH / "lm_h200.json")], "lack"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_clear_line(arguments, word):
+    done = CliRunner().invoke(app, ["plan", *arguments])
+    assert isinstance(done.exception, InputError)
+    assert word in str(done.exception) and "\n" not in str(done.exception)
+
+
+def test_a_plan_without_a_day_has_no_plot(tmp_path):
+    save({"plan": plan(Question())}, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+    assert math.isfinite(json.loads((tmp_path / "plan.json").read_text())["plan"]["voice_to_voice_ms"])

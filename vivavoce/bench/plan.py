@@ -1,0 +1,183 @@
+"""`viva plan`: how many conversations a card holds, by memory and by time; what they wait, and what an hour costs."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vivavoce.bench.plan_figures import (
+    ASSUMED,
+    CODES_A_HOP,
+    FRAME_SECONDS,
+    METHODS,
+    Accelerator,
+    Measured,
+    Question,
+    on,
+)
+
+MOST_SESSIONS = 4096
+
+
+@dataclass(frozen=True)
+class Load:
+    """What so many sessions take of a card."""
+
+    sessions: int
+    weights: float
+    codec: float
+    cache: float
+    replies: float
+    reserve: float
+    language_model: float
+    """Shares of the card's time."""
+    voice: float
+    ear: float
+    answer_ms: float
+    """From the end of the turn to the first sound."""
+    voice_to_voice_ms: float
+
+    @property
+    def memory(self) -> float:
+        """Bytes, all together."""
+        return self.weights + self.codec + self.cache + self.replies + self.reserve
+
+    @property
+    def busy(self) -> float:
+        """Share of the card's time."""
+        return self.language_model + self.voice + self.ear
+
+
+def load_of(question: Question, sessions: int) -> Load:
+    """Memory, time and latency with so many sessions on one card."""
+    sizes, talk, method = question.sizes, question.talk, question.method
+    measured = on(question.card, question.measured, sizes, method)
+    speaking, listening = talk.machine_share * sessions, talk.user_share * sessions
+    step = _step_ms(question, measured, max(speaking + listening, 1.0))
+    answer = measured.first_codes * step + measured.first_sound_ms
+    return Load(
+        sessions=sessions,
+        weights=sizes.weights(method),
+        codec=sizes.codec_bytes + sizes.voice_bytes,
+        cache=sessions * question.context * sizes.kv_row_bytes * method.kv_share,
+        replies=math.ceil(speaking) * sizes.speaking_bytes,
+        reserve=question.reserve_bytes,
+        language_model=step / (1e3 * FRAME_SECONDS),
+        voice=measured.hop(speaking) / (1e3 * FRAME_SECONDS * CODES_A_HOP),
+        ear=measured.ear(listening) / (1e3 * FRAME_SECONDS),
+        answer_ms=answer,
+        voice_to_voice_ms=talk.silence_ms + answer + talk.network_ms,
+    )
+
+
+def most_by_memory(question: Question) -> int:
+    """Sessions whose history fits beside the weights."""
+    return _most(question, lambda load: load.memory <= question.card.memory)
+
+
+def most_by_time(question: Question) -> int:
+    """Sessions that are served in time."""
+    return _most(question, lambda load: load.busy <= question.busy)
+
+
+def plan(question: Question) -> dict[str, Any]:
+    """Everything about one card with one kind of weights."""
+    measured = on(question.card, question.measured, question.sizes, question.method)
+    by_memory, by_time = most_by_memory(question), most_by_time(question)
+    most = min(by_memory, by_time)
+    wanted = question.sessions or most
+    per_card = max(min(most, wanted), 0)
+    load = load_of(question, max(per_card, 1))
+    cards = math.ceil(wanted / most) if most else None
+    price = question.card.price
+    return {
+        "model": question.sizes.name,
+        "card": question.card.name,
+        "method": question.method.name,
+        "context_rows": question.context,
+        "context_minutes": question.context / question.talk.rows_a_second / 60,
+        "figures": measured.device,
+        "assumed": list(ASSUMED),
+        "most_sessions": most,
+        "most_by_memory": by_memory,
+        "most_by_time": by_time,
+        "breaks_first": "nothing fits" if not by_memory else "memory" if by_memory < by_time else busiest(load),
+        "sessions": wanted,
+        "cards": cards,
+        "sessions_a_card": per_card,
+        "memory_gb": {
+            **{"weights": load.weights / 1e9, "codec and voice": load.codec / 1e9, "cache": load.cache / 1e9},
+            **{"replies": load.replies / 1e9, "reserve": load.reserve / 1e9, "all": load.memory / 1e9},
+            "card": question.card.memory / 1e9,
+        },
+        "time_share": {"language model": load.language_model, "voice": load.voice, "ear": load.ear, "all": load.busy},
+        "answer_ms": load.answer_ms,
+        "voice_to_voice_ms": load.voice_to_voice_ms,
+        "restore_ms": measured.prefill_rows_ms * question.context,
+        "dollars_an_hour": None if cards is None else cards * price,
+        "dollars_an_hour_of_talk": price / per_card if per_card else None,
+    }
+
+
+def fits(card: Accelerator, question: Question) -> list[dict[str, Any]]:
+    """Which methods fit on a card, with how much history for one session, and how many sessions of the asked one."""
+    rows = []
+    for method in METHODS.values():
+        asked = replace(question, card=card, method=method)
+        alone = load_of(replace(asked, context=0), 1)
+        left = card.memory - alone.memory
+        context = max(int(left / (asked.sizes.kv_row_bytes * method.kv_share)), 0)
+        rows.append(
+            {
+                "method": method.name,
+                "weights_gb": alone.weights / 1e9,
+                "all_without_cache_gb": alone.memory / 1e9,
+                "fits": left > 0,
+                "context_rows": context,
+                "context_minutes": context / asked.talk.rows_a_second / 60,
+                "sessions": min(most_by_memory(asked), most_by_time(asked)),
+                "note": method.note,
+            }
+        )
+    return rows
+
+
+def busiest(load: Load) -> str:
+    """What takes most of the card's time."""
+    shares = {"the ear": load.ear, "the voice": load.voice, "the language model": load.language_model}
+    return max(shares, key=lambda name: shares[name])
+
+
+def places_for(calls: float, refused: float) -> int:
+    """Places so that, of calls that come at random, no larger share than this is refused (Erlang's first formula)."""
+    places, blocked = 0, 1.0
+    while blocked > refused:
+        places += 1
+        blocked = calls * blocked / (places + calls * blocked)
+    return places
+
+
+def erlang_b(calls: float, places: int) -> float:
+    """Share of calls refused: so many Erlangs offered to so many places."""
+    blocked = 1.0
+    for place in range(1, places + 1):
+        blocked = calls * blocked / (place + calls * blocked)
+    return blocked
+
+
+def _step_ms(question: Question, measured: Measured, batch: float) -> float:
+    """A step's time with the history asked for: reading the cache is added to what was measured at another length."""
+    more = question.context / 2 - measured.context  # a history is half full on average
+    row = question.sizes.kv_row_bytes * question.method.kv_share
+    reading = batch * more * row / (question.card.bandwidth * 1e9) * 1e3
+    return measured.step(batch) + max(reading, 0.0)
+
+
+def _most(question: Question, is_possible: Any) -> int:
+    low, high = 0, MOST_SESSIONS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if is_possible(load_of(question, middle)):
+            low = middle
+        else:
+            high = middle - 1
+    return low

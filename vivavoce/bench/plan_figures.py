@@ -1,0 +1,249 @@
+"""What a plan is made of: the model's sizes, what was measured on an H200, and what other accelerators are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from vivavoce.errors import InputError
+
+FRAME_SECONDS = 0.08
+CODES_A_HOP = 5
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Milliseconds of a step by how many are in it; straight between the measured points, and beyond the last two."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def __call__(self, count: float) -> float:
+        """Milliseconds for so many; fewer than one: as if he were there for so much of the time."""
+        if count <= self.points[0][0]:
+            return self.points[0][1] * count / self.points[0][0]
+        (left, low), (right, high) = next(
+            ((a, b) for a, b in pairwise(self.points) if count <= b[0]), (self.points[-2], self.points[-1])
+        )
+        return low + (high - low) * (count - left) / (right - left)
+
+    def grown(self, factor: float) -> "Curve":
+        """The same for the first, who waits for launches more than for arithmetic; what the others add, times this."""
+        first = self.points[0][1]
+        return Curve(tuple((count, first + (milliseconds - first) * factor) for count, milliseconds in self.points))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What `viva bench lm` and `viva bench codec` found on one accelerator."""
+
+    device: str
+    step: Curve
+    """The language model, by sequences in a step, at `context` rows each."""
+    hop: Curve
+    """The voice: 5 codes, 0.4 s of sound, by replies in the pass."""
+    ear: Curve
+    """The ear: one frame, 80 ms of sound, by users who speak."""
+    first_codes: int
+    first_sound_ms: float
+    prefill_rows_ms: float
+    """Milliseconds a row of history to be read again."""
+    context: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A speech-to-speech model in numbers."""
+
+    name: str
+    layers: int
+    layer_parameters: int
+    """Of all layers together."""
+    tail_layers: int
+    """Layers of the audio tail, which keep 8 bits where the others have 4."""
+    heads_parameters: int
+    embedding_parameters: int
+    kv_row_bytes: int
+    """In bfloat16."""
+    codec_bytes: float
+    voice_bytes: float
+    """Of one voice, shared by all who hear it."""
+    speaking_bytes: float
+    """Of one reply under way."""
+
+    def weights(self, method: "Method") -> float:
+        """Bytes of the language model's weights."""
+        tail = self.layer_parameters * self.tail_layers / self.layers
+        rounded = (self.layer_parameters - tail) * method.bits + tail * method.tail_bits
+        return rounded / 8 + 2.0 * (self.heads_parameters + self.embedding_parameters)
+
+    def read_each_step(self, method: "Method") -> float:
+        """Bytes of weights that a step reads."""
+        return self.weights(method) - 2.0 * self.embedding_parameters
+
+
+@dataclass(frozen=True)
+class Method:
+    """How weights and cache are kept; the audio tail keeps more."""
+
+    name: str
+    bits: float
+    tail_bits: float
+    kv_share: float = 1.0
+    note: str = ""
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("bf16", 16, 16, note="as published"),
+        Method("int8", 8, 8, note="a scale a row; no loss that was heard"),
+        Method("fp8", 8, 8, note="e4m3; needs Ada, Hopper or newer"),
+        Method("int4", 4.5, 8, note="groups of 64; the audio tail keeps 8 bits"),
+        Method("int8+kv8", 8, 8, 0.5, "and a cache in 8 bits, which is not built yet"),
+        Method("int4+kv8", 4.5, 8, 0.5, "and a cache in 8 bits, which is not built yet"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One card, from its data sheet; the price is an assumption that everybody should replace by his own."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    """Gigabytes a second."""
+    compute: float
+    """Dense 16-bit teraflops."""
+    price: float
+    """Dollars an hour."""
+
+
+ACCELERATORS = {
+    card.name: card
+    for card in (
+        Accelerator("H200", 141e9, 4800, 989, 3.50),
+        Accelerator("H100", 80e9, 3350, 989, 2.50),
+        Accelerator("A100", 80e9, 2039, 312, 1.60),
+        Accelerator("L40S", 48e9, 864, 362, 1.00),
+        Accelerator("RTX5090", 32e9, 1792, 210, 0.70),
+        Accelerator("RTX4090", 24e9, 1008, 165, 0.40),
+        Accelerator("L4", 24e9, 300, 121, 0.60),
+        Accelerator("Ascend910B", 64e9, 1600, 320, 1.50),
+    )
+}
+
+MOSS_SPEECH = Sizes(
+    name="MOSS-Speech",
+    layers=40,
+    layer_parameters=7_717_865_472,
+    tail_layers=4,
+    heads_parameters=688_914_432,
+    embedding_parameters=688_914_432,
+    kv_row_bytes=163_840,
+    codec_bytes=1.3e9,
+    voice_bytes=1_107_082_240,
+    speaking_bytes=369_474_560,
+)
+
+SIZES = {MOSS_SPEECH.name: MOSS_SPEECH}
+
+H200_MEASURED = Measured(
+    device="NVIDIA H200",
+    step=Curve(((1, 6.02), (8, 6.97), (32, 8.40), (64, 10.39), (128, 15.19))),
+    hop=Curve(((1, 22.75), (8, 49.57), (32, 99.28))),
+    ear=Curve(((1, 16.93), (8, 36.88), (32, 73.87))),  # alone 16.93; together as the voice grows, which is a guess
+    first_codes=8,
+    first_sound_ms=24.21,
+    prefill_rows_ms=37.56 / 512,
+    context=1024,
+)
+
+
+def read_measured(lm: Mapping[str, Any], codec: Mapping[str, Any]) -> Measured:
+    """From the JSON of `viva bench lm` and `viva bench codec`."""
+    try:
+        hop = Curve(tuple((each["sessions"], each["hop_ms"]) for each in codec["sessions"]))
+        ear = tuple((count, codec["ear"]["step_ms"] * ms / hop.points[0][1]) for count, ms in hop.points)
+        return Measured(
+            device=lm["device"],
+            step=Curve(tuple((each["batch"], each["step_ms"]) for each in lm["steps"])),
+            hop=hop,
+            ear=Curve(ear),
+            first_codes=codec["first_sound_codes"],
+            first_sound_ms=codec["first_sound_ms"],
+            prefill_rows_ms=lm["prefill"]["ms"] / lm["prefill"]["rows"],
+            context=lm["context"],
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise InputError(f"the figures lack {error}; give the files of viva bench lm and viva bench codec") from error
+
+
+def on(card: Accelerator, measured: Measured, sizes: Sizes, method: Method) -> Measured:
+    """What was measured, brought to another card and other weights by bandwidth and compute: reckoned, not measured."""
+    home = ACCELERATORS["H200"]
+    if card.name == home.name and method.name == "bf16":
+        return measured
+    reading = sizes.read_each_step(method) / sizes.read_each_step(METHODS["bf16"])
+    slower_memory, slower_compute = home.bandwidth / card.bandwidth, home.compute / card.compute
+    first = measured.step(1)
+    step = Curve(tuple((n, (first * reading + (ms - first)) * slower_memory) for n, ms in measured.step.points))
+    return replace(
+        measured,
+        device=f"{card.name}, reckoned from {measured.device}",
+        step=step,
+        hop=measured.hop.grown(slower_compute),
+        ear=measured.ear.grown(slower_compute),
+        prefill_rows_ms=measured.prefill_rows_ms * slower_compute,
+    )
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How people talk with a machine."""
+
+    user_share: float = 0.45
+    """Of a call in which the user speaks."""
+    machine_share: float = 0.45
+    silence_ms: int = 240
+    network_ms: int = 60
+    """There and back, with the buffers of both ends."""
+    call_seconds: float = 240.0
+
+    @property
+    def rows_a_second(self) -> float:
+        """Rows that a second of a call adds to the history."""
+        return (self.user_share + self.machine_share) / FRAME_SECONDS
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be planned."""
+
+    card: Accelerator = field(default_factory=lambda: ACCELERATORS["H200"])
+    sizes: Sizes = MOSS_SPEECH
+    measured: Measured = H200_MEASURED
+    method: Method = field(default_factory=lambda: METHODS["bf16"])
+    context: int = 4096
+    """Rows of history that each session may have."""
+    sessions: int | None = None
+    talk: Talk = field(default_factory=Talk)
+    reserve_bytes: float = 1.5e9
+    """For the driver, graphs and what is in between."""
+    busy: float = 0.85
+    """The most of a card's time that may be used; the rest is slack before deadlines are missed."""
+
+
+ASSUMED = (
+    "the ear was measured alone; together with others it is taken to grow as the voice does",
+    "on other cards and with other weights a step is scaled by bandwidth, what others add to a hop by compute",
+    "a history is half full on average; prices are typical rents, not offers",
+)
+
+
+def named(table: Mapping[str, Any], name: str, what: str) -> Any:
+    """An entry by its name, however it is written."""
+    found = {key.lower().replace(" ", ""): value for key, value in table.items()}.get(name.lower().replace(" ", ""))
+    if found is None:
+        raise InputError(f"there is no {what} {name!r} here; there are {', '.join(table)}")
+    return found
