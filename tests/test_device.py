@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vivavoce.device import _host_memory, available, dtype_name, pick, resolve_dtype
+from vivavoce.device import _host_memory, available, dtype_name, npu_advice, pick, resolve_dtype
 from vivavoce.errors import InputError
 
 
@@ -51,6 +51,16 @@ def test_memory_of_a_container_is_its_limit_less_what_it_holds(tmp_path):
     assert _host_memory(tmp_path, tmp_path) == (6_000_000 * 1024, 8_000_000 * 1024)
     (tmp_path / "memory.max").write_text("4000000\n")
     assert _host_memory(tmp_path, tmp_path) == (3_000_000, 4_000_000)
+
+
+def test_as_many_samples_are_worked_on_as_memory_has_room_for():
+    cpu = pick("cpu")
+    assert cpu.samples_that_fit(1, 8) == 8
+    assert cpu.samples_that_fit(2**60, 8) == 1
+    fitting = cpu.samples_that_fit(cpu.total_memory() // 100, 1000)
+    assert 1 <= fitting <= 100
+    with pytest.raises(InputError, match="above 0"):
+        cpu.samples_that_fit(0, 8)
 
 
 @pytest.mark.parametrize("spec", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0:1", "", "CUDA"])
@@ -110,17 +120,19 @@ npu.get_device_name = lambda index=0: f"Ascend910B{index}"
 npu.mem_get_info = lambda index=0: ((30 - index) * 2**30, 32 * 2**30)
 torch.utils.rename_privateuse1_backend("npu")
 torch._register_device_module("npu", npu)
+torch.version.cann = "7.0.RC1"
 """
 
 ASK = """
 import json
-from vivavoce.device import available, pick, resolve_dtype
+from vivavoce.device import available, npu_advice, pick, resolve_dtype
 first, second = pick("auto"), pick("npu:1")
 print(json.dumps({
     "auto": str(first), "second": str(second), "name": second.name, "dtype": str(first.dtype),
     "dtypes": [str(resolve_dtype(name, first)) for name in ("float16", "float32", "bfloat16")],
     "attention": first.attention, "graphs": first.graphs, "triton": first.triton,
     "free": second.free_memory(), "total": second.total_memory(), "all": [str(device) for device in available()],
+    "fit": [second.samples_that_fit(size, 16) for size in (2**30, 2**36)], "advice": npu_advice(),
 }))
 """
 
@@ -143,6 +155,18 @@ def test_an_npu_comes_first_in_float16_with_sdpa(tmp_path):
     assert (said["attention"], said["graphs"], said["triton"]) == ("sdpa", False, False)
     assert (said["free"], said["total"]) == (29 * 2**30, 32 * 2**30)
     assert said["all"][:2] == ["npu:0", "npu:1"]
+    assert said["fit"] == [16, 1]
+    assert [line.partition(" before")[0] for line in said["advice"][:2]] == [
+        "set PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
+        "set TASK_QUEUE_ENABLE=1",
+    ]
+    assert said["advice"][2:] == ["CANN 7.0.RC1 is older than 8.0: upgrade the Ascend toolkit"]
+
+
+def test_an_npu_that_is_set_up_right_needs_no_advice(monkeypatch):
+    monkeypatch.setattr(torch.version, "cann", "8.1.RC1", raising=False)
+    assert npu_advice({"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True", "TASK_QUEUE_ENABLE": "1"}) == []
+    assert len(npu_advice({})) == 2
 
 
 def test_a_torch_npu_that_does_not_load_counts_as_absent(tmp_path):

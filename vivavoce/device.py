@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,7 +18,13 @@ Kind = Literal["cpu", "cuda", "npu", "mps"]
 Attention = Literal["flash", "sdpa", "eager"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BATCH_MEMORY_SHARE = 0.6  # of what is free: the rest is for activations, graphs and neighbours
 AMPERE = (8, 0)  # the first CUDA capability with bfloat16 and with FlashAttention-2
+OLDEST_CANN = (8, 0)
+NPU_ENVIRONMENT = {  # what Ascend's PyTorch runs best with, and why
+    "PYTORCH_NPU_ALLOC_CONF": ("expandable_segments:True", "memory in one piece, so that long texts fit"),
+    "TASK_QUEUE_ENABLE": ("1", "operators queued ahead, so that the NPU does not wait for Python"),
+}
 HOW_TO_GET: dict[Kind, str] = {
     "cpu": "",
     "cuda": "install an NVIDIA driver and a CUDA build of torch (`pip install torch`), or use --device cpu",
@@ -51,6 +58,12 @@ class Device:
         if self.kind == "cpu":
             return _host_memory()[0]
         return int(_backend(self.kind).mem_get_info(self.index)[0])
+
+    def samples_that_fit(self, bytes_per_sample: int, most: int) -> int:
+        """How many samples of so many bytes may be worked on at once, one at least, by the memory that is free now."""
+        if bytes_per_sample <= 0 or most < 1:
+            raise InputError(f"samples of {bytes_per_sample} bytes, at most {most}: give numbers above 0")
+        return max(1, min(most, int(self.free_memory() * BATCH_MEMORY_SHARE) // bytes_per_sample))
 
     def total_memory(self) -> int:
         """Bytes the device has."""
@@ -93,6 +106,11 @@ def resolve_dtype(spec: str, device: Device) -> torch.dtype:
         able = ", ".join(dtype_name(dtype) for dtype in device.dtypes)
         raise InputError(f"{device} ({device.name}) does not run {spec}; use one of auto, {able}")
     return DTYPES[spec]
+
+
+def bfloat16_is_fast_here() -> bool:
+    """Whether this machine's CPU multiplies tiles of bfloat16 (AMX); elsewhere float32 is the faster one."""
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -147,7 +165,22 @@ def _cuda(index: int) -> Device:
     )
 
 
+def npu_advice(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What to change about an Ascend machine, one line each; empty where all is well."""
+    advice = [
+        f"set {name}={value} before starting: {why}"
+        for name, (value, why) in NPU_ENVIRONMENT.items()
+        if environment.get(name) != value
+    ]
+    cann = str(getattr(torch.version, "cann", None) or "")
+    numbers = tuple(int(part) for part in cann.split(".")[:2] if part.isdecimal())
+    if numbers and numbers < OLDEST_CANN:
+        advice.append(f"CANN {cann} is older than {'.'.join(map(str, OLDEST_CANN))}: upgrade the Ascend toolkit")
+    return advice
+
+
 def _npu(index: int) -> Device:
+    # FlashAttention has no kernels there, and Triton none that ours are written for: plain SDPA, float16 first.
     dtypes = (torch.float16, torch.float32, torch.bfloat16)
     name = str(_backend("npu").get_device_name(index))
     return Device("npu", index, torch.device("npu", index), name, dtypes[0], dtypes, "sdpa", graphs=False, triton=False)

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from vivavoce import __version__, hub
-from vivavoce.device import Device, available, dtype_name
+from vivavoce.device import Device, available, dtype_name, npu_advice
+from vivavoce.export.trtllm.runner import usable_here
 
 EXTRAS = {
     "media": "m4a, webm, mp4 and whatever else FFmpeg reads",
-    "onnx": "speaker embeddings and voice activity",
+    "onnx": "ONNX speech without torch, speaker embeddings, voice activity",
+    "export": "writing models as ONNX graphs",
     "plot": "pictures beside the JSON of `viva bench`",
     "peer": "the baseline that `viva bench lm` compares with",
     "modelscope": "models from ModelScope",
@@ -25,6 +27,7 @@ EXTRAS = {
     "asr": "faster-whisper, to compare recognition with",
     "microphone": "asking the demo by voice",
     "judge": "opinion scores of replies in `viva bench answer`",
+    "quality": "how quantised speech sounds, in `viva quantize --report`",
     "train": "training and distillation",
     "ray": "many replicas with Ray Serve",
     "test": "the test suite",
@@ -107,7 +110,7 @@ def examine() -> Diagnosis:
         cache=str(cache),
         disk_free=disk_free,
         offline=hub.is_offline(),
-        advice=(*_device_advice(devices[0]), *_model_advice(devices[0], models, disk_free)),
+        advice=(*_device_advice(devices[0]), *_model_advice(devices[0], models, disk_free), *usable_here()),
     )
 
 
@@ -169,6 +172,8 @@ def _device_advice(device: DeviceReport) -> Iterator[str]:
         yield "only a CPU was found: right for miniatures and tests; the 9 B model wants a CUDA or Ascend device"
         if shutil.which("nvidia-smi"):
             yield "there is an NVIDIA driver but this torch cannot use it: install a CUDA build of torch"
+    if kind == "npu":
+        yield from npu_advice()
     if kind == "cuda" and not device.triton:
         yield "Triton is not installed, so the plain PyTorch kernels are used: pip install triton"
     if kind == "cuda" and device.attention != "flash" and "bfloat16" in device.dtypes:

@@ -87,7 +87,7 @@ def test_two_sequences_of_one_decoder_do_not_meet(model):
 
 def test_noise_is_the_engine_s():
     seed, position, channels = 2**45 + 12345, 777, 6
-    draw = SequenceDraw(Generation(Sampling(), seed=seed), channels, 24)
+    draw = SequenceDraw([Sampling()] * channels, seed, 24)
     draw.start_row(position)
     ids = np.arange(24)
     for channel in range(channels):

@@ -16,7 +16,6 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.checkpoint import save_weights
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_config import NanoSampling
@@ -24,10 +23,7 @@ from vivavoce.nn.int8_linear import int8_is_fast_here
 from vivavoce.speech import KeptVoice, Manner, Speaker
 from vivavoce.speech.mouth import EngineMouth
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.train.speaker.codec_forward import initialise as initialise_codec
-from vivavoce.train.speaker.lm_forward import initialise
 from vivavoce.train.speaker.sizes import TINY_CODEC, TINY_LM
-from vivavoce.train.speaker.tokenizer import write_tokenizer
 
 SHORT = NanoSampling(max_new_frames=9)
 TEXT = "Good evening. A table for two, please. At seven o'clock it is. And a bottle of water."
@@ -108,6 +104,22 @@ def test_a_recording_speaks_like_the_voice_kept_of_it(tmp_path):
     assert tiny_speaker(tmp_path).shelf.get("guest").codes == kept.codes
 
 
+def test_speech_goes_on_from_a_recording_whose_words_are_known(speaker):
+    codes, text = speaker.shelf.get("bell").codes, "And two more."
+    speaker.shelf.built_in["ann"] = KeptVoice("ann", codes, text="A table for one.")
+    rows = speaker.prompt.continuation(text, "A table for one. ", codes)
+    engine = Engine(speaker.model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
+    generation = speaker.settings.generation(speaker.model.config.n_vq, len(text), 0, greedy=True)
+    made = engine.complete(engine.open(rows), generation)
+    expected = speaker.codec.decode(torch.tensor(speaker.model.spoken_frames(made)).T[None])[0].numpy()
+    said = speaker.say(text, "ann", Manner(greedy=True, continues=True)).samples
+    np.testing.assert_allclose(said, expected, atol=1e-5)
+    for wordless in ("bell", None, buzz(1.0, 1000)):
+        with pytest.raises(InputError, match="its words must be known"):
+            speaker.stream(text, wordless, Manner(continues=True))
+    del speaker.shelf.built_in["ann"]
+
+
 def test_speed_changes_the_length_of_speech_and_not_of_pauses(tmp_path):
     speaker = tiny_speaker(tmp_path)
     usual = speaker.say(TEXT, "bell", EIGHT).samples.shape[1]
@@ -173,6 +185,24 @@ def test_odd_texts_are_said(speaker, text):
     assert speaker.say(text, "bell", EIGHT).seconds > 0
 
 
+@pytest.mark.parametrize("text", ["𒀀𒁀𒂀", "ᚠᛇᚻ ᛒᛦᚦ", "עברית", "हिन्दी भाषा", "ꦧꦱꦗꦮ"])
+def test_languages_nobody_taught_are_said_as_they_can(speaker, text):
+    assert speaker.say(text, "bell", EIGHT).seconds > 0
+
+
+def test_a_text_of_a_hundred_kilobytes_begins_at_once(speaker):
+    text = "Good evening, madam. " * 4760
+    pieces = speaker.stream(text[:100_000], "bell", EIGHT)
+    assert next(pieces).shape == (2, 80)
+    pieces.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 600.0])
+def test_references_of_useless_length_say_what_is_useful(speaker, seconds):
+    with pytest.raises(InputError, match=r"0\.4 to 60 s of speech, three to eight are best"):
+        speaker.stream(TEXT, Sound(np.zeros((1, round(seconds * 1000)), np.float32), 1000))
+
+
 def test_too_long_a_text_is_an_error(speaker):
     with pytest.raises(InputError, match="give at most"):
         speaker.stream("word " * 30_000)
@@ -199,24 +229,6 @@ def test_a_codec_of_too_few_codebooks_is_refused():
         Speaker(MossTTSNano(TINY_LM), MossAudioTokenizerNano(few), LetterTokenizer(), pick("cpu"))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model with its codec and settings on disk, as `mini-tts` is."""
-    root = tmp_path_factory.mktemp("mini")
-    model, codec = MossTTSNano(TINY_LM), MossAudioTokenizerNano(TINY_CODEC)
-    torch.manual_seed(0)
-    initialise(model)
-    initialise_codec(codec)
-    (root / "codec").mkdir()
-    save_weights(model, root)
-    save_weights(codec, root / "codec")
-    TINY_LM.write(root)
-    TINY_CODEC.write(root / "codec")
-    write_tokenizer(root, TINY_LM.vocab_size)
-    SpeechSettings(SHORT, 60, spells_numbers=True, own_voice="rms").write(root)
-    return root
-
-
 def test_say_loads_a_folder_and_streams_the_same_at_any_rate(folder):
     whole = speech.say("A table for 2.", model=str(folder), device="cpu")
     assert whole.rate == 16_000
@@ -235,7 +247,7 @@ def test_an_int8_speaker_speaks(folder):
 
 
 def test_numbers_are_spelled_for_a_model_that_cannot_count(folder):
-    speaks = speech.speaker(str(folder), "cpu")
+    speaks = speech.speech_model(str(folder), "cpu")
     assert speaks.prepared("A table for 2 at 7:30!") == "A table for two at seven thirty!"
 
 

@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from vivavoce.audio.buzz import buzz
 from vivavoce.errors import InputError
 from vivavoce.speech.voices import KeptVoice, VoiceShelf
 
@@ -52,7 +54,7 @@ def test_a_name_is_no_path(shelf, name):
 
 
 def test_a_voice_without_codes_is_refused(shelf):
-    with pytest.raises(InputError, match="needs codes"):
+    with pytest.raises(InputError, match="needs codes or a recording"):
         shelf.add(KeptVoice("silence", []))
 
 
@@ -62,3 +64,24 @@ def test_a_damaged_file_is_an_error_of_one_line(shelf, content):
     (shelf.folder / "broken.json").write_text(content)
     with pytest.raises(InputError, match="is not a voice as it was kept"):
         shelf.get("broken")
+
+
+def test_a_recording_stays_with_its_voice(shelf):
+    recording = buzz(1.0, 16_000)
+    shelf.add(KeptVoice("guest", [], text="good evening"), recording)
+    found = VoiceShelf(folder=shelf.folder)
+    assert found.names() == ["guest"] and found.get("guest").text == "good evening"
+    kept = found.recording("guest")
+    assert kept is not None and kept.rate == 16_000
+    np.testing.assert_allclose(kept.samples, recording.samples, atol=1e-4)
+    shelf.add(KeptVoice("guest", CODES))
+    assert found.recording("guest") is None
+    shelf.remove("guest")
+    assert not list(shelf.folder.iterdir())
+
+
+def test_a_damaged_voice_can_be_removed(shelf):
+    shelf.folder.mkdir(parents=True)
+    (shelf.folder / "broken.json").write_text("{")
+    shelf.remove("broken")
+    assert "broken" not in shelf

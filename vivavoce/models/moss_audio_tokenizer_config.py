@@ -6,7 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vivavoce.errors import CheckpointError
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.audio.sound import Sound
+from vivavoce.errors import CheckpointError, InputError
 
 MODEL_TYPE = "moss-audio-tokenizer"
 SUPPORTED_STAGE = {
@@ -15,6 +19,10 @@ SUPPORTED_STAGE = {
     "norm": "layer_norm",
     "positional_embedding": "rope",
 }
+
+
+SHORTEST_REFERENCE_SECONDS = 0.4
+LONGEST_REFERENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,18 @@ class MossAudioTokenizerConfig:
             "quantizer_kwargs": asdict(self.quantizer),
         }
         (Path(folder) / "config.json").write_text(json.dumps(content, indent=2), encoding="utf8")
+
+
+def reference_samples(sound: Sound, rate: int, channels: int) -> NDArray[np.float32]:
+    """A recording of a voice as a codec of this rate and number of channels takes it.  # [channel, time]"""
+    if not SHORTEST_REFERENCE_SECONDS <= sound.seconds <= LONGEST_REFERENCE_SECONDS:
+        raise InputError(
+            f"the reference voice has {sound.seconds:.2f} s; give {SHORTEST_REFERENCE_SECONDS} to "
+            f"{LONGEST_REFERENCE_SECONDS:.0f} s of speech, three to eight are best"
+        )
+    fits = sound if sound.channels in (1, channels) else sound.mono()
+    samples = fits.resampled(rate).samples
+    return np.broadcast_to(samples, (channels, samples.shape[1]))
 
 
 def _part(given: dict[str, Any], file: Path) -> int | StageConfig:

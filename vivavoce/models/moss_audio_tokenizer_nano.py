@@ -5,6 +5,7 @@ channels. A frame is a whole number of positions of every stage, so a stream nee
 keys and values, and sound given at once is a stream taken in large steps.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
-from vivavoce.models.moss_audio_tokenizer_config import Chain, MossAudioTokenizerConfig, StageConfig
+from vivavoce.models.moss_audio_tokenizer_config import Chain, MossAudioTokenizerConfig, StageConfig, reference_samples
 from vivavoce.models.weight_norm import fold_weight_norm
 from vivavoce.nn.allocation import allocating
 from vivavoce.nn.linear import Linear
@@ -24,8 +25,6 @@ from vivavoce.nn.rope import rotate_pairs, rotation
 from vivavoce.nn.stream_cache import Extension, StreamCache, extend
 
 OFFLINE_FRAMES = 16  # a step this large keeps the attention scores of the fastest stage within the processor's cache
-SHORTEST_REFERENCE_SECONDS = 0.4
-LONGEST_REFERENCE_SECONDS = 60.0
 Run = Callable[[Sequence["CodecState"], Tensor], tuple[Tensor, list["CodecState"]]]
 
 
@@ -180,6 +179,14 @@ class MossAudioTokenizerNano(nn.Module):
         """Where the weights are."""
         return self.quantizer.input_proj.weight.device
 
+    @property
+    def mark(self) -> str:
+        """What tells its codes from those of other codecs: rate, codebooks, and a sum over the first codebook."""
+        sizes = self.config.quantizer
+        first = self.quantizer.get_parameter("quantizers.0.codebook.weight").float().cpu().numpy()
+        sum_of_first = zlib.crc32(first.tobytes())
+        return f"{self.config.sample_rate} Hz, {sizes.num_quantizers} x {sizes.codebook_size}, {sum_of_first:08x}"
+
     @torch.inference_mode()
     def encode(self, sound: Tensor) -> Tensor:
         """Codes of whole frames; a rest at the end has none.  # [stream, 2, sample] → [stream, codebook, frame]"""
@@ -252,14 +259,8 @@ class MossAudioTokenizerNano(nn.Module):
 
     def reference(self, sound: Sound) -> Tensor:
         """The codes of a reference voice, of any rate, in one or more channels.  # [codebook, frame]"""
-        if not SHORTEST_REFERENCE_SECONDS <= sound.seconds <= LONGEST_REFERENCE_SECONDS:
-            raise InputError(
-                f"the reference voice has {sound.seconds:.2f} s; give {SHORTEST_REFERENCE_SECONDS} to "
-                f"{LONGEST_REFERENCE_SECONDS:.0f} s of speech, three to eight are best"
-            )
-        fits = sound if sound.channels in (1, self.config.channels) else sound.mono()
-        samples = torch.from_numpy(fits.resampled(self.config.sample_rate).samples)
-        return self.encode(samples.expand(self.config.channels, -1)[None])[0]
+        samples = reference_samples(sound, self.config.sample_rate, self.config.channels)
+        return self.encode(torch.from_numpy(samples.copy())[None])[0]
 
     def _encode(self, states: Sequence[CodecState], sounds: Tensor) -> tuple[Tensor, list[CodecState]]:
         interleaved = sounds.transpose(1, 2).flatten(1)[..., None].to(self._dtype)

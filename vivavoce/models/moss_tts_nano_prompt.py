@@ -4,12 +4,16 @@ Every piece of the template is tokenised by itself, as published. What stands be
 alone, so its rows can be computed once and forked for every text.
 """
 
+from __future__ import annotations  # rows are typed by a file that loads torch; prompts are built without it too
+
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vivavoce.errors import InputError
-from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig
+
+if TYPE_CHECKING:
+    from vivavoce.models.interface import Row
 
 USER_ROLE = "user\n"
 REFERENCE_FIELD = "<user_inst>\n- Reference(s):\n"
@@ -56,6 +60,13 @@ class MossTTSNanoPrompt:
             *self._template(OTHER_FIELDS),
         ]
 
+    def before_text(self, reference: Frames) -> list[Row]:
+        """What stands before every text in a voice; without a reference, in the model's own."""
+        if len(reference):
+            return self.voice(reference)
+        rows = self.continuation("a")
+        return rows[: len(rows) - len(self.speech("a"))]
+
     def speech(self, text: str) -> list[Row]:
         """The text to say and the head of the reply, after which speech begins."""
         config = self.config
@@ -83,8 +94,11 @@ class MossTTSNanoPrompt:
         if not text.strip():
             raise InputError("there is no text to say; give at least one letter")
         head = [*self._head(), *self._template(NO_REFERENCE), *self._template(OTHER_FIELDS)]
-        said = self._frames(self.config.audio_assistant_slot_token_id, prompt)
-        return head + self.speech(prompt_text + text) + said
+        return head + self.speech(prompt_text + text) + self.said(prompt)
+
+    def said(self, frames: Frames) -> list[Row]:
+        """Frames as if the model had just said them: they stand behind the text, and speech goes on from them."""
+        return self._frames(self.config.audio_assistant_slot_token_id, frames)
 
     def _head(self) -> list[Row]:
         return [

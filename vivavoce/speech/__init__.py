@@ -1,23 +1,46 @@
-"""Text to speech: `say` for a whole sound, `speak_stream` for its pieces as they are made."""
+"""Text to speech: `say` for a whole sound, `speak_stream` for its pieces as they are made.
+
+What needs torch is loaded when it is asked for, so that the ONNX backend can be imported without.
+"""
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.audio.live_resample import LiveResampler
 from vivavoce.audio.sound import Sound
-from vivavoce.speech.speaker import Manner, Speaker
-from vivavoce.speech.voices import KeptVoice, VoiceShelf
 
-__all__ = ["KeptVoice", "Manner", "Speaker", "VoiceShelf", "say", "speak_stream", "speaker"]
+if TYPE_CHECKING:
+    from vivavoce.speech.interface import Manner, SpeechModel
+    from vivavoce.speech.speaker import Speaker
+    from vivavoce.speech.voices import KeptVoice, VoiceShelf
+
+__all__ = ["KeptVoice", "Manner", "Speaker", "SpeechModel", "VoiceShelf", "say", "speak_stream", "speech_model"]
+DOORS = {
+    "KeptVoice": "voices",
+    "Manner": "interface",
+    "Speaker": "speaker",
+    "SpeechModel": "interface",
+    "VoiceShelf": "voices",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in DOORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{DOORS[name]}"), name)
 
 
 @lru_cache(maxsize=2)
-def speaker(model: str = "mini-tts", device: str = "auto") -> Speaker:
+def speech_model(model: str = "mini-tts", device: str = "auto") -> "SpeechModel":
     """A speech model, loaded once and kept."""
-    return Speaker.load(model, device)
+    from vivavoce.speech.loading import open_speech_model
+
+    return open_speech_model(model, device)
 
 
 def say(
@@ -31,7 +54,9 @@ def say(
     rate: int | None = None,
 ) -> Sound:
     """A text as sound, in a voice by name or like a recording, at this rate or the model's own."""
-    sound = speaker(model, device).say(text, voice, Manner(speed, pause, seed))
+    from vivavoce.speech.interface import Manner
+
+    sound = speech_model(model, device).say(text, voice, Manner(speed, pause, seed))
     return sound if rate is None else sound.resampled(rate)
 
 
@@ -46,16 +71,9 @@ def speak_stream(
     rate: int | None = None,
 ) -> Iterator[NDArray[np.float32]]:
     """The same, piece by piece from the first frame on.  # [channel, time]"""
-    speaks = speaker(model, device)
+    from vivavoce.speech.interface import Manner
+    from vivavoce.speech.sound_out import shaped
+
+    speaks = speech_model(model, device)
     pieces = speaks.stream(text, voice, Manner(speed, pause, seed))
-    return pieces if rate is None or rate == speaks.rate else _resampled(pieces, speaks, rate)
-
-
-def _resampled(pieces: Iterator[NDArray[np.float32]], speaks: Speaker, rate: int) -> Iterator[NDArray[np.float32]]:
-    resampler = LiveResampler(speaks.rate, rate)
-    state = resampler.initial_state(speaks.codec.config.channels)
-    for piece in pieces:
-        new, state = resampler.step(state, piece)
-        if new.shape[1]:
-            yield new
-    yield resampler.flush(state)
+    return shaped(pieces, speaks.channels, speaks.rate, rate or speaks.rate, mono=False)

@@ -5,8 +5,9 @@ sequence's past is one block of memory, a row goes through a layer in a dozen ca
 and codes are the engine's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,56 +29,91 @@ Function = Callable[[Tensor], Tensor]
 class NanoPast:
     """Keys and values of a sequence's first rows. A value: going on from it copies it."""
 
-    keys_values: Tensor  # [layer, key or value, head, row, head_dim]
+    keys_values: Tensor  # [layer, row, keys and values]
     rows: int
+
+
+class Views(NamedTuple):
+    """What a step writes and sees of each layer's past."""
+
+    slots: Sequence[Tensor]  # [new, keys and values]
+    keys: Sequence[Tensor]  # [1, head, row, head_dim]
+    values: Sequence[Tensor]
+
+
+class Room:
+    """Memory for the keys and values of a sequence, a row's side by side. Views that will come again are kept."""
+
+    KEPT_UP_TO = 64  # rows
+
+    def __init__(self, layers: int, rows: int, heads: int, head_dim: int) -> None:
+        self.keys_values = torch.empty(layers, rows, 2 * heads * head_dim)
+        self.heads, self.is_small = heads, rows <= self.KEPT_UP_TO
+        self._kept: dict[tuple[int, int], Views] = {}
+
+    def views(self, place: int, end: int) -> Views:
+        """For new rows from `place` to `end`."""
+        if (place, end) in self._kept:
+            return self._kept[place, end]
+        seen = self.keys_values[:, :end].unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)[:, :, None]
+        keys, values = seen.unbind(0)
+        made = Views(self.keys_values[:, place:end].unbind(0), keys.unbind(0), values.unbind(0))
+        if self.is_small:
+            self._kept[place, end] = made
+        return made
 
 
 class FlatLayer:
     """A layer's functions, found once: looking them up in modules costs as much as a small product."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, heads: int) -> None:
+        self.heads = heads
         self.norm_1, self.norm_2 = _norm(layer.ln_1), _norm(layer.ln_2)
         self.c_attn, self.c_proj = _projection(layer.attn.c_attn), _projection(layer.attn.c_proj)
         self.fc_in, self.fc_out = _projection(layer.mlp.fc_in), _projection(layer.mlp.fc_out)
 
-    def __call__(self, x: Tensor, keys_values: Tensor, place: int, turns: Tensor, mask: Tensor | None) -> Tensor:
-        """`Layer` over a past that is one block.  # x [row, hidden], keys_values [2, head, row, head_dim]"""
-        rows, end = x.shape[0], place + x.shape[0]
-        _, heads, _, size = keys_values.shape
-        packed = self.c_attn(self.norm_1(x)).view(rows, 3, heads, size).permute(1, 2, 0, 3)
-        pairs = torch.view_as_complex(packed[:2].unflatten(-1, (-1, 2)))
-        turned = torch.view_as_real(pairs * turns).flatten(-2)
-        keys_values[0, :, place:end] = turned[1]
-        keys_values[1, :, place:end] = packed[2]
-        seen = keys_values[:, None, :, :end]
-        mixed = functional.scaled_dot_product_attention(turned[None, 0], seen[0], seen[1], attn_mask=mask)
-        x = x + self.c_proj(mixed[0].transpose(0, 1).reshape(rows, -1))
-        return x + self.fc_out(functional.gelu(self.fc_in(self.norm_2(x)), approximate="tanh"))
+    def __call__(
+        self, x: Tensor, slot: Tensor, keys: Tensor, values: Tensor, turns: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """`Layer` over a past that is one block.  # x [row, hidden], turns [row, 3 · hidden / 2]"""
+        rows, hidden = x.shape
+        packed = self.c_attn(self.norm_1(x))
+        torch.view_as_complex(packed.view(rows, -1, 2)).mul_(turns)  # queries and keys turn, values times 1 stay
+        slot.copy_(packed[:, hidden:])
+        queries = packed[:, :hidden].view(1, rows, self.heads, -1).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        x = self.c_proj(mixed.transpose(1, 2).reshape(rows, hidden)).add_(x)
+        return self.fc_out(functional.gelu(self.fc_in(self.norm_2(x)), approximate="tanh")).add_(x)
 
 
 class FlatTransformer:
     """Layers and a last norm over one block of keys and values."""
 
-    def __init__(self, transformer: Transformer, model: MossTTSNano) -> None:
-        self.layers = [FlatLayer(layer) for layer in transformer.h if isinstance(layer, Layer)]
+    def __init__(self, transformer: Transformer, model: MossTTSNano, known_positions: int = 0) -> None:
+        self.heads, self.head_dim = model.config.num_heads, model.config.head_dim
+        self.layers = [FlatLayer(layer, self.heads) for layer in transformer.h if isinstance(layer, Layer)]
         self.norm = _norm(transformer.ln_f)
-        self.turns = torch.complex(model.rotary.cos, model.rotary.sin)  # [position, head_dim / 2]
-        self.size = (model.config.num_heads, model.config.head_dim)
+        self._base = torch.complex(model.rotary.cos, model.rotary.sin)  # [position, head_dim / 2]
+        self._known = self._turned(0, known_positions)
 
-    def empty(self, rows: int) -> Tensor:
+    def room(self, rows: int) -> Room:
         """Room for the keys and values of so many rows."""
-        heads, head_dim = self.size
-        return torch.zeros(len(self.layers), 2, heads, rows, head_dim)
+        return Room(len(self.layers), rows, self.heads, self.head_dim)
 
-    def __call__(self, x: Tensor, keys_values: Tensor, place: int) -> Tensor:
+    def __call__(self, x: Tensor, room: Room, place: int) -> Tensor:
         """New rows through all layers, behind `place` older ones.  # [row, hidden]"""
-        rows = x.shape[0]
-        turns, mask = self.turns[place : place + rows], None
-        if rows > 1:
-            mask = torch.arange(place + rows) <= place + torch.arange(rows)[:, None]
-        for layer, past in zip(self.layers, keys_values, strict=True):
-            x = layer(x, past, place, turns, mask)
+        rows, end = x.shape[0], place + x.shape[0]
+        views = room.views(place, end)
+        turns = self._known[place:end] if end <= len(self._known) else self._turned(place, end)
+        mask = None if rows == 1 else torch.arange(end) <= place + torch.arange(rows)[:, None]
+        for layer, slot, keys, values in zip(self.layers, *views, strict=True):
+            x = layer(x, slot, keys, values, turns, mask)
         return self.norm(x)
+
+    def _turned(self, place: int, end: int) -> Tensor:
+        """How queries, keys and values of some positions are turned, in one row each."""
+        turns = self._base[place:end].repeat(1, 2 * self.heads)
+        return torch.cat([turns, torch.ones_like(turns[:, : turns.shape[1] // 2])], dim=1)
 
 
 class CpuDecoder:
@@ -86,7 +122,7 @@ class CpuDecoder:
     def __init__(self, model: MossTTSNano) -> None:
         self.model = model
         self.whole = FlatTransformer(model.transformer, model)
-        self.local = FlatTransformer(model.local_transformer, model)
+        self.local = FlatTransformer(model.local_transformer, model, known_positions=model.channels)
         vectors = model.transformer.wte.weight
         self._slot = vectors[model.config.audio_assistant_slot_token_id]
         self._ways = torch.stack([self._slot, vectors[model.config.audio_end_token_id]])
@@ -97,11 +133,13 @@ class CpuDecoder:
     @torch.inference_mode()
     def read(self, rows: Sequence[Row]) -> NanoPast:
         """The past after these rows, to be gone on from many times."""
-        keys_values = self.whole.empty(len(rows))
-        self.whole(self.model.embed(torch.tensor(rows)), keys_values, 0)
-        return NanoPast(keys_values, len(rows))
+        room = self.whole.room(len(rows))
+        self.whole(self.model.embed(torch.tensor(rows)), room, 0)
+        return NanoPast(room.keys_values, len(rows))
 
-    def speak(self, past: NanoPast, rows: Sequence[Row], generation: Generation) -> Iterator[tuple[int, ...]]:
+    def speak(
+        self, past: NanoPast, rows: Sequence[Row], generation: Generation
+    ) -> Generator[tuple[int, ...], None, None]:
         """The frames that follow a past and more rows, as they are made."""
         start = past.rows + len(rows)
         if start + generation.max_new_rows > self.model.context_limit:
@@ -109,22 +147,23 @@ class CpuDecoder:
                 f"{start} rows and {generation.max_new_rows} to be made are more than the "
                 f"{self.model.context_limit} this model reads; shorten the text or the reference"
             )
-        keys_values, room = self.whole.empty(start + generation.max_new_rows), self.local.empty(self.model.channels)
-        keys_values[:, :, :, : past.rows] = past.keys_values
-        draw = SequenceDraw(generation, self.model.channels, self.model.config.audio_vocab_size)
-        hidden = self._after(torch.tensor(rows), keys_values, past.rows)
+        room, frame_room = self.whole.room(start + generation.max_new_rows), self.local.room(self.model.channels)
+        room.keys_values[:, : past.rows] = past.keys_values
+        samplings = generation.per_channel(self.model.channels)
+        draw = SequenceDraw(samplings, generation.seed, self.model.config.audio_vocab_size)
+        hidden = self._after(torch.tensor(rows), room, past.rows)
         for place in range(start, start + generation.max_new_rows):
             draw.start_row(place)
-            codes = self._frame(hidden, room, draw)
+            codes = self._frame(hidden, frame_room, draw, may_stop=draw.generated >= generation.min_new_rows)
             if codes is None:
                 return
             yield codes
-            hidden = self._after(self._row(codes), keys_values, place)
+            hidden = self._after(self._row(codes), room, place)
 
     @torch.inference_mode()
-    def _after(self, rows: Tensor, keys_values: Tensor, place: int) -> Tensor:
+    def _after(self, rows: Tensor, room: Room, place: int) -> Tensor:
         """The state of the last of some new rows.  # [row, channel] → [1, hidden]"""
-        return self.whole(self.model.embed(rows), keys_values, place)[-1:]
+        return self.whole(self.model.embed(rows), room, place)[-1:]
 
     def _row(self, codes: tuple[int, ...]) -> Tensor:
         config = self.model.config
@@ -132,11 +171,11 @@ class CpuDecoder:
         return torch.tensor([[config.audio_assistant_slot_token_id, *codes, *unused]])
 
     @torch.inference_mode()
-    def _frame(self, hidden: Tensor, room: Tensor, draw: SequenceDraw) -> tuple[int, ...] | None:
+    def _frame(self, hidden: Tensor, room: Room, draw: SequenceDraw, may_stop: bool) -> tuple[int, ...] | None:
         """The codes of the next frame; None where speech ends.  # hidden [1, hidden]"""
         states = self.local(torch.cat([hidden, self._slot[None]]), room, 0)
         stops, state = (self._ways @ states[0]).numpy(), states[1:]
-        if draw.generated < draw.generation.min_new_rows:
+        if not may_stop:
             stops[1] = -np.inf
         if draw.choose(TEXT, stops) == 1:
             return None
@@ -154,10 +193,9 @@ def _norm(norm: nn.LayerNorm) -> Function:
 
 
 def _projection(linear: nn.Module) -> Function:
-    if isinstance(linear, Int8Linear):
+    if type(linear) is Int8Linear:
         return _int8(linear)
-    assert isinstance(linear, Linear)
-    return _plain(linear.weight, linear.bias)
+    return _plain(linear.weight, linear.bias) if isinstance(linear, Linear) else linear
 
 
 def _int8(linear: Int8Linear) -> Function:

@@ -4,10 +4,11 @@ A draw is some dozens of operations on a few numbers. There NumPy's smaller cost
 time, for the same codes.
 """
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
-
-from vivavoce.engine.sampling import Generation, Sampling
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -16,20 +17,33 @@ FIRST, SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 PLACE, CHANNEL, TOKEN = 0x9E3779B9, 0x85EBCA77, np.uint32(0xC2B2AE3D)
 
 
+class ChannelSampling(Protocol):
+    """How one channel is drawn, as the engine's `Sampling` says it."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+
+
 class SequenceDraw:
     """Draws the channels of one reply's rows; it remembers what it drew, for penalties."""
 
-    def __init__(self, generation: Generation, channels: int, entries: int) -> None:
-        self.generation = generation
-        self.samplings = generation.per_channel(channels)
+    def __init__(self, samplings: Sequence[ChannelSampling], seed: int, entries: int) -> None:
+        self.samplings, self.seed = samplings, seed
         self.generated = 0
+        channels = len(samplings)
         self._seen = np.zeros((channels, entries), dtype=bool)
         self._noise_of_channel = np.zeros(channels, dtype=np.uint32)
 
     def start_row(self, position: int) -> None:
         """The next row will stand at this position of the sequence."""
         self.generated += 1
-        seed = self.generation.seed
+        seed = self.seed
         state = _mixed(np.array([seed & LOW_32], np.uint32))
         state = _mixed(state ^ np.uint32(seed >> 32 & LOW_32))
         state = _mixed(state + np.uint32(position * PLACE & LOW_32))
@@ -64,7 +78,7 @@ class SequenceDraw:
         return np.asarray(-np.log(-np.log(uniform)), dtype=np.float32)
 
 
-def _likely(scaled: Floats, sampling: Sampling) -> tuple[NDArray[np.int64], Floats]:
+def _likely(scaled: Floats, sampling: ChannelSampling) -> tuple[NDArray[np.int64], Floats]:
     """Ids that survive top-k, then top-p over what top-k left, and their scores, the best first."""
     count = min(sampling.top_k or len(scaled), len(scaled))
     ids = np.argpartition(-scaled, count - 1)[:count] if count < len(scaled) else np.arange(len(scaled))

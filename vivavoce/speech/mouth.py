@@ -5,35 +5,52 @@ Either way a voice's part of the prompt is computed once and kept.
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from vivavoce.device import Device
 from vivavoce.engine.engine import Emission, Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence
+from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.speech.cpu_decoder import CpuDecoder, NanoPast
+from vivavoce.speech.sounding import Frame
+from vivavoce.speech.telling import Codes, Frames
 
-Codes = tuple[tuple[int, ...], ...]  # [frame, codebook]; none stand for the model's own voice
-Frames = Generator[tuple[int, ...], None, None]
 Kept = TypeVar("Kept")
 VOICES_KEPT_READY = 8
-CACHE_ROWS = 6144
+ROWS_A_TEXT = 640  # a voice of eight seconds, a text of 75 tokens, and half a minute of speech
+CONTEXT_ROWS = 4096
+MOST_TEXTS = 128
+CPU_TEXTS = 10
+MOST_AT_ONCE = 8  # parts of one text: more would be made long before they are heard
 
 
 class Mouth(Protocol):
     """Makes frames; may be asked from several threads."""
 
-    def frames(self, reference: Codes, text: str, generation: Generation) -> Frames:
-        """The frames of a text in a voice, as they are made. Closing it stops them."""
+    at_once: int
+    """Parts of one text that are worth making side by side."""
+
+    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
+        """The frames of a text in a voice, as they are made, begun now. Closing them stops it.
+
+        `said` are frames of the text's beginning that are there already.
+        """
+        ...
+
+    def warm_up(self) -> None:
+        """Do ahead what would make the first text slow."""
         ...
 
 
 class CpuMouth:
     """One text at a time, each in the thread that asks for it."""
+
+    at_once = 1
 
     def __init__(self, model: MossTTSNano, prompt: MossTTSNanoPrompt) -> None:
         self.prompt = prompt
@@ -41,12 +58,15 @@ class CpuMouth:
         self._voices: _Recent[NanoPast] = _Recent()
         self._lock = threading.Lock()
 
-    def frames(self, reference: Codes, text: str, generation: Generation) -> Frames:
+    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
         """The frames of a text in a voice."""
-        rows = self.prompt.speech(text)
+        rows = self.prompt.speech(text) + self.prompt.said(said)
         with self._lock:
             past = self._voices.get(reference, lambda: self.decoder.read(before_text(self.prompt, reference)))
-        yield from self.decoder.speak(past, rows, generation)
+        return self.decoder.speak(past, rows, generation)
+
+    def warm_up(self) -> None:
+        """Nothing is worth doing ahead."""
 
 
 class EngineMouth:
@@ -55,38 +75,48 @@ class EngineMouth:
     def __init__(self, model: MossTTSNano, prompt: MossTTSNanoPrompt, device: Device) -> None:
         self.model, self.prompt = model, prompt
         dtype = model.transformer.wte.weight.dtype
-        self.engine = Engine(model, device, dtype, EngineLimits(cache_rows=CACHE_ROWS))
+        text_bytes = ROWS_A_TEXT * model.kv_shape.bytes_per_row(dtype)
+        fits = device.samples_that_fit(text_bytes, MOST_TEXTS) if device.kind != "cpu" else CPU_TEXTS
+        self.at_once = 1 if device.kind == "cpu" else min(fits, MOST_AT_ONCE)
+        limits = EngineLimits(cache_rows=fits * ROWS_A_TEXT, context=CONTEXT_ROWS, sequences_per_step=MOST_TEXTS)
+        self.engine = Engine(model, device, dtype, limits)
         self._voices: _Recent[Sequence] = _Recent(self.engine.close)
         self._made: dict[int, deque[Emission]] = {}
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
-    def frames(self, reference: Codes, text: str, generation: Generation) -> Frames:
+    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
         """The frames of a text in a voice."""
-        rows = self.prompt.speech(text)
-        with self._lock:
+        rows = self.prompt.speech(text) + self.prompt.said(said)
+        with self.lock:
             sequence = self.engine.fork(self._voices.get(reference, lambda: self._read(reference)))
-            emissions = self._made[sequence.id] = deque()
-        try:
-            with self._lock:
+            try:
                 self.engine.append(sequence, rows)
                 self.engine.generate(sequence, generation)
-            is_over = False
-            while not is_over:
-                emission = self._next(emissions)
-                is_over = emission.finish is not None
-                yield from self.model.spoken_frames([emission.row])
-        finally:
-            with self._lock:
-                del self._made[sequence.id]
+            except VivaError:
                 self.engine.close(sequence)
+                raise
+            self._made[sequence.id] = deque()
+        return EngineFrames(self, sequence)
 
-    def _next(self, emissions: deque[Emission]) -> Emission:
-        """The next of a text; whoever finds none takes a step for all."""
+    def warm_up(self) -> None:
+        """Capture all steps now: later, nothing else might run on the device meanwhile."""
+        with self.lock:
+            self.engine.runner.warm_up()
+
+    def next(self, sequence: Sequence) -> Emission:
+        """The next row of a text; whoever finds none takes a step for all."""
+        emissions = self._made[sequence.id]
         while True:
-            with self._lock:
+            with self.lock:
                 if emissions:
                     return emissions.popleft()
                 self._step()
+
+    def close(self, sequence: Sequence) -> None:
+        """Stop a text. Closing twice does nothing."""
+        with self.lock:
+            self._made.pop(sequence.id, None)
+            self.engine.close(sequence)
 
     def _read(self, reference: Codes) -> Sequence:
         sequence = self.engine.open(before_text(self.prompt, reference))
@@ -97,6 +127,30 @@ class EngineMouth:
     def _step(self) -> None:
         for emission in self.engine.step():
             self._made[emission.sequence.id].append(emission)
+
+
+class EngineFrames:
+    """The frames of one text as the engine makes them."""
+
+    def __init__(self, mouth: EngineMouth, sequence: Sequence) -> None:
+        self._mouth, self._sequence, self._is_over = mouth, sequence, False
+
+    def __iter__(self) -> "EngineFrames":
+        return self
+
+    def __next__(self) -> Frame:
+        while not self._is_over:
+            emission = self._mouth.next(self._sequence)
+            self._is_over = emission.finish is not None
+            for frame in self._mouth.model.spoken_frames([emission.row]):
+                return frame
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stop it."""
+        self._is_over = True
+        self._mouth.close(self._sequence)
 
 
 class _Recent(Generic[Kept]):
@@ -119,7 +173,4 @@ class _Recent(Generic[Kept]):
 
 def before_text(prompt: MossTTSNanoPrompt, reference: Codes) -> list[Row]:
     """What stands before every text in a voice."""
-    if reference:
-        return prompt.voice(reference)
-    rows = prompt.continuation("a")
-    return rows[: len(rows) - len(prompt.speech("a"))]
+    return prompt.before_text(reference)

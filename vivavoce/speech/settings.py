@@ -4,13 +4,15 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import CheckpointError
 from vivavoce.models.moss_tts_nano_config import NanoSampling
 from vivavoce.models.moss_tts_nano_text import MAX_CHUNK_TOKENS
 from vivavoce.speech.voices import KeptVoice
+
+if TYPE_CHECKING:
+    from vivavoce.engine.sampling import Generation
 
 FILE = "speech.json"
 
@@ -48,14 +50,22 @@ class SpeechSettings:
         content = dataclasses.asdict(self) | {"voices": {name: voice.codes for name, voice in self.voices.items()}}
         (Path(folder) / FILE).write_text(json.dumps(content), encoding="utf8")
 
-    def generation(self, codebooks: int, tokens: int, seed: int, greedy: bool = False) -> Generation:
-        """How a text of so many tokens is drawn."""
+    def longest(self, tokens: int) -> int:
+        """Frames after which a text of so many tokens is ended."""
         frames = self.sampling.max_new_frames
-        if self.frames_a_token is not None:
-            frames = min(frames, 25 + round(self.frames_a_token * tokens))
-        drawn = self.sampling.per_channel(codebooks)
+        return frames if self.frames_a_token is None else min(frames, 25 + round(self.frames_a_token * tokens))
+
+    def fewest(self, tokens: int) -> int:
+        """Frames before a text of so many tokens may end by itself."""
+        return 1
+
+    def generation(self, codebooks: int, tokens: int, seed: int, greedy: bool = False) -> "Generation":
+        """How a text of so many tokens is drawn."""
+        from vivavoce.engine.sampling import Generation, Sampling
+
         samplings = tuple(
             Sampling(0.0 if greedy else temperature, top_k, top_p, penalty)
-            for temperature, top_k, top_p, penalty in drawn
+            for temperature, top_k, top_p, penalty in self.sampling.per_channel(codebooks)
         )
-        return Generation(samplings, max_new_rows=frames + 1, min_new_rows=2, seed=seed, penalise_prompt=False)
+        most, least = self.longest(tokens) + 1, self.fewest(tokens) + 1
+        return Generation(samplings, max_new_rows=most, min_new_rows=least, seed=seed, penalise_prompt=False)

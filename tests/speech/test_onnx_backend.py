@@ -1,0 +1,161 @@
+"""The ONNX backend says what torch says, code for code, and does it where there is no torch."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from vivavoce.audio.buzz import buzz
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.export.onnx import export_onnx
+from vivavoce.models.checkpoint import save_weights
+from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
+from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano import MossTTSNano
+from vivavoce.models.moss_tts_nano_config import NanoSampling
+from vivavoce.nn.allocation import fill_randomly
+from vivavoce.speech import KeptVoice, Manner, Speaker
+from vivavoce.speech.loading import open_speech_model
+from vivavoce.speech.onnx_backend import OnnxSpeaker
+from vivavoce.speech.settings import SpeechSettings
+from vivavoce.train.speaker.sizes import TINY_LM
+from vivavoce.train.speaker.tokenizer import write_tokenizer
+
+TEXT = "A table for two, please."
+LM = dataclasses.replace(
+    TINY_LM, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, n_vq=2, audio_vocab_size=24,
+    audio_pad_token_id=24, max_positions=512,
+)  # fmt: skip
+
+
+def stage(inputs: int, outputs: int) -> StageConfig:
+    return StageConfig(inputs, outputs, 1, 0.4, d_model=8, num_heads=2, dim_feedforward=16)
+
+
+CODEC = MossAudioTokenizerConfig(
+    sample_rate=1000,
+    channels=2,
+    encoder=(20, stage(20, 6), 8),
+    decoder=(8, stage(6, 20), 20),
+    quantizer=QuantizerConfig(48, 12, 48, num_quantizers=2, codebook_size=24, codebook_dim=4),
+)
+FIVE = ["prefill", "decode_step", "local_decoder", "local_cached_step", "local_fixed_sampled_frame"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("nano")
+    model = MossTTSNano.random(LM, deviation=0.3)
+    codec = MossAudioTokenizerNano(CODEC).eval()
+    fill_randomly(codec, 0)
+    (root / "codec").mkdir()
+    save_weights(model, root)
+    save_weights(codec, root / "codec")
+    LM.write(root)
+    CODEC.write(root / "codec")
+    write_tokenizer(root, LM.vocab_size)
+    voices = {"bell": KeptVoice("bell", [[1, 2], [3, 4], [5, 6]])}
+    SpeechSettings(NanoSampling(max_new_frames=9, audio_top_k=8), 60, voices=voices).write(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def graphs(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("onnx")
+    written = export_onnx(folder, out)
+    assert all(graph.difference <= graph.tolerance for graph in written)
+    return out
+
+
+@pytest.fixture(scope="module")
+def torch_speaker(folder):
+    return Speaker.load(str(folder), "cpu", "float32")
+
+
+def test_the_folder_has_the_published_files(graphs):
+    names = {file.name for file in graphs.iterdir()}
+    assert {f"moss_tts_{name}.onnx" for name in FIVE} <= names
+    assert {f"moss_audio_tokenizer_{name}.onnx" for name in ("encode", "decode_full", "decode_step")} <= names
+    assert {"browser_poc_manifest.json", "tts_browser_onnx_meta.json", "codec_browser_onnx_meta.json"} <= names
+    manifest = json.loads((graphs / "browser_poc_manifest.json").read_text())
+    assert manifest["tts_config"]["n_vq"] == LM.n_vq
+    assert manifest["builtin_voices"][0]["prompt_audio_codes"] == [[1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize("voice", [None, "bell"])
+@pytest.mark.parametrize("manner", [Manner(greedy=True), Manner(seed=3)], ids=["greedy", "drawn"])
+def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, manner):
+    exact = OnnxSpeaker.load(str(graphs), exact=True)
+    expected = torch_speaker.say(TEXT, voice, manner)
+    found = exact.say(TEXT, voice, manner)
+    assert (found.rate, found.channels) == (expected.rate, expected.channels)
+    np.testing.assert_allclose(found.samples, expected.samples, atol=1e-4)
+
+
+def test_a_recording_has_the_codes_torch_gives_it(graphs, torch_speaker):
+    recording = buzz(1.0, 1000)
+    assert OnnxSpeaker.load(str(graphs))._codes_of(recording) == torch_speaker._codes_of(recording)
+    assert OnnxSpeaker.load(str(graphs)).mark == torch_speaker.mark
+
+
+def test_frames_drawn_in_the_graph_go_by_their_seed(graphs):
+    speaks = open_speech_model(str(graphs), "cpu")
+    first, again, other = (speaks.say(TEXT, "bell", Manner(seed=seed)).samples for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert first.shape != other.shape or not np.allclose(first, other)
+
+
+def test_the_frame_graph_draws_as_its_settings_say(graphs, folder, torch_speaker):
+    """Inverse of the distribution by uniform numbers: over many of them, every code comes as often as it should."""
+    from vivavoce.export.nano_onnx import LocalFixedSampledFrame
+
+    frame = LocalFixedSampledFrame(torch_speaker.model, SpeechSettings.read(folder).sampling)
+    logits = torch.randn(1, 24, generator=torch.Generator().manual_seed(1)) * 2
+    seen = torch.zeros(1, 24, dtype=torch.bool)
+    uniform = (torch.arange(4000) + 0.5) / 4000
+    drawn = torch.cat([frame.drawn(logits, seen, u[None]) for u in uniform])
+    scores, ids = (logits / 0.8).topk(8)
+    chances = scores.softmax(-1)
+    kept = chances * (chances.cumsum(-1) - chances < 0.95)
+    wanted = torch.zeros(24).scatter(0, ids[0], (kept / kept.sum())[0])
+    assert torch.allclose(drawn.bincount(minlength=24) / 4000, wanted, atol=1e-3)
+
+
+def test_a_step_that_takes_one_row_reads_the_prompt_whole(graphs, torch_speaker):
+    speaks = OnnxSpeaker.load(str(graphs), exact=True)
+    speaks.step.inputs["input_ids"] = dataclasses.make_dataclass("Input", ["shape", "type"])(
+        [1, 1, 1 + LM.n_vq], "tensor(int32)"
+    )  # as the published graph is
+    greedy = Manner(greedy=True)
+    np.testing.assert_allclose(
+        speaks.say(TEXT, "bell", greedy).samples, torch_speaker.say(TEXT, "bell", greedy).samples, atol=1e-4
+    )
+
+
+def test_bad_folders_and_wishes_are_one_line(graphs, tmp_path):
+    with pytest.raises(InputError, match="ONNX speech is float32"):
+        OnnxSpeaker.load(str(graphs), dtype="int8")
+    for file in graphs.iterdir():
+        (tmp_path / file.name).write_bytes(b"no graph" if file.suffix == ".onnx" else file.read_bytes())
+    with pytest.raises(CheckpointError, match="cannot be opened as an ONNX graph"):
+        OnnxSpeaker.load(str(tmp_path))
+
+
+def test_it_speaks_where_there_is_no_torch(graphs):
+    code = f"""
+import sys
+for absent in ("torch", "soundfile", "soxr", "transformers", "onnx"):
+    sys.modules[absent] = None
+from vivavoce.speech.onnx_backend import OnnxSpeaker
+from vivavoce.speech.interface import Manner
+sound = OnnxSpeaker.load({str(graphs)!r}).say({TEXT!r}, "bell", Manner(seed=1))
+print(sound.samples.shape[1], "torch" in sys.modules and sys.modules["torch"] is not None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = OnnxSpeaker.load(str(graphs)).say(TEXT, "bell", Manner(seed=1)).samples.shape[1]
+    assert done.stdout.split() == [str(expected), "False"]

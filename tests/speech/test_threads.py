@@ -1,0 +1,61 @@
+"""Threads are taken while they help, and left alone where the user has spoken."""
+
+import pytest
+import torch
+
+from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
+from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
+from vivavoce.speech import threads
+from vivavoce.speech.mouth import CpuMouth
+from vivavoce.speech.threads import best_threads, settle_threads
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "most", "expected"),
+    [
+        ({1: 20, 2: 12, 4: 8, 8: 5}, 8, 8),
+        ({1: 20, 2: 12, 4: 11.5, 8: 5}, 8, 2),  # hardly faster: enough
+        ({1: 20, 2: 40}, 2, 1),
+        ({1: 20, 2: 10, 4: 5}, 3, 2),
+        ({1: 20}, 1, 1),
+    ],
+)
+def test_threads_are_added_while_they_help(milliseconds, most, expected):
+    now = 0.0
+
+    def step() -> None:
+        nonlocal now
+        now += milliseconds[torch.get_num_threads()]
+
+    assert best_threads(step, most, lambda: now) == expected == torch.get_num_threads()
+
+
+@pytest.fixture(scope="module")
+def mouth():
+    return CpuMouth(tiny_nano(dtype=torch.float32), MossTTSNanoPrompt(CONFIG, LetterTokenizer()))
+
+
+def test_a_small_model_takes_one(mouth, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    assert settle_threads(mouth) == torch.get_num_threads() == 1
+
+
+def test_a_large_model_is_measured(mouth, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "SMALLEST_SHARED", 1)
+    monkeypatch.setattr(threads, "spare_cores", lambda: 2)
+    assert settle_threads(mouth) in (1, 2)
+
+
+def test_what_the_user_set_holds(mouth, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    torch.set_num_threads(2)
+    assert settle_threads(mouth) == 2

@@ -1,0 +1,319 @@
+"""`viva bench tts`: how soon a text is heard and how much faster than real time it is made, by backend and threads.
+
+Everything in one run, beside the plain way of the published code. Random weights of the published shape: speed does not
+depend on their values. The voice was used before, as it has been for every text but the first.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.bench.memory import synchronize
+from vivavoce.bench.progress import stage
+from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Setup, Speaks
+from vivavoce.device import Device, pick
+from vivavoce.dialogue.player import SimulatedPlayer
+from vivavoce.errors import InputError, VivaError
+from vivavoce.speech.interface import Manner
+
+ROUNDS = 3
+STAGE_REPEATS = 32
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One backend at one number of threads: medians of some rounds. RTF is seconds of work a second of sound."""
+
+    backend: str
+    threads: int
+    first_sound_ms: float
+    rtf: float
+    cpu_seconds_a_second: float
+    stages_ms: dict[str, float]
+    stages_cpu_ms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Many texts at once, each heard by a player of its own."""
+
+    streams: int
+    seconds: float
+    rtf: float
+    underruns: int
+    dry_seconds: float
+    first_sound_ms_median: float
+    first_sound_ms_worst: float
+
+
+def run(
+    device: str = "auto",
+    backends: Sequence[str] | None = None,
+    threads: Sequence[int] = (1, 2),
+    streams: Sequence[int] | None = None,
+    frames: int = 60,
+    shape: str = "true",
+    model: str | None = None,
+    onnx: Path | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print, write `tts.json` and `tts.png` to `out`, and return what was measured."""
+    place = pick(device)
+    setup = Setup(place, shape, frames, onnx)
+    makers = _makers(place, backends, model)
+    speeds, absent = _speeds(setup, makers, threads if place.kind == "cpu" else (torch.get_num_threads(),))
+    at_once = streams if streams is not None else [] if place.kind == "cpu" else [1, 16, 64]
+    crowds = _crowds(setup, makers, at_once, absent)
+    plain = min((speed.rtf for speed in speeds if speed.backend == PLAIN), default=None)
+    result = {
+        "what": f"MOSS-TTS-Nano, {shape} shape, random weights" if model is None else model,
+        "device": place.name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "frames": frames,
+        "how": f"median of {ROUNDS} texts of {frames} frames after one, wall time, the voice read before; "
+        f"stages: mean of {STAGE_REPEATS} frames",
+        "speeds": [asdict(speed) | {"times_plain": plain and plain / speed.rtf} for speed in speeds],
+        "absent": absent,
+        "streams": [asdict(crowd) for crowd in crowds],
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if place.kind == "cuda" else None,
+    }
+    _print(result)
+    if out is not None:
+        _save(result, out)
+    return result
+
+
+def _makers(place: Device, backends: Sequence[str] | None, model: str | None) -> dict[str, Callable[[Setup], Speaks]]:
+    names = tuple(backends or (ON_DEVICE.get(place.kind, ELSEWHERE) if model is None else ("auto",)))
+    if model is not None:
+        return {name: partial(NamedModel, model, name) for name in names}
+    unknown = [name for name in names if name not in CONTENDERS]
+    if unknown:
+        raise InputError(f"backend {unknown[0]!r} is not known; use {', '.join(CONTENDERS)}")
+    return {name: CONTENDERS[name] for name in names}
+
+
+class NamedModel:
+    """Any text-to-speech model of the house, by name."""
+
+    def __init__(self, model: str, dtype: str, setup: Setup) -> None:
+        from vivavoce.speech.loading import open_speech_model
+
+        self.name = dtype
+        self._model = open_speech_model(model, str(setup.device), dtype)
+        self.rate = self._model.rate
+
+    def stream(self, seed: int) -> Iterator[NDArray[np.float32]]:
+        """The sound of the text in the model's own voice."""
+        return self._model.stream(TEXT, None, Manner(seed=seed))
+
+    def stages(self) -> dict[str, Callable[[], object]]:
+        """Its parts are its own."""
+        return {}
+
+
+def _speeds(
+    setup: Setup, makers: dict[str, Callable[[Setup], Speaks]], threads: Sequence[int]
+) -> tuple[list[Speed], dict[str, str]]:
+    speeds, absent, before = list[Speed](), dict[str, str](), torch.get_num_threads()
+    try:
+        for name, make in makers.items():
+            for count in threads:
+                with stage(f"{name}, {count} thread(s)"):
+                    torch.set_num_threads(count)
+                    try:
+                        speeds.append(_speed(make(setup), setup.device, count))
+                    except (VivaError, RuntimeError) as error:  # the others are still worth measuring
+                        absent[name] = " ".join(str(error).split())
+                        break
+                _free(setup.device)
+    finally:
+        torch.set_num_threads(before)
+    return speeds, absent
+
+
+def _speed(speaks: Speaks, device: Device, threads: int) -> Speed:
+    firsts, factors, work = [], [], []
+    for seed in range(1 + ROUNDS):
+        began, cpu, first, samples = time.perf_counter(), time.process_time(), None, 0
+        for piece in speaks.stream(seed):
+            first = first or time.perf_counter()
+            samples += piece.shape[1]
+        seconds = samples / speaks.rate
+        if seed:
+            firsts.append((first or began) - began)
+            factors.append((time.perf_counter() - began) / seconds)
+            work.append((time.process_time() - cpu) / seconds)
+    walls, cpus = {}, {}
+    for name, action in speaks.stages().items():
+        walls[name], cpus[name] = _stage_ms(action, device)
+    median = [float(np.median(values)) for values in (firsts, factors, work)]
+    return Speed(speaks.name, threads, 1e3 * median[0], median[1], median[2], walls, cpus)
+
+
+def _stage_ms(action: Callable[[], object], device: Device) -> tuple[float, float]:
+    """Milliseconds of wall and of CPU time a frame; the mean, because some work is done every few frames."""
+    for _ in range(STAGE_REPEATS // 4):
+        action()
+    synchronize(device)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(STAGE_REPEATS):
+        action()
+    synchronize(device)
+    return (time.perf_counter() - wall) / STAGE_REPEATS * 1e3, (time.process_time() - cpu) / STAGE_REPEATS * 1e3
+
+
+def _crowds(
+    setup: Setup, makers: dict[str, Callable[[Setup], Speaks]], streams: Sequence[int], absent: dict[str, str]
+) -> list[Crowd]:
+    """Texts at once, by the first backend that is not the plain one."""
+    name = next((name for name in makers if name != PLAIN and name not in absent), None)
+    if name is None or not streams:
+        return []
+    speaks = makers[name](setup)
+    list(speaks.stream(0))
+    crowds = []
+    for count in streams:
+        with stage(f"{count} streams at once, {name}"):
+            _crowd(speaks, count)  # the first time, batches of new sizes are prepared
+            crowds.append(_crowd(speaks, count))
+    return crowds
+
+
+def _crowd(speaks: Speaks, count: int) -> Crowd:
+    players = [SimulatedPlayer() for _ in range(count)]
+    firsts, lengths, errors = [0.0] * count, [0.0] * count, list[BaseException]()
+    ready = threading.Barrier(count + 1)
+
+    def listen(index: int) -> None:
+        try:
+            ready.wait()
+            for piece in speaks.stream(index):
+                now = time.perf_counter()
+                firsts[index] = firsts[index] or now
+                lengths[index] += piece.shape[1] / speaks.rate
+                players[index].feed(now, piece.shape[1] / speaks.rate)
+            players[index].finish(time.perf_counter())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=listen, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    waited = sorted(1e3 * (first - began) for first in firsts)
+    return Crowd(
+        streams=count,
+        seconds=sum(lengths),
+        rtf=(time.perf_counter() - began) / (sum(lengths) / count),
+        underruns=sum(player.underruns for player in players),
+        dry_seconds=sum(player.dry_seconds for player in players),
+        first_sound_ms_median=waited[count // 2],
+        first_sound_ms_worst=waited[-1],
+    )
+
+
+def _free(device: Device) -> None:
+    gc.collect()
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _print(result: dict[str, Any]) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:  # a bare GPU box
+        print(json.dumps(result, indent=1))
+        return
+    console = Console(stderr=True, highlight=False)
+    console.print(f"{result['what']} on {result['device']}; {result['how']}")
+    table = Table("backend", "threads", "first sound ms", "RTF", "CPU s / s", "× plain", "ms of each frame (CPU ms)")
+    for speed in result["speeds"]:
+        stages = [
+            f"{name} {wall:.1f} ({speed['stages_cpu_ms'][name]:.1f})" for name, wall in speed["stages_ms"].items()
+        ]
+        gain = speed["times_plain"]
+        table.add_row(
+            speed["backend"],
+            str(speed["threads"]),
+            f"{speed['first_sound_ms']:.0f}",
+            f"{speed['rtf']:.3f}",
+            f"{speed['cpu_seconds_a_second']:.2f}",
+            "–" if gain is None else f"{gain:.1f}",
+            "\n".join(stages),
+        )
+    console.print(table)
+    for name, why in result["absent"].items():
+        console.print(f"{name}: not measured, {why}")
+    for crowd in result["streams"]:
+        console.print(
+            f"{crowd['streams']} at once: {crowd['underruns']} underruns ({crowd['dry_seconds']:.2f} s dry), "
+            f"RTF of each {crowd['rtf']:.3f}, first sound {crowd['first_sound_ms_median']:.0f} ms, "
+            f"at worst {crowd['first_sound_ms_worst']:.0f} ms"
+        )
+
+
+def _save(result: dict[str, Any], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "tts.json").write_text(json.dumps(result, indent=2), encoding="utf8")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    rtf, first = figure.subplots(1, 2)
+    labels = [f"{speed['backend']}, {speed['threads']}" for speed in result["speeds"]]
+    rtf.barh(labels, [speed["rtf"] for speed in result["speeds"]])
+    rtf.axvline(1.0, color="grey", linestyle=":", label="real time")
+    rtf.set(xlabel="seconds of work a second of sound")
+    rtf.legend()
+    first.barh(labels, [speed["first_sound_ms"] for speed in result["speeds"]])
+    first.set(xlabel="milliseconds to the first sound", yticklabels=[])
+    for axes in (rtf, first):
+        axes.invert_yaxis()
+    figure.suptitle(f"{result['what']}, {result['device']}: backend, threads", fontsize=10)
+    figure.savefig(out / "tts.png", dpi=130)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The same on a machine that has torch and no command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--backend", action="append")
+    parser.add_argument("--threads", type=_numbers, default=[1, 2])
+    parser.add_argument("--streams", type=_numbers)
+    parser.add_argument("--frames", type=int, default=60)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--onnx", type=Path)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(arguments)
+    shape = "tiny" if given.tiny else "true"
+    run(given.device, given.backend, given.threads, given.streams, given.frames, shape, onnx=given.onnx, out=given.out)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

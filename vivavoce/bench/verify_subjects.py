@@ -1,0 +1,251 @@
+"""What `viva verify` can look at: every kind of model, each through the same few questions.
+
+Another kind is a class with `load`, `make` and `first_logits`, and its line in `KINDS`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vivavoce import hub
+from vivavoce.audio.buzz import buzz
+from vivavoce.audio.files import read
+from vivavoce.audio.sound import Sound
+from vivavoce.codecs import open_codec
+from vivavoce.device import Device, resolve_dtype
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import GREEDY, Generation, Sampling
+from vivavoce.errors import CheckpointError
+from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.moss_speech_codec import VOICE_RATE, MossSpeechCodec
+from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
+from vivavoce.models.moss_tts_nano_config import NanoSampling
+from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.nn.int8_linear import Int8Linear
+from vivavoce.speech.interface import Manner, SpeechModel
+from vivavoce.speech.loading import KINDS as SPEECH_KINDS
+from vivavoce.speech.loading import model_type, open_speech_model
+from vivavoce.speech.speaker import Speaker
+
+TEXT = "Good evening. The train to the coast leaves at half past seven."
+HEARING_RATE = 16_000
+REPLY_ROWS = 25
+CODEC = "fnlp/MOSS-Speech-Codec"  # of models that do not carry theirs
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a model is given, whatever of it its kind takes."""
+
+    text: str = TEXT
+    voice: str | None = None
+    """A voice's name, or the path of a recording."""
+
+    def recording(self) -> Sound | None:
+        """The recording that `voice` names, if it does."""
+        return read(self.voice) if self.voice is not None and Path(self.voice).is_file() else None
+
+    def heard(self) -> Sound:
+        """Something to listen to."""
+        return self.recording() or buzz(2.0, HEARING_RATE)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of a run: sound, or the text of a recogniser, and when the first of it was there."""
+
+    sound: Sound | None
+    text: str | None
+    first_seconds: float
+    seconds: float
+    """Of sound made, or listened to."""
+
+
+class Subject(Protocol):
+    """A model on a device."""
+
+    is_exact: bool
+    """Whether all of it computes in float32."""
+
+    def make(self, ask: Ask, seed: int | None) -> Made:
+        """One run; without a seed the likeliest of everything, which no device may change much."""
+        ...
+
+    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+        """What the model says of the first thing it writes; None where it does not write."""
+        ...
+
+
+class SpeechSubject:
+    """Text to speech."""
+
+    def __init__(self, folder: Path, device: Device, dtype: str) -> None:
+        self.model: SpeechModel = open_speech_model(str(folder), str(device), dtype)
+        weights = self.model.model.modules() if isinstance(self.model, Speaker) else []
+        is_rounded = any(isinstance(module, Int8Linear) for module in weights)
+        self.is_exact = not is_rounded and (dtype == "float32" or device.kind == "cpu")
+
+    def make(self, ask: Ask, seed: int | None) -> Made:
+        """The text, said."""
+        manner = Manner(seed=seed or 0, greedy=seed is None)
+        began, first, pieces = time.perf_counter(), None, []
+        for piece in self.model.stream(ask.text, self._voice(ask), manner, clock=None):
+            first = first or time.perf_counter()
+            pieces.append(piece)
+        sound = Sound(np.concatenate(pieces, axis=1), self.model.rate)
+        return Made(sound, None, (first or began) - began, sound.seconds)
+
+    @torch.inference_mode()
+    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+        """Of the first code, by the plain path on this device's weights."""
+        if not isinstance(self.model, Speaker):
+            return None
+        from vivavoce.bench.tts_plain import PlainNano
+
+        speaker = self.model
+        reference = speaker._reference(self._voice(ask))
+        rows = speaker.prompt.before_text(reference) + speaker.prompt.speech(speaker.prepared(ask.text))
+        plain = PlainNano(speaker.model, speaker.codec, rows, 1, NanoSampling())
+        hidden = plain.read(plain.rows, [])
+        slot = speaker.model.transformer.wte.weight[speaker.model.config.audio_assistant_slot_token_id]
+        return _numbers(speaker.model.code_logits(0, plain._local([hidden[0], slot])[None])[0])
+
+    def _voice(self, ask: Ask) -> str | Sound | None:
+        if ask.voice is None:
+            return next(iter(self.model.shelf.built_in), None)
+        return ask.recording() or ask.voice
+
+
+class WhisperSubject:
+    """Speech recognition."""
+
+    def __init__(self, folder: Path, device: Device, dtype: str) -> None:
+        kind = resolve_dtype(dtype, device)
+        self.model = WhisperTranscriber.load(folder, device.torch_device, kind)
+        self.is_exact = kind is torch.float32
+
+    def make(self, ask: Ask, seed: int | None) -> Made:
+        """The transcript of the recording."""
+        samples = self._samples(ask)
+        began, first, texts = time.perf_counter(), None, []
+        for segment in self.model.segments(samples, Wish(temperatures=(0.0,), seed=seed or 0)):
+            first = first or time.perf_counter()
+            texts.append(segment.text)
+        return Made(None, "".join(texts), (first or time.perf_counter()) - began, len(samples) / HEARING_RATE)
+
+    @torch.inference_mode()
+    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+        """Behind the start of a transcript."""
+        mel = self.model.window(self.model.log_mel(self._samples(ask)), 0, "full")
+        start = torch.tensor([[self.model.tokens.startoftranscript]], device=self.model.device)
+        return _numbers(self.model.model(mel, start)[0, -1])
+
+    def _samples(self, ask: Ask) -> Tensor:
+        return torch.from_numpy(ask.heard().mono().resampled(HEARING_RATE).samples[0].copy())
+
+
+class ConversationSubject:
+    """Speech to speech: the words of the ask as text, the reply as sound of the codec's first voice."""
+
+    def __init__(self, folder: Path, device: Device, dtype: str) -> None:
+        kind = resolve_dtype(dtype, device)
+        self.model = MossSpeech.load(folder, device.torch_device, kind)
+        codec = folder / "codec"
+        self.codec = MossSpeechCodec.load(codec if codec.is_dir() else hub.resolve(CODEC), device.torch_device)
+        self.prompt = MossSpeechPrompt(self.model.config, TextTokenizer.load(folder))
+        limits = EngineLimits(cache_rows=1024)
+        self.engine = Engine(self.model, device, kind, limits)
+        self.plain = Engine(self.model, device, kind, limits, use_graphs=False)
+        self.is_exact = kind is torch.float32
+
+    @torch.inference_mode()
+    def make(self, ask: Ask, seed: int | None) -> Made:
+        """A reply of a few seconds."""
+        began = time.perf_counter()
+        sampling = GREEDY if seed is None else Sampling()
+        sequence = self.engine.open(self._rows(ask))
+        generation = Generation(sampling, REPLY_ROWS, REPLY_ROWS, seed or 0)
+        codes = self.model.spoken_codes(self.engine.complete(sequence, generation))
+        self.engine.close(sequence)
+        if not codes:
+            raise CheckpointError("the model answers without speech; is it trained?")
+        names = self.codec.voices()
+        voice = self.codec.named_voice(names[0]) if names else self.codec.voice(ask.heard())
+        spoken = self.codec.speak(torch.tensor(codes), voice)
+        sound = Sound(spoken.float().cpu().numpy(), VOICE_RATE)
+        return Made(sound, None, time.perf_counter() - began, sound.seconds)
+
+    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+        """Of the first code."""
+        seen = list[Tensor]()
+        draws = self.model.next_rows
+
+        def watched(hidden: Tensor, draw: object) -> Tensor:
+            seen.append(self.model.logits(hidden)[1][0])
+            return draws(hidden, draw)  # type: ignore[arg-type]
+
+        self.model.next_rows = watched  # type: ignore[method-assign]
+        try:
+            sequence = self.plain.open(self._rows(ask))
+            self.plain.complete(sequence, Generation(GREEDY, 1))
+            self.plain.close(sequence)
+        finally:
+            self.model.next_rows = draws  # type: ignore[method-assign]
+        return _numbers(seen[0])
+
+    def _rows(self, ask: Ask) -> list[tuple[int, ...]]:
+        from vivavoce.models.moss_speech_prompt import Turn
+
+        return [*self.prompt.turn(Turn("user", ask.text)), *self.prompt.open_reply("speech")]
+
+
+class CodecSubject:
+    """Sound to codes and back."""
+
+    def __init__(self, folder: Path, device: Device, dtype: str) -> None:
+        self.codec = open_codec(folder, device.torch_device)
+        self.is_exact = True
+
+    def make(self, ask: Ask, seed: int | None) -> Made:
+        """The recording, resynthesised."""
+        began = time.perf_counter()
+        sound = self.codec.resynthesise(ask.heard())
+        return Made(sound, None, time.perf_counter() - began, sound.seconds)
+
+    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+        """A codec writes nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model: what its folders look like, and how one is opened."""
+
+    name: str
+    is_here: Callable[[Path], bool]
+    load: Callable[[Path, Device, str], Subject]
+
+
+KINDS = (
+    Kind("speech to speech", lambda folder: model_type(folder) == "moss_speech", ConversationSubject),
+    Kind("recognition", lambda folder: model_type(folder) == "whisper" or folder.is_file(), WhisperSubject),
+    Kind("text to speech", lambda folder: any(kind.is_here(folder) for kind in SPEECH_KINDS), SpeechSubject),
+    Kind("codec", lambda folder: True, CodecSubject),
+)
+
+
+def kind_of(folder: Path) -> Kind:
+    """The first kind that a folder looks like."""
+    return next(kind for kind in KINDS if kind.is_here(folder))
+
+
+def _numbers(logits: Tensor) -> NDArray[np.float32]:
+    return logits.float().cpu().numpy()
