@@ -53,6 +53,20 @@ def test_the_output_fed_back_20_db_softer_is_not_heard_as_speech(delay, reverber
     assert np.median(shares[20:]) > 0.95
 
 
+def test_who_wears_headphones_is_heard_softly_and_soon():
+    """While the way is learned soft sounds may be echo, unless half a second of our sound was not heard at all."""
+    played = talk(3.0, seed=8, level_dbfs=-20)
+    user = np.concatenate([np.zeros(round(0.7 * RATE)), talk(1.0, seed=3, level_dbfs=-32), np.zeros(2 * RATE)])
+    microphone = silence(3.0) + user[: len(played)]
+    left, shares = through(EchoGuard(), microphone, played)
+    spoken = slice(23 * BLOCK, 50 * BLOCK)
+    assert np.square(left[spoken]).sum() > 0.9 * np.square(microphone[spoken]).sum()
+    assert np.median(shares[23:50]) < 0.1
+    echo = 0.1 * fftconvolve(played, room(0.1))[: len(played)]
+    left, _ = through(EchoGuard(), microphone + echo, played)
+    assert longest_speech(left[: 22 * BLOCK]) <= 1, "and who does not is guarded as before"
+
+
 def test_a_second_reply_after_a_pause_through_a_longer_buffer_is_not_heard_either():
     first, second = output(3.0), output(3.0)
     pause = np.zeros(RATE * 2)

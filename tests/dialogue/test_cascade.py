@@ -10,11 +10,12 @@ import pytest
 
 from tests.dialogue.voices import silence, talk
 from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
-from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatEndpoint, ChatText
+from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatEndpoint, ChatText, chat_messages
 from vivavoce.dialogue.clock import SimulatedClock
 from vivavoce.dialogue.interface import (
     ConversationSettings,
     InputTranscript,
+    Item,
     Message,
     ReplyAudio,
     ReplyDone,
@@ -87,12 +88,14 @@ def serve():
 
 
 class Listener:
-    """Hears how long a turn was."""
+    """Hears how long a turn was; in the language of nobody, nothing."""
 
     asked = 0
 
     async def transcribe(self, samples, rate, language=None):
         self.asked += 1
+        if language == "nobody's":
+            return " "
         return f"I spoke for {len(samples) / rate:.0f} second"
 
 
@@ -191,6 +194,22 @@ async def test_tools_pass_through(serve):
     assert asked["tool_choice"] == {"type": "function", "function": {"name": "book"}}
     assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "tool"]
     assert asked["messages"][1]["tool_calls"][0]["id"] == asked["messages"][2]["tool_call_id"] == "call_1"
+
+
+async def test_a_turn_without_words_is_not_answered(serve):
+    endpoint = serve(words("Pardon?"))
+    said = np.concatenate([silence(0.5), talk(1.0), silence(0.5)])
+    told, voice, _, _ = await converse(endpoint, said, ConversationSettings(language="nobody's"))
+    assert not endpoint.asked and not voice.said
+    assert next(event for event in told if isinstance(event, ReplyDone)).reason == "completed"
+
+
+def test_calls_made_together_are_one_message():
+    contents = [ToolCall("a", "book", "{}"), ToolCall("b", "look", "{}"), ToolOutput("a", "1"), ToolOutput("b", "2")]
+    items = [Item(f"item_{place}", content) for place, content in enumerate(contents)]
+    messages = chat_messages(items, "", {})
+    assert [message["role"] for message in messages] == ["assistant", "tool", "tool"]
+    assert [call["id"] for call in messages[0]["tool_calls"]] == ["a", "b"]
 
 
 async def test_written_replies_are_not_cut_into_sentences(serve):

@@ -12,9 +12,9 @@ from vivavoce.errors import VivaError
 class Worker:
     """Doubles numbers once its gate is open; notes what came together."""
 
-    def __init__(self, most=16):
+    def __init__(self, most=16, kind=None):
         self.gate, self.entered, self.batches = threading.Event(), threading.Event(), []
-        self.gathering = Gathering("viva-test", self.work, most)
+        self.gathering = Gathering("viva-test", self.work, most, kind=kind)
         self.gathering.start()
 
     def work(self, jobs):
@@ -40,6 +40,17 @@ async def test_what_waits_is_done_together_and_the_urgent_first():
     assert await asyncio.gather(first, *rest) == [0, 2, 4, 6, 8, 10]
     assert worker.batches == [[0], [5, 4, 3], [2, 1]]
     assert (worker.gathering.jobs, worker.gathering.batches) == (6, 3)
+    await worker.gathering.close()
+
+
+async def test_only_what_is_alike_is_done_together_and_the_most_urgent_says_what():
+    worker = Worker(most=3, kind=lambda job: job % 2)
+    first = await worker.busy()
+    rest = [asyncio.ensure_future(worker.gathering.do(number, urgency=-number)) for number in range(1, 10)]
+    await asyncio.sleep(0)
+    worker.gate.set()
+    assert await asyncio.gather(first, *rest) == [2 * number for number in range(10)]
+    assert worker.batches == [[0], [9, 7, 5], [8, 6, 4], [3, 1], [2]]
     await worker.gathering.close()
 
 

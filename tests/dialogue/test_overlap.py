@@ -100,8 +100,8 @@ def test_spoken_voices(tmp_path):
             named = watch(at_level(said(voice, text, tmp_path), -24.0), words=text)
             table.add("word, named", named)
     table.show()
-    assert table.yields("interruption") >= 0.9 and table.latency("interruption", 50) <= 250
-    assert table.yields("word") <= 0.25
+    assert table.yields("interruption") >= 0.95 and table.latency("interruption", 50) <= 220
+    assert table.yields("word") <= 0.1
     assert table.yields("word, named") <= 0.05
 
 
@@ -120,6 +120,11 @@ def said(voice: tuple[str, str], text: str, folder) -> np.ndarray:
 def test_a_voice_that_goes_on_is_an_interruption_however_softly_it_began():
     assert watch(talk(2.0, 1, level_dbfs=-36.0)).verdict is Verdict.INTERRUPTION
     assert watch(talk(0.3, 1, level_dbfs=-36.0)).verdict is Verdict.BACKCHANNEL
+
+
+def test_a_voice_on_the_other_side_of_the_room_may_go_on():
+    assert watch(talk(2.0, 1, level_dbfs=-42.0)).verdict is not Verdict.INTERRUPTION
+    assert watch(talk(2.0, 1, level_dbfs=-42.0), levels=Levels()).verdict is Verdict.INTERRUPTION  # the only one so far
 
 
 def test_our_own_echo_never_interrupts():

@@ -324,6 +324,20 @@ async def test_only_one_reply_at_a_time_and_cancel_ends_it():
     stage.check()
 
 
+@pytest.mark.parametrize("stops", ["cancel", "truncate"])
+async def test_what_is_said_after_the_client_stopped_a_reply_is_not_said_over_it(stops):
+    stage = Stage.set(spoken(5.0), spoken(0.4), options=DialogueOptions(echo=None))
+    stage.conversation.reply()
+    await stage.hear(silence(0.6))
+    item = stage.all(ReplyAudio)[0].item
+    stage.conversation.cancel() if stops == "cancel" else stage.conversation.truncate(item, 100)
+    await stage.hear(np.concatenate([talk(0.4, 1, level_dbfs=-36.0), silence(0.6)]))  # too soft and short to interrupt
+    assert len(stage.all(TurnCommitted)) == 1
+    assert [done.reason for done in stage.all(ReplyDone)] == ["client_cancelled", "completed"]
+    await stage.close()
+    stage.check()
+
+
 async def test_a_reply_out_of_band_leaves_nothing_in_the_history():
     stage = Stage.set(spoken(0.4), spoken(3.0))
     content = Message("user", (TextPart("classify"),))
@@ -471,8 +485,37 @@ async def test_the_users_words_are_told_where_they_are_wanted():
     (transcript,) = stage.all(InputTranscript)
     assert transcript.is_final and transcript.text.endswith("seconds") and transcript.seconds > 1.0
     assert stage.conversation.items[0].content.parts[0].transcript == transcript.text
+    sounded = next(place for place, event in enumerate(stage.told) if isinstance(event, ReplyAudio))
+    assert stage.told.index(transcript) > sounded  # nobody waits for words as for an answer
     await stage.close()
     stage.check()
+
+
+async def test_words_do_not_wait_for_the_end_of_a_written_reply():
+    class Listener:
+        async def transcribe(self, samples, rate, language=None):
+            return "words"
+
+    settings = ConversationSettings(transcribe_input=True, modality="text")
+    script = [Wrote("One. "), *[Wrote("More. ")] * 40, Ended("completed")]
+    stage = Stage.set(script, settings=settings, options=DialogueOptions(transcriber=Listener()))
+    await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.6)]))
+    told = [type(event) for event in stage.told]
+    assert told.index(ReplyText) < told.index(InputTranscript) < told.index(ReplyDone)
+    await stage.close()
+
+
+@pytest.mark.parametrize("create_response", [True, False])
+async def test_words_do_not_wait_for_a_reply_that_is_not_made(create_response):
+    class Listener:
+        async def transcribe(self, samples, rate, language=None):
+            return "words"
+
+    settings = ConversationSettings(transcribe_input=True, turn=TurnSettings(create_response=create_response))
+    stage = Stage.set([Ended("failed", "no")], settings=settings, options=DialogueOptions(transcriber=Listener()))
+    await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.5)]))
+    assert [event.text for event in stage.all(InputTranscript)] == ["words"]
+    await stage.close()
 
 
 async def test_sound_that_is_none_is_refused_and_changes_nothing():

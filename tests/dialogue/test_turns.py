@@ -51,6 +51,34 @@ def test_where_speech_began_and_ended_is_known():
     assert (state.speech_from_ms, state.speech_until_ms, state.silence_ms) == (320, 640, 64)
 
 
+def test_silence_counts_from_where_the_voice_stopped_inside_a_window():
+    taker, state = TurnTaker(TurnSettings(silence_duration_ms=200)), TurnState()
+    for _ in range(5):
+        _, state = taker.step(state, 0.9)
+    _, state = taker.step(state, 0.9, quiet_ms=20)
+    assert (state.speech_until_ms, state.silence_ms) == (172, 20)
+    found = []
+    for _ in range(5):
+        event, state = taker.step(state, 0.0)
+        found.append(event)
+    assert found == [None, LIKELY, None, None, None]
+    assert taker.peek(state, 8)[0] is None  # 188 ms of silence
+    assert taker.peek(state, 12) == (OVER, TurnState(heard_ms=11 * WINDOW_MS))
+
+
+def test_silence_between_windows_makes_an_end_likely_but_ends_no_speech():
+    taker, state = TurnTaker(TurnSettings()), TurnState()
+    assert taker.peek(state, 28) == (None, state)
+    for _ in range(4):
+        _, state = taker.step(state, 0.9)
+    assert taker.peek(state, 28) == (None, state)
+    for _ in range(2):
+        _, state = taker.step(state, 0.0)
+    event, after = taker.peek(state, 16)
+    assert event is LIKELY and after.is_likely_over
+    assert taker.step(after, 0.9)[0] is WENT_ON
+
+
 @pytest.mark.parametrize(("eagerness", "silence"), [("high", 6), ("auto", 7), ("medium", 7), ("low", 19)])
 def test_without_a_model_eagerness_stretches_the_silence(eagerness, silence):
     found, _ = play([0.9] * 5 + [0.0] * 30, TurnSettings(detector="semantic", eagerness=eagerness))

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +32,8 @@ from vivavoce.dialogue.interface import (
     TurnCommitted,
     TurnSettings,
 )
+from vivavoce.dialogue.moderation import CallableChecker, Moderation
+from vivavoce.dialogue.pipeline import ReplyPlan, Spoke
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.engine.engine import Engine, EngineLimits
@@ -320,6 +323,40 @@ async def test_eight_at_once_say_what_each_would_say_alone(parts):
     assert len({sound.tobytes() for sound in together}) == 8
 
 
+class GatedPipeline(MossSpeechPipeline):
+    """Makes no sound before its gate is open."""
+
+    def _speak(self, jobs):
+        assert self.gate.wait(60)
+        return super()._speak(jobs)
+
+
+async def test_in_a_crowd_the_first_chunk_waits_for_the_second(parts):
+    """What a listener has of the first would not last until his turn comes again."""
+    plain = parts.pipeline(longest_loop=None, voices_together=1)
+    pipeline = GatedPipeline(plain.core, plain.codec, plain.prompt, plain.tokenizer, plain.voices, plain.options)
+    pipeline.gate = threading.Event()
+    settings = ConversationSettings(most_output_tokens=30)
+
+    async def said(mind) -> list[np.ndarray]:
+        mind.remember((), settings)
+        mind.listen(buzz(1.0, 16_000).samples[0])
+        pieces = [piece async for piece in mind.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
+        await mind.close()
+        return [piece.samples for piece in pieces if isinstance(piece, Spoke)]
+
+    async with pipeline:
+        replies = [asyncio.ensure_future(said(pipeline.open(None))) for _ in range(5)]
+        while pipeline.voice.waiting < 4:
+            await asyncio.sleep(0.01)
+        pipeline.gate.set()
+        crowd = await asyncio.gather(*replies)
+        alone = await said(pipeline.open(None))
+    assert max(len(pieces[0]) for pieces in crowd) > len(alone[0])
+    for pieces in crowd:
+        assert np.allclose(np.concatenate(pieces), np.concatenate(alone), atol=1e-4)
+
+
 async def test_a_faster_voice_says_the_same_in_less_time(parts):
     sounds = {}
     for speed in (1.0, 1.25):
@@ -367,6 +404,31 @@ async def test_captions_come_with_the_sound(parts):
         texts = [event.delta for event in caller.all(ReplyText)]
         assert len(texts) > 1 and sum(int(text.strip(" []")) for text in texts) == len(caller.sound())
         assert caller.conversation.items[-1].content.parts[0].transcript == "".join(texts)
+        await caller.close()
+
+
+@pytest.mark.parametrize("forbidden", [None, 0, 1])
+async def test_where_words_come_first_no_sound_is_heard_before_its_words_are_checked(parts, forbidden):
+    class Captioner:
+        told = 0
+
+        async def transcribe(self, samples, rate, language=None):
+            self.told += 1
+            return f"stretch{self.told - 1}:{len(samples)}"
+
+    moderation = Moderation(CallableChecker(lambda text: f"stretch{forbidden}:" in text))
+    options = DialogueOptions(speaking=replace(AT_ONCE.speaking, moderation=moderation))
+    async with parts.pipeline(captioner=Captioner(), caption_seconds=0.4, words_first=True) as pipeline:
+        caller = Caller.on(pipeline, options, ConversationSettings(most_output_tokens=30))
+        caller.conversation.add(Message("user", (TextPart("Hello"),)))
+        caller.conversation.reply()
+        await caller.until(ReplyDone)
+        lengths = [int(event.delta.partition(":")[2]) for event in caller.all(ReplyText)]
+        heard = sum(len(event.samples) for event in caller.all(ReplyAudio))
+        assert sum(lengths) == heard, "what is told is what is heard"
+        assert len(lengths) == forbidden if forbidden is not None else len(lengths) > 1
+        reason = caller.all(ReplyDone)[0].reason
+        assert reason == ("max_output_tokens" if forbidden is None else "content_filter")
         await caller.close()
 
 

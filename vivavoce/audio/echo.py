@@ -19,6 +19,9 @@ Power = NDArray[np.float32]
 BLOCK = 512  # samples at 16 kHz
 PRACTICE = 32  # blocks in which the way is learned anew after a silence: the client may have buffered more or less
 LOUDEST_ECHO = 0.25  # of our own power: while the way is being learned, what is softer may be echo
+FAINT_ECHO = 0.001  # a microphone that stays under this while we play hears us hardly, as with headphones
+CALM = 14  # blocks of which that is known: most clients play within half a second
+LOUDEST_FAINT_ECHO = 0.0025
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class EchoState:
     residue: Power  # [bin]: power of what the path does not explain
     quiet: int  # blocks since something was played
     practice: int  # blocks of sound heard since the last long silence
+    calm: int  # blocks of them in which the microphone hardly heard us; stays once it is CALM
     loudest: float  # power a sample of the loudest block played of late
     turn: int  # the partition whose path is trimmed next
     gain: float
@@ -62,6 +66,7 @@ class EchoGuard:
             np.full(self._bins, 1e-4, np.float32),
             quiet=self.partitions + 1,
             practice=0,
+            calm=0,
             loudest=0.0,
             turn=0,
             gain=1.0,
@@ -87,6 +92,7 @@ class EchoGuard:
             played=played,
             quiet=quiet,
             practice=state.practice + (loud > 1e-7),
+            calm=_calm(state, loud, float(np.square(microphone).mean())),
             loudest=max(loud, 0.97 * state.loudest),
         )
         return self._gated(microphone, left, error, state, self._learn(state, error))
@@ -94,7 +100,7 @@ class EchoGuard:
     def _resumed(self, state: EchoState) -> EchoState:
         """After a silence the way may be a little longer or shorter."""
         doubt = np.maximum(state.doubt, 0.1 * self.initial_state().doubt)
-        return replace(state, played=np.zeros_like(state.played), doubt=doubt, practice=0, loudest=0.0)
+        return replace(state, played=np.zeros_like(state.played), doubt=doubt, practice=0, calm=0, loudest=0.0)
 
     def _learn(self, state: EchoState, error: Spectrum) -> EchoState:
         """The path and its doubt after what was left unexplained."""
@@ -127,8 +133,9 @@ class EchoGuard:
         power = _power(error)
         explained = float((self._speech * np.minimum(3.0 * expected, power)).sum())
         total = float((self._speech * power).sum()) + 1e-9
-        share = explained / total
-        if before.practice < PRACTICE and float(np.square(left).mean()) < LOUDEST_ECHO * before.loudest:
+        share = explained / total if before.calm < CALM else 0.0
+        loudest_echo = LOUDEST_ECHO if before.calm < CALM else LOUDEST_FAINT_ECHO
+        if before.practice < PRACTICE and float(np.square(left).mean()) < loudest_echo * before.loudest:
             share = 1.0
         wanted = float(np.clip((0.75 - share) / 0.35, 0.0, 1.0))
         # Quick to close, slow to open: an echo has syllables too.
@@ -137,6 +144,13 @@ class EchoGuard:
         heard = float(np.square(microphone).sum()) + 1e-9
         ours = 1.0 - float(np.square(left * ramp).sum()) / heard
         return left * ramp, float(np.clip(ours, 0.0, 1.0)), replace(after, gain=gain)
+
+
+def _calm(state: EchoState, played: float, heard: float) -> int:
+    """For how many blocks of our sound the microphone has hardly heard us."""
+    if state.calm >= CALM or played <= 1e-7:
+        return state.calm
+    return state.calm + 1 if heard < FAINT_ECHO * max(played, state.loudest) else 0
 
 
 def _power(spectrum: Spectrum) -> Power:

@@ -4,6 +4,7 @@ Both are one `VoiceActivity`: `step(state, window)`, the state a value, so that 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +37,13 @@ class VoiceActivity(Protocol):
 def voice_activity(weights: str | Path | None = None) -> VoiceActivity:
     """Silero from these weights or the bundled ones; where they are missing, the detector that needs none."""
     path = Path(weights) if weights is not None else BUNDLED
-    return SileroActivity(path) if weights is not None or path.is_file() else EnergyActivity()
+    return _silero(path) if weights is not None or path.is_file() else EnergyActivity()
+
+
+@lru_cache(maxsize=4)
+def _silero(path: Path) -> VoiceActivity:
+    """The network is read once and shared: it keeps nothing of what it hears."""
+    return SileroActivity(path)
 
 
 def speech_chances(detector: VoiceActivity, samples: Array) -> Array:

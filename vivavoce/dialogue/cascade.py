@@ -189,8 +189,8 @@ class CascadeMind:
     async def _tell(self, item: str, words: "asyncio.Future[str]") -> None:
         try:
             self._heard(item, await asyncio.shield(words), True)
-        except VivaError:
-            self._heard(item, "", True)
+        except Exception as error:  # whatever a recogniser raises costs the words, not the conversation
+            self._heard(item, error, True)
 
 
 class CascadeReply:
@@ -250,7 +250,10 @@ class CascadeReply:
         spoken = await self._mind.spoken_words(self._past)
         messages = chat_messages(self._past, settings.instructions, spoken)
         if self._asked is not None:
-            messages.append({"role": "user", "content": await asyncio.shield(self._asked)})
+            asked = await asyncio.shield(self._asked)
+            if not asked.strip():
+                return "stop"  # nobody said anything: there is nothing to answer
+            messages.append({"role": "user", "content": asked})
         splitter, call = SentenceSplitter(), -1
         reason = "stop"
         stream = self._mind.pipeline.chat.reply(messages, settings)

@@ -164,9 +164,12 @@ def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str
             if text:
                 messages.append({"role": content.role, "content": text})
         elif isinstance(content, ToolCall):
-            call = {"id": content.call_id, "type": "function"}
             function = {"name": content.name, "arguments": content.arguments}
-            messages.append({"role": "assistant", "content": None, "tool_calls": [call | {"function": function}]})
+            call = {"id": content.call_id, "type": "function", "function": function}
+            if messages and "tool_calls" in messages[-1]:  # calls made together are one message, or they are refused
+                messages[-1]["tool_calls"].append(call)
+            else:
+                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         else:
             messages.append({"role": "tool", "tool_call_id": content.call_id, "content": content.output})
     return messages

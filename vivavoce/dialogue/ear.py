@@ -13,6 +13,8 @@ from vivavoce.audio.voice_activity import RATE, WINDOW, VoiceActivity
 from vivavoce.dialogue.interface import Samples
 from vivavoce.errors import InputError
 
+BLOCK = RATE // 250  # samples: 4 ms
+
 
 @dataclass(frozen=True)
 class Window:
@@ -22,6 +24,8 @@ class Window:
     chance: float
     echo: float = 0.0
     """How much of it was our own sound, 0 to 1."""
+    quiet_ms: int = 0
+    """How much of its end is surely silent."""
 
 
 class EchoRemover(Protocol):
@@ -43,13 +47,27 @@ class Hush:
     floor_db: float = -60.0
     peak_db: float = -60.0
     UNDER_PEAK_DB, OVER_FLOOR_DB = 28.0, 8.0
+    FAR_UNDER_PEAK_DB = 36.0  # whatever the room is like: a breath, or what is left of a consonant
     FORGET_DB, RISE_DB = 0.3, 0.15  # a window
 
     def step(self, level_db: float) -> bool:
         """Whether the window of this level is silence, surely."""
         self.peak_db = max(level_db, self.peak_db - self.FORGET_DB)
         self.floor_db = min(level_db, self.floor_db + self.RISE_DB)
-        return level_db < min(self.peak_db - self.UNDER_PEAK_DB, max(self.floor_db, -75.0) + self.OVER_FLOOR_DB)
+        return level_db < self.limit_db
+
+    @property
+    def limit_db(self) -> float:
+        """Below this level there is silence."""
+        in_this_room = min(self.peak_db - self.UNDER_PEAK_DB, max(self.floor_db, -75.0) + self.OVER_FLOOR_DB)
+        return max(in_this_room, self.peak_db - self.FAR_UNDER_PEAK_DB)
+
+    def quiet_ms(self, samples: Samples) -> int:
+        """How much of the end of 16 kHz samples is silence, by blocks of a few milliseconds."""
+        blocks = samples[len(samples) % BLOCK :].reshape(-1, BLOCK)
+        power = np.square(blocks, dtype=np.float64).mean(axis=1)
+        loud = np.flatnonzero(power >= 10.0 ** (self.limit_db / 10))
+        return (len(blocks) - (int(loud[-1]) + 1 if loud.size else 0)) * BLOCK * 1000 // RATE
 
 
 class Ear:
@@ -89,6 +107,12 @@ class Ear:
             self._held = self._held[WINDOW:]
         return found
 
+    @property
+    def quiet_ms(self) -> int:
+        """How much silence came after the last window, if nothing but silence did."""
+        quiet = self._hush.quiet_ms(self._held)
+        return quiet if quiet * RATE // 1000 > len(self._held) - BLOCK else 0
+
     def _window(self, samples: Samples) -> Window:
         share = 0.0
         if self._echo is not None:
@@ -99,4 +123,4 @@ class Ear:
         self._heard += WINDOW
         chance, self._activity_state = self._activity.step(self._activity_state, samples)
         is_hush = self._hush.step(rms_dbfs(samples))
-        return Window(samples, 0.0 if is_hush else chance, share)
+        return Window(samples, 0.0 if is_hush else chance, share, self._hush.quiet_ms(samples))

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,22 +14,30 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting(Generic[Job, Result]):
-    urgency: float
+    deadline: float
     job: Job
     done: "Future[Result]"
 
 
 class Gathering(Generic[Job, Result]):
-    """Jobs come one by one and are worked on in batches of at most `most`. A job that fails fails alone."""
+    """Jobs come one by one and are worked on in batches of at most `most`. A job that fails fails alone.
+
+    With `kind`, only jobs of the same kind are worked on together: others would wait for one another and gain nothing.
+    """
 
     def __init__(
-        self, name: str, work: Callable[[Sequence[Job]], Sequence[Result]], most: int = 16, threads: int = 1
+        self,
+        name: str,
+        work: Callable[[Sequence[Job]], Sequence[Result]],
+        most: int = 16,
+        threads: int = 1,
+        kind: Callable[[Job], Hashable] | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.most = name, most
         self.batches = self.jobs = 0
-        self._work, self._most = work, most
+        self._work, self._kind = work, kind or (lambda job: None)
         self._waiting: list[_Waiting[Job, Result]] = []
         self._arrived = threading.Condition()
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
@@ -46,8 +55,8 @@ class Gathering(Generic[Job, Result]):
         return len(self._waiting)
 
     async def do(self, job: Job, urgency: float = 0.0) -> Result:
-        """The result of one job; of those waiting, the least `urgency` is done first: seconds that are left for it."""
-        waiting = _Waiting[Job, Result](urgency, job, Future())
+        """The result of one job, for which `urgency` seconds are left; of those waiting, what is due first is done."""
+        waiting = _Waiting[Job, Result](time.monotonic() + urgency, job, Future())
         with self._arrived:
             if not self._is_open:
                 raise VivaError(f"{self.name} is not running")
@@ -82,8 +91,11 @@ class Gathering(Generic[Job, Result]):
                 self._arrived.wait()
             if not self._is_open:
                 return None
-            self._waiting.sort(key=lambda waiting: waiting.urgency)
-            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            self._waiting.sort(key=lambda waiting: waiting.deadline)
+            kind = self._kind(self._waiting[0].job)
+            alike = [waiting for waiting in self._waiting if self._kind(waiting.job) == kind]
+            batch = alike[: self.most]
+            self._waiting = [waiting for waiting in self._waiting if waiting not in batch]
             self.batches, self.jobs = self.batches + 1, self.jobs + len(batch)
             return batch
 

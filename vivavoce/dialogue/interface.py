@@ -170,6 +170,14 @@ class InputTranscript:
 
 
 @dataclass(frozen=True)
+class InputTranscriptFailed:
+    """What the user said could not be made out, and why."""
+
+    item: str
+    message: str
+
+
+@dataclass(frozen=True)
 class ReplyStarted:
     """A reply begins (it is released: held replies tell nothing)."""
 
@@ -264,6 +272,7 @@ Event = (
     | TurnCommitted
     | TurnTimedOut
     | InputTranscript
+    | InputTranscriptFailed
     | ReplyStarted
     | ReplyItemStarted
     | ReplyAudio

@@ -88,6 +88,9 @@ class Listening:
         """The next sound of the user."""
         for window in self._ear.hear(samples, self._shared.clock.now()):
             self._window(window)
+        if self._open is not None and self._shared.settings.turn.detector != "none":
+            event, self._turn = self._taker.peek(self._turn, self._ear.quiet_ms, self._finished)
+            self._pause(self._open, event)
 
     def commit(self) -> Item:
         """End the turn by hand."""
@@ -125,7 +128,7 @@ class Listening:
             self._turn = TurnState(heard_ms=self._turn.heard_ms + WINDOW_MS)
             self._listen(self._open or self._open_turn(prefix=0), window.samples)
             return
-        event, self._turn = self._taker.step(self._turn, window.chance, self._finished)
+        event, self._turn = self._taker.step(self._turn, window.chance, self._finished, window.quiet_ms)
         is_audible = self._replies.is_audible
         if self._turn.is_speech and not is_audible and self._overlap is None:
             self._levels.hear(rms_dbfs(window.samples))
@@ -147,6 +150,9 @@ class Listening:
             self._finished = None
             self.drop_held()
         self._listen(turn, window.samples)
+        self._pause(turn, event)
+
+    def _pause(self, turn: OpenTurn, event: TurnEvent | None) -> None:
         if event is TurnEvent.LIKELY_OVER:
             self._likely_over(turn)
         elif event is TurnEvent.OVER and self._open is turn:

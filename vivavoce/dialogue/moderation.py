@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.error import URLError
@@ -56,6 +56,18 @@ class WordList:
         """Why the reply must stop; None: it may go on."""
         found = self._pattern.search(text)
         return f"it says {found[0]!r}" if found else None
+
+
+class Several:
+    """Stops where the first of several says so; all are asked at once."""
+
+    def __init__(self, checkers: Sequence[Checker]) -> None:
+        self._checkers = list(checkers)
+
+    async def check(self, text: str) -> str | None:
+        """Why the reply must stop; None: it may go on."""
+        answers = await asyncio.gather(*(checker.check(text) for checker in self._checkers))
+        return next((answer for answer in answers if answer), None)
 
 
 class CallableChecker:

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 
 from vivavoce.dialogue.interface import ConversationSettings, Item, Samples, Usage
 
-Heard = Callable[[str, str, bool], None]
-"""Told of the user's words: the item they belong to, the whole text so far, and whether it is final."""
+Heard = Callable[[str, str | Exception, bool], None]
+"""Told of the user's words: their item, the whole text so far or why there is none, and whether it is final."""
 
 
 @dataclass(frozen=True)

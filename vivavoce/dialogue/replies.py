@@ -123,6 +123,15 @@ class Replies:
             raise InputError("no reply is under way" if reply is None else f"reply {reply!r} is not under way")
         self._is_owed = False
         speaking.end("client_cancelled")
+        self.mute(speaking.spoken_item)
+
+    def mute(self, item: str) -> None:
+        """The client plays no more of this item: what is said now is not said over it."""
+        now = self._shared.clock.now()
+        for speaking in self._known.values():
+            if speaking.spoken_item == item and speaking.playback.is_audible(now):
+                speaking.playback.stop(now)
+                self._shared.timeline.stop(now)
 
     def interrupt(self) -> None:
         """Stop whatever is being said or heard, and keep of it only what was heard."""

@@ -20,11 +20,11 @@ from vivavoce.dialogue.interface import (
     ConversationSettings,
     Event,
     InputTranscript,
+    InputTranscriptFailed,
     Item,
     Message,
     ReplyRequest,
     Samples,
-    Warned,
 )
 from vivavoce.dialogue.listening import Listening, ListeningOptions, OpenTurn
 from vivavoce.dialogue.overlap import OverlapJudge, OverlapWatch
@@ -54,6 +54,8 @@ class DialogueOptions:
     """How surely a turn, 16 kHz samples, is finished; asked at likely ends where the detector is semantic."""
     transcriber: Transcriber | None = None
     """Hears the user's words where the pipeline does not."""
+    words_decide: bool = False
+    """Whether the transcriber is asked what was said over a reply: for one that is quick, and right on single words."""
 
 
 class LiveConversation:
@@ -97,7 +99,7 @@ class LiveConversation:
             options.holds_replies,
             options.ducked_gain,
             options.judge,
-            self._ask_words if options.transcriber is not None else None,
+            self._ask_words if options.words_decide and options.transcriber is not None else None,
             self._ask_turn_model if options.turn_model is not None else None,
             self._turn_committed,
         )
@@ -176,6 +178,7 @@ class LiveConversation:
             self._history.find(id)
             said.end("client_cancelled")
         item = self._history.cut(id, audio_end_ms / 1e3)
+        self._replies.mute(id)
         self._shared.remember()
         return item
 
@@ -212,14 +215,21 @@ class LiveConversation:
             self._start(self._transcribe(item.id, sound, transcriber))
 
     async def _transcribe(self, item: str, sound: Samples, transcriber: Transcriber) -> None:
+        """What was said, told after the reply can be heard: nobody waits for words as for an answer."""
+        if self._replies.said is not None:
+            await self._replies.said.until_sounding()
         try:
             text = await transcriber.transcribe(sound, RATE, self.settings.language)
         except Exception as error:  # whatever it raises costs the caption, not the conversation
-            self._emit(Warned("transcription_failed", f"{item}: {error}"))
+            self._heard_words(item, error, True)
             return
         self._heard_words(item, text, True)
 
-    def _heard_words(self, item: str, text: str, is_final: bool) -> None:
+    def _heard_words(self, item: str, text: str | Exception, is_final: bool) -> None:
+        if isinstance(text, Exception):
+            if self.settings.transcribe_input:
+                self._emit(InputTranscriptFailed(item, str(text) or type(text).__name__))
+            return
         seconds = self._note_transcript(item, text)
         if self.settings.transcribe_input:
             self._emit(InputTranscript(item, text, is_final, seconds))

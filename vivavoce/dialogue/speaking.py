@@ -88,6 +88,7 @@ class Speaking:
         self._call: ToolCall | None = None
         self._open: str | None = None
         self._released = asyncio.Event()
+        self._sounded = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._carry())
 
     @property
@@ -112,6 +113,7 @@ class Speaking:
         if self.is_over:
             return
         self.reason = reason
+        self._sounded.set()
         self.stream.drop()
         if self._task is not asyncio.current_task():
             self._task.cancel()
@@ -125,6 +127,10 @@ class Speaking:
         if self.settings.modality == "text" and not self.has_sounded:
             return Message("assistant", (TextPart(self.words.text),))
         return Message("assistant", (AudioPart(self.playback.sound(), self._around.rate, self.words.text),))
+
+    async def until_sounding(self) -> None:
+        """Until the first of it went out, or it is over."""
+        await self._sounded.wait()
 
     async def wait(self) -> None:
         """Until its task has gone."""
@@ -182,6 +188,7 @@ class Speaking:
             self._begin_message()
             piece = np.ascontiguousarray(samples[start : start + size], np.float32)
             self.playback.send(clock.now(), piece)
+            self._sounded.set()
             self._around.on_sound(self, piece)
             self._around.emit(ReplyAudio(self.reply, self.item, piece, self._around.gain()))
 
@@ -199,6 +206,8 @@ class Speaking:
         self._begin_message()
         self.words = self.words.add(self._made if at is None else at, text)
         self._around.emit(ReplyText(self.reply, self.item, text))
+        if self.settings.modality == "text":
+            self._sounded.set()
 
     def _begin_message(self) -> None:
         if self._open is None:

@@ -11,7 +11,7 @@ from vivavoce.dialogue.interface import TurnSettings
 
 WINDOW_MS = 32
 HYSTERESIS = 0.15
-LIKELY_END_MS = 112
+LIKELY_END_MS = 80
 SHORTEST_SPEECH_MS = 64
 # After how much silence a turn that the model thinks unfinished is over all the same.
 PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
@@ -61,28 +61,39 @@ class TurnTaker:
         self.settings = settings
         stretch = STRETCH[settings.eagerness] if settings.detector == "semantic" else 1.0
         self.silence = windows(round(settings.silence_duration_ms * stretch))
-        self.likely = min(windows(likely_end_ms), max(1, self.silence - 1))
+        self.likely_ms = min(likely_end_ms, max(1, self.silence - 1) * WINDOW_MS)
         self.shortest = windows(SHORTEST_SPEECH_MS)
 
     def step(
-        self, state: TurnState, chance: float, finished: float | None = None
+        self, state: TurnState, chance: float, finished: float | None = None, quiet_ms: int = 0
     ) -> tuple[TurnEvent | None, TurnState]:
-        """What this window changed. `finished`: how surely the turn is finished, if a turn model has been asked."""
+        """What this window changed. `finished`: how surely the turn is finished, if a turn model has been asked.
+
+        `quiet_ms` of the window's end are surely silent, whatever the chance says of all of it.
+        """
         heard = state.heard_ms + WINDOW_MS
         threshold = self.settings.threshold - (HYSTERESIS if state.is_speech else 0.0)
         is_speech = chance >= max(threshold, 0.01)
         state = replace(state, heard_ms=heard, is_speech=is_speech)
         if is_speech:
-            return self._speech(state)
-        return self._silence(state, finished)
+            return self._speech(state, quiet_ms)
+        return self._silence(state, state.silence_ms, finished)
 
-    def _speech(self, state: TurnState) -> tuple[TurnEvent | None, TurnState]:
+    def peek(
+        self, state: TurnState, quiet_ms: int, finished: float | None = None
+    ) -> tuple[TurnEvent | None, TurnState]:
+        """What silence changes that came after the last window and makes no whole one yet."""
+        if state.is_speech or not state.has_begun:
+            return None, state
+        return self._silence(state, state.silence_ms + quiet_ms, finished)
+
+    def _speech(self, state: TurnState, quiet_ms: int) -> tuple[TurnEvent | None, TurnState]:
         first = state.voiced_ms == 0 and not state.has_begun
         state = replace(
             state,
             voiced_ms=state.voiced_ms + WINDOW_MS,
             speech_from_ms=state.heard_ms - WINDOW_MS if first else state.speech_from_ms,
-            speech_until_ms=state.heard_ms,
+            speech_until_ms=state.heard_ms - min(quiet_ms, WINDOW_MS),
         )
         if not state.has_begun and state.voiced_ms >= self.shortest * WINDOW_MS:
             return TurnEvent.BEGAN, replace(state, has_begun=True)
@@ -90,14 +101,13 @@ class TurnTaker:
             return TurnEvent.WENT_ON, replace(state, is_likely_over=False)
         return None, state
 
-    def _silence(self, state: TurnState, finished: float | None) -> tuple[TurnEvent | None, TurnState]:
-        silent = state.silence_ms // WINDOW_MS
+    def _silence(self, state: TurnState, silent_ms: int, finished: float | None) -> tuple[TurnEvent | None, TurnState]:
         if not state.has_begun:
-            forgotten = silent >= self.likely
+            forgotten = silent_ms >= self.likely_ms
             return None, replace(state, voiced_ms=0) if forgotten else state
-        if silent >= self._wanted(finished):
+        if silent_ms >= self._wanted(finished) * WINDOW_MS:
             return TurnEvent.OVER, ended(state)
-        if silent >= self.likely and not state.is_likely_over:
+        if silent_ms >= self.likely_ms and not state.is_likely_over:
             return TurnEvent.LIKELY_OVER, replace(state, is_likely_over=True)
         return None, state
 
@@ -106,7 +116,7 @@ class TurnTaker:
         if self.settings.detector != "semantic" or finished is None:
             return self.silence
         if finished >= SURE[self.settings.eagerness]:
-            return max(self.likely + 1, self.silence - 2)
+            return max(windows(self.likely_ms) + 1, self.silence - 2)
         return max(self.silence, windows(PATIENCE_MS[self.settings.eagerness]))
 
 

@@ -63,10 +63,12 @@ class SpeechStream:
         return codes, after
 
     def step_batch(
-        self, states: Sequence[SpeechStreamState], samples: Sequence[Tensor]
+        self, states: Sequence[SpeechStreamState], samples: Sequence[Tensor], final: Sequence[bool] | None = None
     ) -> tuple[list[Tensor], list[SpeechStreamState]]:
-        """The same for several turns at once, whatever each has heard."""
+        """The same for several turns at once, whatever each has heard; `final` says which end with these samples."""
         heard = [self._hear(state, piece) for state, piece in zip(states, samples, strict=True)]
+        if final is not None:
+            heard = [self._end(state) if is_last else state for state, is_last in zip(heard, final, strict=True)]
         return self._encode(heard)
 
     def finish(self, state: SpeechStreamState) -> tuple[Tensor, SpeechStreamState]:

@@ -15,6 +15,8 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_codec import MossSpeechCodec
+from vivavoce.models.moss_speech_codec_cpu import CpuCodec
+from vivavoce.models.moss_speech_cpu import CpuMossSpeech
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
@@ -41,6 +43,8 @@ def load_moss_speech(
     model = MossSpeech.load(folder, place.torch_device, resolve_dtype(dtype, place))
     tokenizer = TextTokenizer.load(folder)
     speaks = MossSpeechCodec.load(codec, place.torch_device)
+    if place.kind == "cpu":
+        model, speaks = CpuMossSpeech(model) if CpuMossSpeech.suits(model) else model, CpuCodec(speaks)
     return MossSpeechPipeline(
         Engine(model, place, resolve_dtype(dtype, place), limits),
         speaks,

@@ -1,5 +1,6 @@
 """Speech to speech with MOSS-Speech: one engine, one ear and one voice, shared by all conversations."""
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from vivavoce.pipelines.moss_speech_words import MossSpeechWords
 
 EarJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
 EarResult = tuple[list[int], SpeechStreamState]
-VoiceJob = tuple[SpokenState, Tensor, bool]
+VoiceJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
 VoiceResult = tuple[Tensor, SpokenState]
 
 
@@ -49,10 +50,12 @@ class MossSpeechOptions:
     """Gives the words of a spoken reply, for captions and moderation; "model": the language model itself does."""
     caption_seconds: float = 1.6
     """Words are told for at least so much sound, to its next pause, or three times as much."""
+    words_first: bool = False
+    """Whether sound waits for its words, so that they can be checked before anybody hears it."""
     threads: int | None = None
     """Torch threads on a CPU; None: half its cores, for engine and voice work at the same time."""
     voices_together: int | None = None
-    """Replies whose sound is made in one pass; None: 16, on a CPU 1, where a pass saves nothing and all would wait."""
+    """Replies whose sound is made in one pass; None: 16, on a CPU 4, where a pass saves less and all wait for it."""
 
 
 class MossSpeechPipeline:
@@ -83,9 +86,9 @@ class MossSpeechPipeline:
         flow = codec.flow.config
         self.policy = LeadPolicy(Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE))
         self.words = MossSpeechWords(self)
-        together = self.options.voices_together or (1 if codec.ear.device.type == "cpu" else 16)
+        together = self.options.voices_together or (4 if codec.ear.device.type == "cpu" else 16)
         self.ear: Gathering[EarJob, EarResult] = Gathering("viva-ear", self._hear)
-        self.voice: Gathering[VoiceJob, VoiceResult] = Gathering("viva-voice", self._speak, together)
+        self.voice: Gathering[VoiceJob, VoiceResult] = Gathering("viva-voice", self._speak, together, kind=_pass)
 
     async def __aenter__(self) -> Self:
         if self.codec.ear.device.type == "cpu":
@@ -99,6 +102,7 @@ class MossSpeechPipeline:
         await self.engine.close_engine()
         await self.ear.close()
         await self.voice.close()
+        gc.unfreeze()
 
     def open(self, heard: Heard) -> Mind:
         """A mind without a past."""
@@ -115,24 +119,31 @@ class MossSpeechPipeline:
             pass
         reply.drop()
         await mind.close()
+        # What is loaded stays. Were the collector to look at all of it now and then, every conversation would wait.
+        gc.collect()
+        gc.freeze()
 
     def voice_of(self, name: str | None) -> FlowVoice:
         """The voice of this name; clients name voices of other services, so an unknown name is the first voice."""
         return self.voices.get(name or "", next(iter(self.voices.values())))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _hear(self, jobs: Sequence[EarJob]) -> list[EarResult]:
-        codes, states = self.codec.ear.step_batch([job[0] for job in jobs], [job[1] for job in jobs])
-        results: list[EarResult] = []
-        for (_, _, is_last), new, state in zip(jobs, codes, states, strict=True):
-            if is_last:
-                rest, after = self.codec.ear.finish(state)
-                results.append((new.tolist() + rest.tolist(), after))
-            else:
-                results.append((new.tolist(), state))
-        return results
+        codes, states = self.codec.ear.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
+        return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _speak(self, jobs: Sequence[VoiceJob]) -> list[VoiceResult]:
-        sounds, states = self.codec.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
+        # A reply's state is made here: it is megabytes, for which the event loop has no time.
+        begun = [state if isinstance(state, SpokenState) else self._begun(state) for state, _, _ in jobs]
+        sounds, states = self.codec.step_batch(begun, [codes for _, codes, _ in jobs], [last for _, _, last in jobs])
         return [(sound.float().cpu(), state) for sound, state in zip(sounds, states, strict=True)]
+
+    def _begun(self, voice: FlowVoice) -> SpokenState:
+        return self.codec.start(voice, self.options.left_chunks)
+
+
+def _pass(job: VoiceJob) -> tuple[bool, int, bool]:
+    """What must be equal for the sound of two replies to be made in one pass."""
+    state, codes, is_last = job
+    return isinstance(state, SpokenState), len(codes), is_last

@@ -53,7 +53,7 @@ class MossSpeechMind:
         self._past: Sequence[Item] = ()
         self._settings = ConversationSettings()
         self._codes: dict[str, list[int]] = {}
-        self._speeds: dict[str, float] = {}
+        self._paces: dict[str, tuple[float, float]] = {}  # of replies: how fast, and the silence left out before them
         self._rows_of: dict[str, tuple[Item, list[Row]]] = {}
         self._first: str | None = None  # of the items that are still seen; None: all are
         self._turn: HeardTurn | None = None
@@ -125,7 +125,7 @@ class MossSpeechMind:
         known = {item.id for item in past}
         self._rows_of = {id: rows for id, rows in self._rows_of.items() if id in known}
         self._codes = {id: codes for id, codes in self._codes.items() if id in known}
-        self._speeds = {id: speed for id, speed in self._speeds.items() if id in known}
+        self._paces = {id: pace for id, pace in self._paces.items() if id in known}
         await self._settle()
 
     async def _listen(self, samples: Samples) -> None:
@@ -189,7 +189,8 @@ class MossSpeechMind:
         await reply.closed()
         self._replies.discard(reply)
         if reply.is_released and reply.plan.past is None:
-            self._codes[reply.plan.item], self._speeds[reply.plan.item] = reply.codes, reply.speed
+            self._codes[reply.plan.item] = reply.codes
+            self._paces[reply.plan.item] = (reply.speed, reply.left_out)
         if reply is self._adopted:
             self._adopted = None
             if self._sequence is not None:
@@ -265,7 +266,8 @@ class MossSpeechMind:
             codes = self._codes[item.id]
             if item.content.role != "assistant" or (item.is_complete and not len(audio.samples)):
                 return codes
-            seconds = len(audio.samples) / audio.rate * self._speeds.get(item.id, 1.0)
+            speed, left_out = self._paces.get(item.id, (1.0, 0.0))
+            seconds = len(audio.samples) / audio.rate * speed + left_out
             return codes[: round(seconds * self._pipeline.output_rate / self._pipeline.codec.samples_per_code)]
         if not len(audio.samples):
             return []

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vivavoce.audio.level import rms_dbfs
+from vivavoce.audio.onset import OnsetGate
 from vivavoce.audio.time_stretch import FASTEST, SLOWEST, TimeStretch
 from vivavoce.dialogue.chunking import next_chunk
 from vivavoce.dialogue.guards import longest_loop
@@ -18,9 +19,10 @@ from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.streaming import Reply
 from vivavoce.errors import VivaError
+from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import AUDIO, TEXT
-from vivavoce.models.moss_speech_codec import VOICE_RATE
+from vivavoce.models.moss_speech_codec import VOICE_RATE, SpokenState
 
 if TYPE_CHECKING:
     from vivavoce.pipelines.moss_speech import MossSpeechPipeline
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 MOST_UNREAD_ROWS = 100
 MOST_WAITING_PIECES = 16
 PAUSE_DBFS = -45.0
+CROWD = 3  # replies that wait for their voice
+HELD_URGENCY = 0.1  # seconds: somebody's turn is likely over, but nobody hears a gap yet
 
 Order = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -54,7 +58,10 @@ class MossSpeechReply:
         self._pipeline, self._order, self._adopt, self._ended = pipeline, order, adopt, ended
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue(MOST_WAITING_PIECES)
         self._task: asyncio.Task[None] | None = None
+        self.left_out = 0.0
+        """Seconds of silence that its codes begin with and its sound does not."""
         self._made_seconds = 0.0
+        self._kept: list[Samples] = []
         self._is_whole = False
         self._written: list[int] = []
 
@@ -101,9 +108,10 @@ class MossSpeechReply:
 
     async def closed(self) -> None:
         """Until nothing of it is left but what the mind keeps."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        task, self._task = self._task, None  # a cancelled task keeps its frames, and they all that was spoken
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         sequence, self.sequence = self.sequence, None
         if sequence is not None and not self.sequence_is_kept:
             with suppress(VivaError):
@@ -149,14 +157,29 @@ class MossSpeechReply:
                 row = await anext(reply, None)
                 is_last = row is None or not self._take(row)
                 lead = self._made_seconds - self.plan.played()
-                samples, said = await voice.say(self.codes, is_last, lead)
-                if len(samples):
+                samples, said = await voice.say(self.codes, is_last, lead, 0.0 if self.is_released else HELD_URGENCY)
+                self.left_out = voice.left_out
+                if said or captions.are_first:
                     captions.hear(samples, said)
+                if len(samples):
                     self._made_seconds += len(samples) / VOICE_RATE
-                    await self._pieces.put(Spoke(samples))
+                    if not captions.are_first:
+                        await self._let_out(samples)
+            await self._let_out()
             await captions.finish()
         finally:
             captions.stop()
+
+    async def _let_out(self, samples: Samples | None = None) -> None:
+        """The next sound; in a crowd the first chunk waits for the second, for nothing else would bridge their gap."""
+        if samples is not None:
+            self._kept.append(samples)
+            is_first = self._made_seconds * VOICE_RATE <= len(samples)
+            if is_first and self._pipeline.voice.waiting >= CROWD:
+                return
+        if self._kept:
+            await self._pieces.put(Spoke(np.concatenate(self._kept)))
+            self._kept.clear()
 
     def _take(self, row: Row) -> bool:
         """Take a row's code; False where the speech is over, or stuck."""
@@ -176,13 +199,23 @@ class ChunkedVoice:
 
     def __init__(self, pipeline: "MossSpeechPipeline", voice: str | None, speed: float) -> None:
         self._pipeline = pipeline
-        self._state = pipeline.codec.start(pipeline.voice_of(voice), pipeline.options.left_chunks)
+        self._state: SpokenState | FlowVoice = pipeline.voice_of(voice)
+        self._gate = OnsetGate(VOICE_RATE)
+        self._onset = self._gate.initial_state()
         self._stretch = TimeStretch(VOICE_RATE, speed)
         self._stretched = self._stretch.initial_state()
         self._spoken = self._fed = self._chunks = 0
 
-    async def say(self, codes: list[int], is_last: bool, lead: float) -> tuple[Samples, list[int]]:
-        """The next chunk of sound, and its codes; nothing while there are too few."""
+    @property
+    def left_out(self) -> float:
+        """Seconds of silence before the first word."""
+        return self._onset.dropped / VOICE_RATE
+
+    async def say(self, codes: list[int], is_last: bool, lead: float, spare: float) -> tuple[Samples, list[int]]:
+        """The next chunk of sound, and its codes; nothing while there are too few.
+
+        It is `lead` seconds of sound before the listener needs it, and `spare` seconds besides.
+        """
         size = next_chunk(self._pipeline.policy, len(codes) - self._spoken, is_last, self._chunks, lead)
         if not codes or not (size or is_last):
             return np.zeros(0, np.float32), []
@@ -190,21 +223,23 @@ class ChunkedVoice:
         lookahead = self._pipeline.policy.grain.lookahead
         until = len(codes) if is_last else self._spoken + size + lookahead
         given = torch.tensor(codes[self._fed : until], dtype=torch.long)
-        sound, self._state = await self._pipeline.voice.do((self._state, given, is_last), urgency=lead)
+        sound, self._state = await self._pipeline.voice.do((self._state, given, is_last), urgency=lead + spare)
         said = codes[self._spoken : until if is_last else self._spoken + size]
         self._fed, self._spoken, self._chunks = until, self._spoken + size, self._chunks + 1
-        samples, self._stretched = self._stretch.step(self._stretched, sound.numpy()[None])
+        heard, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)
+        samples, self._stretched = self._stretch.step(self._stretched, heard[None])
         rest = self._stretch.flush(self._stretched) if is_last else samples[:, :0]
         return np.concatenate([samples[0], rest[0]]), said
 
 
 class Captions:
-    """The words of a spoken reply, a stretch of it at a time, where somebody can tell them."""
+    """The words of a spoken reply, a stretch of it at a time, where somebody can tell them; its sound too, if asked."""
 
     def __init__(
         self, pipeline: "MossSpeechPipeline", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]
     ) -> None:
         self._captioner = pipeline.options.captioner
+        self.are_first = pipeline.options.words_first and self._captioner is not None
         self._words, self._language, self._put = pipeline.words, plan.settings.language, put
         self._stretch = round(pipeline.options.caption_seconds * VOICE_RATE)
         self._sound: list[Samples] = []
@@ -250,3 +285,5 @@ class Captions:
             await before
         if text:
             await self._put(Wrote(text if at == 0 else f" {text}", at))
+        if self.are_first and len(sound):
+            await self._put(Spoke(sound))

@@ -16,6 +16,7 @@ from vivavoce.server.wire_items import wire_item
 from vivavoce.server.wire_reply import WireReply
 
 Wire = dict[str, Any]
+CLIENT_CUTS_SECONDS = 0.2  # in which a client that stops playing by itself has said how far it was
 
 
 class Speaker(Protocol):
@@ -200,6 +201,11 @@ class Teller:
                 | {"transcript": event.text, "usage": usage}
             )
 
+    def _input_transcript_failed(self, event: said.InputTranscriptFailed) -> None:
+        error = {"type": "server_error", "code": "transcription_failed", "message": event.message, "param": None}
+        place = {"item_id": event.item, "content_index": 0}
+        self.tell({"type": "conversation.item.input_audio_transcription.failed", **place, "error": error})
+
     def _reply_started(self, event: said.ReplyStarted) -> None:
         asked = self.asked.pop(event.reply, None) or Asked(self.session)
         reply = WireReply(event.reply, asked.session, self.conversation_id, asked.metadata, asked.is_out_of_band)
@@ -257,9 +263,20 @@ class Teller:
         self._clear(event.reply)
 
     def _item_truncated(self, event: said.ItemTruncated) -> None:
-        if self.truncated != (event.item.id, event.audio_end_ms):
-            self.truncated = (event.item.id, event.audio_end_ms)
-            self.tell(truncation(event.item.id, event.audio_end_ms))
+        """Told once: a client that plays the sound itself may be about to say where it stopped, and is answered."""
+        if self.truncated == (event.item.id, event.audio_end_ms):
+            return
+        cut = self.truncated = (event.item.id, event.audio_end_ms)
+
+        def tell() -> None:
+            is_answered = self.truncated is not cut and self.truncated is not None and self.truncated[0] == cut[0]
+            if not is_answered:
+                self.tell(truncation(*cut))
+
+        if self.plays_itself:
+            tell()
+        else:
+            asyncio.get_running_loop().call_later(CLIENT_CUTS_SECONDS, tell)
 
     def _warned(self, event: said.Warned) -> None:
         error = {"type": "server_error", "code": event.code, "message": event.message, "param": None}
@@ -315,6 +332,7 @@ _HANDLERS: dict[type, Callable[[Teller, Any], None]] = {
     said.TurnCommitted: Teller._turn_committed,
     said.TurnTimedOut: Teller._turn_timed_out,
     said.InputTranscript: Teller._input_transcript,
+    said.InputTranscriptFailed: Teller._input_transcript_failed,
     said.ReplyStarted: Teller._reply_started,
     said.ReplyItemStarted: Teller._reply_item_started,
     said.ReplyAudio: Teller._reply_audio,

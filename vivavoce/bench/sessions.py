@@ -1,0 +1,160 @@
+"""`viva bench sessions`: many short conversations one after another with a server of its own, and its memory meanwhile.
+
+Each speaks a question and hears the beginning of the answer; every eighth hears it to the end. A server that keeps
+something of each grows by so much a session, which is the slope of its memory over the sessions.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import numpy as np
+
+from vivavoce.audio.pcm import float_to_pcm16
+from vivavoce.bench.progress import stage
+from vivavoce.bench.turn_questions import gather
+from vivavoce.bench.turn_sounds import RATE, Samples
+from vivavoce.bench.turn_wire import Wire, connect
+from vivavoce.errors import InputError, VivaError
+
+SILENCE_SECONDS = 0.6
+START_SECONDS = 120.0
+ANSWER_SECONDS = 60.0
+WHOLE_EVERY = 8
+DELTAS = 3  # after so many pieces of sound the caller hangs up
+BETWEEN_SECONDS = 0.5  # a server admits so many sessions a minute from one address
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of our own."""
+
+    url: str
+    pid: int
+
+    @property
+    def resident_bytes(self) -> int:
+        """Its memory now."""
+        return resident_bytes(self.pid)
+
+
+def run(
+    model: str = "mini-speech",
+    count: int = 200,
+    warm: int = 24,
+    most_tokens: int = 25,
+    between: float = BETWEEN_SECONDS,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Open `warm` and then `count` sessions; what the server's memory did, in bytes."""
+    if count < 2 or warm < 1:
+        raise InputError(f"a slope needs at least 2 sessions after 1 to warm up, not {count} after {warm}")
+    sounds = [question.sound for question in gather().questions]
+    result = asyncio.run(measure(model, sounds, count, warm, most_tokens, between))
+    _show(result)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "sessions.json").write_text(json.dumps(result, indent=2), encoding="utf8")
+    return result
+
+
+async def measure(
+    model: str, questions: Sequence[Samples], count: int, warm: int, most_tokens: int, between: float
+) -> dict[str, Any]:
+    """The figures, from a server that is started and stopped here."""
+    sizes = []
+    async with serving(model) as server:
+        with stage(f"{warm} sessions to warm up, then {count}"):
+            for number in range(warm + count):
+                question = questions[number % len(questions)]
+                async with connect(server.url) as wire:
+                    await _call(wire, question, most_tokens, hears_all=number % WHOLE_EVERY == 0)
+                await asyncio.sleep(between)
+                sizes.append(server.resident_bytes)
+    kept = np.array(sizes[warm:], np.float64)
+    return {
+        "what": "memory of a server over sessions that end",
+        "model": model,
+        "sessions": count,
+        "after_warm_up": int(sizes[warm - 1]),
+        "at_the_end": int(sizes[-1]),
+        "most": int(max(sizes)),
+        "bytes_a_session": float(np.polyfit(np.arange(count), kept, 1)[0]),
+        "sizes": [int(size) for size in sizes],
+    }
+
+
+@contextlib.asynccontextmanager
+async def serving(model: str) -> AsyncIterator[Server]:
+    """A `viva serve` process that is ready, and gone afterwards."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vivavoce.cli", "serve", "--model", model, "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        await asyncio.to_thread(_until_ready, process, port)
+        yield Server(f"ws://127.0.0.1:{port}/v1/realtime", process.pid)
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.communicate)
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory of a process that is really there, on Linux."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError) as error:
+        raise InputError(f"the memory of process {pid} cannot be read ({error}); this needs Linux") from error
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            told = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
+            raise VivaError(f"the server ended before it was ready: {told.splitlines()[-1] if told else 'no word'}")
+        with contextlib.suppress(URLError, OSError), urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2.0) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.2)
+    raise VivaError(f"the server was not ready within {START_SECONDS:.0f} s")
+
+
+async def _call(wire: Wire, question: Samples, most_tokens: int, hears_all: bool) -> None:
+    """One session, from its first event to hanging up."""
+    await wire.send({"type": "session.update", "session": {"type": "realtime", "max_output_tokens": most_tokens}})
+    sound = np.concatenate([question, np.zeros(round(SILENCE_SECONDS * RATE), np.float32)])
+    pcm = float_to_pcm16(sound).astype("<i2", copy=False).tobytes()
+    await wire.send({"type": "input_audio_buffer.append", "audio": base64.b64encode(pcm).decode()})
+    heard = 0
+    async with asyncio.timeout(ANSWER_SECONDS):
+        while True:
+            event = await wire.receive()
+            heard += event["type"] == "response.output_audio.delta"
+            if event["type"] == "response.done" or (heard >= DELTAS and not hears_all):
+                return
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    names = ("after_warm_up", "at_the_end", "most")
+    after, end, most = (f"{result[name] / 2**20:.0f} MiB" for name in names)
+    Console(highlight=False).print(
+        f"{result['sessions']} sessions of {result['model']}: {after} after warming up, {end} at the end, {most} at "
+        f"most; {result['bytes_a_session'] / 2**10:.1f} KiB a session"
+    )

@@ -1,0 +1,89 @@
+"""A cascade by the names of its parts: an ear, a chat model, here or at an address, and a voice."""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
+from vivavoce.dialogue.chat_endpoint import ChatEndpoint, ChatModel
+from vivavoce.dialogue.interface import ConversationSettings
+from vivavoce.dialogue.pipeline import Transcriber
+from vivavoce.pipelines.local_chat import BUNDLED, LocalChat
+from vivavoce.pipelines.recogniser_ear import RecogniserEar
+from vivavoce.pipelines.speaker_voice import SpeakerVoice
+from vivavoce.recognition.backends import BackendName
+from vivavoce.speech.loading import open_speech_model
+
+DEFAULT_CHAT_MODEL = "default"
+WEB = ("http://", "https://")
+
+
+@dataclass(frozen=True)
+class CascadeParts:
+    """Who hears, who thinks and who speaks."""
+
+    asr: str = "mini-asr"
+    """Bundled name, folder or hub id of a recogniser."""
+    chat: str = BUNDLED
+    """An address such as http://localhost:11434/v1, `smollm2`, a .gguf file or a folder."""
+    tts: str = "mini-tts"
+    """Bundled name, folder or hub id of a text-to-speech model."""
+    chat_model: str = DEFAULT_CHAT_MODEL
+    """The model's name at the address."""
+    chat_key: str | None = None
+    asr_backend: BackendName = "auto"
+
+
+class LoadedCascade(CascadePipeline):
+    """A cascade that owns its parts. Use as `async with`."""
+
+    def __init__(self, ear: RecogniserEar, chat: ChatModel, voice: SpeakerVoice) -> None:
+        super().__init__(WholeTurns(ear), chat, voice)
+        self.ear, self.voice = ear, voice
+        self._open_parts = AsyncExitStack()
+
+    @property
+    def words(self) -> Transcriber:
+        """Who writes down what is said over a reply."""
+        return self.ear
+
+    @property
+    def voices(self) -> list[str]:
+        """Names of the voices, the default first."""
+        return self.voice.voices
+
+    async def __aenter__(self) -> Self:
+        if self.ear.device.kind == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))  # its parts work at the same time
+        await self._open_parts.enter_async_context(self.ear)
+        if isinstance(self.chat, LocalChat):
+            await self._open_parts.enter_async_context(self.chat)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._open_parts.aclose()
+
+    async def warm_up(self, settings: ConversationSettings | None = None) -> None:
+        """Let each part that is here work once; a local chat model reads the instructions."""
+        tasks = [self.ear.warm_up(), self.voice.warm_up()]
+        if isinstance(self.chat, LocalChat) and settings is not None and settings.instructions:
+            tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
+        await asyncio.gather(*tasks)
+
+
+def load_cascade(parts: CascadeParts, device: str = "auto") -> LoadedCascade:
+    """A cascade of these parts, all that are local on one device."""
+    ear = RecogniserEar.load(parts.asr, parts.asr_backend, device)
+    chat = open_chat(parts, device)
+    return LoadedCascade(ear, chat, SpeakerVoice(open_speech_model(parts.tts, device)))
+
+
+def open_chat(parts: CascadeParts, device: str = "auto") -> ChatModel:
+    """The thinking part: at an address, or here."""
+    if parts.chat.startswith(WEB):
+        return ChatEndpoint(parts.chat, parts.chat_model, parts.chat_key)
+    return LocalChat.load(parts.chat, device)

@@ -1,0 +1,42 @@
+"""A text-to-speech model as the voice of a cascade."""
+
+from collections.abc import AsyncIterator, Iterator
+
+from vivavoce.audio.sound import downmix
+from vivavoce.audio.time_stretch import FASTEST, SLOWEST
+from vivavoce.dialogue.interface import Samples
+from vivavoce.pipelines.threaded import on_a_thread
+from vivavoce.speech.interface import Manner, SpeechModel
+from vivavoce.speech.speaker import Speaker
+
+WARM_UP = "Good evening, and welcome."
+
+
+class SpeakerVoice:
+    """A `Synthesiser`: each text on a thread of its own, from the first frame on."""
+
+    def __init__(self, speaker: SpeechModel) -> None:
+        self.speaker = speaker
+        self.rate = speaker.rate
+
+    @property
+    def voices(self) -> list[str]:
+        """Names of the voices, the model's own first if it has a name."""
+        own = self.speaker.settings.own_voice if isinstance(self.speaker, Speaker) else None
+        return [*([own] if own else []), *(name for name in self.speaker.shelf.names() if name != own)]
+
+    async def warm_up(self) -> None:
+        """Say something once."""
+        async for _ in self.speak(WARM_UP, None, 1.0):
+            pass
+
+    def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
+        """Its sound as it is made, mono; a speed beyond what the model can is the nearest it can."""
+        known = voice if voice in self.voices else None  # clients name voices of other services
+        manner = Manner(min(max(speed, SLOWEST), FASTEST))
+
+        def pieces() -> Iterator[Samples]:
+            for piece in self.speaker.stream(text, known, manner):
+                yield downmix(piece)[0]
+
+        return on_a_thread(pieces)

@@ -1,0 +1,50 @@
+"""What a plain iterator makes on a thread of its own, read on the event loop as it comes."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+Item = TypeVar("Item")
+MOST_WAITING = 16
+
+
+@dataclass(frozen=True)
+class _Over:
+    error: Exception | None = None
+
+
+async def on_a_thread(make: Callable[[], Iterator[Item]], most_waiting: int = MOST_WAITING) -> AsyncIterator[Item]:
+    """The items of an iterator; leaving it stops the thread after the item it is at, a slow reader makes it wait."""
+    loop = asyncio.get_running_loop()
+    items: asyncio.Queue[Item | _Over] = asyncio.Queue()
+    room = threading.Semaphore(most_waiting)
+    is_left = threading.Event()
+
+    def tell(item: Item | _Over) -> None:
+        with suppress(RuntimeError):  # the event loop has gone
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+    def work() -> None:
+        try:
+            for item in make():
+                tell(item)
+                room.acquire()
+                if is_left.is_set():
+                    return
+            tell(_Over())
+        except Exception as error:
+            tell(_Over(error))
+
+    threading.Thread(target=work, name="viva-iterator", daemon=True).start()
+    try:
+        while not isinstance(item := await items.get(), _Over):
+            room.release()
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        is_left.set()
+        room.release()
