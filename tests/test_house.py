@@ -28,15 +28,20 @@ MAY_IMPORT = {
     "models": {"errors", "device", "audio", "nn", "models"},
     "engine": {"errors", "device", "nn", "engine", "models.interface"},
     "dialogue": {"errors", "device", "audio", "engine", "models.interface", "dialogue"},
-    "pipelines": {"errors", "device", "audio", "nn", "models", "engine", "dialogue", "pipelines"},
+    "pipelines": {
+        *("errors", "device", "hub", "audio", "nn", "models", "engine", "dialogue", "pipelines"),
+        *("speech", "recognition"),
+    },
     "server": {"errors", "audio", "dialogue", "server"},
     "hub": {"errors"},
     "codecs": {"errors", "audio", "models"},
     "speech": {"errors", "device", "hub", "audio", "nn", "models", "engine", "dialogue", "speech"},
-    "transcribe": {"errors", "device", "hub", "audio", "models"},
-    "transcribe_many": {"errors", "device", "hub", "audio", "models", "engine", "transcribe"},
+    "recognition": {"errors", "device", "hub", "audio", "models", "engine", "recognition"},
 }
-FRONT_AND_TOOLS = {"__init__", "cli", "doctor", "demo", "serving", "bench", "quant", "export", "train", "minis"}
+FRONT_AND_TOOLS = {
+    *("__init__", "cli", "conversing", "demo", "demo_cascade", "doctor", "loading", "serving"),
+    *("bench", "quant", "export", "train", "minis"),
+}
 BARE = {"errors", "device", "nn", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors"}
 NOT_ON_A_BARE_BOX = [

@@ -1,3 +1,38 @@
-"""Viva Voce: a real-time speech engine."""
+"""Viva Voce: a real-time speech engine.
+
+import vivavoce
+
+sound = vivavoce.say("Good evening.")                    # text to speech
+vivavoce.transcribe(sound).text                          # speech to text
+with vivavoce.converse() as talk:                        # speech to speech
+    answer = talk.ask(sound)
+vivavoce.load("mini-speech")                             # any model, to be used as its class says
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vivavoce.conversing import converse as converse
+    from vivavoce.loading import load as load
+    from vivavoce.recognition import transcribe as transcribe
+    from vivavoce.speech import say as say
 
 __version__ = "0.1.0"
+
+_HOMES = {  # loaded when first asked for: importing the package costs nothing
+    "converse": "vivavoce.conversing",
+    "load": "vivavoce.loading",
+    "say": "vivavoce.speech",
+    "transcribe": "vivavoce.recognition",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

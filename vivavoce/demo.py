@@ -7,7 +7,8 @@ it is still being asked, the reply is begun at its likely end and let out when t
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from vivavoce.engine.sampling import Generation
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
+from vivavoce.pipelines.cascade_loading import LoadedCascade
 from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 
@@ -55,11 +57,12 @@ class Heard:
     pieces: list[Samples] = field(default_factory=list)
     player: SimulatedPlayer = field(default_factory=SimulatedPlayer)
     reason: str | None = None
+    rate: int = VOICE_RATE
 
     @property
     def sound(self) -> Sound:
         """The whole reply."""
-        return Sound(np.concatenate(self.pieces) if self.pieces else np.zeros(1, np.float32), VOICE_RATE)
+        return Sound(np.concatenate(self.pieces) if self.pieces else np.zeros(1, np.float32), self.rate)
 
     def take(self, event: Event, now: float) -> None:
         """Note an event."""
@@ -74,11 +77,22 @@ class Heard:
                 self.times.setdefault("first_sound", now)
                 if "first_voice" not in self.times and np.abs(samples).max() > 0.01:
                     begins = int(np.argmax(np.abs(samples) > 0.01))
-                    self.times["first_voice"] = now + begins / VOICE_RATE
+                    self.times["first_voice"] = now + begins / self.rate
                 self.pieces.append(samples)
-                self.player.feed(now, len(samples) / VOICE_RATE)
+                self.player.feed(now, len(samples) / self.rate)
             case ReplyDone(reason=reason):
                 self.reason = reason
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who is asked: its pipeline, and what its stages cost by themselves afterwards, in figures and in words."""
+
+    name: str
+    pipeline: MossSpeechPipeline | LoadedCascade
+    costs: Callable[[Sound, Heard], dict[str, float]]
+    cost_line: Callable[[dict[str, Any]], str]
+    settings: ConversationSettings = field(default_factory=ConversationSettings)
 
 
 def run(
@@ -89,16 +103,27 @@ def run(
     out: Path | None = None,
 ) -> dict[str, Any]:
     """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
+
+    def load() -> Subject:
+        pipeline = load_moss_speech(hub.resolve(model), device=device)
+        return Subject(model, pipeline, lambda question, _: _stage_costs(pipeline, question), _cost_line)
+
+    return demonstrate(load, wav, microphone, out)
+
+
+def demonstrate(
+    load: Callable[[], Subject], wav: Path | None, microphone: float | None, out: Path | None
+) -> dict[str, Any]:
+    """The same for anybody who can be asked."""
     question, expected = _question(wav, microphone)
     begun = time.perf_counter()
-    pipeline = load_moss_speech(hub.resolve(model), device=device)
-    _say(f"{model} loaded in {time.perf_counter() - begun:.1f} s; asking {question.seconds:.1f} s of speech …")
-    told, voiced_end = asyncio.run(_ask(pipeline, question))
-    if told.reason != "completed":
+    subject = load()
+    _say(f"{subject.name} loaded in {time.perf_counter() - begun:.1f} s; asking {question.seconds:.1f} s of speech …")
+    told, voiced_end = asyncio.run(_ask(subject, question))
+    if told.reason not in ("completed", "max_output_tokens"):
         raise InputError(f"no answer came ({told.reason or 'nothing was heard as speech'}); is there speech in it?")
-    costs = _stage_costs(pipeline, question)
-    result = _report(told, voiced_end, costs, expected)
-    _show(result, question, told.sound, voiced_end + result["v2v_ms"] / 1e3)
+    result = _report(told, voiced_end, subject.costs(question, told), expected)
+    _show(result, subject.cost_line(result), question, told.sound, voiced_end + result["v2v_ms"] / 1e3)
     if out is not None:
         _write(out, question, told.sound, result)
     return result
@@ -124,14 +149,16 @@ def _record(seconds: float) -> Sound:
     return Sound(np.ascontiguousarray(taken[:, 0]), EAR_RATE)
 
 
-async def _ask(pipeline: MossSpeechPipeline, question: Sound) -> tuple[Heard, float]:
+async def _ask(subject: Subject, question: Sound) -> tuple[Heard, float]:
     """Play the question in real time; what came back, and when its last voiced sample was spoken."""
     samples = question.mono().resampled(EAR_RATE).samples[0]
     voiced_end = (np.flatnonzero(np.abs(samples) > QUIET * np.abs(samples).max())[-1] + 1) / EAR_RATE
-    settings = ConversationSettings(transcribe_input=True, turn=TurnSettings(silence_duration_ms=TURN_SILENCE_MS))
-    told = Heard()
+    turn = TurnSettings(silence_duration_ms=TURN_SILENCE_MS)
+    settings = replace(subject.settings, transcribe_input=True, turn=turn)
+    pipeline = subject.pipeline
+    told = Heard(rate=pipeline.output_rate)
     async with pipeline:
-        await pipeline.warm_up()
+        await (pipeline.warm_up(settings) if isinstance(pipeline, LoadedCascade) else pipeline.warm_up())
         options = DialogueOptions(transcriber=pipeline.words)
         conversation = LiveConversation(pipeline, settings, options, input_rate=EAR_RATE)
         begun = time.perf_counter()
@@ -209,7 +236,14 @@ def _report(told: Heard, voiced_end: float, costs: dict[str, float], about: dict
     }
 
 
-def _show(result: dict[str, Any], question: Sound, reply: Sound, reply_begins: float) -> None:
+def _cost_line(result: dict[str, Any]) -> str:
+    return (
+        f"cost: ear {result['ear_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms a frame of "
+        f"80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
+    )
+
+
+def _show(result: dict[str, Any], cost_line: str, question: Sound, reply: Sound, reply_begins: float) -> None:
     expected = result["expected"]
     asked = "" if expected is None else f"  [dim](asked: {expected['heard']})[/dim]"
     right = "" if expected is None else f"  [dim](right: {expected['said']})[/dim]"
@@ -219,10 +253,7 @@ def _show(result: dict[str, Any], question: Sound, reply: Sound, reply_begins: f
         f"after the last voiced sample: end of turn {result['turn_end_ms']:.0f} ms, first sound "
         f"{result['first_sound_ms']:.0f} ms, V2V {result['v2v_ms']:.0f} ms; {result['underruns']} underruns"
     )
-    _say(
-        f"cost: ear {result['ear_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms a frame of "
-        f"80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
-    )
+    _say(cost_line)
     columns = 72
     seconds = max(question.seconds, reply_begins + reply.seconds)
     _say("you    " + _bars(question, 0.0, seconds, columns), markup=False)

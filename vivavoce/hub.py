@@ -29,6 +29,8 @@ class KnownModel:
     bytes: int
     files: tuple[str, ...]
     mirrors: tuple[str, ...] = ()
+    codec: str | None = None
+    """The codec it was published with, where it does not carry one."""
 
     def missing(self, folder: Path) -> list[str]:
         """Expected files that the folder lacks."""
@@ -82,6 +84,7 @@ KNOWN = (
         bytes=18_203_000_000,
         files=("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
         mirrors=("OpenMOSS-Team/MOSS-Speech",),
+        codec="fnlp/MOSS-Speech-Codec",
     ),
     KnownModel(
         name="fnlp/MOSS-Speech-Codec",

@@ -50,5 +50,5 @@ async def test_voices_are_for_those_with_a_key(running):
         address = f"{server.http}/v1/audio/voices"
         assert (await http.get(address)).status_code == 401
         voices = await http.get(address, headers={"Authorization": "Bearer a-secret-of-the-house"})
-        assert voices.json() == {"voices": ["ada", "ben"]}
+        assert voices.json()["voices"] == ["ada", "ben"]
         assert (await http.get(server.http)).status_code == 200

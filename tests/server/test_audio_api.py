@@ -14,6 +14,7 @@ from vivavoce.audio.files import read, write
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
+from vivavoce.server.audio_api import Listening
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.transcripts import Segment, Word
 
@@ -41,18 +42,23 @@ class ToneListener:
 
     model, rate = "tone-asr", RATE
 
-    async def transcribe(self, samples, language, prompt):
+    def __init__(self) -> None:
+        self.asked = []
+
+    async def transcribe(self, samples, listening):
+        self.asked.append(listening)
         for index in range(len(samples) // (RATE // 2)):
             start, end = index / 2, (index + 1) / 2
             heard = f"{round(pitch(samples[index * RATE // 2 : (index + 1) * RATE // 2], RATE), -1):g}"
-            yield Segment(f" {heard}", start, end, (Word(heard, start, end),), language or "en", f"S{index}")
+            word = Word(heard, start, end)
+            yield Segment(f" {heard}", start, end, (word,), listening.language or "en", f"S{index}")
 
 
 class AudioServer(RunningServer):
     def __init__(self, host, options) -> None:
         super().__init__(host, options)
-        self.maker = ToneMaker()
-        self.use(build_app(host, self.options, self.maker, ToneListener()))
+        self.maker, self.listener = ToneMaker(), ToneListener()
+        self.use(build_app(host, self.options, self.maker, self.listener))
 
 
 @pytest.fixture
@@ -130,6 +136,28 @@ async def test_transcripts_in_every_form(client):
     assert [segment.speaker for segment in diarized.segments] == ["S0", "S1"]
 
 
+async def test_what_is_asked_of_a_recording_reaches_the_listener(audio, client):
+    asked = {"prompt": "Tones.", "temperature": 0.4, "timestamp_granularities": ["word"], "language": "fr"}
+    await client.audio.transcriptions.create(
+        model="x", file=recording(), response_format="verbose_json", extra_body={"keywords": ["A", "B"]}, **asked
+    )
+    async with httpx.AsyncClient() as http:
+        await http.post(f"{audio.http}/v1/audio/translations", files={"file": recording()})
+    assert audio.listener.asked == [Listening("fr", "Tones.", ("A", "B"), 0.4, True), Listening(translates=True)]
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        await client.audio.transcriptions.create(model="x", file=recording(), temperature=7)
+
+
+async def test_the_voices_of_all_models_are_listed(audio):
+    async with httpx.AsyncClient() as http:
+        listed = (await http.get(f"{audio.http}/v1/audio/voices")).json()
+    assert listed["voices"] == list(audio.host.voices)
+    assert [(voice["model"], voice["id"]) for voice in listed["data"]] == [
+        *(("scripted-1", name) for name in audio.host.voices),
+        *(("tone-tts", name) for name in audio.maker.voices),
+    ]
+
+
 async def test_a_transcript_as_it_is_heard(client):
     stream = await client.audio.transcriptions.create(model="x", file=recording(), stream=True)
     events = [event async for event in stream]
@@ -153,4 +181,7 @@ async def test_without_a_voice_or_an_ear_the_addresses_do_not_exist(server):
 
 
 async def test_their_models_are_listed(client):
-    assert [model.id async for model in client.models.list()] == ["scripted-1", "scripted-2", "tone-tts", "tone-asr"]
+    listed = {model.id: model.viva["kind"] async for model in client.models.list()}
+    expected = {"scripted-1": "realtime", "scripted-2": "realtime", "tone-tts": "speech", "tone-asr": "transcription"}
+    assert listed == expected
+    assert (await client.models.retrieve("tone-asr")).id == "tone-asr"

@@ -22,6 +22,7 @@ from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatCall, ChatEnd, ChatText
 from vivavoce.dialogue.interface import ConversationSettings, TurnSettings
 from vivavoce.dialogue.session import LiveConversation
+from vivavoce.errors import InputError
 from vivavoce.server.formats import WireFormat, decode, encode
 from vivavoce.server.host import ModelCard
 
@@ -30,6 +31,8 @@ RATE = 24_000
 
 class Listener:
     async def transcribe(self, samples, rate, language=None):
+        if language == "xx":
+            raise InputError("this language is not known here")
         return "something spoken"
 
 
@@ -140,6 +143,18 @@ async def test_a_spoken_turn(live):
         assert abs(pitch(sound[: RATE // 5], RATE) - watermark("You")) < 15
 
 
+async def test_words_that_cannot_be_made_out_are_told_of(live):
+    async with connected(live) as client, speaking(client) as microphone:
+        transcription = {"model": "any", "language": "xx"}
+        await client.send("session.update", session={"audio": {"input": {"transcription": transcription}}})
+        await client.until("session.updated")
+        microphone.say(talk(1.2, seed=3))
+        failed = await client.until("conversation.item.input_audio_transcription.failed")
+        turn = client.of_type("input_audio_buffer.committed")[0]["item_id"]
+        assert failed["item_id"] == turn and failed["content_index"] == 0
+        assert failed["error"]["code"] == "transcription_failed" and "not known here" in failed["error"]["message"]
+
+
 async def test_an_interruption_keeps_only_what_was_heard(live):
     async with connected(live) as client, speaking(client) as microphone:
         await ask(client, "a long story")
@@ -160,6 +175,23 @@ async def test_an_interruption_keeps_only_what_was_heard(live):
         sound = decode(base64.b64decode(kept["item"]["content"][0]["audio"]), WireFormat())
         assert len(sound) / RATE * 1000 == pytest.approx(truncated[0]["audio_end_ms"], abs=5)
         assert (await client.until("response.done"))["response"]["status"] == "completed"  # the answer to it
+
+
+async def test_a_client_that_says_itself_where_it_stopped_is_told_once(live):
+    async with connected(live) as client, speaking(client) as microphone:
+        await ask(client, "a long story")
+        item = (await client.until("response.output_audio.delta"))["item_id"]
+        heard = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - heard < 0.8:
+            await client.until("response.output_audio.delta", "response.output_audio_transcript.delta")
+        microphone.say(talk(1.5, seed=5, level_dbfs=-18))
+        await client.until("input_audio_buffer.speech_started")
+        await client.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=300)
+        assert (await client.until("conversation.item.truncated"))["audio_end_ms"] == 300
+        while len(client.of_type("response.done")) < 2:  # the reply, and the answer to the interruption
+            await client.until("response.done")
+        assert client.of_type("response.done")[1]["response"]["status"] == "completed"
+        assert len(client.of_type("conversation.item.truncated")) == 1
 
 
 async def test_a_hum_stops_nothing(live):

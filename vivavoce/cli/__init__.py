@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce import __version__
-from vivavoce.cli import bench, codecs, models, train
+from vivavoce.cli import bench, capacity, codecs, export, models, plan, quantize, say, serve, train, transcribe, verify
 from vivavoce.cli.options import DeviceSpec, Json, gigabytes, print_json, table
 from vivavoce.errors import VivaError
 
@@ -26,9 +26,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(codecs.app)
+app.add_typer(say.app)
+app.add_typer(verify.app)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
+capacity.add_to(bench.app)
 app.add_typer(train.app, name="train")
+app.command()(serve.serve)
+app.command()(transcribe.transcribe)
+app.command()(plan.plan)
+app.command()(quantize.quantize)
+app.add_typer(export.app, name="export")
 
 
 def main() -> None:
@@ -84,51 +92,27 @@ def demo(
     model: Annotated[str, typer.Option(help="A speech-to-speech model that carries its codec.")] = "mini-speech",
     device: DeviceSpec = "auto",
     out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the reply and the figures.")] = None,
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Ask mini-asr, a small chat model and mini-tts in a row instead.")
+    ] = False,
+    chat: Annotated[
+        str, typer.Option(help="The cascade's chat model: smollm2, a .gguf file, a folder or an address.")
+    ] = "smollm2",
     as_json: Json = False,
 ) -> None:
     """Ask the bundled miniature a spoken question and hear it answer, offline, in real time."""
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        from vivavoce.demo import run
+        if cascade:
+            from vivavoce.demo_cascade import run as run_cascade
+            from vivavoce.pipelines.cascade_loading import CascadeParts
 
-        result = run(device, model, wav, microphone, out)
+            result = run_cascade(device, CascadeParts(chat=chat), wav, microphone, out)
+        else:
+            from vivavoce.demo import run
+
+            result = run(device, model, wav, microphone, out)
     if as_json:
         print_json(result)
-
-
-@app.command()
-def serve(
-    model: Annotated[
-        str, typer.Option(help="Bundled name, folder or hub id of a speech-to-speech model.")
-    ] = "mini-speech",
-    codec: Annotated[str | None, typer.Option(help="Its codec, where the model does not carry one.")] = None,
-    voice: Annotated[Path | None, typer.Option(dir_okay=False, help="A recording of the voice to answer with.")] = None,
-    host: Annotated[str, typer.Option(help="Address to bind; other than loopback needs a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
-    api_key: Annotated[list[str] | None, typer.Option(envvar="VIVA_API_KEY", help="A key clients must show.")] = None,
-    allow_origin: Annotated[list[str] | None, typer.Option(help="A browser origin to admit.")] = None,
-    allow_host: Annotated[list[str] | None, typer.Option(help="A name this server is called by.")] = None,
-    most_sessions: Annotated[int, typer.Option(min=1, help="Conversations at once; more are told to come back.")] = 64,
-    device: DeviceSpec = "auto",
-) -> None:
-    """Serve conversations over the OpenAI Realtime protocol (WebSocket, WebRTC), with a page to speak to."""
-    import asyncio
-
-    from vivavoce.server.options import ServerOptions
-    from vivavoce.serving import load_host
-    from vivavoce.serving import serve as run
-
-    options = ServerOptions(
-        host=host,
-        port=port,
-        api_keys=tuple(api_key or ()),
-        allowed_origins=tuple(allow_origin or ()),
-        allowed_hosts=tuple(allow_host or ()),
-        most_sessions=most_sessions,
-    )
-    options.check()
-    hosted = load_host(model, codec, voice, device)
-    Console(highlight=False).print(f"{hosted.name} on http://{host}:{port} — open it in a browser and speak")
-    asyncio.run(run(hosted, options))
 
 
 def _print_diagnosis(found: "Diagnosis") -> None:

@@ -133,3 +133,85 @@ def bench_turn(
         )
     if as_json:
         print_json(result)
+
+
+@app.command("tts")
+def bench_tts(
+    device: DeviceSpec = "auto",
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="plain, float32, int8, int8-amx, bfloat16, float16, onnx; may be given again. Else what fits."
+        ),
+    ] = None,
+    threads: Annotated[str, typer.Option(callback=_batches, help="Of the CPU, separated by commas.")] = "1,2",
+    streams: Annotated[
+        str | None, typer.Option(help="Texts at once, separated by commas; else 1,16,64 where there is a GPU.")
+    ] = None,
+    frames: Annotated[int, typer.Option(min=5, help="Frames of each text, 80 ms each.")] = 60,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to see whether all of it runs.")] = False,
+    model: Annotated[str | None, typer.Option(help="A model by name, instead of the published shape.")] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Measure ONNX Runtime too; its graphs are kept in this folder.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Text to speech: time to first sound and real-time factor by backend and threads, beside the plain path."""
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        from vivavoce.bench.tts import run
+
+        result = run(
+            device=device,
+            backends=backend,
+            threads=[int(part) for part in threads.split(",")],
+            streams=None if streams is None else [int(part) for part in _batches(streams).split(",")],
+            frames=frames,
+            shape="tiny" if tiny else "true",
+            model=model,
+            onnx=onnx,
+            out=out,
+        )
+    if as_json:
+        print_json(result)
+
+
+@app.command("asr")
+def bench_asr(
+    model: Annotated[str, typer.Option(help="Bundled name, folder or hub id of a Whisper.")] = "mini-asr",
+    draft: Annotated[list[str] | None, typer.Option(help="A draft's folder; may be given again.")] = None,
+    heads: Annotated[str | None, typer.Option(help="A folder of `viva train medusa`.")] = None,
+    width: Annotated[int, typer.Option(min=1, help="Also let heads branch so many ways at every place.")] = 1,
+    speech: Annotated[
+        Path | None, typer.Option(help="A folder of sounds with texts, or a corpus; else bundled.")
+    ] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Hear no more recordings than so many.")] = None,
+    batch: Annotated[str, typer.Option(callback=_batches, help="Recordings in flight at once.")] = "1,4,16",
+    padding: Annotated[str, typer.Option(help="full or trim; the other is measured beside it.")] = "trim",
+    moonshine: Annotated[Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine.")] = None,
+    peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Measure faster-whisper too.")] = True,
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Measure streams too.")] = True,
+    shape: Annotated[
+        str | None, typer.Option(help="Instead: the speed of a published shape (large-v2, …) on random weights.")
+    ] = None,
+    device: DeviceSpec = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Errors, speed and latency of recognition: plain, with drafts, and faster-whisper; or a shape's speed."""
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        batches = [int(part) for part in batch.split(",")]
+        if shape is not None:
+            from vivavoce.bench.asr_shape import run as run_shape
+
+            result = run_shape(shape, device, dtype, batches, out=out)
+        else:
+            from vivavoce.bench.asr import run
+
+            result = run(
+                model, draft or (), heads, width, speech, most, batches, moonshine, device, dtype, peer, live,
+                "full" if padding == "full" else "trim", out,
+            )  # fmt: skip
+    if as_json:
+        print_json(result)

@@ -16,6 +16,7 @@ from vivavoce.server.metrics import Metrics
 from vivavoce.server.options import ServerOptions, is_loopback
 from vivavoce.server.page_files import page_routes
 from vivavoce.server.sessions import Sessions
+from vivavoce.server.voices_api import VoicesApi
 from vivavoce.server.websocket import serve_socket
 from vivavoce.server.wire_error import WireError
 
@@ -42,14 +43,35 @@ def build_app(
     """The ASGI application of a host; raises InputError for options that must not be served."""
     try:
         from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.middleware.cors import CORSMiddleware
+        from starlette.exceptions import HTTPException
     except ImportError as error:
         raise MissingDependencyError("serving needs Starlette: pip install 'vivavoce[server]'") from error
     options = options or ServerOptions()
     options.check()
     server = Server(host, options, speech, transcriber)
-    cors = Middleware(
+    app = Starlette(
+        routes=server.routes(),
+        lifespan=server.lifespan,
+        middleware=[cors(options)],
+        exception_handlers={HTTPException: refusal},
+    )
+    app.state.server = server
+    return app
+
+
+def refusal(request: "Request", error: Exception) -> "Response":
+    """What Starlette refuses by itself, such as an address that is none, as the protocol says it."""
+    status, detail = getattr(error, "status_code", 400), getattr(error, "detail", str(error))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
+    return error_answer(WireError(f"{request.method} {request.url.path}: {detail}", code, status=status))
+
+
+def cors(options: ServerOptions) -> Any:
+    """The middleware that says which pages may read our answers."""
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
+
+    return Middleware(
         CORSMiddleware,
         allow_origins=list(options.allowed_origins),
         allow_origin_regex=LOOPBACK_ORIGIN if is_loopback(options.host) else None,
@@ -57,9 +79,6 @@ def build_app(
         allow_headers=["*"],
         expose_headers=["Location", "X-Request-Id"],
     )
-    app = Starlette(routes=server.routes(), lifespan=server.lifespan, middleware=[cors])
-    app.state.server = server
-    return app
 
 
 def serve(
@@ -128,6 +147,7 @@ class Server:
         from starlette.routing import Route, WebSocketRoute
 
         calls = CallsApi(self.sessions, self.keys)
+        voices = VoicesApi(self.host, self.speech, self.options)
         posts: dict[str, Handler] = {
             "/v1/realtime": calls.create,  # as the beta protocol had it
             "/v1/realtime/calls": calls.create,
@@ -135,21 +155,25 @@ class Server:
             "/v1/realtime/client_secrets": calls.client_secret,
             "/v1/realtime/sessions": calls.legacy_session,
             "/v1/realtime/transcription_sessions": calls.legacy_session,
+            "/v1/audio/voices": voices.create,
         }
         if self.speech is not None:
             posts["/v1/audio/speech"] = SpeechApi(self.speech).speak
         if self.transcriber is not None:
-            posts["/v1/audio/transcriptions"] = TranscriptionApi(self.transcriber, self.options).transcribe
+            listens = TranscriptionApi(self.transcriber, self.options)
+            posts |= {"/v1/audio/transcriptions": listens.transcribe, "/v1/audio/translations": listens.translate}
         return [
             WebSocketRoute("/v1/realtime", self.realtime),
             *(Route(path, self.answering(handler), methods=["POST"]) for path, handler in posts.items()),
             Route("/v1/realtime/calls/{call_id}", self.answering(calls.hang_up), methods=["DELETE"]),
             Route("/v1/models", self.answering(self.models)),
             Route("/v1/models/{id:path}", self.answering(self.model)),
+            Route("/v1/audio/voices", self.answering(voices.list)),
+            Route("/v1/audio/voices/{id}", self.answering(voices.delete), methods=["DELETE"]),
             Route("/healthz", self.healthy),
             Route("/readyz", self.ready),
             Route("/metrics", self.answering(self.figures)),
-            *page_routes(self.host, self.answering),
+            *page_routes(),
         ]
 
     async def realtime(self, websocket: "WebSocket") -> None:
@@ -164,6 +188,7 @@ class Server:
 
     def answering(self, answer: Handler) -> Answer:
         """The answer, for those who may have it; errors as the protocol says them."""
+        from starlette.exceptions import HTTPException
 
         async def guarded(request: "Request") -> "Response":
             try:
@@ -173,20 +198,26 @@ class Server:
                 return error_answer(error)
             except VivaError as error:
                 return error_answer(WireError(str(error)))
+            except HTTPException as error:
+                return refusal(request, error)
+            except Exception as error:
+                log.exception("%s failed", request.url.path)
+                message = f"the request could not be handled: {type(error).__name__}"
+                return error_answer(WireError(message, "internal_error", status=500, kind="server_error"))
 
         return guarded
 
     async def models(self, request: "Request", caller: Caller) -> "Response":
         """The models there are."""
-        return json_answer({"object": "list", "data": [_wire_card(card) for card in self._cards()]})
+        return json_answer({"object": "list", "data": self._cards()})
 
     async def model(self, request: "Request", caller: Caller) -> "Response":
         """One model."""
         id = request.path_params["id"]
-        found = [card for card in self._cards() if card.id == id]
+        found = [card for card in self._cards() if card["id"] == id]
         if not found:
             raise WireError(f"there is no model {id!r} here", "model_not_found", "model", 404)
-        return json_answer(_wire_card(found[0]))
+        return json_answer(found[0])
 
     async def healthy(self, request: "Request") -> "Response":
         """Whether the process is alive."""
@@ -204,10 +235,15 @@ class Server:
         page, content_type = self.metrics.page()
         return Response(page, media_type=content_type)
 
-    def _cards(self) -> list[ModelCard]:
-        others = [ModelCard(maker.model) for maker in (self.speech, self.transcriber) if maker is not None]
-        return [*self.host.models, *others]
+    def _cards(self) -> list[dict[str, Any]]:
+        """The models as they are told; what each is for is an addition of ours."""
+        others = {"speech": self.speech, "transcription": self.transcriber}
+        return [
+            *(_wire_card(card, "realtime") for card in self.host.models),
+            *(_wire_card(ModelCard(maker.model), kind) for kind, maker in others.items() if maker is not None),
+        ]
 
 
-def _wire_card(card: ModelCard) -> dict[str, Any]:
-    return {"id": card.id, "object": "model", "created": card.created, "owned_by": card.owned_by}
+def _wire_card(card: ModelCard, kind: str) -> dict[str, Any]:
+    known = {"id": card.id, "object": "model", "created": card.created, "owned_by": card.owned_by}
+    return known | {"viva": {"kind": kind}}

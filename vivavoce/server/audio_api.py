@@ -1,9 +1,10 @@
-"""`/v1/audio/speech` and `/v1/audio/transcriptions`, for whoever can speak and whoever can listen."""
+"""`/v1/audio/speech`, `transcriptions` and `translations`, for whoever can speak and whoever can listen."""
 
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vivavoce.audio.files import read
@@ -14,6 +15,7 @@ from vivavoce.server.bodies import json_body
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.sound_files import CONTENT_TYPES, encoded
 from vivavoce.server.transcripts import FORMATS, Segment, diarized, rendered, whole_text
+from vivavoce.server.uploads import uploaded
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_settings import STOCK_VOICES, text, within
 
@@ -48,6 +50,21 @@ class SpeechMaker(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Listening:
+    """How a recording is to be written down."""
+
+    language: str | None = None
+    """None: the one that is heard."""
+    prompt: str = ""
+    keywords: tuple[str, ...] = ()
+    temperature: float = 0.0
+    with_words: bool = False
+    """Whether words have times of their own."""
+    translates: bool = False
+    """Into English."""
+
+
 class Transcriber(Protocol):
     """Sound to text."""
 
@@ -61,7 +78,7 @@ class Transcriber(Protocol):
         """Samples a second that it wants."""
         ...
 
-    def transcribe(self, samples: Samples, language: str | None, prompt: str) -> AsyncIterator[Segment]:
+    def transcribe(self, samples: Samples, listening: Listening) -> AsyncIterator[Segment]:
         """What is said, segment by segment; times in seconds."""
         ...
 
@@ -78,7 +95,7 @@ class SpeechApi:
 
         body = await json_body(request)
         words, format = _words(body), body.get("response_format") or "mp3"
-        if format not in CONTENT_TYPES:
+        if format not in tuple(CONTENT_TYPES):  # which also takes what cannot be hashed
             raise WireError(f"{format!r} is not one of {', '.join(CONTENT_TYPES)}", param="response_format")
         speed = within(0.25, 4.0)(body.get("speed") or 1.0, "speed")
         instructions = text(body.get("instructions") or "", "instructions")
@@ -101,40 +118,59 @@ class SpeechApi:
 
 
 class TranscriptionApi:
-    """`/v1/audio/transcriptions`."""
+    """`/v1/audio/transcriptions` and `/v1/audio/translations`."""
 
     def __init__(self, transcriber: Transcriber, options: ServerOptions) -> None:
         self.transcriber, self.options = transcriber, options
 
     async def transcribe(self, request: "Request", caller: Caller) -> "Response":
         """What is said in an uploaded file."""
+        return await self._write_down(request, translates=False)
+
+    async def translate(self, request: "Request", caller: Caller) -> "Response":
+        """The same in English, as far as the model can."""
+        return await self._write_down(request, translates=True)
+
+    async def _write_down(self, request: "Request", translates: bool) -> "Response":
         from starlette.responses import PlainTextResponse, StreamingResponse
 
         async with request.form(max_files=1, max_part_size=self.options.most_upload_bytes) as form:
-            fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
-            granularities = [value for name, value in form.multi_items() if name == "timestamp_granularities[]"]
-            data = await self._file(form.get("file"))
-        format = fields.get("response_format") or "json"
+            fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+            data = await uploaded(form, "file", self.options.most_upload_bytes)
+        asked = dict(fields)
+        format = asked.get("response_format") or "json"
         if format not in FORMATS:
             raise WireError(f"{format!r} is not one of {', '.join(FORMATS)}", param="response_format")
+        listening = _listening(asked, fields, translates)
         sound = await asyncio.to_thread(read, data, self.transcriber.rate)
-        found = self.transcriber.transcribe(sound.samples[0], fields.get("language"), fields.get("prompt", ""))
-        if fields.get("stream", "").lower() == "true":
+        found = self.transcriber.transcribe(sound.samples[0], listening)
+        if asked.get("stream", "").lower() == "true":
             return StreamingResponse(
                 _transcript_events(found, sound.seconds, format == "diarized_json"), media_type="text/event-stream"
             )
         segments = [segment async for segment in found]
-        result = rendered(segments, format, sound.seconds, with_words="word" in granularities)
+        result = rendered(segments, format, sound.seconds, listening.with_words)
         return PlainTextResponse(result) if isinstance(result, str) else json_answer(result)
 
-    async def _file(self, upload: Any) -> bytes:
-        if upload is None or isinstance(upload, str):
-            raise WireError("there is no file", "missing_file", "file")
-        data = bytes(await upload.read(self.options.most_upload_bytes + 1))
-        if len(data) > self.options.most_upload_bytes:
-            limit = self.options.most_upload_bytes >> 20
-            raise WireError(f"a file of more than {limit} MiB", "file_too_large", "file", 413)
-        return data
+
+def _listening(asked: Mapping[str, str], fields: Sequence[tuple[str, str]], translates: bool) -> Listening:
+    """What the fields of a form ask for; lists come as fields of the same name."""
+    listed = {
+        name: tuple(value for field, value in fields if field in (name, f"{name}[]"))
+        for name in ("timestamp_granularities", "keywords", "languages")
+    }
+    try:
+        temperature = float(asked.get("temperature") or 0)
+    except ValueError as error:
+        raise WireError(f"temperature is {asked['temperature']!r}, no number", param="temperature") from error
+    return Listening(
+        language=asked.get("language") or next(iter(listed["languages"]), None),
+        prompt=asked.get("prompt", ""),
+        keywords=listed["keywords"],
+        temperature=within(0.0, 1.0)(temperature, "temperature"),
+        with_words="word" in listed["timestamp_granularities"],
+        translates=translates,
+    )
 
 
 def _words(body: Wire) -> str:

@@ -18,13 +18,13 @@ async def json_body(request: "Request") -> Wire:
     return json_object(data.decode("utf8", "replace")) if data.strip() else {}
 
 
-async def body(request: "Request") -> bytes:
+async def body(request: "Request", most: int = LARGEST_BODY) -> bytes:
     """The bytes of a body, if they are not too many."""
     pieces, size = [], 0
     async for piece in request.stream():
         size += len(piece)
-        if size > LARGEST_BODY:
-            raise WireError(f"a body of more than {LARGEST_BODY} bytes", "body_too_large", status=413)
+        if size > most:
+            raise WireError(f"a body of more than {most} bytes", "body_too_large", status=413)
         pieces.append(piece)
     return b"".join(pieces)
 

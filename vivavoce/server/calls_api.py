@@ -73,7 +73,7 @@ class CallsApi:
         if not isinstance(asked, dict):
             raise WireError("session must be an object", "invalid_type", "session")
         kind = asked.get("type", "realtime")
-        if kind not in OBJECTS:
+        if kind not in tuple(OBJECTS):  # which also takes what cannot be hashed
             raise WireError(f"a session is {' or '.join(OBJECTS)}, not {kind!r}", param="session.type")
         model = served_model(self.sessions, asked.get("model"))
         configuration = Configuration(self.sessions.host, model, kind, asked)

@@ -1,21 +1,13 @@
-"""The page: its files, and the voices it offers. Everything comes from the package; nothing from elsewhere."""
+"""The files of the page. Everything comes from the package; nothing from elsewhere."""
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.server.answers import json_answer
-from vivavoce.server.auth import Caller
-from vivavoce.server.host import Host
-
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-
-Answer = Callable[["Request"], Awaitable["Response"]]
-Guard = Callable[[Callable[["Request", Caller], Awaitable["Response"]]], Answer]
 
 MEDIA_TYPES = {  # not asked of the system, which may think otherwise
     ".html": "text/html; charset=utf-8",
@@ -75,15 +67,9 @@ def page_files() -> dict[str, PageFile]:
     return found
 
 
-def page_routes(host: Host, guarded: Guard) -> list[Any]:
-    """Addresses of the page, which everybody may see, and of what it asks, which `guarded` lets some see."""
+def page_routes() -> list[Any]:
+    """Addresses of the page, which everybody may see."""
     from starlette.routing import Route
 
-    async def voices(request: "Request", caller: Caller) -> "Response":
-        return json_answer({"voices": list(host.voices)})
-
     addresses = {"/" if name == "index.html" else f"/{name}": file for name, file in page_files().items()}
-    return [
-        Route("/v1/audio/voices", guarded(voices)),
-        *(Route(address, file.answer) for address, file in addresses.items()),
-    ]
+    return [Route(address, file.answer) for address, file in addresses.items()]

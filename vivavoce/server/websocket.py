@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.server.auth import Caller, offered_protocols
@@ -27,11 +28,11 @@ REPLACED = 4001
 
 async def serve_socket(websocket: "WebSocket", caller: Caller, sessions: Sessions) -> None:
     """A whole connection: a new session, one that is resumed, or a look at a call."""
-    await websocket.accept(subprotocol=_chosen_protocol(offered_protocols(websocket.headers)))
+    await websocket.accept(subprotocol=chosen_protocol(offered_protocols(websocket.headers)))
     try:
         session, after, greeting = _session_for(websocket, caller, sessions)
     except WireError as error:
-        await _refuse(websocket, error)
+        await refuse(websocket, error)
         return
     connection = SocketConnection(websocket, session)
     code = await connection.run(after, greeting)
@@ -99,7 +100,7 @@ class SocketConnection:
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
-                return int(message["code"]) if "reason" in message else 1006  # a lost connection gives no reason
+                return close_code(message)
             if message.get("text") is not None:
                 await self._session.receive_text(message["text"])
             else:
@@ -174,12 +175,17 @@ def _resumed(
     return session, last, [greeting]
 
 
-def _chosen_protocol(offered: list[str]) -> str | None:
+def close_code(message: Mapping[str, Any]) -> int:
+    """How a client left; a lost connection gives no reason."""
+    return int(message["code"]) if "reason" in message else 1006
+
+
+def chosen_protocol(offered: list[str]) -> str | None:
     """Ours, where it is offered; else the one that browsers insist on."""
     return next((name for name in offered if name in (*BINARY_PROTOCOLS, "realtime")), None)
 
 
-async def _refuse(websocket: "WebSocket", error: WireError) -> None:
+async def refuse(websocket: "WebSocket", error: WireError) -> None:
     """The protocol's error, then the code that tells clients whether to try again."""
     event = {"type": "error", "event_id": "event_refused", "error": error.as_error()}
     code = 1013 if error.status in (429, 503) else 1008

@@ -102,6 +102,8 @@ export class Conversation extends EventTarget {
       this.#tell("caption", { item, role: "user", delta }),
     "conversation.item.input_audio_transcription.completed": ({ item_id: item, transcript }) =>
       this.#tell("caption", { item, role: "user", text: transcript, isDone: true }),
+    "conversation.item.input_audio_transcription.failed": ({ item_id: item }) =>
+      this.#tell("caption", { item, role: "user", isDone: true }),
     "response.created": ({ response }) => {
       this.#active = response.id;
       if (this.state === "listening") this.#enter("thinking");

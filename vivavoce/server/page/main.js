@@ -56,7 +56,8 @@ async function lookAround() {
   const [models, voices] = await Promise.all([keys.fetch("v1/models"), keys.fetch("v1/audio/voices")]).catch(() => [{}, {}]);
   part("key").hidden = Boolean(models && voices);
   if (!models || !voices) return false;
-  settings.offer("model", (models.data ?? []).map(({ id }) => id));
+  const converses = ({ viva }) => (viva?.kind ?? "realtime") === "realtime";
+  settings.offer("model", (models.data ?? []).filter(converses).map(({ id }) => id));
   settings.offer("voice", voices.voices ?? []);
   return true;
 }

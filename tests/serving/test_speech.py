@@ -2,13 +2,8 @@
 
 import base64
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -16,42 +11,16 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
+from tests.serving.processes import viva_serve
 from vivavoce.audio.files import read
 from vivavoce.audio.pcm import float_to_pcm16
 from vivavoce.bench.answer import QUESTIONS
 
-READY_WITHIN = 90.0
-
 
 @pytest.fixture(scope="module")
 def address():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [Path(sys.executable).with_name("viva"), "serve", "--port", str(port), "--device", "cpu"]
-    process = subprocess.Popen(command, env=os.environ | {"VIVA_OFFLINE": "1"}, stderr=subprocess.PIPE)
-    try:
-        _wait_until_ready(process, f"http://127.0.0.1:{port}/readyz")
-        yield f"127.0.0.1:{port}"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) in (0, 130), process.stderr.read().decode()
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_until_ready(process, url):
-    deadline = time.monotonic() + READY_WITHIN
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.stderr.read().decode()
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, ConnectionError):
-            pass
-        time.sleep(0.2)
-    raise AssertionError("the server did not become ready")
+    with viva_serve() as address:
+        yield address
 
 
 def _question(intent):

@@ -1,0 +1,60 @@
+"""A chat server with OpenAI's `/chat/completions`, streamed, as a process of its own: `python chat_server.py`.
+
+It prints its port. Where a tool is offered that the question names, it calls it; a tool's answer it tells; anything
+else it repeats.
+"""
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+def pieces(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The deltas of an answer."""
+    last = body["messages"][-1]
+    question = last.get("content") or ""
+    if last["role"] == "tool":
+        return [{"content": word} for word in ("The desk ", "says: ", question, ".")]
+    tool = next(
+        (tool["function"]["name"] for tool in body.get("tools", []) if tool["function"]["name"] in question), None
+    )
+    if tool is not None:
+        first = {"index": 0, "id": "call_7", "type": "function", "function": {"name": tool, "arguments": ""}}
+        rest = [{"index": 0, "function": {"arguments": part}} for part in ('{"seats"', ": 3}")]
+        return [{"tool_calls": [part]} for part in (first, *rest)]
+    return [{"content": word} for word in ("You said: ", question, ". ", "That is all.")]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One conversation turn a request."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        allowed = self.headers.get("Authorization") == "Bearer chat-secret" and self.path == "/v1/chat/completions"
+        self.send_response(200 if allowed else 401)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        if not allowed:
+            return
+        deltas = pieces(body)
+        for delta in deltas:
+            self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}], "model": body["model"]})
+        reason = "tool_calls" if "tool_calls" in deltas[-1] else "stop"
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+        self._event(
+            {"choices": [], "usage": {"prompt_tokens": len(body["messages"]), "completion_tokens": len(deltas)}}
+        )
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.flush()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_port, flush=True)
+    server.serve_forever()

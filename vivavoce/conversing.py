@@ -1,0 +1,171 @@
+"""A conversation in a few lines: ask by voice or in writing, hear the answer; the next question knows the last."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.audio.files import read
+from vivavoce.audio.sound import Sound
+from vivavoce.dialogue.interface import (
+    ConversationSettings,
+    Event,
+    InputTranscript,
+    InputTranscriptFailed,
+    Message,
+    ReplyAudio,
+    ReplyDone,
+    ReplyText,
+    Samples,
+    TextPart,
+    TurnSettings,
+)
+from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.speaking import SpeakingOptions
+from vivavoce.errors import InputError, VivaError
+from vivavoce.loading import load_speech
+from vivavoce.pipelines.cascade_loading import CascadeParts, LoadedCascade, load_cascade
+from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+
+RATE = 16_000
+Result = TypeVar("Result")
+Question = str | Sound | PathLike[str] | BinaryIO | bytes | NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One turn: what the question was taken for, what was said, and its sound."""
+
+    heard: str
+    said: str
+    sound: Sound
+
+
+@dataclass
+class _Told:
+    """What has come of an answer so far."""
+
+    question: str
+    """The id of the question's item."""
+    heard: str | None
+    """None: nobody has told yet."""
+    said: str = ""
+    pieces: list[Samples] = field(default_factory=list)
+    is_done: bool = False
+
+    def take(self, event: Event) -> None:
+        """Note an event; `VivaError` where the reply failed."""
+        match event:
+            case InputTranscript(item=self.question, text=text, is_final=True):
+                self.heard = text
+            case InputTranscriptFailed(item=self.question):
+                self.heard = ""
+            case ReplyText(delta=delta):
+                self.said += delta
+            case ReplyAudio(samples=samples):
+                self.pieces.append(samples)
+            case ReplyDone(reason="failed", error=error):
+                raise VivaError(error or "the reply failed")
+            case ReplyDone():
+                self.is_done = True
+
+
+class Talk:
+    """A conversation on a thread of its own. Use as `with`; asked from one thread."""
+
+    def __init__(
+        self, pipeline: MossSpeechPipeline | LoadedCascade, settings: ConversationSettings | None = None
+    ) -> None:
+        self._pipeline, self._settings = pipeline, settings or ConversationSettings()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="viva-talk", daemon=True)
+        self._conversation: LiveConversation | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._conversation = self._do(self._open())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._conversation is not None:
+            self._do(self._close(self._conversation))
+            self._conversation = None
+        self._stop()
+
+    def ask(self, question: Question) -> Answer:
+        """The answer to a question: a `str` is written words; a `Path`, bytes, a `Sound`, 16 kHz samples are speech."""
+        if self._conversation is None:
+            raise InputError("the conversation is not open; use it as `with vivavoce.converse() as talk:`")
+        return self._do(self._ask(self._conversation, question))
+
+    async def _open(self) -> LiveConversation:
+        await self._pipeline.__aenter__()
+        settings = replace(self._settings, turn=TurnSettings(detector="none"), transcribe_input=True)
+        speaking = SpeakingOptions(most_ahead=None)
+        options = DialogueOptions(speaking=speaking, echo=None, transcriber=self._pipeline.words)
+        return LiveConversation(self._pipeline, settings, options, input_rate=RATE)
+
+    async def _close(self, conversation: LiveConversation) -> None:
+        await conversation.close()
+        await self._pipeline.__aexit__()
+
+    async def _ask(self, conversation: LiveConversation, question: Question) -> Answer:
+        if isinstance(question, str):
+            item, _ = conversation.add(Message("user", (TextPart(question),)))
+        else:
+            conversation.hear(_samples(question))
+            item = conversation.commit()
+        conversation.reply()
+        told = _Told(item.id, question if isinstance(question, str) else None)
+        async for event in conversation.events():
+            told.take(event)
+            if told.is_done and told.heard is not None:
+                break
+        sound = np.concatenate([np.zeros(0, np.float32), *told.pieces])
+        return Answer((told.heard or "").strip(), told.said.strip(), Sound(sound, conversation.output_rate))
+
+    def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def converse(
+    model: str = "mini-speech",
+    device: str = "auto",
+    *,
+    instructions: str = "",
+    voice: str | Path | None = None,
+    codec: str | None = None,
+    cascade: CascadeParts | None = None,
+) -> Talk:
+    """A conversation with a speech-to-speech model, or with a cascade.
+
+    `voice` is the name of a voice, or the path of a recording to sound like.
+    """
+    recording = voice if isinstance(voice, Path) else None
+    settings = ConversationSettings(instructions=instructions, voice=voice if isinstance(voice, str) else None)
+    if cascade is not None:
+        return Talk(load_cascade(cascade, device), settings)
+    return Talk(load_speech(model, device, codec, recording), settings)
+
+
+def _samples(sound: Sound | PathLike[str] | BinaryIO | bytes | NDArray[np.float32]) -> Samples:
+    if isinstance(sound, np.ndarray):
+        sound = Sound(sound, RATE)
+    if not isinstance(sound, Sound):
+        sound = read(sound, rate=RATE)
+    return sound.mono().resampled(RATE).samples[0]
