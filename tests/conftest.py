@@ -7,11 +7,26 @@ import pytest
 import torch
 
 MUST_RUN = set(os.environ.get("VIVA_MUST_RUN", "").split())
+LONGEST = (  # files that take longest stand first, so that no worker is left with one of them at the end
+    "export/test_onnx.py",
+    "server/test_ray_fleet.py",
+    "bench/test_codec.py",
+    "speech/test_onnx_backend.py",
+    "test_cli.py",
+    "models/test_flow.py",
+    "models/test_cosyvoice3_flow.py",
+    "models/test_xy_tokenizer.py",
+    "bench/test_turn_server.py",
+)
 
 
 def pytest_configure() -> None:
     """Tensors of tiny models are slower on two threads, much slower where cores are shared."""
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
 
 
 def missing(marker: pytest.Mark) -> str | None:
