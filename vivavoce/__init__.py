@@ -2,10 +2,10 @@
 
 import vivavoce
 
-sound = vivavoce.say("Good evening.")                    # text to speech
-vivavoce.transcribe(sound).text                          # speech to text
+vivavoce.transcribe("question.wav").text                 # speech to text
 with vivavoce.converse() as talk:                        # speech to speech
-    answer = talk.ask(sound)
+    answer = talk.ask("What time is breakfast?")
+vivavoce.say("Good evening.", model="path/to/a/model")   # text to speech
 vivavoce.load("mini-speech")                             # any model, to be used as its class says
 """
 

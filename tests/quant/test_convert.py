@@ -259,8 +259,6 @@ def test_a_device_without_a_kernel_says_so_and_computes_right(tmp_path):
 
 
 def test_a_quantised_recogniser_is_used_like_any_other(tmp_path):
-    if "mini-asr" not in hub.bundled():
-        pytest.skip("mini-asr is not bundled")
     source, out = hub.resolve("mini-asr"), tmp_path / "out"
     quantise_folder(source, out, METHODS["int8-dynamic"], policy_for(source))
     sound = project_set().items[26].sound
