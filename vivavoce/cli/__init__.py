@@ -1,8 +1,6 @@
 """`viva …`: parses, calls the API, prints. With --json, stdout holds one JSON value and nothing else."""
 
 import os
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +10,7 @@ from rich.markup import escape
 
 from vivavoce import __version__
 from vivavoce.cli import bench, capacity, codecs, export, models, plan, quantize, say, serve, train, transcribe, verify
-from vivavoce.cli.options import DeviceSpec, Json, gigabytes, print_json, table
+from vivavoce.cli.options import DeviceSpec, Json, gigabytes, print_json, progress_to, table
 from vivavoce.errors import VivaError
 
 if TYPE_CHECKING:
@@ -101,7 +99,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Ask the bundled miniature a spoken question and hear it answer, offline, in real time."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         if cascade:
             from vivavoce.demo_cascade import run as run_cascade
             from vivavoce.pipelines.cascade_loading import CascadeParts

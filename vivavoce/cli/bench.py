@@ -1,13 +1,11 @@
 """`viva bench …`."""
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vivavoce.cli.options import DeviceSpec, Json, Shape, print_json
+from vivavoce.cli.options import DeviceSpec, Json, Shape, print_json, progress_to
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine; every figure in the docs names such a command.")
 Out = Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the JSON and the plot.")]
@@ -34,7 +32,7 @@ def bench_lm(
     as_json: Json = False,
 ) -> None:
     """Step and prefill time of the language model, beside this machine's memory floor and an eager peer."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench.lm import run
 
         batches = [int(part) for part in batch.split(",")]
@@ -68,7 +66,7 @@ def bench_codec(
     as_json: Json = False,
 ) -> None:
     """MOSS-Speech's voice: time to first sound, cost per hop over a long reply, sessions at once, chunk policies."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench.codec import run
 
         result = run(
@@ -100,7 +98,7 @@ def bench_answer(
     as_json: Json = False,
 ) -> None:
     """Right answers to questions and voices that were held out, and how the replies sound."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench.answer import run
 
         result = run(model, moonshine, count, snr, device, seed, out)
@@ -125,7 +123,7 @@ def bench_turn(
     as_json: Json = False,
 ) -> None:
     """Turn-taking of any OpenAI-Realtime server: latency, yielding, backchannels, noise, echo, bad networks."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench.turn import run
 
         result = run(
@@ -158,7 +156,7 @@ def bench_tts(
     as_json: Json = False,
 ) -> None:
     """Text to speech: time to first sound and real-time factor by backend and threads, beside the plain path."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench.tts import run
 
         result = run(
@@ -200,7 +198,7 @@ def bench_asr(
     as_json: Json = False,
 ) -> None:
     """Errors, speed and latency of recognition: plain, with drafts, and faster-whisper; or a shape's speed."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         batches = [int(part) for part in batch.split(",")]
         if shape is not None:
             from vivavoce.bench.asr_shape import run as run_shape

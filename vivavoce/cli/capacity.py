@@ -1,13 +1,11 @@
 """`viva bench budget` and `viva bench sessions`: what a conversation costs, and what it leaves behind."""
 
-import sys
-from contextlib import redirect_stdout
 from typing import Annotated
 
 import typer
 
 from vivavoce.cli.bench import Out
-from vivavoce.cli.options import Json, print_json
+from vivavoce.cli.options import Json, print_json, progress_to
 
 Model = Annotated[str, typer.Option(help="A speech-to-speech model that carries its codec.")]
 
@@ -19,7 +17,7 @@ def bench_budget(
     as_json: Json = False,
 ) -> None:
     """Processor time of every stage of a conversation, and how many conversations this machine has time for."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench.budget import run
 
         result = run(model, sessions, out)
@@ -34,7 +32,7 @@ def bench_sessions(
     as_json: Json = False,
 ) -> None:
     """Memory of a server over many sessions that end, some of them in the middle of a reply."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench.sessions import run
 
         result = run(model, count, out=out)

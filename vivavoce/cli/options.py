@@ -1,6 +1,8 @@
 """What many commands share: their options, and how they print."""
 
 import json
+import sys
+from contextlib import AbstractContextManager, redirect_stdout
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -39,6 +41,11 @@ ModelName = Annotated[
         autocompletion=complete_model,
     ),
 ]
+
+
+def progress_to(as_json: bool) -> AbstractContextManager[object]:
+    """What is printed meanwhile goes to stdout, or to stderr where stdout holds the JSON and nothing else."""
+    return redirect_stdout(sys.stderr if as_json else sys.stdout)
 
 
 def table(title: str, first: str, *columns: str) -> Table:

@@ -1,15 +1,13 @@
 """`viva plan`."""
 
 import json
-import sys
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vivavoce.cli.options import Json, print_json
+from vivavoce.cli.options import Json, print_json, progress_to
 from vivavoce.errors import InputError
 
 DAY = "A simulated day"
@@ -50,7 +48,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """How many conversations a card holds, what they wait and cost; and how a fleet fares over a day of calls."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench import plan_figures as known
         from vivavoce.bench.plan import fits
         from vivavoce.bench.plan import plan as make_plan

@@ -1,7 +1,5 @@
 """`viva quantize`."""
 
-import sys
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from vivavoce.cli.options import Json, complete_model, gigabytes, print_json, table
+from vivavoce.cli.options import Json, complete_model, gigabytes, print_json, progress_to, table
 from vivavoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ def quantize(
     as_json: Json = False,
 ) -> None:
     """Make a model smaller, and tell in numbers and sounds what that cost."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.quant.manifest import verify as check
         from vivavoce.quant.qat import Course
         from vivavoce.quant.run import Wishes, byte_count, quantize, sensitivity

@@ -1,13 +1,11 @@
 """`viva verify`."""
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vivavoce.cli.options import Json, ModelName, print_json
+from vivavoce.cli.options import Json, ModelName, print_json, progress_to
 
 app = typer.Typer()
 
@@ -24,7 +22,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Whether a model does on each device what it does on the CPU in float32; the exit status says so."""
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with progress_to(as_json):
         from vivavoce.bench.verify import run
         from vivavoce.bench.verify_subjects import TEXT, Ask
 

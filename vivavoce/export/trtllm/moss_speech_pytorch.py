@@ -50,8 +50,8 @@ class MossSpeechModel(DecoderModel):
         config = model_config.pretrained_config
         shared, tail = config.num_shared_layers, config.num_modality_layers
         self.text_ids = config.text_vocab_size
-        self.embed_tokens = _table(model_config, config.text_vocab_size)
-        self.audio_embed = _table(model_config, config.audio_vocab_size)
+        self.embed_tokens = _split(Embedding, model_config, config.text_vocab_size)
+        self.audio_embed = _split(Embedding, model_config, config.audio_vocab_size)
         self.shared_block = Block(model_config, 0, shared)
         self.text_block = Block(model_config, shared, tail)
         self.audio_block = Block(model_config, shared + tail, tail)
@@ -74,9 +74,10 @@ class MossSpeechModel(DecoderModel):
         return torch.cat([text, audio], dim=-1)
 
 
-def _table(model_config, entries):
+def _split(layer, model_config, entries):
+    """An embedding or a head, its entries split between the ranks."""
     config = model_config.pretrained_config
-    return Embedding(
+    return layer(
         entries,
         config.hidden_size,
         dtype=config.torch_dtype,
@@ -98,23 +99,11 @@ class MossSpeechForCausalLM(DecoderModelForCausalLM):
             hidden_size=config.hidden_size,
             vocab_size=config.text_vocab_size + config.audio_vocab_size,
         )
-        self.text_lm_head = _head(model_config, config.text_vocab_size)
-        self.audio_lm_head = _head(model_config, config.audio_vocab_size)
+        self.text_lm_head = _split(LMHead, model_config, config.text_vocab_size)
+        self.audio_lm_head = _split(LMHead, model_config, config.audio_vocab_size)
         del self.lm_head  # the published names are those of the two heads
         object.__setattr__(self, "lm_head", self._joint_logits)
 
     def _joint_logits(self, both, *_, **__):
         text, audio = both.chunk(2, dim=-1)
         return torch.cat([self.text_lm_head(text), self.audio_lm_head(audio)], dim=-1)
-
-
-def _head(model_config, entries):
-    config = model_config.pretrained_config
-    return LMHead(
-        entries,
-        config.hidden_size,
-        dtype=config.torch_dtype,
-        mapping=model_config.mapping,
-        tensor_parallel_mode=TensorParallelMode.COLUMN,
-        gather_output=True,
-    )
