@@ -11,20 +11,21 @@ from vivavoce.errors import InputError
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 from vivavoce.quant.convert import quantise_folder
 from vivavoce.quant.methods import METHODS
-from vivavoce.quant.plan import plan, weight_bytes
-from vivavoce.quant.policy import policy_for
+from vivavoce.quant.plan import byte_count, plan, weight_bytes
+from vivavoce.quant.policy import Part, policy_for
 from vivavoce.quant.report import write_report
 from vivavoce.quant.report_page import tests as thresholds
-from vivavoce.quant.report_page import verdict
-from vivavoce.quant.run import byte_count
+from vivavoce.quant.report_page import training_lines, verdict
+from vivavoce.quant.run import Wishes, quantize
 from vivavoce.quant.speech_set import project_set, scene_set
-from vivavoce.quant.subjects import SUBJECTS
+from vivavoce.quant.static_report import outliers
+from vivavoce.quant.subjects import SUBJECTS, Lesson
 from vivavoce.quant.voices import code_agreement, voice_of
 
 
 def test_a_report_is_written_whole(tmp_path):
     source, out = write("cosyvoice", tmp_path / "source"), tmp_path / "out"
-    quantise_folder(source, out, METHODS["int8-weight"], policy_for(source))
+    quantize(str(source), "int8-static", out, Wishes(items=2))
     figures = write_report(source, out, tmp_path / "report", scene_set().first(2))
     assert json.loads((tmp_path / "report" / "report.json").read_text()) == json.loads(json.dumps(figures))
     page = (tmp_path / "report" / "report.md").read_text()
@@ -33,8 +34,39 @@ def test_a_report_is_written_whole(tmp_path):
     assert figures["disk_bytes"]["quantised"] < figures["disk_bytes"]["float"]
     assert set(figures["step_ms"]["float"]) == {"1", "8"}
     assert 0.9 < figures["logits"]["agreement"] <= 1
+    assert set(figures["static"]) == {"int8-static", "int8-dynamic"} and "## Static beside dynamic" in page
+    assert figures["static"]["int8-static"]["divergence"] == pytest.approx(figures["logits"]["divergence"])
+    assert (
+        set(figures["outliers"]["errors"]) == {"minmax", "percentile", "mse"} and figures["outliers"]["layer"] in page
+    )
     with pytest.raises(InputError, match="manifest"):
         write_report(source, source, tmp_path / "again", scene_set())
+
+
+class TwoLayers:
+    """A subject of two layers, the second of which meets one row of outliers."""
+
+    def logits(self, model, lesson):
+        spread = lesson.rows.clone()
+        spread[0, 7] = 300.0
+        return model["block"]["plain"](lesson.rows) + model["block"]["spread"](spread)
+
+
+def test_the_layer_with_outliers_is_found_and_each_observer_judged_there():
+    torch.manual_seed(0)
+    block = torch.nn.ModuleDict({"plain": torch.nn.Linear(64, 32), "spread": torch.nn.Linear(64, 32)})
+    model = torch.nn.ModuleDict({"block": block})
+    found = outliers(TwoLayers(), model, Part("lm", ".", r"weight$"), [Lesson(torch.randn(200, 64), 1)])
+    assert found.layer == "block.spread" and found.largest == 300.0 and found.usual < 10.0
+    assert found.errors["percentile"] < 0.02 and found.errors["minmax"] > 0.3
+    assert found.worst["minmax"] < found.worst["percentile"]  # whose range cuts the outlier off
+
+
+def test_fine_tuning_says_whether_it_won_back_half():
+    told = {"steps": 9, "lessons": 4, "held_out": 2, "agreement_before": 0.9, "agreement_after": 0.95}
+    half = " ".join(training_lines(told | {"divergence_before": 0.02, "divergence_after": 0.01}))
+    less = " ".join(training_lines(told | {"divergence_before": 0.02, "divergence_after": 0.015}))
+    assert "50 %" in half and "at least half" in half and "25 %" in less and "less than half" in less
 
 
 def test_sounds_of_both_versions_are_of_the_same_places(tmp_path):

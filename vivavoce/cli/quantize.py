@@ -55,8 +55,9 @@ def quantize(
     """Make a model smaller, and tell in numbers and sounds what that cost."""
     with progress_to(as_json):
         from vivavoce.quant.manifest import verify as check
+        from vivavoce.quant.plan import byte_count
         from vivavoce.quant.qat import Course
-        from vivavoce.quant.run import Wishes, byte_count, quantize, sensitivity
+        from vivavoce.quant.run import Wishes, quantize, sensitivity
 
         result: Any
         if plan is not None:

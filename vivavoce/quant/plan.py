@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import published_tensors
 from vivavoce.models.flow import FlowConfig, FlowDecoder
 from vivavoce.models.hift import HiFT
@@ -20,6 +21,7 @@ DRIVER = 600_000_000  # the CUDA context and its libraries
 GRAPHS = 500_000_000  # captured graphs of all batch sizes, and their activations
 PREFILL_ROWS = 512
 SCALE_BYTES = 4
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "": 1}
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,15 @@ def _matrix_bytes(shape: torch.Size, scheme: Scheme) -> int:
     return outputs * inputs + SCALE_BYTES * outputs if scheme in ("int8", "float8") else 2 * outputs * inputs
 
 
+def codec_parts(device: torch.device | str) -> list[nn.Module]:
+    """Ear, flow decoder and vocoder at their published sizes."""
+    with torch.device(device):
+        return [SpeechEncoder(SpeechEncoderConfig()), FlowDecoder(FlowConfig.moss_speech()), HiFT(HiFTConfig())]
+
+
 def codec_bytes() -> int:
-    """Ear, flow decoder and vocoder as they are loaded, in float32."""
-    with torch.device("meta"):
-        parts: list[nn.Module] = [
-            SpeechEncoder(SpeechEncoderConfig()),
-            FlowDecoder(FlowConfig.moss_speech()),
-            HiFT(HiFTConfig()),
-        ]
-    return sum(4 * tensor.numel() for part in parts for tensor in published_tensors(part).values())
+    """The codec as it is loaded, in float32."""
+    return sum(4 * tensor.numel() for part in codec_parts("meta") for tensor in published_tensors(part).values())
 
 
 def _workspace(model: MossSpeech, scheme: Scheme | None, dtype: torch.dtype) -> int:
@@ -87,3 +89,13 @@ def _workspace(model: MossSpeech, scheme: Scheme | None, dtype: torch.dtype) -> 
     logits = 8 * 4 * (config.vocab_size + config.audio_vocab_size) * 4
     widest = 2 * config.intermediate_size * config.hidden_size * dtype.itemsize
     return DRIVER + GRAPHS + rows + logits + (0 if scheme is None or scheme in CASTS else 3 * widest)
+
+
+def byte_count(text: str) -> int:
+    """`9GB` as bytes."""
+    digits = text.strip().rstrip("BbIiKkMmGg")
+    unit = text.strip()[len(digits) :].upper()
+    try:
+        return round(float(digits) * UNITS[unit])
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{text!r} is no size; give one such as 9GB or 500MB") from error

@@ -26,7 +26,6 @@ from vivavoce.quant.speech_set import SpeechSet, project_set, read_set, scene_se
 from vivavoce.quant.subjects import SUBJECTS, Lesson
 
 READS_TEXT = ("moss_tts_nano", "cosyvoice")
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "": 1}
 
 
 @dataclass(frozen=True)
@@ -88,16 +87,6 @@ def speech_for(kind: str, wishes: Wishes) -> SpeechSet:
     if wishes.calibration is not None:
         return read_set(wishes.calibration).first(wishes.items)
     return (scene_set() if kind in READS_TEXT else project_set()).first(wishes.items)
-
-
-def byte_count(text: str) -> int:
-    """`9GB` as bytes."""
-    digits = text.strip().rstrip("BbIiKkMmGg")
-    unit = text.strip()[len(digits) :].upper()
-    try:
-        return round(float(digits) * UNITS[unit])
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{text!r} is no size; give one such as 9GB or 500MB") from error
 
 
 def _policy(source: Path, wishes: Wishes) -> Policy:
