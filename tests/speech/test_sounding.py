@@ -1,5 +1,6 @@
 """Whoever decodes the frames, alone, beside their making or for many at once, makes the same sound."""
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,8 +13,11 @@ from tests.speech.test_speaker import EIGHT, TEXT, joined, tiny_speaker
 from vivavoce.device import pick
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError
+from vivavoce.models.moss_audio_tokenizer_nano import CodecState
+from vivavoce.models.moss_audio_tokenizer_slots import SlotDecoder, SlotState
 from vivavoce.speech.codec_desk import Alone, Together
 from vivavoce.speech.mouth import EngineMouth
+from vivavoce.speech.rounds import Rounds
 from vivavoce.speech.sounding import Sounding
 
 FRAMES = [tuple(frame) for frame in torch.randint(32, (40, 6), generator=torch.Generator().manual_seed(0)).tolist()]
@@ -32,7 +36,8 @@ def whole(codec):
 def sounding(codec, decode=None, beside=None, is_live=True, clock=lambda: 0.0) -> Sounding:
     seconds = 1 / CODEC_CONFIG.frame_rate
     player = SimulatedPlayer()
-    return Sounding(decode or Alone(codec), codec.decoder_state(), seconds, player, clock, beside, is_live)
+    decode = decode or Alone(codec)
+    return Sounding(decode, decode.start(), seconds, player, clock, beside, is_live)
 
 
 @pytest.mark.parametrize("is_live", [True, False])
@@ -47,38 +52,72 @@ def test_a_decoder_that_fails_beside_fails_here(codec):
         list(sounding(codec, beside=beside).sounds(iter([*FRAMES[:1], (99,) * 6, *FRAMES])))
 
 
-def test_many_threads_are_decoded_together(codec, whole):
-    together, heard, passes = Together(codec), {}, []
-    batch = codec.decode_step_batch
+def together_on(codec, graphs: bool) -> Together:
+    return Together(codec, Rounds(), dataclasses.replace(pick("cpu"), graphs=graphs))
 
-    def counted(states, codes):
-        passes.append(len(states))
-        return batch(states, codes)
 
-    codec.decode_step_batch = counted
-    everybody_asks = threading.Barrier(6)
+@pytest.mark.parametrize("in_slots", [True, False])
+def test_many_threads_are_decoded_together(codec, whole, in_slots):
+    together, heard, passes = together_on(codec, in_slots), {}, []
+    assert (together.slots is not None) == in_slots
+    work = together._work
+
+    def counted() -> bool:
+        passes.append(len(together._waiting))
+        return work()
+
+    together.rounds.parts[:] = [counted]
 
     def listen(index):
-        everybody_asks.wait()
         heard[index] = joined(sounding(codec, together).sounds(iter(FRAMES)))
 
     threads = [threading.Thread(target=listen, args=(index,)) for index in range(6)]
-    with together._lock:  # until all have asked once
+
+    def until_all_have_asked() -> None:
         for thread in threads:
             thread.start()
         while len(together._waiting) < 6:
             threading.Event().wait(0.001)
+
+    together.rounds.ask(until_all_have_asked)
     for thread in threads:
         thread.join()
-    codec.decode_step_batch = batch
     assert passes[0] == 6
     for sound in heard.values():
         np.testing.assert_allclose(sound, whole, atol=1e-5)
 
 
-def test_a_pass_that_fails_tells_everybody(codec):
+def test_who_finds_no_slot_is_decoded_all_the_same(codec, whole):
+    together = together_on(codec, graphs=True)
+    together.slots = SlotDecoder(codec, 1)
+    held = together.start()
+    heard = joined(sounding(codec, together).sounds(iter(FRAMES)))
+    assert isinstance(held, SlotState) and isinstance(together.start(), CodecState)
+    np.testing.assert_allclose(heard, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_slots", [True, False])
+def test_a_pass_that_fails_tells_everybody(codec, in_slots):
+    together = together_on(codec, in_slots)
     with pytest.raises(InputError, match="code 99"):
-        Together(codec)(codec.decoder_state(), [(99,) * 6])
+        together(together.start(), [(99,) * 6])
+
+
+def test_a_step_that_fails_ends_the_texts_under_way_and_no_later_one(tmp_path):
+    speaker = tiny_speaker(tmp_path)
+    mouth = speaker.mouth = EngineMouth(speaker.model, speaker.prompt, pick("cpu"))
+    expected = speaker.say(TEXT, "bell", EIGHT).samples
+    step = mouth.engine.step
+
+    def failing():
+        mouth.engine.step = step
+        raise RuntimeError("the device is gone")
+
+    mouth.engine.step = failing
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        speaker.say(TEXT, "bell", EIGHT)
+    np.testing.assert_array_equal(speaker.say(TEXT, "bell", EIGHT).samples, expected)
+    assert len(mouth.engine.scheduler.sequences) == 1
 
 
 def test_parts_begun_side_by_side_sound_as_one_after_another(tmp_path):

@@ -23,7 +23,7 @@ def speaker(device: str) -> Speaker:
     place = pick(device)
     model, codec = cpu.model.to(place.torch_device), cpu.codec.to(place.torch_device)
     made = Speaker(model, codec, cpu.prompt.tokenizer, place, cpu.settings)
-    made.mouth.warm_up()
+    made.capture()
     return made
 
 

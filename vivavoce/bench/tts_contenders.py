@@ -5,7 +5,7 @@ A contender is a name in `CONTENDERS` and a function that makes a `Speaks` of a 
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -144,7 +144,7 @@ class NanoSpeaks:
 
     def __init__(self, name: str, speaker: Speaker) -> None:
         self.name, self.speaker, self.rate = name, speaker, speaker.rate
-        speaker.mouth.warm_up()
+        speaker.capture()
 
     def stream(self, seed: int) -> Iterator[Samples]:
         """The sound of the text."""
@@ -166,14 +166,14 @@ class NanoSpeaks:
         return iter(speaker.mouth.frames(tuple(map(tuple, speaker.shelf.get(VOICE).codes)), TEXT, generation))
 
     def _codec(self, frames: int) -> Callable[[], object]:
-        codec, turn = self.speaker.codec, itertools.cycle(range(frames))
-        codes = torch.zeros(self.speaker.model.codebooks, frames, dtype=torch.long)
-        state = codec.decoder_state()
+        decode, turn = self.speaker.decode, itertools.cycle(range(frames))
+        codes = [(0,) * self.speaker.model.codebooks] * frames
+        state = decode.start()
 
         def step() -> None:
             nonlocal state
             if next(turn) == 0:
-                _, state = codec.decode_step(state, codes)
+                _, state = decode(state, codes)
 
         return step
 
@@ -231,11 +231,10 @@ def _ours(
 
 def _eager(setup: Setup) -> Speaks:
     """Without graphs: what they are worth."""
-    speaker = setup.speaker(torch.bfloat16)
-    if not isinstance(speaker.mouth, EngineMouth):
+    if not setup.device.graphs:
         raise InputError(f"{setup.device.name} has no graphs to do without")
-    speaker.mouth.engine.runner.use_graphs = False
-    return NanoSpeaks("bfloat16-eager", speaker)
+    without = replace(setup, device=replace(setup.device, graphs=False))
+    return NanoSpeaks("bfloat16-eager", without.speaker(torch.bfloat16))
 
 
 CONTENDERS: dict[str, Callable[[Setup], Speaks]] = {

@@ -152,6 +152,8 @@ class SlotDraw:
     wish: Wish | None = None
     plain: bool = False
     """Whether every draw is greedy and nothing is penalised: then the likeliest id is all there is to find."""
+    shared_mode: int | None = None
+    """The mode of every one of these sequences, where it is known before the device knows it."""
 
     @property
     def least(self) -> Tensor:
@@ -162,6 +164,8 @@ class SlotDraw:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
         if self.plain:
             return self._wished(channel, logits, logits.argmax(-1))
+        if self._is_for_kernels(logits) and self.ahead is None and self.wish is None:
+            return self._drawn_at_once(channel, logits, self.tables.seen[channel])
         penalty = self.tables.floats[self.slots, channel, 2:].to(logits.dtype)
         logits = penalise(logits, self._seen(channel)[:, : logits.shape[-1]], penalty)
         return self._wished(channel, logits, self.choose(channel, logits))
@@ -186,18 +190,32 @@ class SlotDraw:
         """One column per sequence, whatever the sequence has seen.  # [sequence, column] float → [sequence] int64"""
         if self.plain:
             return logits.argmax(-1)
+        if self._is_for_kernels(logits) and not top_p_of_all:
+            return self._drawn_at_once(channel, logits, None)
         settings = self.tables.floats[self.slots, channel].to(logits.dtype)
         temperature, top_p = settings[:, :1], settings[:, 1:2]
         greedy = temperature == 0
         scaled = logits / temperature.masked_fill(greedy, 1.0)
+        total = scaled.logsumexp(-1, keepdim=True) if top_p_of_all else None
+        if self._is_for_kernels(logits):
+            return self._drawn_at_once(channel, logits, None, total)
         candidates = min(NARROW, logits.shape[-1]) if self.narrow else logits.shape[-1]
         scores, ids = scaled.topk(candidates, dim=-1)
-        total = scaled.logsumexp(-1, keepdim=True) if top_p_of_all else None
         kept = keep_likely(scores, self.tables.top_k[self.slots, channel][:, None], top_p, total)
         noise = gumbel_noise(self.tables.seeds[self.slots], self.positions, channel, ids).to(scores.dtype)
         drawn = (scores + noise).masked_fill(~kept, float("-inf")).argmax(-1, keepdim=True)
         best = ids.masked_fill(scores < scores[:, :1], torch.iinfo(ids.dtype).max).amin(-1, keepdim=True)
         return torch.where(greedy, best, ids.gather(-1, drawn))[:, 0]
+
+    def _is_for_kernels(self, logits: Tensor) -> bool:
+        return self.narrow and kernels.usable(logits) and logits.dtype != torch.float64
+
+    def _drawn_at_once(self, channel: int, logits: Tensor, seen: Tensor | None, total: Tensor | None = None) -> Tensor:
+        tables, logits = self.tables, logits.float()
+        settings = (tables.floats, tables.top_k, tables.seeds)
+        if total is None and logits.shape[-1] <= kernels.WIDEST_DRAW:
+            return kernels.narrow_draw(logits, *settings, seen, self.slots, self.positions, channel)
+        return kernels.draw(logits, *settings, seen, self.slots, self.positions, channel, total)
 
     def _seen(self, channel: int) -> Tensor:
         """Which ids stand before the row to be drawn.  # [sequence, vocabulary] bool, its own memory"""

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,19 @@ from vivavoce.models.weight_norm import fold_weight_norm
 from vivavoce.nn.allocation import allocating
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.residual_vq import ProjectedResidualVQ
-from vivavoce.nn.rope import rotate_pairs, rotation
-from vivavoce.nn.stream_cache import Extension, StreamCache, extend
+from vivavoce.nn.rope import rotation, turning
+from vivavoce.nn.stream_cache import StreamCache, extend
 
 OFFLINE_FRAMES = 16  # a step this large keeps the attention scores of the fastest stage within the processor's cache
 Run = Callable[[Sequence["CodecState"], Tensor], tuple[Tensor, list["CodecState"]]]
+
+
+class Streams(Protocol):
+    """Where new positions of streams find their windows."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What each new position sees, itself included.  # [stream, head, new, head_dim]"""
+        ...
 
 
 class LayerScale(nn.Module):
@@ -49,10 +58,11 @@ class CodecAttention(nn.Module):
         self.in_proj = Linear(config.d_model, 3 * config.d_model)
         self.out_proj = Linear(config.d_model, config.d_model)
 
-    def forward(self, x: Tensor, layer: int, streams: Extension, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layer: int, streams: Streams, cos: Tensor, sin: Tensor) -> Tensor:
         """Attend new positions to their windows.  # [stream, time, d_model]"""
-        query, key, value = self.in_proj(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        query, key = rotate_pairs(query, cos, sin), rotate_pairs(key, cos, sin)
+        packed = self.in_proj(x).unflatten(-1, (3 * self.heads, -1))
+        turned, value = turning(cos, sin)(packed[:, :, : 2 * self.heads]), packed[:, :, 2 * self.heads :]
+        query, key = turned.chunk(2, dim=2)
         mixed = streams.attend(layer, *(each.transpose(1, 2) for each in (query, key, value)))
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -71,7 +81,7 @@ class CodecLayer(nn.Module):
         )
         self.layer_scale_2 = LayerScale(config.d_model)
 
-    def forward(self, x: Tensor, layer: int, streams: Extension, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layer: int, streams: Streams, cos: Tensor, sin: Tensor) -> Tensor:
         """New positions after this layer.  # [stream, time, d_model]"""
         x = x + self.layer_scale_1(self.self_attn(self.norm1(x), layer, streams, cos, sin))
         return x + self.layer_scale_2(self.ffn(self.norm2(x)))
@@ -106,12 +116,17 @@ class Stage(nn.Module):
     def step(self, caches: Sequence[StreamCache], x: Tensor) -> tuple[Tensor, list[StreamCache]]:
         """The next positions of several streams.  # [stream, time, input] → [stream, time, output]"""
         streams = extend(caches, x.shape[1])
+        return self.advance(x, streams.positions, streams), streams.after
+
+    def advance(self, x: Tensor, positions: Tensor, streams: Streams) -> Tensor:
+        """The next positions of streams whose windows are elsewhere.  # positions [stream, time]"""
         head_dim = self.config.d_model // self.config.num_heads
-        cos, sin = rotation(streams.positions, head_dim, self.config.max_period)
+        cos, sin = rotation(positions, head_dim, self.config.max_period)
         x = self.input_proj(x)
         for index, layer in enumerate(self.transformer.layers):
             x = layer(x, index, streams, cos, sin)
-        return self.output_proj(x), streams.after
+        made: Tensor = self.output_proj(x)
+        return made
 
 
 class Patch(nn.Module):
@@ -180,6 +195,11 @@ class MossAudioTokenizerNano(nn.Module):
         return self.quantizer.input_proj.weight.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the decoder computes in."""
+        return next(self.decoder.parameters()).dtype
+
+    @property
     def mark(self) -> str:
         """What tells its codes from those of other codecs: rate, codebooks, and a sum over the first codebook."""
         sizes = self.config.quantizer
@@ -207,7 +227,7 @@ class MossAudioTokenizerNano(nn.Module):
         """Sound of codes; the finest codebooks may be left out.  # [stream, codebook, frame] → [stream, 2, sample]"""
         if codes.ndim != 3:
             raise InputError(f"codes have the shape [stream, codebook, frame], not {list(codes.shape)}")
-        self._check_codes(codes)
+        self.check_codes(codes)
         states = [self.decoder_state() for _ in codes]
         sounds = []
         for piece in codes.to(self.device).split(OFFLINE_FRAMES, dim=-1):
@@ -254,7 +274,7 @@ class MossAudioTokenizerNano(nn.Module):
         for each in codes:
             if each.ndim != 2:
                 raise InputError(f"codes of a stream have the shape [codebook, frame], not {list(each.shape)}")
-            self._check_codes(each[None])
+            self.check_codes(each[None])
         return self._together(self._decode, states, codes)
 
     def reference(self, sound: Sound) -> Tensor:
@@ -262,15 +282,19 @@ class MossAudioTokenizerNano(nn.Module):
         samples = reference_samples(sound, self.config.sample_rate, self.config.channels)
         return self.encode(torch.from_numpy(samples.copy())[None])[0]
 
+    def samples_of(self, interleaved: Tensor) -> Tensor:
+        """What the last of the decoder's patches gives, as sound.  # [stream, time, 1] → [stream, channel, sample]"""
+        return interleaved[..., 0].unflatten(1, (-1, self.config.channels)).transpose(1, 2).float()
+
     def _encode(self, states: Sequence[CodecState], sounds: Tensor) -> tuple[Tensor, list[CodecState]]:
-        interleaved = sounds.transpose(1, 2).flatten(1)[..., None].to(self._dtype)
+        interleaved = sounds.transpose(1, 2).flatten(1)[..., None].to(self.dtype)
         hidden, after = _run(self.encoder, states, interleaved, sounds.shape[-1] // self.config.frame_samples)
         return self.quantizer.encode(hidden), after
 
     def _decode(self, states: Sequence[CodecState], codes: Tensor) -> tuple[Tensor, list[CodecState]]:
-        hidden = self.quantizer.decode(codes).to(self._dtype)
+        hidden = self.quantizer.decode(codes).to(self.dtype)
         interleaved, after = _run(self.decoder, states, hidden, codes.shape[-1])
-        return interleaved[..., 0].unflatten(1, (-1, self.config.channels)).transpose(1, 2).float(), after
+        return self.samples_of(interleaved), after
 
     def _together(
         self, run: Run, states: Sequence[CodecState], given: Sequence[Tensor]
@@ -295,7 +319,7 @@ class MossAudioTokenizerNano(nn.Module):
         if not torch.isfinite(sound).all():
             raise InputError("the sound holds NaN or infinite samples")
 
-    def _check_codes(self, codes: Tensor) -> None:
+    def check_codes(self, codes: Tensor) -> None:
         """Refuse what stands for no sound.  # [stream, codebook, frame]"""
         most, entries = self.config.quantizer.num_quantizers, self.config.quantizer.codebook_size
         if codes.is_floating_point() or not 1 <= codes.shape[1] <= most or codes.shape[2] == 0:
@@ -306,10 +330,6 @@ class MossAudioTokenizerNano(nn.Module):
         low, high = (int(bound) for bound in codes.aminmax())
         if low < 0 or high >= entries:
             raise InputError(f"code {low if low < 0 else high} is not in 0…{entries - 1}")
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return next(self.decoder.parameters()).dtype
 
 
 def _chain(parts: Chain, patch: type[Patch], rate: float, is_decoder: bool) -> nn.ModuleList:

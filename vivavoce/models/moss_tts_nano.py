@@ -21,7 +21,7 @@ from vivavoce.nn.allocation import allocating
 from vivavoce.nn.attention import attend
 from vivavoce.nn.linear import Embedding, Linear
 from vivavoce.nn.paged import KVShape, RowBatch
-from vivavoce.nn.rope import RotaryTable, rotate_pairs
+from vivavoce.nn.rope import RotaryTable, turning
 
 TEXT = 0  # the channel of text ids; code i stands in channel i + 1
 Attend = Callable[
@@ -117,19 +117,6 @@ class CodeTables(nn.Module):
     def logits(self, codebook: int, hidden: Tensor) -> Tensor:
         """How likely each code of a codebook is.  # [.., hidden] → [.., code]"""
         return functional.linear(hidden, self.weight[codebook])
-
-
-def turning(cos: Tensor, sin: Tensor) -> Callable[[Tensor], Tensor]:
-    """`rotate_pairs` by these angles, as a product of complex numbers where a device has them: a third of the calls."""
-    if cos.device.type not in ("cpu", "cuda"):
-        return lambda x: rotate_pairs(x, cos, sin)
-    turns = torch.complex(cos, sin)[..., None, :]
-
-    def turn(x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
-        return torch.view_as_real(torch.view_as_complex(wide) * turns).flatten(-2).to(x.dtype)
-
-    return turn
 
 
 class LocalFrame:

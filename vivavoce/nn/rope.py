@@ -1,5 +1,7 @@
 """Rotary position embedding: half-split (`rotate`), or interleaved (`rotate_pairs`) as GPT-J has it."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -38,3 +40,16 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     even, odd = wide.unbind(-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
+
+
+def turning(cos: Tensor, sin: Tensor) -> Callable[[Tensor], Tensor]:
+    """`rotate_pairs` by these angles, as a product of complex numbers where a device has them: a third of the calls."""
+    if cos.device.type not in ("cpu", "cuda"):
+        return lambda x: rotate_pairs(x, cos, sin)
+    turns = torch.complex(cos, sin)[..., None, :]
+
+    def turn(x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
+        return torch.view_as_real(torch.view_as_complex(wide) * turns).flatten(-2).to(x.dtype)
+
+    return turn

@@ -84,19 +84,24 @@ class Extension:
     after: list[StreamCache]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write the new keys and values of a layer and look at all there are.  # [row, head, new, head_dim]
-
-        On a GPU in plain products: fused kernels are planned per length there, and here every step has a new one.
-        """
+        """Write the new keys and values of a layer and look at all there are.  # [row, head, new, head_dim]"""
         keys, values = self.buffer.keys[layer], self.buffer.values[layer]
         keys[self.rows, :, self.places] = key.transpose(1, 2)
         values[self.rows, :, self.places] = value.transpose(1, 2)
-        keys, values = keys[:, :, self.seen], values[:, :, self.seen]
-        if query.device.type == "cpu":
-            return functional.scaled_dot_product_attention(query, keys, values, attn_mask=self.bias)
-        scores = query * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
-        exact = torch.promote_types(scores.dtype, torch.float32)
-        return torch.softmax(scores + self.bias, dim=-1, dtype=exact).to(values.dtype) @ values
+        return attend_within(query, keys[:, :, self.seen], values[:, :, self.seen], self.bias)
+
+
+def attend_within(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Attention where a bias of −inf hides what a position may not see.  # [row, head, time, head_dim]
+
+    On a GPU in plain products: fused kernels are planned per length there, where every step may have a new one, and
+    one stream's few positions would keep no more than a few of its processors busy.
+    """
+    if query.device.type == "cpu":
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+    scores = query * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    return torch.softmax(scores + bias, dim=-1, dtype=exact).to(values.dtype) @ values
 
 
 def extend(caches: Sequence[StreamCache], new: int) -> Extension:

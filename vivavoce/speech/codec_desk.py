@@ -1,14 +1,21 @@
 """Who decodes the chunks of MOSS-TTS-Nano: each by itself, or those of several texts together."""
 
-import threading
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from vivavoce.device import Device
 from vivavoce.models.moss_audio_tokenizer_nano import CodecState, MossAudioTokenizerNano
+from vivavoce.models.moss_audio_tokenizer_slots import SlotDecoder, SlotState
+from vivavoce.speech.rounds import Rounds
 from vivavoce.speech.sounding import Frame, Samples
+
+State = CodecState | SlotState
+MOST_STREAMS = 128
 
 
 class Alone:
@@ -17,51 +24,75 @@ class Alone:
     def __init__(self, codec: MossAudioTokenizerNano) -> None:
         self.codec = codec
 
-    def __call__(self, state: CodecState, codes: list[Frame]) -> tuple[Samples, CodecState]:
+    def start(self) -> CodecState:
+        """A stretch of speech before its first frame."""
+        return self.codec.decoder_state()
+
+    def __call__(self, state: State, codes: list[Frame]) -> tuple[Samples, State]:
         """# [channel, time]"""
+        assert isinstance(state, CodecState)
         sound, after = self.codec.decode_step(state, torch.tensor(codes).T)
         return sound.float().cpu().numpy(), after
+
+    def warm_up(self, codebooks: int) -> None:
+        """Nothing is worth doing ahead."""
 
 
 @dataclass
 class _Order:
-    state: CodecState
-    codes: Tensor  # [codebook, frame]
-    made: tuple[Samples, CodecState] | None = None
-    error: Exception | None = None
+    state: State
+    codes: NDArray[np.int64]  # [codebook, frame]
+    made: Future[tuple[Samples, State]]
 
 
 class Together:
-    """What several threads wait for at a time, in one pass: whoever gets the lock works for all.
+    """What several texts wait for at a time, in one pass of each round; as graphs where the device has them."""
 
-    `lock` is of the device: while one thread captures a graph there, no other may give it work.
-    """
-
-    def __init__(self, codec: MossAudioTokenizerNano, lock: "threading.Lock | None" = None) -> None:
-        self.codec = codec
+    def __init__(self, codec: MossAudioTokenizerNano, rounds: Rounds, device: Device) -> None:
+        self.codec, self.rounds = codec, rounds
+        fits = device.samples_that_fit(SlotDecoder.slot_bytes(codec), MOST_STREAMS) if device.graphs else 0
+        self.slots = SlotDecoder(codec, fits) if fits else None
         self._waiting: deque[_Order] = deque()
-        self._lock = lock or threading.Lock()
+        rounds.parts.append(self._work)
 
-    def __call__(self, state: CodecState, codes: list[Frame]) -> tuple[Samples, CodecState]:
+    def start(self) -> State:
+        """A stretch of speech before its first frame; where no slot is free, in memory of its own."""
+        state = self.slots.start() if self.slots else None
+        return self.codec.decoder_state() if state is None else state
+
+    def __call__(self, state: State, codes: list[Frame]) -> tuple[Samples, State]:
         """# [channel, time]"""
-        order = _Order(state, torch.tensor(codes).T)
+        order = _Order(state, np.array(codes, dtype=np.int64).T, Future())
         self._waiting.append(order)
-        with self._lock:
-            if order.made is None and order.error is None:
-                self._work()
-        if order.error is not None:
-            raise order.error
-        assert order.made is not None
-        return order.made
+        self.rounds.wake()
+        return order.made.result()
 
-    def _work(self) -> None:
+    def warm_up(self, codebooks: int) -> None:
+        """Capture all steps now: later, somebody would wait for it."""
+        if self.slots is not None:
+            slots = self.slots
+            self.rounds.ask(lambda: slots.warm_up(codebooks))
+
+    def _work(self) -> bool:
         orders = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        try:
-            sounds, states = self.codec.decode_step_batch(
-                [order.state for order in orders], [order.codes for order in orders]
-            )
-            for order, sound, state in zip(orders, sounds, states, strict=True):
-                order.made = sound.float().cpu().numpy(), state
-        except Exception as error:
-            for order in orders:
-                order.error = error
+        for kind, decode in ((SlotState, self._in_slots), (CodecState, self._stacked)):
+            some = [order for order in orders if isinstance(order.state, kind)]
+            try:
+                for order, made in zip(some, decode(some) if some else (), strict=True):
+                    order.made.set_result(made)
+            except Exception as error:
+                for order in some:
+                    order.made.set_exception(error)
+        return bool(orders)
+
+    def _in_slots(self, orders: list[_Order]) -> list[tuple[Samples, State]]:
+        assert self.slots is not None
+        states = [order.state for order in orders if isinstance(order.state, SlotState)]
+        sounds, after = self.slots.step_batch(states, [order.codes for order in orders])
+        return list(zip(sounds, after, strict=True))
+
+    def _stacked(self, orders: list[_Order]) -> list[tuple[Samples, State]]:
+        states = [order.state for order in orders if isinstance(order.state, CodecState)]
+        codes = [torch.from_numpy(order.codes) for order in orders]
+        sounds, after = self.codec.decode_step_batch(states, codes)
+        return [(sound.float().cpu().numpy(), state) for sound, state in zip(sounds, after, strict=True)]

@@ -4,12 +4,14 @@ Either way a voice's part of the prompt is computed once and kept.
 """
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from vivavoce.device import Device
 from vivavoce.engine.engine import Emission, Engine, EngineLimits
+from vivavoce.engine.runner import BUCKETS
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence
 from vivavoce.errors import VivaError
@@ -17,6 +19,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.speech.cpu_decoder import CpuDecoder, NanoPast
+from vivavoce.speech.rounds import Rounds
 from vivavoce.speech.sounding import Frame
 from vivavoce.speech.telling import Codes, Frames
 
@@ -70,77 +73,96 @@ class CpuMouth:
 
 
 class EngineMouth:
-    """All texts that are asked for at a time, together."""
+    """All texts that are asked for at a time, together. `rounds` is where its device gets its work."""
 
-    def __init__(self, model: MossTTSNano, prompt: MossTTSNanoPrompt, device: Device) -> None:
+    def __init__(
+        self, model: MossTTSNano, prompt: MossTTSNanoPrompt, device: Device, rounds: Rounds | None = None
+    ) -> None:
         self.model, self.prompt = model, prompt
         dtype = model.transformer.wte.weight.dtype
         text_bytes = ROWS_A_TEXT * model.kv_shape.bytes_per_row(dtype)
         fits = device.samples_that_fit(text_bytes, MOST_TEXTS) if device.kind != "cpu" else CPU_TEXTS
         self.at_once = 1 if device.kind == "cpu" else min(fits, MOST_AT_ONCE)
-        limits = EngineLimits(cache_rows=fits * ROWS_A_TEXT, context=CONTEXT_ROWS, sequences_per_step=MOST_TEXTS)
+        limits = EngineLimits(
+            cache_rows=fits * ROWS_A_TEXT,
+            context=CONTEXT_ROWS,
+            rows_per_step=BUCKETS[-1],
+            sequences_per_step=MOST_TEXTS,
+        )
         self.engine = Engine(model, device, dtype, limits)
         self._voices: _Recent[Sequence] = _Recent(self.engine.close)
-        self._made: dict[int, deque[Emission]] = {}
-        self.lock = threading.Lock()
+        self._made: dict[int, SimpleQueue[Emission | Exception]] = {}
+        self.rounds = rounds or Rounds()
+        self.rounds.parts.append(self._step)
 
     def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
         """The frames of a text in a voice."""
         rows = self.prompt.speech(text) + self.prompt.said(said)
-        with self.lock:
-            sequence = self.engine.fork(self._voices.get(reference, lambda: self._read(reference)))
-            try:
-                self.engine.append(sequence, rows)
-                self.engine.generate(sequence, generation)
-            except VivaError:
-                self.engine.close(sequence)
-                raise
-            self._made[sequence.id] = deque()
-        return EngineFrames(self, sequence)
+        return self.rounds.ask(lambda: self._begun(reference, rows, generation))
 
     def warm_up(self) -> None:
-        """Capture all steps now: later, nothing else might run on the device meanwhile."""
-        with self.lock:
-            self.engine.runner.warm_up()
-
-    def next(self, sequence: Sequence) -> Emission:
-        """The next row of a text; whoever finds none takes a step for all."""
-        emissions = self._made[sequence.id]
-        while True:
-            with self.lock:
-                if emissions:
-                    return emissions.popleft()
-                self._step()
+        """Capture all steps now: later, somebody would wait for it."""
+        self.rounds.ask(self.engine.runner.warm_up)
 
     def close(self, sequence: Sequence) -> None:
         """Stop a text. Closing twice does nothing."""
-        with self.lock:
-            self._made.pop(sequence.id, None)
+        if sequence.is_open:
+            self.rounds.ask(lambda: self._close(sequence))
+
+    def _begun(self, reference: Codes, rows: list[Row], generation: Generation) -> Frames:
+        sequence = self.engine.fork(self._voices.get(reference, lambda: self._read(reference)))
+        try:
+            self.engine.append(sequence, rows)
+            self.engine.generate(sequence, generation)
+        except VivaError:
             self.engine.close(sequence)
+            raise
+        self._made[sequence.id] = made = SimpleQueue()
+        return EngineFrames(self, sequence, made)
+
+    def _close(self, sequence: Sequence) -> None:
+        self._made.pop(sequence.id, None)
+        self.engine.close(sequence)
 
     def _read(self, reference: Codes) -> Sequence:
         sequence = self.engine.open(before_text(self.prompt, reference))
         while sequence.pending:
-            self._step()
+            self._hand_out(self.engine.step())
         return sequence
 
-    def _step(self) -> None:
-        for emission in self.engine.step():
-            self._made[emission.sequence.id].append(emission)
+    def _step(self) -> bool:
+        """A row more for every text; where it fails, all texts under way are told and end."""
+        if not self.engine.has_work:
+            return False
+        try:
+            self._hand_out(self.engine.step())
+        except Exception as error:
+            for sequence in list(self.engine.scheduler.sequences.values()):
+                if sequence.id in self._made:
+                    self._made[sequence.id].put(error)
+                    self.engine.close(sequence)
+        return True
+
+    def _hand_out(self, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            self._made[emission.sequence.id].put(emission)
 
 
 class EngineFrames:
     """The frames of one text as the engine makes them."""
 
-    def __init__(self, mouth: EngineMouth, sequence: Sequence) -> None:
-        self._mouth, self._sequence, self._is_over = mouth, sequence, False
+    def __init__(self, mouth: EngineMouth, sequence: Sequence, made: SimpleQueue[Emission | Exception]) -> None:
+        self._mouth, self._sequence, self._made, self._is_over = mouth, sequence, made, False
 
     def __iter__(self) -> "EngineFrames":
         return self
 
     def __next__(self) -> Frame:
         while not self._is_over:
-            emission = self._mouth.next(self._sequence)
+            emission = self._made.get()
+            if isinstance(emission, Exception):
+                self._is_over = True
+                raise emission
             self._is_over = emission.finish is not None
             for frame in self._mouth.model.spoken_frames([emission.row]):
                 return frame

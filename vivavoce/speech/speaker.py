@@ -10,16 +10,17 @@ from vivavoce.audio.sound import Sound
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.moss_audio_tokenizer_nano import CodecState, MossAudioTokenizerNano
+from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, Tokenizer
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from vivavoce.nn.int8_linear import int8_is_fast_here, to_int8
-from vivavoce.speech.codec_desk import Alone, Together
+from vivavoce.speech.codec_desk import Alone, State, Together
 from vivavoce.speech.interface import Manner
 from vivavoce.speech.mouth import CpuMouth, EngineMouth, Mouth
+from vivavoce.speech.rounds import Rounds
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.speech.sounding import Decoder, Sounding, beside
+from vivavoce.speech.sounding import Sounding, beside
 from vivavoce.speech.telling import Before, Frames, FrameSpeaker
 from vivavoce.speech.threads import settle_threads
 from vivavoce.speech.voices import VoiceShelf
@@ -53,12 +54,13 @@ class Speaker(FrameSpeaker):
         self.shelf = VoiceShelf(self.settings.voices, voices)
         alone = device.kind == "cpu" and model.transformer.wte.weight.dtype == torch.float32
         self.mouth: Mouth
-        self._decode: Decoder[CodecState]
+        self.decode: Alone | Together
         if alone:
-            self.mouth, self._decode, self._beside = CpuMouth(model, self.prompt), Alone(codec), beside()
+            self.mouth, self.decode, self._beside = CpuMouth(model, self.prompt), Alone(codec), beside()
         else:
-            self.mouth = engine = EngineMouth(model, self.prompt, device)
-            self._decode, self._beside = Together(codec, engine.lock), None
+            rounds = Rounds()
+            self.decode, self._beside = Together(codec, rounds, device), None
+            self.mouth = EngineMouth(model, self.prompt, device, rounds)
 
     @classmethod
     def load(
@@ -89,12 +91,17 @@ class Speaker(FrameSpeaker):
             SpeechSettings.read(folder),
             voices,
         )
-        speaks.mouth.warm_up()
+        speaks.capture()
         return speaks
+
+    def capture(self) -> None:
+        """Capture the steps of a device that has graphs."""
+        self.mouth.warm_up()
+        self.decode.warm_up(self.model.codebooks)
 
     def warm_up(self) -> None:
         """Do ahead what would make the first text slow, and settle how many threads torch has."""
-        self.mouth.warm_up()
+        self.capture()
         settle_threads(self.mouth)
 
     @property
@@ -112,9 +119,9 @@ class Speaker(FrameSpeaker):
         """Whose codes its voices have."""
         return self.codec.mark
 
-    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> Sounding[CodecState]:
+    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> Sounding[State]:
         seconds = 1 / self.codec.config.frame_rate
-        return Sounding(self._decode, self.codec.decoder_state(), seconds, player, clock, self._beside, is_live)
+        return Sounding(self.decode, self.decode.start(), seconds, player, clock, self._beside, is_live)
 
     def _frames(self, text: str, before: Before, seed: int, greedy: bool) -> Frames:
         tokens = self.prompt.count_tokens(text)
@@ -126,8 +133,11 @@ class Speaker(FrameSpeaker):
         return self.mouth.at_once
 
     def _codes_of(self, sound: Sound) -> list[list[int]]:
-        codes: list[list[int]] = self.codec.reference(sound)[: self.model.codebooks].T.tolist()
-        return codes
+        def encoded() -> list[list[int]]:
+            codes: list[list[int]] = self.codec.reference(sound)[: self.model.codebooks].T.tolist()
+            return codes
+
+        return encoded() if isinstance(self.decode, Alone) else self.decode.rounds.ask(encoded)
 
 
 def _dtype_of(name: str, device: Device) -> torch.dtype:

@@ -8,16 +8,27 @@ from torch import Tensor
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE or TYPE_CHECKING:
+    from vivavoce.nn.kernels.add_layer_norm import add_layer_norm
     from vivavoce.nn.kernels.chunk_attention import LONGEST_CHUNK, chunk_attention
+    from vivavoce.nn.kernels.draw import draw
+    from vivavoce.nn.kernels.few_row_linear import few_row_linear
     from vivavoce.nn.kernels.gumbel_noise import gumbel_noise
+    from vivavoce.nn.kernels.modulated_norm import modulated_norm
+    from vivavoce.nn.kernels.narrow_draw import WIDEST_DRAW, narrow_draw
     from vivavoce.nn.kernels.norm_linear import norm_linear
     from vivavoce.nn.kernels.norm_mish import norm_mish
+    from vivavoce.nn.kernels.page_attention import page_attention, store_rows
     from vivavoce.nn.kernels.paged_decode import paged_decode
     from vivavoce.nn.kernels.rms_norm import add_rms_norm
     from vivavoce.nn.kernels.rotary_store import norm_rotate_store
+    from vivavoce.nn.kernels.rotate_first_head import rotate_first_head
+    from vivavoce.nn.kernels.row_linear import MOST_ROWS, Pages, row_linear
     from vivavoce.nn.kernels.silu_multiply import silu_multiply
+    from vivavoce.nn.kernels.snake import snake
     from vivavoce.nn.kernels.stream_conv import stream_conv
-    from vivavoce.nn.kernels.weight_only_gemv import Tile, takes, weight_only_linear
+    from vivavoce.nn.kernels.tiles import Tile, tile_for
+    from vivavoce.nn.kernels.transcript_rules import transcript_rules
+    from vivavoce.nn.kernels.window_attention import window_attention
 
 
 def usable(x: Tensor) -> bool:
@@ -28,17 +39,31 @@ def usable(x: Tensor) -> bool:
 __all__ = [
     "AVAILABLE",
     "LONGEST_CHUNK",
+    "MOST_ROWS",
+    "WIDEST_DRAW",
+    "Pages",
     "Tile",
+    "add_layer_norm",
     "add_rms_norm",
     "chunk_attention",
+    "draw",
+    "few_row_linear",
     "gumbel_noise",
+    "modulated_norm",
+    "narrow_draw",
     "norm_linear",
     "norm_mish",
     "norm_rotate_store",
+    "page_attention",
     "paged_decode",
+    "rotate_first_head",
+    "row_linear",
     "silu_multiply",
+    "snake",
+    "store_rows",
     "stream_conv",
-    "takes",
+    "tile_for",
+    "transcript_rules",
     "usable",
-    "weight_only_linear",
+    "window_attention",
 ]
