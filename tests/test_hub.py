@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -206,7 +207,14 @@ def test_known_models_are_found_by_mirror_and_prefix():
     assert hub.known("hf:openmoss-team/moss-speech@main") is moss
     assert hub.known("fnlp/MOSS-Speech-Codec") is not moss
     assert hub.known("someone/else") is None
-    assert all(re.fullmatch("[0-9a-f]{40}", model.revision) for model in hub.KNOWN)
+    assert all(re.fullmatch("[0-9a-f]{40}", model.revision) for model in hub.KNOWN if model.revision)
+
+
+def test_no_known_model_leaves_out_what_it_must_have():
+    assert len({model.name for model in hub.KNOWN}) == len(hub.KNOWN)
+    for model in hub.KNOWN:
+        assert not [file for file in model.files for pattern in model.unused if fnmatch(file, pattern)]
+        assert model.codec is None or hub.known(model.codec) is not None
 
 
 # --- fetching ---------------------------------------------------------------------------------------------------------
@@ -299,9 +307,19 @@ def test_a_known_model_comes_pinned_and_from_its_mirror_if_need_be(no_hub):
     assert hub.resolve(moss.name, offline=True) == own
 
 
+def test_what_nothing_reads_of_a_known_model_is_not_fetched(small_hub, monkeypatch):
+    model = hub.KnownModel(REPO, "a model with ballast", 1000, ("config.json",), unused=("ballast/*", "*.bin"))
+    small_hub.files |= {"ballast/large.onnx": b"large", "old.bin": b"old", "kept.txt": b"kept"}
+    monkeypatch.setattr(hub, "KNOWN", (*hub.KNOWN, model))
+    folder = hub.resolve(REPO)
+    assert (folder / "kept.txt").is_file()
+    assert not (folder / "ballast").exists() and not (folder / "old.bin").exists()
+    assert hub.check(folder, model).ok
+
+
 def test_a_known_model_that_cannot_fit_is_not_begun(no_hub, monkeypatch):
     free = os.statvfs(no_hub.parent).f_bavail * os.statvfs(no_hub.parent).f_frsize
-    huge = hub.KnownModel("someone/huge", "larger than this disk", COMMIT, free * 2, ("config.json",))
+    huge = hub.KnownModel("someone/huge", "larger than this disk", free * 2, ("config.json",), COMMIT)
     monkeypatch.setattr(hub, "KNOWN", (*hub.KNOWN, huge))
     with pytest.raises(CapacityError, match="HF_HUB_CACHE"):
         hub.resolve("someone/huge")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivavoce.errors import CapacityError, CheckpointError, InputError, MissingDependencyError
+from vivavoce.known_models import KNOWN, KnownModel
 
 BUNDLED = Path(__file__).parent / "minis"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -17,24 +18,6 @@ CHECKED = ("*.json", "*.safetensors", "*.bin", "*.pt", "*.onnx")
 LFS_POINTER = b"version https://git-lfs"
 NEVER_FETCHED = ["*.py", ".gitattributes"]  # a model is data: none of its published code is run, so none is fetched
 TRUE_WORDS = {"1", "on", "yes", "true"}
-
-
-@dataclass(frozen=True)
-class KnownModel:
-    """A published model the house can run: its id, the revision it is tested with, and what must be in it."""
-
-    name: str
-    what: str
-    revision: str
-    bytes: int
-    files: tuple[str, ...]
-    mirrors: tuple[str, ...] = ()
-    codec: str | None = None
-    """The codec it was published with, where it does not carry one."""
-
-    def missing(self, folder: Path) -> list[str]:
-        """Expected files that the folder lacks."""
-        return [file for file in self.files if not (folder / file).is_file()]
 
 
 @dataclass(frozen=True)
@@ -74,37 +57,6 @@ class LocalModel:
     revision: str
     path: Path
     missing: tuple[str, ...]
-
-
-KNOWN = (
-    KnownModel(
-        name="fnlp/MOSS-Speech",
-        what="speech-to-speech language model, 9.1 B parameters, bfloat16",
-        revision="cff025bb41d8459d59abac0b5e44aba7f659ec9e",
-        bytes=18_203_000_000,
-        files=("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
-        mirrors=("OpenMOSS-Team/MOSS-Speech",),
-        codec="fnlp/MOSS-Speech-Codec",
-    ),
-    KnownModel(
-        name="fnlp/MOSS-Speech-Codec",
-        what="its speech tokenizer and vocoder, 12.5 Hz, one codebook of 16384",
-        revision="eeec733e4e1dea7da444d332d8e1621ef257414c",
-        bytes=8_053_000_000,
-        files=(
-            "config.json",
-            "model.safetensors",
-            "preprocessor_config.json",
-            "flow/config.yaml",
-            "flow/flow.pt",
-            "flow/flow-chunk-5.pt",
-            "flow/flow-chunk-25.pt",
-            "flow/hift.pt",
-            "flow/campplus.onnx",
-        ),
-        mirrors=("OpenMOSS-Team/MOSS-Speech-Codec",),
-    ),
-)
 
 
 def known(name: str) -> KnownModel | None:
@@ -152,7 +104,7 @@ def check(path: Path, model: KnownModel | None = None) -> CheckReport:
     """Whether a model's files are all there and whole; weights are judged by their headers, so it is quick."""
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {str(path)!r} to check")
-    names = {"config.json", *(model.files if model else ())}
+    names = set(model.files) if model else {"config.json"}
     names |= {str(file.relative_to(path)) for pattern in CHECKED for file in path.rglob(pattern)}
     places: dict[str, set[str]] = {}
     for index in sorted(path.rglob(INDEX_NAME)):
@@ -229,6 +181,7 @@ def _from_hugging_face(repo: str, revision: str | None, offline: bool) -> Path:
 def _snapshot(repo: str, revision: str | None, offline: bool) -> Path:
     from huggingface_hub import errors, snapshot_download
 
+    model = known(repo)
     at = f"{repo}@{revision}" if revision else repo
     try:
         return Path(
@@ -238,7 +191,7 @@ def _snapshot(repo: str, revision: str | None, offline: bool) -> Path:
                 cache_dir=cache_folder(),
                 endpoint=os.environ.get("HF_ENDPOINT"),
                 local_files_only=offline,
-                ignore_patterns=NEVER_FETCHED,
+                ignore_patterns=[*NEVER_FETCHED, *(model.unused if model else ())],
             )
         )
     except errors.GatedRepoError as error:
@@ -302,7 +255,7 @@ def _cut_short(repo: str, error: Exception) -> str:
 
 
 def _require_disk_space(model: KnownModel, repo: str) -> None:
-    if not model.missing(_repo_cache(repo) / "snapshots" / model.revision):
+    if any(not model.missing(found) for found in (_repo_cache(repo) / "snapshots").glob(model.revision or "*")):
         return
     cache = cache_folder()
     free = free_disk(cache)

@@ -28,7 +28,9 @@ from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.checkpoint import load_weights, published_tensors
 from vivavoce.models.flow import FlowConfig, FlowDecoder
 from vivavoce.models.flow_matching import MAX_FRAMES, fixed_noise
-from vivavoce.models.flow_state import VoicePrompt
+from vivavoce.models.flow_state import FlowPass, Pasts, VoicePrompt
+from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.past import Silence
 
 PUBLISHED = {"moss_speech_flow": FlowConfig.moss_speech(), "cosyvoice2_flow": FlowConfig.cosyvoice2()}
 NOT_FINAL_CODES = {"moss_speech_flow": 15, "cosyvoice2_flow": 38}
@@ -182,6 +184,21 @@ class TestStream:
         assert torch.equal(tiny(some_codes(6), longer), tiny(some_codes(6), prompt))
         longer = replace(prompt, mel=torch.cat([prompt.mel, torch.randn(3, BANDS)]))
         assert torch.equal(tiny(some_codes(6), longer), tiny(some_codes(6), prompt))
+
+
+@pytest.mark.parametrize("filled_with", [0, 7])
+def test_codes_that_only_fill_a_chunk_up_change_nothing(tiny, filled_with):
+    """As a graph of whole chunks is given the last codes of a reply."""
+    codes, (zero,) = some_codes(13), torch.zeros(1, 1, dtype=torch.int64)
+    filled = torch.cat([codes, torch.full((5 + LOOKAHEAD,), filled_with)])
+    speaker, pasts = torch.randn(1, BANDS), Pasts(Silence(), Silence(), lambda step: Silence())
+    mels = []
+    for these, time in ((codes, 13), (filled, 18)):
+        prompt_mel = torch.zeros(1, time * RATIO, BANDS)
+        span = Span(zero, time, zero, ends=zero + 13)
+        mel = tiny.decode(FlowPass(these[None], speaker, prompt_mel, span, pasts, CHUNK))
+        mels.append(mel[:, : 13 * RATIO])
+    assert_close(mels[1], mels[0])
 
 
 class TestRecompute:

@@ -15,6 +15,11 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
+HEADS = [
+    (torch.bfloat16, 32, 8, 128),
+    (torch.float16, 14, 2, 64),
+    (torch.float32, 4, 2, 16),
+]  # each kernel once a shape
 
 
 def assert_near(ours: torch.Tensor, exact: torch.Tensor) -> None:
@@ -27,8 +32,10 @@ def poison(*shape: int, dtype: torch.dtype) -> None:
     torch.full(shape, float("nan"), dtype=dtype, device=CUDA)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "size"), [(1, 4096), (7, 4096), (130, 96), (3, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "size"),
+    [(torch.bfloat16, 1, 4096), (torch.float16, 7, 4096), (torch.float32, 130, 96), (torch.float32, 3, 1)],
+)
 @pytest.mark.parametrize("add", [False, True])
 def test_rms_norm(dtype, rows, size, add):
     x = torch.randn(rows, size, dtype=dtype, device=CUDA)
@@ -42,7 +49,7 @@ def test_rms_norm(dtype, rows, size, add):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "inner"), [(1, 12288), (33, 12288), (5, 48), (2, 1025)])
+@pytest.mark.parametrize(("rows", "inner"), [(33, 12288), (2, 1025)])
 def test_silu_multiply(dtype, rows, inner):
     both = torch.randn(rows, 2 * inner, dtype=dtype, device=CUDA)
     poison(rows, inner, dtype=dtype)
@@ -80,8 +87,7 @@ def in_float64(batch: RowBatch) -> RowBatch:
     return RowBatch(cache, batch.page_table.cpu(), batch.slots.cpu(), batch.positions.cpu(), 0, pieces)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (4, 2, 16), (8, 8, 64), (14, 2, 64)])
+@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "dim"), HEADS)
 @pytest.mark.parametrize("positions", [[0], [1000], [5, 0, 31, 32, 4095], list(range(70))])
 def test_paged_decode(dtype, heads, kv_heads, dim, positions):
     batch = random_batch(dtype, positions, kv_heads, dim)
@@ -91,17 +97,17 @@ def test_paged_decode(dtype, heads, kv_heads, dim, positions):
     assert_near(ours, attend(queries.double().cpu(), 1, in_float64(batch)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (4, 2, 16)])
-def test_norm_rotate_store(dtype, heads, kv_heads, dim):
+@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "dim"), HEADS)
+@pytest.mark.parametrize("normed", [True, False])
+def test_norm_rotate_store(dtype, heads, kv_heads, dim, normed):
     positions = [0, 3, 17, 511, 90]
     batch = random_batch(dtype, positions, kv_heads, dim)
     exact_batch = in_float64(batch)
     with CUDA:
-        layer = PagedAttention(64, heads, kv_heads, dim, eps=1e-6)
+        layer = PagedAttention(64, heads, kv_heads, dim, eps=1e-6, qk_norm=normed)
         rotary = RotaryTable(dim, 512, 10000.0)
-        layer.q_norm.weight.data = torch.randn(dim).to(dtype)
-        layer.k_norm.weight.data = torch.randn(dim).to(dtype)
+        for norm in (layer.q_norm, layer.k_norm) if normed else ():
+            norm.weight.data = torch.randn(dim).to(dtype)
     packed = torch.randn(len(positions), heads + 2 * kv_heads, dim, dtype=dtype, device=CUDA)
     queries = layer._store(packed, rotary, 1, batch)
     exact_queries = layer.cpu().double()._store(packed.double().cpu(), rotary.cpu(), 1, exact_batch)

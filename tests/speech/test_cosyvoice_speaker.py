@@ -7,6 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.models.tiny_cosyvoice import write_folder
 from vivavoce.audio.sound import Sound
@@ -302,6 +303,30 @@ class TestVoices:
     def test_a_voice_is_computed_once_and_shared(self, speaker):
         reference = speaker.references.named("ann")
         assert speaker.ready.of(reference) is speaker.ready.of(speaker.references.named("ann"))
+
+    def test_its_keys_and_values_are_kept_too_and_gone_with_it(self, folders, tmp_path):
+        def said():
+            speaker = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
+            if "ann" not in speaker.shelf:
+                speaker.add_voice("ann", a_recording(), "asked", WORDS)
+            return speaker, speaker.say("Hello.", "ann").samples
+
+        speaker, first = said()
+        file = tmp_path / "ann.cosyvoice3.ready.safetensors"
+        whole = file.read_bytes()
+        assert np.array_equal(said()[1], first)
+        tensors = load_file(file)
+        save_file(tensors | {"mel_windows": torch.zeros_like(tensors["mel_windows"])}, file)
+        assert not np.array_equal(said()[1], first), "what was kept is used"
+        for damage in (b"", whole[: len(whole) // 2]):
+            file.write_bytes(damage)
+            assert np.array_equal(said()[1], first)
+            assert file.read_bytes() == whole
+        half = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "bfloat16", tmp_path, SETTINGS)
+        half.say("Hello.", "ann")
+        assert load_file(file)["mel_windows"].dtype == torch.bfloat16
+        speaker.shelf.remove("ann")
+        assert not list(tmp_path.iterdir())
 
     def test_the_shouted_transcript_is_brought_to_sentence_case(self, folders, tmp_path):
         speaker = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)

@@ -22,9 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, Setup
 from vivavoce.bench.memory import median_seconds, read_bandwidth
 from vivavoce.bench.progress import stage
-from vivavoce.device import pick, resolve_dtype
+from vivavoce.device import bfloat16_is_fast_here, pick, resolve_dtype
 from vivavoce.models.cosyvoice_graphs import graphed
-from vivavoce.models.flow_speech import FlowSpeech
+from vivavoce.models.flow_speech import FlowSpeech, SpokenState
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.nn.int8_linear import int8_is_fast_here
 from vivavoce.speech.cosyvoice_mouth import CODE_SECONDS, CosyVoiceMouth, Saying
@@ -32,6 +32,7 @@ from vivavoce.speech.cosyvoice_speaker import RATE, Listener, round_layers
 
 ROUNDS = 10
 LOUD = 30.0  # a log-mel beyond any sound
+RUNS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ class Part:
     def over_floor(self) -> float:
         """How far it is from what the machine allows."""
         return self.ms / max(self.bytes_ms, self.flops_ms)
+
+    def __str__(self) -> str:
+        floors = f"to read the weights {self.bytes_ms:.2f}, to multiply {self.flops_ms:.2f}"
+        return f"{self.name}, {self.dtype}: {self.ms:.1f} ms ({floors}), {self.rtf:.2f} s a second of speech"
 
 
 def run(
@@ -83,8 +88,12 @@ def run(
         "parts": bench.parts,
         "finite": bench.finite,
     }
+    wanted = [name for name in sections if name in only or not only]
+    if wanted != ["finite"]:
+        with stage("warming up"):
+            bench.warm_up()
     for name, section in sections.items():
-        if only and name not in only:
+        if name not in wanted:
             continue
         with stage(name):
             result[name] = _or_error(section)
@@ -113,10 +122,13 @@ class Bench:
         self.speech = graphed(self.plain) if self.device.graphs else self.plain
         self.voice = self.speech.flow.voice(setup.prompt(self.plain.flow))
         self.mouth = CosyVoiceMouth(self.lm, self.speech, self.device, LEFT_CHUNKS)
-        with stage("warming up"):
-            began = time.perf_counter()
-            self.mouth.warm_up(self.voice, (1, 2, 4, 8, 16))
-            self.warm_up_seconds = time.perf_counter() - began
+        self.warm_up_seconds = 0.0
+
+    def warm_up(self) -> None:
+        """Do what has to be done before the first text, so that nothing measured waits for it."""
+        began = time.perf_counter()
+        self.mouth.warm_up(self.voice, (1, 2, 4, 8, 16))
+        self.warm_up_seconds = time.perf_counter() - began
 
     def memory(self) -> dict[str, float]:
         """Of weights, of a voice and of a reply, in MB; and what has to be done before the first text, in seconds."""
@@ -231,7 +243,7 @@ class Bench:
         if self.device.kind == "cpu":
             kinds = [torch.float32, torch.bfloat16]
         made = [self._lm_part(bandwidth, "")]
-        for dtype in kinds:
+        for dtype in kinds if self.device.kind != "cpu" or bfloat16_is_fast_here() else kinds[:1]:
             speech = self.speech if dtype == self.setup.dtype else self.setup.speech(dtype)
             plain = self.plain if dtype == self.setup.dtype else speech
             voice = self.voice if dtype == self.setup.dtype else speech.flow.voice(self.setup.prompt(plain.flow))
@@ -240,6 +252,8 @@ class Bench:
         if self.device.kind == "cpu" and int8_is_fast_here():
             round_layers(self.lm)
             made.append(self._lm_part(bandwidth, "int8"))
+        for part in made:
+            print(part, flush=True)
         return [vars(part) | {"over_floor": part.over_floor} for part in made]
 
     def _lm_part(self, bandwidth: float, rounded: str) -> Part:
@@ -259,10 +273,9 @@ class Bench:
     def _flow_part(self, speech: FlowSpeech, plain: FlowSpeech, voice: FlowVoice, bandwidth: float) -> Part:
         chunk, dtype = plain.flow.config.chunk, next(plain.flow.parameters()).dtype
         state = speech.flow.start(voice, LEFT_CHUNKS)
-        for size in (self.mouth.first_hop(voice) + plain.flow.config.lookahead, chunk, chunk):
-            _, state = speech.flow.step(state, self.setup.codes(size))
-        codes = self.setup.codes(chunk)
-        seconds = median_seconds(lambda: speech.flow.step(state, codes), self.device, repeats=5, warm_up=1)
+        _, state = speech.flow.step(state, self.setup.codes(self.mouth.first_hop(voice) + plain.flow.config.lookahead))
+        codes, repeats = self.setup.codes(chunk), 2 if self.device.kind == "cpu" else 5
+        seconds = median_seconds(lambda: speech.flow.step(state, codes), self.device, repeats=repeats, warm_up=1)
         operations = _operations(lambda: plain.flow.step(state, codes))
         estimator = sum(each.nbytes for each in plain.flow.decoder.parameters())
         reads = plain.flow.config.euler_steps * estimator / bandwidth
@@ -291,22 +304,31 @@ class Bench:
 
     def finite(self) -> dict[str, int]:
         """How many of some runs on inputs that no sound has gave a value that is not finite, by precision."""
-        counts = {}
+        counts, runs = {}, range(self.setup.extreme_runs)
         for dtype in (torch.float16, torch.bfloat16):
             if dtype in self.device.dtypes:
                 speech = self.setup.speech(dtype)
-                runs = [self._is_finite(speech, number) for number in range(self.setup.extreme_runs)]
-                counts[f"{str(dtype).removeprefix('torch.')}_not_finite_of_{len(runs)}"] = runs.count(False)
+                batches = [runs[first : first + RUNS_AT_ONCE] for first in runs[::RUNS_AT_ONCE]]
+                finite = [each for batch in batches for each in self._are_finite(speech, batch)]
+                counts[f"{str(dtype).removeprefix('torch.')}_not_finite_of_{len(runs)}"] = finite.count(False)
         return counts
 
-    def _is_finite(self, speech: FlowSpeech, number: int) -> bool:
+    def _are_finite(self, speech: FlowSpeech, numbers: Sequence[int]) -> list[bool]:
+        """Whether the sound of each of these runs is, from its first hop to its last."""
+        states = [self._extreme(speech, number) for number in numbers]
+        finite = [True] * len(numbers)
+        for size, is_last in ((28, False), (10, True)):
+            codes = [self.setup.codes(size, number) if number % 3 else torch.zeros(size).long() for number in numbers]
+            sounds, states = speech.step_batch(states, codes, [is_last] * len(numbers))
+            finite = [so_far and bool(sound.isfinite().all()) for so_far, sound in zip(finite, sounds, strict=True)]
+        return finite
+
+    def _extreme(self, speech: FlowSpeech, number: int) -> SpokenState:
+        """A reply about to begin in a voice that nobody has."""
         prompt = self.setup.prompt(speech.flow, seconds=2.0, seed=number)
         prompt.mel = prompt.mel.sign() * LOUD if number % 4 else prompt.mel * 0 - LOUD
         prompt.speaker = prompt.speaker * (1e4 if number % 2 else 0.0)
-        state = speech.start(speech.flow.voice(prompt), LEFT_CHUNKS)
-        sound, state = speech.step(state, self.setup.codes(28, seed=number) if number % 3 else torch.zeros(28).long())
-        rest, _ = speech.step(state, self.setup.codes(10, seed=number), final=True)
-        return bool(torch.isfinite(sound).all() and torch.isfinite(rest).all())
+        return speech.start(speech.flow.voice(prompt), LEFT_CHUNKS)
 
 
 def _operations(action: Callable[[], object]) -> int:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce.cli.options import DeviceSpec, Json, complete_model, print_json, table
+from vivavoce.errors import InputError
 
 if TYPE_CHECKING:
     from vivavoce.audio.sound import Sound
@@ -45,6 +46,9 @@ def say(
     continues: Annotated[
         bool, typer.Option("--continue", help="Go on from the voice's recording; its words must be kept with it.")
     ] = False,
+    instructions: Annotated[
+        str, typer.Option(help="How to say it, for models that can be told: happy, sichuan, or in your own words.")
+    ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another take.")] = 0,
     model: SpeechModelName = "mini-tts",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
@@ -53,6 +57,7 @@ def say(
     as_json: Json = False,
 ) -> None:
     """Say a text: its sound goes to a file, to standard output or to the loudspeaker from the first frame on."""
+    from vivavoce.speech.direction import told as told_to
     from vivavoce.speech.interface import Manner
     from vivavoce.speech.loading import open_speech_model, read_text
     from vivavoce.speech.sound_out import shaped
@@ -68,7 +73,7 @@ def say(
         speaks.warm_up()
     loaded = time.monotonic()
     at, channels = rate or speaks.rate, 1 if mono else speaks.channels
-    manner = Manner(speed, pause, seed, continues=continues)
+    manner = told_to(speaks, instructions, Manner(speed, pause, seed, continues=continues))
     pieces = shaped(speaks.stream(wanted, _voice(voice, speaks), manner), speaks.channels, speaks.rate, at, mono)
     target, first, samples = _target(out, format, at, channels), None, 0
     try:
@@ -115,7 +120,10 @@ def _voice(given: str | None, speaks: "SpeechModel") -> "str | Sound | None":
 @voices.command("add")
 def voices_add(
     name: Annotated[str, typer.Argument(help="What to call the voice.")],
-    recording: Annotated[Path, typer.Argument(dir_okay=False, help="Three to eight seconds of its speech.")],
+    recording: Annotated[
+        Path | None, typer.Argument(dir_okay=False, help="Three to eight seconds of its speech.")
+    ] = None,
+    wav: Annotated[Path | None, typer.Option("--wav", dir_okay=False, help="The recording, as an option.")] = None,
     consent: Annotated[
         str, typer.Option(help="What the speaker agreed to, in words or as the id of a recorded consent.")
     ] = "",
@@ -130,10 +138,13 @@ def voices_add(
     from vivavoce.speech.loading import open_speech_model
     from vivavoce.speech.voices import VoiceShelf
 
+    file = recording or wav
+    if file is None or (recording and wav):
+        raise InputError("a voice is made of one recording; give it as FILE or with --wav")
     speaks = open_speech_model(model, device)
     if voice_folder is not None:
         speaks.shelf = VoiceShelf(speaks.shelf.built_in, voice_folder)
-    kept = speaks.add_voice(name, read(recording, mono=False), consent, text)
+    kept = speaks.add_voice(name, read(file, mono=False), consent, text)
     if as_json:
         print_json({"name": kept.name, "frames": len(kept.codes), "consent": kept.consent, "text": kept.text})
         return

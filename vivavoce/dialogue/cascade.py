@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -56,6 +56,15 @@ class Synthesiser(Protocol):
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Its sound as it is made, at `rate`; leaving it stops it."""
+        ...
+
+
+@runtime_checkable
+class WillingSynthesiser(Synthesiser, Protocol):
+    """One that can be asked for another way of speaking."""
+
+    def after(self, said: Sequence[str]) -> Synthesiser:
+        """The one that speaks as somebody wished who has said all this; most of it asks for nothing."""
         ...
 
 
@@ -207,6 +216,7 @@ class CascadeReply:
         self.plan = plan
         self._mind, self._past, self._asked, self._gone = mind, past, asked, gone
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue(MOST_WAITING_PIECES)
+        self._voice: Synthesiser = mind.pipeline.synthesiser
         self._usage = Usage()
         self._is_dropped = False
         self._task = asyncio.ensure_future(self._make())
@@ -254,6 +264,8 @@ class CascadeReply:
             if not asked.strip():
                 return "stop"  # nobody said anything: there is nothing to answer
             messages.append({"role": "user", "content": asked})
+        if isinstance(self._voice, WillingSynthesiser):
+            self._voice = self._voice.after([each["content"] for each in messages if each["role"] == "user"])
         splitter, call = SentenceSplitter(), -1
         reason = "stop"
         stream = self._mind.pipeline.chat.reply(messages, settings)
@@ -274,11 +286,11 @@ class CascadeReply:
         return reason
 
     async def _say(self, sentences: Sequence[str]) -> None:
-        settings, synthesiser = self.plan.settings, self._mind.pipeline.synthesiser
+        settings = self.plan.settings
         for sentence in sentences:
             await self._pieces.put(Wrote(sentence))
             if settings.modality == "audio" and sentence.strip():
-                async for samples in synthesiser.speak(sentence.strip(), settings.voice, settings.speed):
+                async for samples in self._voice.speak(sentence.strip(), settings.voice, settings.speed):
                     await self._pieces.put(Spoke(samples))
 
 

@@ -22,7 +22,9 @@ from vivavoce.nn.paged import PagedCache, Piece, RowBatch
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SHORT_PIECE = 4  # in a mixed step, pieces up to this long go through the decode kernel, row by row
+READ_AGAIN = 1 << 25  # bytes of a layer that the rows of a prompt may read one by one: so near, they come from L2
 GRAPHED_DRAFT = 8  # rows of a draft that a graph has room for; steps with a longer one run eagerly
+DRAFT_BUCKET = 512  # of steps in which every sequence has no more rows than its last and such a draft
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Runner:
         self.use_kernels = kernels.usable(cache.keys)
         self.use_graphs = use_graphs and self.use_kernels
         width = -(-context // cache.page_size)
+        self._row_bytes = 2 * cache.keys[0, 0, 0].nbytes  # of a layer
         self._page_table_host = np.zeros((slots + 1, width), dtype=np.int32)  # the last slot is for filler rows
         self._page_table = torch.zeros(slots + 1, width, dtype=torch.int32, device=self.device)
         self._tables = SamplingTables.allocate(slots + 1, model.vocabularies, self.device)
@@ -63,7 +66,10 @@ class Runner:
         self._slots: OrderedDict[int, Slot] = OrderedDict()
         self._unused = list(range(slots))
         self._filler = slots
-        self._graphs: dict[tuple[int, bool, int, bool], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
+        self._lone_modes: tuple[int, ...] = getattr(model, "lone_modes", ())
+        self._graphs: dict[
+            tuple[int, bool, int, bool, int | None], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]
+        ] = {}
         self._pool: Any = None  # of graph memory, shared by all buckets
 
     @torch.inference_mode()
@@ -75,6 +81,8 @@ class Runner:
         total = sum(work.total for work in plan.works)
         longest = max(work.drafted.depth for work in plan.works)
         bucket = next((size for size in BUCKETS if size >= total), None)
+        if bucket is None and total <= DRAFT_BUCKET and all(self._is_single(work) for work in plan.works):
+            bucket = DRAFT_BUCKET
         relaxed = any(_is_relaxed(work) for work in plan.works)
         if self.use_graphs and bucket is not None and longest <= GRAPHED_DRAFT and not relaxed:
             plain = self._is_plain(plan.works)
@@ -94,7 +102,8 @@ class Runner:
         """Capture the graphs ahead, so that no conversation pays for it."""
         if self.use_graphs:
             for bucket in sorted(buckets, reverse=True):  # the largest first: the smaller ones reuse its memory
-                self._graph(bucket, narrow=True)
+                for mode in (None, *self._lone_modes):
+                    self._graph(bucket, narrow=True, mode=mode)
 
     def knows(self, sequence: Sequence) -> bool:
         """Whether a sequence's settings are on the device; a slot may have been given away."""
@@ -141,21 +150,22 @@ class Runner:
         self, works: list[Work], slots: list[int], narrow: bool, longest: int, counts: bool
     ) -> list[Drawn]:
         # Rows the decode kernel takes stand first; without kernels there are none, and every work is a piece.
-        order = sorted(range(len(works)), key=lambda index: not self._is_single(works[index]))
+        order = sorted(range(len(works)), key=lambda index: not self._goes_row_by_row(works[index]))
         works, slots = [works[index] for index in order], [slots[index] for index in order]
         packed, ends = self._pack(works, slots, longest)
-        singles = sum(work.total for work in works if self._is_single(work))
+        singles = sum(work.total for work in works if self._goes_row_by_row(work))
         pieces = tuple(
             Piece(slice(end - work.total, end), slot, work.start, self._seen(work))
             for work, slot, end in zip(works, slots, ends, strict=True)
-            if not self._is_single(work)
+            if not self._goes_row_by_row(work)
         )
         drawing = [row for work, end in zip(works, ends, strict=True) for row in _drawing(work, end)]
         sampled = torch.tensor(drawing, dtype=torch.long, device=self.device)
         given = torch.from_numpy(packed).to(self.device)
         plain = self._is_plain(works)
         wish = self._wish(works)
-        made, hidden = self._step(given, singles, pieces, sampled, narrow, longest, wish, counts, plain)
+        mode = None if longest else self._shared_mode(works)
+        made, hidden = self._step(given, singles, pieces, sampled, narrow, longest, wish, counts, plain, mode)
         rows, by_work, begin = made.tolist(), {}, 0
         for index, work in zip(order, works, strict=True):
             if work.samples:
@@ -167,7 +177,8 @@ class Runner:
     def _replay(
         self, works: list[Work], slots: list[int], bucket: int, narrow: bool, ahead: int, plain: bool
     ) -> list[Drawn]:
-        graph, given, made, hidden = self._graph(bucket, narrow, ahead, plain)
+        mode = None if ahead else self._shared_mode(works)
+        graph, given, made, hidden = self._graph(bucket, narrow, ahead, plain, mode)
         packed, ends = self._pack(works, slots, ahead, bucket)
         given.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
         graph.replay()
@@ -190,7 +201,14 @@ class Runner:
         return seen.to(self.device)
 
     def _is_single(self, work: Work) -> bool:
-        return self.use_kernels and work.total <= SHORT_PIECE
+        is_short = work.total <= SHORT_PIECE or (bool(work.drafted) and work.total <= 1 + GRAPHED_DRAFT)
+        return self.use_kernels and is_short
+
+    def _goes_row_by_row(self, work: Work) -> bool:
+        """Whether the decode kernel takes its rows: one launch for all such works, where a piece takes ten."""
+        read = work.total * (work.start + work.total) * self._row_bytes
+        is_near = self.use_kernels and work.drafted.is_chain and read <= READ_AGAIN
+        return is_near or self._is_single(work)
 
     def _pack(
         self, works: list[Work], slots: list[int], ahead: int = 0, size: int | None = None
@@ -273,10 +291,12 @@ class Runner:
         wish: Wish | None = None,
         counts: bool = True,
         plain: bool = False,
+        shared_mode: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The one forward pass, eager or captured: new rows, and the states they come of.
 
         `sampled` names the rows that yield a new row; None means all. `counts` says whether histories are kept.
+        `shared_mode` is that of all rows that yield one, if they have one.
         """
         channels = self.model.channels
         rows = packed[:, :channels].long()
@@ -289,7 +309,7 @@ class Runner:
             places = positions.clone()
             for piece in pieces:
                 places[piece.rows] = torch.arange(piece.position, piece.context, dtype=places.dtype)
-        batch = RowBatch(self.cache, self._page_table, slots, positions, singles, pieces, places)
+        batch = RowBatch(self.cache, self._page_table, slots, positions, singles, pieces, places, shared_mode)
         hidden = self.model.forward(rows, batch)
         if sampled is not None:
             hidden, packed = hidden[sampled], packed[sampled]
@@ -299,27 +319,30 @@ class Runner:
         others = packed[:, channels + 5 :].unflatten(-1, (self._recall + ahead, channels))
         recent = others[:, : self._recall] if self._recall else None
         drafted = others[:, self._recall :] if ahead else None
-        draw = SlotDraw(self._tables, slot, position + 1, mode, generated, narrow, recent, drafted, wish, plain)
+        draw = SlotDraw(
+            self._tables, slot, position + 1, mode, generated, narrow, recent, drafted, wish, plain, shared_mode
+        )
         return self.model.next_rows(hidden, draw), hidden
 
     def _graph(
-        self, bucket: int, narrow: bool, ahead: int = 0, plain: bool = False
+        self, bucket: int, narrow: bool, ahead: int = 0, plain: bool = False, mode: int | None = None
     ) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
         """The captured step of a bucket, with the tensor it reads and those it writes."""
-        if (bucket, narrow, ahead, plain) not in self._graphs:
+        key = (bucket, narrow, ahead, plain, mode)
+        if key not in self._graphs:
             given = torch.from_numpy(self._pack([], [], ahead, bucket)[0]).to(self.device)
             side = torch.cuda.Stream(self.device)
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
                 for _ in range(2):  # compiles kernels and lets libraries allocate, neither of which may be captured
-                    self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain)
+                    self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain, mode)
             torch.cuda.current_stream(self.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
-                made, hidden = self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain)
+                made, hidden = self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain, mode)
             self._pool = graph.pool()
-            self._graphs[bucket, narrow, ahead, plain] = (graph, given, made, hidden)
-        return self._graphs[bucket, narrow, ahead, plain]
+            self._graphs[key] = (graph, given, made, hidden)
+        return self._graphs[key]
 
     def _assign(self, works: list[Work]) -> list[int]:
         """A slot for each sequence of the step, its device state brought up to date."""
@@ -367,6 +390,13 @@ class Runner:
         if sequence.generation is not None and slot.generation is not sequence.generation:
             self._tables.settle(slot.index, sequence.generation)
             slot.generation = sequence.generation
+
+    def _shared_mode(self, works: list[Work]) -> int | None:
+        """The mode of all who make a row, where the model says that knowing it spares work."""
+        if any(work.sequence.speculation is not None for work in works):
+            return None  # drafts may be made of states that the mode would spare
+        modes = {work.sequence.mode for work in works if work.samples}
+        return modes.pop() if len(modes) == 1 and modes <= set(self._lone_modes) else None
 
     def _is_narrow(self, sequences: list[Sequence]) -> bool:
         """Whether the candidates of every one of these draws are surely among the best few."""

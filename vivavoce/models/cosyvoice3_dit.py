@@ -7,14 +7,16 @@ takes scale before shift where the others take shift before scale.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import InputError
+from vivavoce.nn import kernels
 from vivavoce.nn.conv import CausalConv1d
+from vivavoce.nn.layer_norm import modulated_norm
 from vivavoce.nn.linear import Linear, PackedLinear
 from vivavoce.nn.past import Past
 from vivavoce.nn.rope import rotate_pairs
@@ -67,9 +69,12 @@ class RotatedPast:
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
         """Attention by the past; queries and keys are overwritten."""
-        for turned in (query, keys_values[0]):
-            first_head = turned[:, :1].transpose(1, 2)  # [row, time, 1, dim]
-            first_head.copy_(rotate_pairs(first_head, self._cos, self._sin))
+        if kernels.usable(query):
+            kernels.rotate_first_head(query, keys_values[0], self._cos, self._sin)
+        else:
+            for turned in (query, keys_values[0]):
+                first_head = turned[:, :1].transpose(1, 2)  # [row, time, 1, dim]
+                first_head.copy_(rotate_pairs(first_head, self._cos, self._sin))
         return self._past.attend(query, keys_values, bias)
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
@@ -177,6 +182,17 @@ class FeedForward(nn.Module):
         return y
 
 
+class Residual(NamedTuple):
+    """The residual stream, and with its gate what is still to be added to it: the next norm does that on its way."""
+
+    x: Tensor  # [row, time, dim]
+    gated: tuple[Tensor, Tensor] | None = None  # [dim], [row, time, dim]
+
+    def normed(self, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream with everything added, and its norm, scaled and shifted."""
+        return modulated_norm(self.x, self.gated, scale, shift, NORM_EPS)
+
+
 class Block(nn.Module):
     """Attention and feed-forward, each between a modulated norm and a gate."""
 
@@ -186,11 +202,12 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ff = FeedForward(config.dim, config.dim * config.expansion)
 
-    def forward(self, x: Tensor, conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
-        """# [row, time, dim], conditions [6, dim]"""
+    def forward(self, stream: Residual, conditions: Tensor, bias: Tensor | None, past: Past) -> Residual:
+        """# conditions [6, dim]"""
         shift, scale, gate, late_shift, late_scale, late_gate = conditions
-        x = x + gate * self.attn(modulated(x, scale, shift), bias, past)
-        return x + late_gate * self.ff(modulated(x, late_scale, late_shift))
+        x, normed = stream.normed(scale, shift)
+        x, normed = Residual(x, (gate, self.attn(normed, bias, past))).normed(late_scale, late_shift)
+        return Residual(x, (late_gate, self.ff(normed)))
 
 
 class RotaryConstant(nn.Module):
@@ -249,15 +266,9 @@ class DiT(nn.Module):
 
         # rows [row, time, (noisy, features, speaker, prompt) · band], time_conditions [condition, dim]
         """
-        x: Tensor = self.input_embed(rows, past)
+        stream = Residual(self.input_embed(rows, past))
         *of_blocks, of_last = time_conditions.split(BLOCK_CONDITIONS)
         for block, conditions in zip(self.transformer_blocks, of_blocks, strict=True):
-            x = block(x, conditions, bias, past)
+            stream = block(stream, conditions, bias, past)
         scale, shift = of_last
-        return self.proj_out(modulated(x, scale, shift))
-
-
-def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """A norm without weights of its own, then scale and shift.  # [row, time, dim], [dim]"""
-    normed = functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
-    return torch.addcmul(shift, normed, 1 + scale)
+        return self.proj_out(stream.normed(scale, shift)[1])

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.models.cosyvoice3_dit import DiT, DiTConfig, RotatedPast, rotary_angles
-from vivavoce.models.flow_encoder import LookaheadLayer
+from vivavoce.models.flow_encoder import LookaheadLayer, silent_after_the_end
 from vivavoce.models.flow_matching import GUIDANCE_ROWS, FlowMatching, cosine_times, fixed_noise
-from vivavoce.models.flow_state import Pasts
+from vivavoce.models.flow_state import FlowPass
 from vivavoce.models.flow_stream import FlowSizes, StreamingFlow, load_flow
-from vivavoce.nn.chunk_mask import Span, attention_bias, visible
 from vivavoce.nn.past import Past
 
 
@@ -83,31 +82,18 @@ class CosyVoice3Flow(StreamingFlow):
         estimator.tabulate(cosine_times(self.config.euler_steps, self.device)[:-1])
 
     @torch.no_grad()
-    def decode(
-        self,
-        codes: Tensor,  # [stream, time (+ look-ahead)]
-        speaker: Tensor,  # [stream, band]
-        prompt_mel: Tensor,  # [stream, frame, band]: the prompt's mel where a frame lies in the prompt, else zero
-        span: Span,
-        pasts: Pasts,
-        masked: bool,
-        left_chunks: int | None,
-    ) -> Tensor:
+    def decode(self, given: FlowPass) -> Tensor:
         """Embed, look ahead, solve the flow: the whole model.  # → float32 [stream, frame, band]"""
-        config, frames = self.config, span.scaled(self.config.ratio)
-        positions = frames.query_positions()  # [stream, frame]
-        embedded = self.input_embedding(codes.to(self.device))
-        missing = span.time + config.lookahead - embedded.shape[1]  # at the end of a reply nothing lies ahead
-        embedded = nn.functional.pad(embedded, (0, 0, 0, missing))
+        config, span, pasts = self.config, given.span, given.pasts
+        positions = span.scaled(config.ratio).query_positions()  # [stream, frame]
+        embedded = silent_after_the_end(self.input_embedding(given.codes.to(self.device)), span, config.lookahead)
         features = self.pre_lookahead_layer(embedded, pasts.codes).repeat_interleave(config.ratio, dim=1)
-        bias = None
-        if masked:
-            bias = attention_bias(visible(frames, config.chunk * config.ratio, left_chunks), features.dtype)
+        bias = given.bias(config.ratio, features.dtype)
         cos, sin = rotary_angles(positions.repeat_interleave(GUIDANCE_ROWS, dim=0), config.estimator.head_dim)
 
         def turned_past_at(step: int) -> Past:
             return RotatedPast(pasts.mel_at(step), cos, sin)
 
         noise = fixed_noise(config.mel_bands, self.device)[positions]
-        mel: Tensor = self.decoder(noise, features, speaker, prompt_mel, bias, turned_past_at)
+        mel: Tensor = self.decoder(noise, features, given.speaker, given.prompt_mel, bias, turned_past_at)
         return mel

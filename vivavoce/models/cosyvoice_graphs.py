@@ -58,7 +58,7 @@ class GraphedCausalHiFT:
     """A causal vocoder that replays hops which come again: first ones, and all once five frames have come."""
 
     def __init__(self, hift: CausalHiFT) -> None:
-        self.hift = hift
+        self.hift, self._blank = hift, hift.initial_state()
         self._graphs = Graphed(self._replayed)
 
     @property
@@ -67,8 +67,10 @@ class GraphedCausalHiFT:
         return self.hift.delay_frames
 
     def initial_state(self, seed: int | None = 0, batch: int = 1) -> CausalHiFTState:
-        """The state before the first frame."""
-        return self.hift.initial_state(seed, batch)
+        """The state before the first frame; what is silent in it is shared, for nothing is written in place."""
+        if batch > 1:
+            return self.hift.initial_state(seed, batch)
+        return replace(self._blank, start=self.hift.m_source.start(1, seed))
 
     def step_batch(
         self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool]
@@ -100,7 +102,7 @@ class GraphedCausalHiFT:
 
     def _replayed(self, hop: Hop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         mel, *held = tensors
-        blank = self.hift.initial_state(0 if hop.noisy else None)
+        blank = self.initial_state(0 if hop.noisy else None)
         state = _state(blank, held, has_phase=hop.known > 0, frames=hop.known)
         sound, after = self.hift.advance(state, mel, False)
         return sound, *_tensors(after)

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from vivavoce.models.flow_encoder import FlowEncoder, FlowEncoderConfig
 from vivavoce.models.flow_estimator import FlowEstimator, FlowEstimatorConfig
 from vivavoce.models.flow_matching import FlowMatching, fixed_noise
-from vivavoce.models.flow_state import Pasts
+from vivavoce.models.flow_state import FlowPass
 from vivavoce.models.flow_stream import FlowSizes, StreamingFlow, load_flow
-from vivavoce.nn.chunk_mask import Span, attention_bias, visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,25 +55,13 @@ class FlowDecoder(StreamingFlow):
         return load_flow(lambda: cls(config), source, device, dtype)
 
     @torch.no_grad()
-    def decode(
-        self,
-        codes: Tensor,  # [stream, time (+ look-ahead)]
-        speaker: Tensor,  # [stream, band]
-        prompt_mel: Tensor,  # [stream, frame, band]: the prompt's mel where a frame lies in the prompt, else zero
-        span: Span,
-        pasts: Pasts,
-        masked: bool,
-        left_chunks: int | None,
-    ) -> Tensor:
+    def decode(self, given: FlowPass) -> Tensor:
         """Embed, encode, solve the flow: the whole model.  # → float32 [stream, frame, band]"""
-        config, frames = self.config, span.scaled(self.config.ratio)
-        embedded = self.input_embedding(codes.to(self.device))
-        code_bias = frame_bias = None
-        if masked:
-            code_bias = attention_bias(visible(span, config.chunk, left_chunks), embedded.dtype)
-            frame_bias = attention_bias(visible(frames, config.chunk * config.ratio, left_chunks), embedded.dtype)
-        encoded = self.encoder(embedded, span, code_bias, frame_bias, pasts.codes, pasts.frames)
+        ratio, pasts = self.config.ratio, given.pasts
+        embedded = self.input_embedding(given.codes.to(self.device))
+        code_bias, frame_bias = (given.bias(positions, embedded.dtype) for positions in (1, ratio))
+        encoded = self.encoder(embedded, given.span, code_bias, frame_bias, pasts.codes, pasts.frames)
         features = self.encoder_proj(encoded)
-        noise = fixed_noise(config.mel_bands, self.device)[frames.query_positions()]
-        mel: Tensor = self.decoder(noise, features, speaker, prompt_mel, frame_bias, pasts.mel_at)
+        noise = fixed_noise(self.config.mel_bands, self.device)[given.span.scaled(ratio).query_positions()]
+        mel: Tensor = self.decoder(noise, features, given.speaker, given.prompt_mel, frame_bias, pasts.mel_at)
         return mel

@@ -66,6 +66,18 @@ class LookaheadLayer(nn.Module):
         return y + x[:, : y.shape[1]]
 
 
+def silent_after_the_end(x: Tensor, span: Span, lookahead: int) -> Tensor:
+    """Embedded codes with as many zeros behind them as the look-ahead lacks, and zeros where they only fill up.
+
+    # [row, time (+ lookahead), dim] → [row, time + lookahead, dim]
+    """
+    x = functional.pad(x, (0, 0, 0, span.time + lookahead - x.shape[1]))
+    if span.ends is None:
+        return x
+    positions = span.starts[:, None] + torch.arange(x.shape[1], device=x.device)
+    return x.masked_fill((positions >= span.ends[:, None])[..., None], 0.0)
+
+
 class Upsampler(nn.Module):
     """Every frame `ratio` times, then a causal convolution over two codes and one frame."""
 
@@ -136,12 +148,7 @@ class FlowEncoder(nn.Module):
 
         # → [row, time × ratio, dim]
         """
-        missing = span.time + self.config.lookahead - codes.shape[1]
-        x = functional.pad(self.embed(codes), (0, 0, 0, missing))
-        if span.ends is not None:
-            positions = span.starts[:, None] + torch.arange(x.shape[1], device=x.device)
-            x = x.masked_fill((positions >= span.ends[:, None])[..., None], 0.0)
-        x = self.pre_lookahead_layer(x, code_past)
+        x = self.pre_lookahead_layer(silent_after_the_end(self.embed(codes), span, self.config.lookahead), code_past)
         encodings = self._encodings(span, x.dtype)
         for layer in self.encoders:
             x = layer(x, encodings, code_bias, code_past)

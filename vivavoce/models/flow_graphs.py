@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.models.flow_addresses import WINDOWS, FlowAddresses, addressable, addressed_pasts
-from vivavoce.models.flow_state import FlowCache, FlowState, Pasts
+from vivavoce.models.flow_state import FlowCache, FlowPass, FlowState
 from vivavoce.models.flow_stream import StreamingFlow
 from vivavoce.nn.chunk_mask import Span
 from vivavoce.nn.conv import CausalConv1d
@@ -41,29 +41,26 @@ class GraphedFlow(StreamingFlow):
         """Voices whose lengths lie within the same `prefix_step` codes share their graphs."""
         super().__init__(flow.config, flow.input_embedding, flow.spk_embed_affine_layer)
         self.flow, self._prefix_step = flow, prefix_step
+        self.buckets: Sequence[int] = BUCKETS
         for module in flow.modules():
-            if isinstance(module, CausalConv1d) and module.groups == 1:
-                module.weight.data = _channels_side_by_side(module.weight.data)
+            # Once only: graphs that were captured read the weight where it lies.
+            if isinstance(module, CausalConv1d) and module.weight.stride(1) != 1:
+                module.weight.data = _channels_side_by_side(module.weight.data, module.groups)
         config, like = flow.config, flow.spk_embed_affine_layer.weight
         self._blank = FlowCache.blank(config.encoder, config.estimator, config.euler_steps, like)
         self._graphs = Graphed(self._replayed)
 
-    def decode(
-        self,
-        codes: Tensor,
-        speaker: Tensor,
-        prompt_mel: Tensor,
-        span: Span,
-        pasts: Pasts,
-        masked: bool,
-        left_chunks: int | None,
-    ) -> Tensor:
+    def beside(self) -> "GraphedFlow":
+        """The same flow with graphs of its own."""
+        return GraphedFlow(self.flow, self._prefix_step)
+
+    def decode(self, given: FlowPass) -> Tensor:
         """The decoder's own pass."""
-        return self.flow.decode(codes, speaker, prompt_mel, span, pasts, masked, left_chunks)
+        return self.flow.decode(given)
 
     def capture(self, streams: int, time: int, prefix_codes: int, left_chunks: int) -> None:
         """Make the graph of such hops, if there is none yet."""
-        hop = Hop(bucket_of(streams), time, self._stepped(prefix_codes), left_chunks)
+        hop = Hop(bucket_of(streams, self.buckets), time, self._stepped(prefix_codes), left_chunks)
         if hop in self._graphs or not self._blank.mel_windows.is_cuda:
             return
         # Addresses of 0 stand for no past at all, so the runs before the capture touch nobody's.
@@ -98,12 +95,13 @@ class GraphedFlow(StreamingFlow):
         """The graph that serves such states, if one can; the last codes of a reply are filled up to whole chunks."""
         left_chunks, cache, chunk = states[0].left_chunks, states[0].cache, self.config.chunk
         time = -(-(self._decodable(states[0], final) - states[0].position) // chunk) * chunk
-        if left_chunks is None or cache is None or time > MOST_CHUNKS * chunk or len(states) > BUCKETS[-1]:
+        if left_chunks is None or cache is None or time > MOST_CHUNKS * chunk or len(states) > self.buckets[-1]:
             return None
         voices = {id(state.voice): state.voice for state in states}
         if not addressable(list(voices.values()), cache.contiguous(), time * self.config.ratio):
             return None
-        return Hop(bucket_of(len(states)), time, self._stepped(max(state.voice.sink for state in states)), left_chunks)
+        streams, sink = bucket_of(len(states), self.buckets), max(state.voice.sink for state in states)
+        return Hop(streams, time, self._stepped(sink), left_chunks)
 
     def _stepped(self, codes: int) -> int:
         return -(-codes // self._prefix_step) * self._prefix_step
@@ -153,17 +151,20 @@ class GraphedFlow(StreamingFlow):
         after = before.unwritten()
         pasts = addressed_pasts(self.config.estimator, past, before, after)
         span = Span(starts, hop.time, sinks, hop.prefix_slots, slots, ends)
-        mel = self.decode(packed[:, NUMBERS:], speaker, prompt_mel, span, pasts, True, hop.left_chunks)
+        codes, chunk = packed[:, NUMBERS:], self.config.chunk
+        mel = self.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, chunk, hop.left_chunks))
         return mel, *_contexts(after)
 
 
-def bucket_of(streams: int) -> int:
+def bucket_of(streams: int, buckets: Sequence[int] = BUCKETS) -> int:
     """The batch that serves so many streams."""
-    return next(bucket for bucket in BUCKETS if bucket >= streams)
+    return next(bucket for bucket in buckets if bucket >= streams)
 
 
-def _channels_side_by_side(weight: Tensor) -> Tensor:
+def _channels_side_by_side(weight: Tensor, groups: int) -> Tensor:
     """The same weight, laid out as the streaming convolution reads it.  # [output, channel, tap]"""
+    if groups > 1:
+        return weight.transpose(1, 2).contiguous().transpose(1, 2)
     return weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)
 
 

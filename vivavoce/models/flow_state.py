@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.models.flow_matching import GUIDANCE_ROWS
+from vivavoce.nn.chunk_mask import Span, attention_bias, visible
 from vivavoce.nn.past import Past
 
 SLOT_AXIS = -2
@@ -123,9 +124,14 @@ class FlowCache:
         return self.code_windows.shape[SLOT_AXIS]
 
     @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name."""
+        return {name: getattr(self, name) for name in self.WINDOW_AXES | self.CONTEXT_AXES}
+
+    @property
     def nbytes(self) -> int:
         """Memory of all tensors."""
-        return sum(getattr(self, name).nbytes for name in self.WINDOW_AXES | self.CONTEXT_AXES)
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copy(self) -> "FlowCache":
         """The same cache in its own memory."""
@@ -194,6 +200,27 @@ class Pasts:
     codes: Past
     frames: Past
     mel_at: Callable[[int], Past]
+
+
+@dataclass(frozen=True)
+class FlowPass:
+    """What one pass over a batch of streams is given."""
+
+    codes: Tensor  # [stream, time (+ look-ahead)]
+    speaker: Tensor  # [stream, band]
+    prompt_mel: Tensor  # [stream, frame, band]: the prompt's mel where a frame lies in the prompt, else zero
+    span: Span
+    pasts: Pasts
+    chunk: int | None
+    """Codes that attend to one another; None: all see all."""
+    left_chunks: int | None = None
+    """How many chunks before its own a code sees; None: all."""
+
+    def bias(self, ratio: int, dtype: torch.dtype) -> Tensor | None:
+        """Who may look at whom, at `ratio` positions a code.  # [stream, 1, time, key]"""
+        if self.chunk is None:
+            return None
+        return attention_bias(visible(self.span.scaled(ratio), self.chunk * ratio, self.left_chunks), dtype)
 
 
 @dataclass

@@ -20,7 +20,16 @@ from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.flow_addresses import FlowAddresses, addressable, addressed_pasts
 from vivavoce.models.flow_matching import MAX_FRAMES, FlowMatching
-from vivavoce.models.flow_state import EncoderSizes, EstimatorSizes, FlowCache, FlowState, FlowVoice, Pasts, VoicePrompt
+from vivavoce.models.flow_state import (
+    EncoderSizes,
+    EstimatorSizes,
+    FlowCache,
+    FlowPass,
+    FlowState,
+    FlowVoice,
+    Pasts,
+    VoicePrompt,
+)
 from vivavoce.nn.allocation import allocating
 from vivavoce.nn.chunk_mask import Span
 from vivavoce.nn.past import Past, Silence, StreamPast
@@ -82,16 +91,7 @@ class StreamingFlow(nn.Module):
         return self.spk_embed_affine_layer.weight.device
 
     @abstractmethod
-    def decode(
-        self,
-        codes: Tensor,  # [stream, time (+ look-ahead)]
-        speaker: Tensor,  # [stream, band]
-        prompt_mel: Tensor,  # [stream, frame, band]: the prompt's mel where a frame lies in the prompt, else zero
-        span: Span,
-        pasts: Pasts,
-        masked: bool,
-        left_chunks: int | None,
-    ) -> Tensor:
+    def decode(self, given: FlowPass) -> Tensor:
         """The whole model over one pass.  # → float32 [stream, frame, band]"""
 
     @torch.no_grad()
@@ -117,16 +117,22 @@ class StreamingFlow(nn.Module):
             raise InputError(f"{len(codes)} codes are all look-ahead; give more than {self.config.lookahead} or final")
         span = Span(self._indices([0]), time, self._indices([self._sink(len(voice.codes))]))
         pasts = Pasts(Silence(), Silence(), lambda step: Silence())
-        mel = self.decode(everything[None], *self._conditions([voice], span), span, pasts, streaming, left_chunks)
+        chunk = self.config.chunk if streaming else None
+        mel = self.decode(FlowPass(everything[None], *self._conditions([voice], span), span, pasts, chunk, left_chunks))
         return mel[0, len(voice.codes) * self.config.ratio :].T.contiguous()
 
     @torch.no_grad()
-    def voice(self, prompt: VoicePrompt) -> FlowVoice:
-        """All that can be computed of a voice before a reply; make it once and share it."""
+    def voice(self, prompt: VoicePrompt, cache: FlowCache | None = None) -> FlowVoice:
+        """All that can be computed of a voice before a reply; make it once and share it.
+
+        `cache` is what was computed of the very same prompt before, by the same weights.
+        """
         blank = self._blank_voice(prompt)
         sink = self._sink(len(blank.codes))
         if sink == 0:
             return blank
+        if cache is not None:
+            return replace(blank, sink=sink, cache=cache)
         codes = blank.codes[None, : sink + self.config.lookahead]
         span = self.span([blank], [0], sink, blank.cache)
         _, cache = self.hop(codes, [blank], span, blank.cache, left_chunks=None)
@@ -240,7 +246,8 @@ class StreamingFlow(nn.Module):
         else:
             after = cache.resized(cache.code_slots + span.time) if left_chunks is None else cache
             pasts = self._pasts(voices, cache, after)
-        return self.decode(codes, *self._conditions(voices, span), span, pasts, True, left_chunks), after
+        conditions, chunk = self._conditions(voices, span), self.config.chunk
+        return self.decode(FlowPass(codes, *conditions, span, pasts, chunk, left_chunks)), after
 
     def span(self, voices: Sequence[FlowVoice], starts: Sequence[int], time: int, cache: FlowCache) -> Span:
         """Where the next `time` codes of a batch of streams lie."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.nn import kernels
+from vivavoce.nn.few_rows import project
 from vivavoce.nn.linear import Linear, PackedLinear
 from vivavoce.nn.norm import RMSNorm
 from vivavoce.nn.paged import Piece, RowBatch
@@ -37,14 +38,20 @@ class PagedAttention(nn.Module):
 
     def forward(self, x: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
         """Attend each row to its sequence's past and itself.  # [row, hidden] → [row, hidden]"""
-        packed = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [row, heads + 2 kv_heads, head_dim]
-        queries = self._store(packed, rotary, layer, batch)
-        return self.o_proj(attend(queries, layer, batch).flatten(-2))
+        queries = self.remember(x, rotary, layer, batch)
+        return project(self.o_proj, attend(queries, layer, batch).flatten(-2))
+
+    def remember(self, x: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
+        """Keep the rows' keys and values; their queries.  # [row, hidden] → [row, head, head_dim]"""
+        packed = project(self.qkv_proj, x).unflatten(-1, (-1, self.head_dim))  # [row, heads + 2 kv_heads, head_dim]
+        return self._store(packed, rotary, layer, batch)
 
     def _store(self, packed: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
         """Norm and rotate queries and keys, write keys and values to the cache, return the queries."""
-        if kernels.usable(packed) and self.q_norm is not None and self.k_norm is not None:
-            norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        if kernels.usable(packed):
+            norms = None
+            if self.q_norm is not None and self.k_norm is not None:
+                norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
             return kernels.norm_rotate_store(packed, norms, rotary.cos, rotary.sin, layer, batch, self.kv_heads)
         queries, keys, values = packed.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:

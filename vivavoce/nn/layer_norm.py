@@ -1,5 +1,6 @@
 """LayerNorm with what stands before and after it, in one launch where the kernels run."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -36,3 +37,19 @@ def norm_mish(x: Tensor, norm: nn.LayerNorm, added: Tensor | None = None) -> Ten
         return kernels.norm_mish(x, norm.weight, norm.bias, norm.eps, added)
     y = functional.mish(norm(x))
     return y if added is None else y + added
+
+
+def modulated_norm(
+    x: Tensor,  # [.., channel]
+    gated: tuple[Tensor, Tensor] | None,  # [channel], [.., channel]
+    scale: Tensor,  # [channel]
+    shift: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """`x` with what a gate lets through added, and the norm of that without weights of its own, scaled and shifted."""
+    if kernels.usable(x):
+        return kernels.modulated_norm(x, gated, scale, shift, eps)
+    if gated is not None:
+        x = torch.addcmul(x, *gated)
+    normed = functional.layer_norm(x, x.shape[-1:], eps=eps)
+    return x, torch.addcmul(shift, normed, 1 + scale)

@@ -1,11 +1,13 @@
 """A text-to-speech model as the voice of a cascade."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 
 from vivavoce.audio.sound import downmix
 from vivavoce.audio.time_stretch import FASTEST, SLOWEST
 from vivavoce.dialogue.interface import Samples
 from vivavoce.pipelines.threaded import on_a_thread
+from vivavoce.speech import direction
 from vivavoce.speech.interface import Manner, SpeechModel
 from vivavoce.speech.speaker import Speaker
 
@@ -15,8 +17,8 @@ WARM_UP = "Good evening, and welcome."
 class SpeakerVoice:
     """A `Synthesiser`: each text on a thread of its own, from the first frame on."""
 
-    def __init__(self, speaker: SpeechModel) -> None:
-        self.speaker = speaker
+    def __init__(self, speaker: SpeechModel, manner: Manner | None = None) -> None:
+        self.speaker, self.manner = speaker, manner or Manner()
         self.rate = speaker.rate
 
     @property
@@ -24,6 +26,14 @@ class SpeakerVoice:
         """Names of the voices, the model's own first if it has a name."""
         own = self.speaker.settings.own_voice if isinstance(self.speaker, Speaker) else None
         return [*([own] if own else []), *(name for name in self.speaker.shelf.names() if name != own)]
+
+    def told(self, instructions: str) -> "SpeakerVoice":
+        """The same voice, speaking as it is told to; what the model cannot do is refused by name."""
+        return SpeakerVoice(self.speaker, direction.told(self.speaker, instructions, self.manner))
+
+    def after(self, said: Sequence[str]) -> "SpeakerVoice":
+        """The same voice, speaking as somebody wished who has said all this."""
+        return SpeakerVoice(self.speaker, direction.wished(self.speaker, said, self.manner))
 
     async def warm_up(self) -> None:
         """Say something once."""
@@ -33,7 +43,7 @@ class SpeakerVoice:
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Its sound as it is made, mono; a speed beyond what the model can is the nearest it can."""
         known = voice if voice in self.voices else None  # clients name voices of other services
-        manner = Manner(min(max(speed, SLOWEST), FASTEST))
+        manner = replace(self.manner, speed=min(max(speed * self.manner.speed, SLOWEST), FASTEST))
 
         def pieces() -> Iterator[Samples]:
             for piece in self.speaker.stream(text, known, manner):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -14,12 +15,30 @@ from vivavoce.pipelines.speaker_voice import SpeakerVoice
 from vivavoce.server.audio_api import Listening
 from vivavoce.server.transcripts import Segment, Word
 
+Piece = TypeVar("Piece")
+
+
+class Busy:
+    """How many requests are under way, and how many there have been."""
+
+    def __init__(self) -> None:
+        self.now = self.begun = 0
+
+    async def with_each(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+        """The pieces of one request, counted until they end or nobody wants more."""
+        self.now, self.begun = self.now + 1, self.begun + 1
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            self.now -= 1
+
 
 class TextSpeaker:
     """A `SpeechMaker` and a `VoiceKeeper`."""
 
     def __init__(self, model: str, voice: SpeakerVoice) -> None:
-        self.model, self.voice = model, voice
+        self.model, self.voice, self.busy = model, voice, Busy()
         self.rate = voice.rate
 
     @property
@@ -28,8 +47,8 @@ class TextSpeaker:
         return self.voice.voices
 
     def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
-        """The sound as it is made; how it should be said is beyond the model."""
-        return self.voice.speak(words, voice, speed)
+        """The sound as it is made; a model that cannot speak as it is told to says so."""
+        return self.busy.with_each(self.voice.told(instructions).speak(words, voice, speed))
 
     def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
         """Keep a voice on this machine."""
@@ -44,11 +63,14 @@ class FileListener:
     """A `Transcriber`."""
 
     def __init__(self, model: str, ear: RecogniserEar) -> None:
-        self.model, self.ear = model, ear
+        self.model, self.ear, self.busy = model, ear, Busy()
         self.rate = ear.rate
 
-    async def transcribe(self, samples: Samples, listening: Listening) -> AsyncIterator[Segment]:
+    def transcribe(self, samples: Samples, listening: Listening) -> AsyncIterator[Segment]:
         """What is said, segment by segment."""
+        return self.busy.with_each(self._segments(samples, listening))
+
+    async def _segments(self, samples: Samples, listening: Listening) -> AsyncIterator[Segment]:
         temperature, listener = listening.temperature, self.ear.listener
         wish = Wish(
             listening.language or await asyncio.to_thread(listener.own_language, torch.from_numpy(samples.copy())),
@@ -60,6 +82,13 @@ class FileListener:
         )
         async for segment in self.ear.segments(samples, wish):
             yield _on_the_wire(segment, wish.language)
+
+
+def requests(*makers: TextSpeaker | FileListener | None) -> dict[str, float]:
+    """Requests of `/v1/audio/*` that are under way, and those that have been."""
+    busy = [maker.busy for maker in makers if maker is not None]
+    now, begun = sum(each.now for each in busy), sum(each.begun for each in busy)
+    return {"audio_requests": float(now), "audio_requests_begun": float(begun)}
 
 
 def _on_the_wire(segment: HeardSegment, language: str | None) -> Segment:

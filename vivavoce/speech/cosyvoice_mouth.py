@@ -6,7 +6,7 @@ have. There is no thread of its own: of those who wait for sound, one works for 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from vivavoce.device import Device
 from vivavoce.dialogue.chunking import Grain, LeadPolicy, next_chunk
 from vivavoce.engine.engine import Engine, EngineLimits
-from vivavoce.engine.runner import BUCKETS
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.models.cosyvoice_graphs import warm_up
@@ -31,6 +30,10 @@ CODE_SECONDS = 0.04
 LONGEST_HOP = 2.0  # seconds
 MOST_CHUNKS = 2  # in one hop
 COMFORTABLE_LEAD = 0.6  # seconds: who has so much lets those go first who have not been heard yet
+URGENT_LEAD = 0.2  # seconds: who has less waits for nobody
+PATIENCE = (
+    10  # codes that a text waits for others, so that one hop is the first of all: a hop takes longer than they do
+)
 CACHE_ROWS = 24_576
 ROWS_A_STEP = 4096  # of prompts, where arithmetic is cheap: sixteen of them at once
 
@@ -73,6 +76,7 @@ class Utterance:
     fed: int = 0  # of `codes`
     silent: int = 0
     hops: int = 0
+    patience: int = PATIENCE
     is_written: bool = False
     is_over: bool = False
     sounds: deque[Tensor] = field(default_factory=deque)
@@ -95,6 +99,24 @@ class Utterance:
         if size > MOST_CHUNKS * chunk.frames:  # a last hop that no graph has room for
             return chunk.frames
         return size if size or self.is_written else None
+
+    @property
+    def codes_until_heard(self) -> int:
+        """Codes that its first hop still waits for; 0: it is due, or was."""
+        if self.hops or self.is_written:
+            return 0
+        return max(0, self.policy.first + self.policy.grain.lookahead - len(self.codes))
+
+    @property
+    def has_a_chunk(self) -> bool:
+        """Whether a hop of one chunk is possible that is neither its first nor its last."""
+        whole = self.policy.grain.frames + self.policy.grain.lookahead
+        return bool(self.hops) and not self.is_over and len(self.codes) >= whole
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether its hop may be put off for others'."""
+        return self.patience > 0 if not self.hops else self.lead() > URGENT_LEAD
 
     @property
     def wants_text(self) -> bool:
@@ -154,7 +176,7 @@ class CosyVoiceMouth:
     def warm_up(self, voice: FlowVoice, batches: Sequence[int]) -> None:
         """Capture the steps and hops of so many texts at once, where there are graphs, before anybody waits."""
         with self.alone():
-            self.engine.runner.warm_up(tuple(bucket for bucket in BUCKETS if bucket <= max(batches)))
+            self.engine.runner.warm_up()  # all of them: a prompt takes the largest
             if isinstance(self.speech.flow, GraphedFlow):
                 warm_up(self.speech, voice, batches, self.left_chunks)
 
@@ -255,6 +277,9 @@ class CosyVoiceMouth:
         due = {utterance: size for utterance in self._active if (size := utterance.due) is not None}
         if self.engine.has_work and any(not utterance.hops for utterance in self._active):
             due = {each: size for each, size in due.items() if not each.hops or each.lead() < COMFORTABLE_LEAD}
+            due = {} if self._gains_by_waiting(due) else due
+        elif due:
+            due = self._with_company(due)
         if due:
             self._hop(list(due), list(due.values()))
         else:
@@ -262,6 +287,26 @@ class CosyVoiceMouth:
         if due or starving:
             with self._changed:
                 self._changed.notify_all()
+
+    def _gains_by_waiting(self, due: Collection[Utterance]) -> bool:
+        """Whether texts nobody has heard yet will be due before a hop were over: then one hop serves all."""
+        if not due:
+            return False
+        missing = [each.codes_until_heard for each in self._active if each.sequence and each.sequence.is_generating]
+        soon = any(0 < codes <= PATIENCE for codes in missing)
+        if not soon or not all(each.can_wait for each in due):
+            return False
+        for each in due:
+            each.patience -= not each.hops
+        return True
+
+    def _with_company(self, due: dict[Utterance, int]) -> dict[Utterance, int]:
+        """Whoever has a whole chunk comes along, and hops of one chunk each: those of one size run as one."""
+        chunk = self.speech.flow.config.chunk
+        able = [each for each in self._active if each.has_a_chunk]
+        if all(each in due for each in able) and len({due[each] for each in able}) <= 1:
+            return due
+        return due | dict.fromkeys(able, chunk)
 
     def _hop(self, utterances: Sequence[Utterance], sizes: Sequence[int]) -> None:
         lookahead = self.speech.flow.config.lookahead

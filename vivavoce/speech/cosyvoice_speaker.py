@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,10 +30,11 @@ from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_tts_nano_text import Chunk
 from vivavoce.models.quantised import linears
 from vivavoce.nn.int8_linear import Int8Linear, int8_is_fast_here
-from vivavoce.speech.cosyvoice_controls import DirectedManner
+from vivavoce.speech.cosyvoice_controls import STYLES, DirectedManner
 from vivavoce.speech.cosyvoice_mouth import CosyVoiceMouth, Saying
 from vivavoce.speech.cosyvoice_text import breaths, prepared, prepared_piece, tidied_transcript, words_of
 from vivavoce.speech.cosyvoice_voices import ReadyVoices, Reference, References
+from vivavoce.speech.cosyvoice_wishes import directed
 from vivavoce.speech.interface import Manner, Samples
 from vivavoce.speech.voices import KeptVoice, VoiceShelf
 
@@ -130,6 +131,25 @@ class CosyVoiceSpeaker:
     def warm_up(self, voice: str | Sound | None = None, batches: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
         """Compute a voice and, on CUDA, capture hops of so many texts at once, before anybody waits."""
         self.mouth.warm_up(self._ready(self._reference(voice)), batches)
+
+    def as_told(self, instructions: str, manner: Manner) -> DirectedManner:
+        """The manner of a style by its name, of a wish such as "more slowly, please", or of free words.
+
+        What this version was not taught is refused by name.
+        """
+        plain, words = _directed(manner), instructions.strip()
+        style = words.lower().rstrip(".!")
+        if any(style in styles for styles in STYLES.values()):
+            asked = replace(plain, style=style, instruction="")
+        else:
+            asked = directed(words, plain) or replace(plain, style="", instruction=words)
+        asked.told(self.version)
+        return asked
+
+    def as_wished(self, said: str, manner: Manner) -> DirectedManner | None:
+        """The manner after what a listener said, if all of it was a wish and this version was taught it."""
+        asked = directed(said, _directed(manner))
+        return None if asked is None or (asked.style and asked.style not in STYLES[self.version]) else asked
 
     def stream(
         self,

@@ -5,24 +5,29 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.cosyvoice_ear import CosyVoiceEar
-from vivavoce.models.flow_state import FlowVoice, VoicePrompt
+from vivavoce.models.flow_state import FlowCache, FlowVoice, VoicePrompt
 from vivavoce.models.flow_stream import StreamingFlow
 from vivavoce.speech.cosyvoice_text import tidied_transcript
 from vivavoce.speech.voices import VoiceShelf
 
 Stamp = tuple[tuple[str, int, int], ...]  # of files: path, time of change, size
-DERIVED = ".safetensors"
+DERIVED, READY = ".safetensors", ".ready.safetensors"
+PROMPT = {"codes", "mel", "speaker"}
+LOOKED_AT = 16  # of each tensor, to tell models apart
 MOST_HEARD = 8  # recordings that are not kept, remembered
 SHORTEST_PROMPT = 25  # codes: one chunk
 LEAST_SHARE_KEPT = 0.75  # of a reference, where it is cut for a short first hop
@@ -38,6 +43,8 @@ class Reference:
     transcript: str
     mark: str
     """The same for the same sound."""
+    file: Path | None = None
+    """Where what is derived of it is kept, if it is."""
 
 
 class References:
@@ -68,7 +75,7 @@ class References:
         return Reference(self._heard[mark], tidied_transcript(transcript), mark)
 
     def _stamp(self, name: str) -> Stamp:
-        files = sorted(self.shelf.folder.glob(f"{glob.escape(name)}.*"))
+        files = sorted(each for each in self.shelf.folder.glob(f"{glob.escape(name)}.*") if READY not in each.name)
         return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
     def _read(self, name: str) -> Reference:
@@ -77,11 +84,13 @@ class References:
         if recording is None:
             raise InputError(f"the voice {name!r} was made for another model and has no recording; add it anew")
         mark, file = mark_of(recording), self.shelf.folder / f"{name}.{self._kind}{DERIVED}"
-        prompt = _read(file, mark)
-        if prompt is None:
+        tensors = _read(file, mark)
+        if tensors is None or set(tensors) != PROMPT:
             prompt = self._ear().reference(recording)
-            _write(file, prompt, mark)
-        return Reference(prompt, tidied_transcript(kept.text), mark)
+            tensors = {"codes": prompt.codes, "mel": prompt.mel, "speaker": prompt.speaker}
+            _write(file, tensors, mark)
+        prompt = VoicePrompt(tensors["codes"], tensors["mel"], tensors["speaker"])
+        return Reference(prompt, tidied_transcript(kept.text), mark, file)
 
 
 def mark_of(sound: Sound) -> str:
@@ -90,32 +99,42 @@ def mark_of(sound: Sound) -> str:
     return hashlib.sha256(str((sound.rate, samples.shape)).encode() + samples.tobytes()).hexdigest()
 
 
-def _read(file: Path, mark: str) -> VoicePrompt | None:
-    """What was derived from this very recording, if it was."""
+def _read(file: Path, mark: str) -> dict[str, Tensor] | None:
+    """What was derived and bears this mark, if there is such."""
     try:
         tensors = load_file(file)
-        if bytes(tensors["mark"].tolist()).decode() != mark:
-            return None
-        return VoicePrompt(tensors["codes"], tensors["mel"], tensors["speaker"])
+        return tensors if bytes(tensors.pop("mark").tolist()).decode() == mark else None
     except (OSError, SafetensorError, KeyError, ValueError):
         return None  # absent, damaged or of another time: it is made anew
 
 
-def _write(file: Path, prompt: VoicePrompt, mark: str) -> None:
+def _write(file: Path, tensors: dict[str, Tensor], mark: str) -> None:
     partial = file.with_suffix(".partial")
-    tensors = {"codes": prompt.codes, "mel": prompt.mel.contiguous(), "speaker": prompt.speaker}
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(tensors | {"mark": torch.tensor(list(mark.encode()), dtype=torch.uint8)}, partial)
+        save_file(whole | {"mark": torch.tensor(list(mark.encode()), dtype=torch.uint8)}, partial)
         os.replace(partial, file)
-    except OSError as error:
-        raise CheckpointError(f"cannot keep what was derived of a voice in {file} ({error.strerror})") from error
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot keep what was derived of a voice in {file} ({error})") from error
 
 
 class ReadyVoices:
-    """The flow's share of the voices used last, computed once and shared by all who speak with them."""
+    """The flow's share of the voices used last, computed once and shared by all who speak with them.
 
-    def __init__(self, flow: StreamingFlow, first_hop: int, prompt_codes: int, most_bytes: int | None = None) -> None:
+    Where computing takes far longer than reading, on CPUs, that of a kept voice stands in a second file beside it.
+    """
+
+    def __init__(
+        self,
+        flow: StreamingFlow,
+        first_hop: int,
+        prompt_codes: int,
+        most_bytes: int | None = None,
+        keeps: bool | None = None,
+    ) -> None:
         self._flow, self._first_hop, self._prompt_codes = flow, first_hop, prompt_codes
+        self._keeps = flow.device.type == "cpu" if keeps is None else keeps
         usual = MOST_READY_BYTES.get(flow.device.type, MOST_READY_BYTES_ELSEWHERE)
         self._most_bytes = usual if most_bytes is None else most_bytes
         self._ready: OrderedDict[str, FlowVoice] = OrderedDict()
@@ -123,11 +142,30 @@ class ReadyVoices:
     def of(self, reference: Reference) -> FlowVoice:
         """The voice, its prompt cut to end where the first hop is short."""
         if reference.mark not in self._ready:
-            self._ready[reference.mark] = self._flow.voice(self.shortened(reference.prompt))
+            self._ready[reference.mark] = self._voice(reference)
         self._ready.move_to_end(reference.mark)
         while len(self._ready) > 1 and sum(voice.cache.nbytes for voice in self._ready.values()) > self._most_bytes:
             self._ready.popitem(last=False)
         return self._ready[reference.mark]
+
+    def _voice(self, reference: Reference) -> FlowVoice:
+        prompt = self.shortened(reference.prompt)
+        if reference.file is None or not self._keeps:
+            return self._flow.voice(prompt)
+        file, mark = reference.file.with_suffix(READY), f"{reference.mark} {len(prompt.codes)} {self._weights}"
+        tensors = _read(file, mark)
+        if tensors is not None and set(tensors) == set(FlowCache.WINDOW_AXES | FlowCache.CONTEXT_AXES):
+            return self._flow.voice(prompt, FlowCache(self._flow.config.ratio, **tensors))
+        voice = self._flow.voice(prompt)
+        with suppress(CheckpointError):  # a full disk costs time at the next start, not the speech now
+            _write(file, voice.cache.tensors, mark)
+        return voice
+
+    @cached_property
+    def _weights(self) -> str:
+        """A name that the same weights in the same precision always have, of a few values of each."""
+        some = torch.cat([each.detach().flatten()[:LOOKED_AT].cpu().float() for each in self._flow.parameters()])
+        return f"{self._flow.spk_embed_affine_layer.weight.dtype} {hashlib.sha256(some.numpy().tobytes()).hexdigest()}"
 
     def shortened(self, prompt: VoicePrompt) -> VoicePrompt:
         """The end of a prompt, as long as it may be and so that the first hop has the wanted codes."""

@@ -1,10 +1,11 @@
-"""Query and key norms, rotation, and the write of keys and values into their pages, in one launch."""
+"""Query and key norms if there are any, rotation, and the write of keys and values into their pages, in one launch."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.dependent_launch import begin, dependent
 from vivavoce.nn.paged import RowBatch
 
 
@@ -13,7 +14,9 @@ def _norm_rotate_store(
     packed_ptr, queries_ptr, keys_ptr, values_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
     slots_ptr, positions_ptr, page_table_ptr, table_width, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    NORMED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)  # queries first, then keys, then values
     HALF: tl.constexpr = DIM // 2
@@ -32,13 +35,14 @@ def _norm_rotate_store(
         tl.store(target + column, first)
         tl.store(target + HALF + column, second)
     else:
-        weight_ptr = q_weight_ptr if head < HEADS else k_weight_ptr
-        wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
-        mean = (tl.sum(wide_first * wide_first, axis=0) + tl.sum(wide_second * wide_second, axis=0)) / DIM
-        scale = tl.rsqrt(mean + eps)
-        low_weight, high_weight = tl.load(weight_ptr + column), tl.load(weight_ptr + HALF + column)
-        low = ((wide_first * scale).to(first.dtype) * low_weight).to(tl.float32)
-        high = ((wide_second * scale).to(first.dtype) * high_weight).to(tl.float32)
+        low, high = first.to(tl.float32), second.to(tl.float32)
+        if NORMED:
+            weight_ptr = q_weight_ptr if head < HEADS else k_weight_ptr
+            mean = (tl.sum(low * low, axis=0) + tl.sum(high * high, axis=0)) / DIM
+            scale = tl.rsqrt(mean + eps)
+            low_weight, high_weight = tl.load(weight_ptr + column), tl.load(weight_ptr + HALF + column)
+            low = ((low * scale).to(first.dtype) * low_weight).to(tl.float32)
+            high = ((high * scale).to(first.dtype) * high_weight).to(tl.float32)
         cos = tl.load(cos_ptr + position * HALF + column)
         sin = tl.load(sin_ptr + position * HALF + column)
         if head < HEADS:
@@ -51,7 +55,7 @@ def _norm_rotate_store(
 
 def norm_rotate_store(
     packed: Tensor,
-    norms: tuple[Tensor, Tensor, float],
+    norms: tuple[Tensor, Tensor, float] | None,
     cos: Tensor,
     sin: Tensor,
     layer: int,
@@ -61,11 +65,12 @@ def norm_rotate_store(
     """The rotated queries; keys and values are in the cache. Twin: the plain half of `PagedAttention._store`."""
     rows, all_heads, dim = packed.shape
     heads = all_heads - 2 * kv_heads
-    q_weight, k_weight, eps = norms
+    q_weight, k_weight, eps = norms or (packed, packed, 0.0)  # without norms, nobody reads them
     queries = torch.empty(rows, heads, dim, dtype=packed.dtype, device=packed.device)
     _norm_rotate_store[(rows, all_heads)](
         packed, queries, batch.cache.keys[layer], batch.cache.values[layer], q_weight, k_weight, cos, sin,
         batch.slots, batch.positions, batch.page_table, batch.page_table.shape[1], eps,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=batch.cache.page_size, num_warps=1,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=batch.cache.page_size, NORMED=norms is not None, num_warps=1,
+        **dependent(packed.device),
     )  # fmt: skip
     return queries

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.models.flow import FlowDecoder
-from vivavoce.models.flow_state import Pasts, VoicePrompt
+from vivavoce.models.flow_state import FlowPass, Pasts, VoicePrompt
 from vivavoce.nn.chunk_mask import Span
 from vivavoce.nn.past import Silence
 from vivavoce.train.voice.flow_lessons import CodedSpeech
@@ -37,7 +37,7 @@ def _passage_mels(flow: FlowDecoder, passages: Tensor, prompt: VoicePrompt) -> T
     prompt_mel[:, : length * config.ratio] = prompt.mel.to(device)
     speaker = flow.spk_embed_affine_layer(functional.normalize(prompt.speaker.to(device), dim=0)).expand(rows, -1)
     pasts = Pasts(Silence(), Silence(), lambda step: Silence())
-    mel = flow.decode(codes, speaker, prompt_mel, span, pasts, masked=True, left_chunks=LEFT_CHUNKS)
+    mel = flow.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, config.chunk, LEFT_CHUNKS))
     return mel[:, length * config.ratio :]
 
 

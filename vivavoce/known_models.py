@@ -1,0 +1,129 @@
+"""The published models that the house can run: what they are called, how large they are, what must be in them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A published model the house can run: its id, and what must be in it."""
+
+    name: str
+    what: str
+    bytes: int
+    """Of what is fetched, about."""
+    files: tuple[str, ...]
+    revision: str | None = None
+    """The one it is tested with; None: the newest."""
+    mirrors: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    """Patterns of large files that nothing here reads, so they are not fetched."""
+    codec: str | None = None
+    """The codec it was published with, where it does not carry one."""
+
+    def missing(self, folder: Path) -> list[str]:
+        """Expected files that the folder lacks."""
+        return [file for file in self.files if not (folder / file).is_file()]
+
+
+COSYVOICE_FILES = (
+    "llm.pt",
+    "flow.pt",
+    "hift.pt",
+    "campplus.onnx",
+    "CosyVoice-BlankEN/vocab.json",
+    "CosyVoice-BlankEN/merges.txt",
+    "CosyVoice-BlankEN/tokenizer_config.json",
+)
+COSYVOICE_UNUSED = (
+    "CosyVoice-BlankEN/model.safetensors",
+    "flow.decoder.estimator.*",
+    "flow.encoder.*",
+    "*.batch.onnx",
+)
+WHISPER_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+
+KNOWN = (
+    KnownModel(
+        name="fnlp/MOSS-Speech",
+        what="speech-to-speech language model, 9.1 B parameters, bfloat16",
+        revision="cff025bb41d8459d59abac0b5e44aba7f659ec9e",
+        bytes=18_203_000_000,
+        files=("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+        mirrors=("OpenMOSS-Team/MOSS-Speech",),
+        codec="fnlp/MOSS-Speech-Codec",
+    ),
+    KnownModel(
+        name="fnlp/MOSS-Speech-Codec",
+        what="its speech tokenizer and vocoder, 12.5 Hz, one codebook of 16384",
+        revision="eeec733e4e1dea7da444d332d8e1621ef257414c",
+        bytes=8_053_000_000,
+        files=(
+            "config.json",
+            "model.safetensors",
+            "preprocessor_config.json",
+            "flow/config.yaml",
+            "flow/flow.pt",
+            "flow/flow-chunk-5.pt",
+            "flow/flow-chunk-25.pt",
+            "flow/hift.pt",
+            "flow/campplus.onnx",
+        ),
+        mirrors=("OpenMOSS-Team/MOSS-Speech-Codec",),
+    ),
+    KnownModel(
+        name="FunAudioLLM/Fun-CosyVoice3-0.5B-2512",
+        what="CosyVoice 3: text to speech in any voice, 0.86 B parameters, 24 kHz",
+        bytes=6_463_600_000,
+        files=("cosyvoice3.yaml", "llm.rl.pt", "speech_tokenizer_v3.onnx", *COSYVOICE_FILES),
+        unused=COSYVOICE_UNUSED,
+    ),
+    KnownModel(
+        name="FunAudioLLM/CosyVoice2-0.5B",
+        what="CosyVoice 2: text to speech in any voice, 0.64 B parameters, 24 kHz",
+        bytes=3_085_900_000,
+        files=("cosyvoice2.yaml", "speech_tokenizer_v2.onnx", *COSYVOICE_FILES),
+        unused=COSYVOICE_UNUSED,
+    ),
+    KnownModel(
+        name="OpenMOSS-Team/MOSS-TTS-Nano",
+        what="text to speech for CPUs, 0.1 B parameters, 48 kHz stereo",
+        bytes=235_200_000,
+        files=("config.json", "pytorch_model.bin", "tokenizer.model"),
+        mirrors=("OpenMOSS-Team/MOSS-TTS-Nano-100M",),
+        codec="OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano",
+    ),
+    KnownModel(
+        name="OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano",
+        what="its codec, 12.5 Hz, 16 codebooks",
+        bytes=88_000_000,
+        files=("config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json"),
+    ),
+    KnownModel(
+        name="fnlp/XY_Tokenizer_TTSD_V0",
+        what="XY-Tokenizer: codec of 12.5 Hz and 8 codebooks, 16 to 24 kHz",
+        bytes=2_100_000_000,
+        files=("xy_tokenizer.ckpt",),
+    ),
+    KnownModel(
+        name="MediaTek-Research/Breeze-ASR-25",
+        what="speech recognition for Taiwanese Mandarin and English, Whisper large-v2, float16",
+        bytes=3_090_000_000,
+        files=WHISPER_FILES,
+        unused=("whisper-github/*",),
+    ),
+    KnownModel(
+        name="openai/whisper-large-v2",
+        what="speech recognition in 99 languages, 1.5 B parameters",
+        bytes=6_180_000_000,
+        files=WHISPER_FILES,
+        unused=("flax_model*", "tf_model*", "pytorch_model*", "*.fp32*"),
+    ),
+    KnownModel(
+        name="nvidia/bigvgan_v2_24khz_100band_256x",
+        what="BigVGAN: vocoder of 112 M parameters, 24 kHz",
+        bytes=450_000_000,
+        files=("config.json", "bigvgan_generator.pt"),
+        unused=("bigvgan_discriminator*", "*_3msteps*"),
+    ),
+)
