@@ -1,4 +1,4 @@
-"""The kernels on small weights against their plain twin in float64, on fresh random inputs.
+"""The kernels on float and small weights against their plain twins in float64, on fresh random inputs.
 
 Without a GPU they run in Triton's interpreter, where that is installed and asked for by TRITON_INTERPRET=1.
 """
@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from torch.nn import functional
 
 from vivavoce.nn import kernels
 from vivavoce.nn.quantised_linear import CudaLinear
@@ -16,45 +17,66 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and kernels.AVAILABLE
 DEVICE = torch.device("cpu" if INTERPRETED and not torch.cuda.is_available() else "cuda")
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-SHAPES = [(320, 48), (896, 1153), (4096, 64), (100, 33)]  # inputs, outputs
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter has no dot of bfloat16
+SCHEMES = ["bfloat16", "int8", "int4", *([] if INTERPRETED else ["float8"])]
 
 
-def schemes() -> list[str]:
-    if DEVICE.type == "cpu":
-        return ["int8", "int4"]
-    return ["int8", "int4", *(["float8"] if torch.cuda.get_device_capability() >= (8, 9) else [])]
+def matrix(outputs: int, inputs: int, scheme: str, dtype: torch.dtype):
+    """What the kernel reads, and the numbers it stands for."""
+    weight = torch.randn(outputs, inputs) * 0.05
+    if scheme == "bfloat16":
+        weight = weight.to(dtype).to(DEVICE)
+        return weight, weight.double()
+    quantised = CudaLinear(quantise(weight, scheme).to(DEVICE), None, dtype).quantised
+    return quantised, quantised.dequantised(torch.float64)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("rows", [1, 3, 8, 33])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_product_is_that_of_the_widened_matrix(dtype, rows, bias):
-    if DEVICE.type == "cpu" and dtype == torch.bfloat16 and rows > 1:
-        pytest.skip("Triton's interpreter has no dot of bfloat16")
-    generator = torch.Generator().manual_seed(rows)
-    for scheme in schemes():
-        for inputs, outputs in SHAPES if DEVICE.type == "cuda" else SHAPES[:1]:
-            weight = quantise(torch.randn(outputs, inputs, generator=generator) * 0.05, scheme).to(DEVICE)
-            if not kernels.takes(weight):
-                continue
-            x = torch.randn(rows, inputs, generator=generator).to(dtype).to(DEVICE)
-            added = torch.randn(outputs, generator=generator).to(dtype).to(DEVICE) if bias else None
-            torch.full((rows, outputs), float("nan"), dtype=dtype, device=DEVICE)
-            found = kernels.weight_only_linear(x, weight, added)
-            exact = x.double() @ weight.dequantised(torch.float64).T + (0 if added is None else added.double())
-            error = (found.double() - exact).norm() / exact.norm()
-            assert found.dtype == dtype and error < TOLERANCE[dtype], (scheme, inputs, outputs, float(error))
+def assert_near(ours: torch.Tensor, exact: torch.Tensor) -> None:
+    error = (ours.double() - exact).norm() / exact.norm()
+    assert error < TOLERANCE[ours.dtype], f"relative error {error:.2e}"
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 256), (2, 3, 256), (100, 256)])
-def test_a_layer_takes_any_leading_shape_and_any_number_of_rows(shape):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(shape, generator=generator).to(DEVICE)
-    for scheme in schemes():
-        weight = quantise(torch.randn(64, 256, generator=generator), scheme, activations="float").to(DEVICE)
-        layer = CudaLinear(weight, torch.ones(64, device=DEVICE), torch.float32)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 1024, 48), (5, 896, 97), (33, 512, 64)])
+def test_a_product_is_that_of_the_widened_matrix(scheme, rows, inputs, outputs):
+    torch.manual_seed(rows)
+    weight, wide = matrix(outputs, inputs, scheme, DTYPE)
+    x = torch.randn(rows, inputs).to(DTYPE).to(DEVICE)
+    bias = torch.randn(outputs).to(DTYPE).to(DEVICE)
+    exact = x.double() @ wide.T + bias.double()
+    torch.full((rows, outputs), float("nan"), dtype=DTYPE, device=DEVICE)
+    for parts, early in ((1, False), (4, True)):
+        tile = kernels.Tile(16, 128, 3, parts, parts, early)
+        assert_near(kernels.few_row_linear(x, weight, bias, tile), exact)
+    if rows == 1 and scheme != "int4":
+        assert_near(kernels.few_row_linear(x, weight, bias, kernels.Tile(2, 512, 0, 4)), exact)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("rows", "stages"), [(1, 0), (1, 3), (12, 3)])
+def test_a_gate_stands_behind_the_product(scheme, rows, stages):
+    if scheme == "int4" and stages == 0:
+        pytest.skip("groups go through the tensor cores")
+    torch.manual_seed(rows)
+    weight, wide = matrix(96, 512, scheme, DTYPE)
+    x = torch.randn(rows, 512).to(DTYPE).to(DEVICE)
+    found = kernels.few_row_linear(x, weight, None, kernels.Tile(32, 128, stages, 4, parts=2), gated=True)
+    gate, up = (x.double() @ wide.T).chunk(2, dim=-1)
+    assert_near(found, functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[1:])
+@pytest.mark.parametrize("dtype", [torch.float32] if INTERPRETED else [torch.float32, torch.float16])
+def test_a_layer_takes_any_leading_shape_and_any_number_of_rows(scheme, dtype):
+    torch.manual_seed(1)
+    weight = quantise(torch.randn(64, 256), scheme).to(DEVICE)
+    layer = CudaLinear(weight, torch.ones(64, device=DEVICE), dtype)
+    for shape in [(1, 1, 256), (2, 3, 256), (100, 256)]:
+        x = torch.randn(shape).to(dtype).to(DEVICE)
         expected = x.double() @ weight.dequantised(torch.float64).T + 1
-        assert (layer(x) - expected).norm() / expected.norm() < 1e-4
+        found = layer(x)
+        assert found.shape == expected.shape
+        assert_near(found, expected)
 
 
 @pytest.mark.gpu

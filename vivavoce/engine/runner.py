@@ -48,6 +48,26 @@ class Drawn:
     hidden: Tensor | None = None  # [row, …]: the states they were drawn from, where drafts are made of them
 
 
+class Captured:
+    """A step as a graph, with the tensor it reads and those it writes, each beside its twin in pinned memory."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, given: Tensor, made: Tensor, hidden: Tensor) -> None:
+        self.graph, self.given, self.made, self.hidden = graph, given, made, hidden
+        self._sent = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
+        self._got = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
+        self._written = self._sent.numpy()
+
+    def replay(self, packed: np.ndarray) -> list[list[int]]:
+        """The rows that this step makes; the device is done with it all when this returns."""
+        np.copyto(self._written, packed)
+        self.given.copy_(self._sent, non_blocking=True)
+        self.graph.replay()
+        self._got.copy_(self.made, non_blocking=True)
+        torch.cuda.current_stream(self.given.device).synchronize()
+        rows: list[list[int]] = self._got.tolist()
+        return rows
+
+
 class Runner:
     """Owns the device's side of the engine: cache, page tables, sampling tables, graphs."""
 
@@ -67,9 +87,7 @@ class Runner:
         self._unused = list(range(slots))
         self._filler = slots
         self._lone_modes: tuple[int, ...] = getattr(model, "lone_modes", ())
-        self._graphs: dict[
-            tuple[int, bool, int, bool, int | None], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]
-        ] = {}
+        self._graphs: dict[tuple[int, bool, int, bool, int | None], Captured] = {}
         self._pool: Any = None  # of graph memory, shared by all buckets
 
     @torch.inference_mode()
@@ -129,16 +147,19 @@ class Runner:
         narrow = self._is_narrow(sequences)
         return SlotDraw(self._tables, slot, position, mode, generated, narrow, recent, plain=plain)
 
-    @torch.inference_mode()
     def keep(self, sequence: Sequence, places: list[int]) -> None:
         """Bring the keys and values of a draft's rows at these places to stand right behind the sequence's."""
         if places != list(range(len(places))):
-            size = self.cache.page_size
-            moves = [(sequence.cached + place, sequence.cached + kept) for kept, place in enumerate(places)]
-            pages = torch.tensor(sequence.pages, device=self.device)
-            source, target = torch.tensor(moves, device=self.device).unbind(1)
-            for tensor in (self.cache.keys, self.cache.values):
-                tensor[:, pages[target // size], target % size] = tensor[:, pages[source // size], source % size]
+            self._move(sequence, places)
+
+    @torch.inference_mode()
+    def _move(self, sequence: Sequence, places: list[int]) -> None:
+        size = self.cache.page_size
+        moves = [(sequence.cached + place, sequence.cached + kept) for kept, place in enumerate(places)]
+        pages = torch.tensor(sequence.pages, device=self.device)
+        source, target = torch.tensor(moves, device=self.device).unbind(1)
+        for tensor in (self.cache.keys, self.cache.values):
+            tensor[:, pages[target // size], target % size] = tensor[:, pages[source // size], source % size]
 
     def forget(self, sequence: Sequence) -> None:
         """Free the slot of a sequence that was closed."""
@@ -170,7 +191,7 @@ class Runner:
         for index, work in zip(order, works, strict=True):
             if work.samples:
                 end = begin + 1 + len(work.drafted)
-                by_work[index] = _drawn(work, rows[begin:end], hidden[begin:end])
+                by_work[index] = _drawn(work, rows[begin:end], hidden, range(begin, end))
                 begin = end
         return [by_work[index] for index in sorted(by_work)]
 
@@ -178,16 +199,11 @@ class Runner:
         self, works: list[Work], slots: list[int], bucket: int, narrow: bool, ahead: int, plain: bool
     ) -> list[Drawn]:
         mode = None if ahead else self._shared_mode(works)
-        graph, given, made, hidden = self._graph(bucket, narrow, ahead, plain, mode)
+        captured = self._graph(bucket, narrow, ahead, plain, mode)
         packed, ends = self._pack(works, slots, ahead, bucket)
-        given.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
-        graph.replay()
-        rows = made.cpu().tolist()
+        rows = captured.replay(packed)
         drawing = [(work, _drawing(work, end)) for work, end in zip(works, ends, strict=True) if work.samples]
-        return [
-            _drawn(work, rows[places.start : places.stop], hidden[places.start : places.stop])
-            for work, places in drawing
-        ]
+        return [_drawn(work, rows[places.start : places.stop], captured.hidden, places) for work, places in drawing]
 
     def _seen(self, work: Work) -> Tensor | None:
         """What each row of a work may see, where its draft branches.  # [row, context] bool"""
@@ -225,10 +241,19 @@ class Runner:
         packed[:, channels + 4] = 1
         packed[:, channels * (1 + self._recall) + 5 :] = NO_ROW
         end, ends = 0, []
+        singles: list[tuple[int, ...]] = []
+        places: list[int] = []
         for work, slot in zip(works, slots, strict=True):
             sequence = work.sequence
             begin, end = end, end + work.total
             ends.append(end)
+            if work.total == 1 and not self._recall:
+                counted = sequence.first_counted <= work.start
+                singles.append(
+                    (*sequence.rows[work.start], slot, work.start, sequence.mode, sequence.generated + 1, counted)
+                )
+                places.append(begin)
+                continue
             packed[begin:end, :channels] = [*sequence.rows[work.start : work.start + work.count], *work.drafted]
             packed[begin:end, channels] = slot
             packed[begin:end, channels + 1] = range(work.start, work.start + work.total)
@@ -241,6 +266,8 @@ class Runner:
             packed[begin : begin + uncounted, channels + 4] = 0
             if work.samples:
                 self._pack_replies(packed[end - 1 - len(work.drafted) : end], work)
+        if singles:  # one assignment for all: most steps are nothing else
+            packed[places, : channels + 5] = singles
         return packed, ends
 
     def _pack_replies(self, packed: np.ndarray, work: Work) -> None:
@@ -326,8 +353,8 @@ class Runner:
 
     def _graph(
         self, bucket: int, narrow: bool, ahead: int = 0, plain: bool = False, mode: int | None = None
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
-        """The captured step of a bucket, with the tensor it reads and those it writes."""
+    ) -> Captured:
+        """The captured step of a bucket."""
         key = (bucket, narrow, ahead, plain, mode)
         if key not in self._graphs:
             given = torch.from_numpy(self._pack([], [], ahead, bucket)[0]).to(self.device)
@@ -338,10 +365,10 @@ class Runner:
                     self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain, mode)
             torch.cuda.current_stream(self.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 made, hidden = self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain, mode)
             self._pool = graph.pool()
-            self._graphs[key] = (graph, given, made, hidden)
+            self._graphs[key] = Captured(graph, given, made, hidden)
         return self._graphs[key]
 
     def _assign(self, works: list[Work]) -> list[int]:
@@ -444,7 +471,7 @@ def _drawing(work: Work, end: int) -> range:
     return range(end - 1 - len(work.drafted), end) if work.samples else range(0)
 
 
-def _drawn(work: Work, rows: list[list[int]], hidden: Tensor) -> Drawn:
+def _drawn(work: Work, rows: list[list[int]], hidden: Tensor, places: range) -> Drawn:
     speculation = work.sequence.speculation
     reads = speculation is not None and speculation.reads_hidden
-    return Drawn([tuple(row) for row in rows], hidden.clone() if reads else None)
+    return Drawn([tuple(row) for row in rows], hidden[places.start : places.stop].clone() if reads else None)

@@ -24,6 +24,11 @@ class Draw(Protocol):
         ...
 
     @property
+    def shared_mode(self) -> int | None:
+        """The mode of all of them, if it is known beforehand and the model names it in `lone_modes`."""
+        ...
+
+    @property
     def generated(self) -> Tensor:
         """How many rows of this reply exist once the row being made is counted (1 for the first)."""
         ...

@@ -21,6 +21,7 @@ from vivavoce.models.interface import Draw, Row
 from vivavoce.nn.allocation import allocating, fill_randomly
 from vivavoce.nn.attention import PagedAttention
 from vivavoce.nn.decoder_layer import DecoderLayer
+from vivavoce.nn.few_rows import project
 from vivavoce.nn.linear import Embedding, Linear
 from vivavoce.nn.norm import RMSNorm
 from vivavoce.nn.paged import KVShape, RowBatch
@@ -104,6 +105,14 @@ class Block(nn.Module):
             x, residual = layer(x, residual, rotary, index, batch)
         return x, residual
 
+    def remember(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, batch: RowBatch) -> None:
+        """Keep the rows' keys and values in all layers, where nobody asks what the last one makes of them."""
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers[:last], start=self.first):
+            x, residual = layer(x, residual, rotary, index, batch)
+        final: DecoderLayer = self.layers[last]  # type: ignore[assignment]
+        final.remember(x, residual, rotary, self.first + last, batch)
+
 
 def _layer(config: MossSpeechConfig) -> DecoderLayer:
     attention = PagedAttention(
@@ -141,10 +150,13 @@ class Trunk(nn.Module):
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Both tails' normed states of every row.  # [row, 2] → [row, 2, hidden]"""
         x, residual = self.shared_block(self.embed(rows), None, self.rotary, batch)
-        text, text_residual = self.text_block(x, residual, self.rotary, batch)
         audio, audio_residual = self.audio_block(x, residual, self.rotary, batch)
-        text, _ = self.text_norm.add(text, text_residual)
         audio, _ = self.audio_norm.add(audio, audio_residual)
+        if batch.shared_mode == AUDIO:
+            self.text_block.remember(x, residual, self.rotary, batch)
+            return audio[:, None].expand(-1, 2, -1)  # nobody reads the text's
+        text, text_residual = self.text_block(x, residual, self.rotary, batch)
+        text, _ = self.text_norm.add(text, text_residual)
         return torch.stack([text, audio], dim=1)
 
 
@@ -152,6 +164,7 @@ class MossSpeech(nn.Module):
     """The language model with its generation rules; the engine runs it through `vivavoce.models.interface`."""
 
     channels = 2
+    lone_modes = (AUDIO,)  # where nobody writes text, nobody asks the text head, nor the last layer before it
 
     def __init__(self, config: MossSpeechConfig) -> None:
         super().__init__()
@@ -202,22 +215,28 @@ class MossSpeech(nn.Module):
 
     def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What each head says.  # [sequence, 2, hidden] → [sequence, vocabulary] twice, float32"""
-        text: Tensor = self.text_lm_head(hidden[:, TEXT])
-        audio: Tensor = self.audio_lm_head(hidden[:, AUDIO])
-        return _wide(text), _wide(audio)
+        return self._head_logits(hidden, TEXT), self._head_logits(hidden, AUDIO)
+
+    def _head_logits(self, hidden: Tensor, channel: int) -> Tensor:
+        head = self.text_lm_head if channel == TEXT else self.audio_lm_head
+        logits = project(head, hidden[:, channel])
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
         """Sample both channels; in audio mode the text id says so.  # [sequence, 2]"""
-        text_logits, audio_logits = self.logits(hidden)
-        end = self.config.eosp_token_id
-        audio_logits[:, end + 1 :] = float("-inf")
-        too_early = draw.generated < draw.least
-        audio_logits[:, end] = audio_logits[:, end].masked_fill(too_early, float("-inf"))
-        text = draw.sample(TEXT, text_logits)
-        audio = draw.sample(AUDIO, audio_logits)
+        pad = self.config.modality_pad_token_id
+        audio = self._audio(hidden, draw)
+        if draw.shared_mode == AUDIO:
+            return torch.stack([torch.full_like(audio, pad), audio], dim=1)
+        text = draw.sample(TEXT, self._head_logits(hidden, TEXT))
         # In text mode the audio sample is never embedded, yet it stays in the row: the penalty counts it.
-        text = torch.where(draw.modes == AUDIO, self.config.modality_pad_token_id, text)
-        return torch.stack([text, audio], dim=1)
+        return torch.stack([torch.where(draw.modes == AUDIO, pad, text), audio], dim=1)
+
+    def _audio(self, hidden: Tensor, draw: Draw) -> Tensor:
+        end = self.config.eosp_token_id
+        logits = self._head_logits(hidden, AUDIO)[:, : end + 1]
+        logits[:, end].masked_fill_(draw.generated < draw.least, float("-inf"))
+        return draw.sample(AUDIO, logits)
 
     def start_mode(self, last: Row) -> int:
         """A prompt that ends inside speech goes on in speech; one that ends with start-of-speech begins it."""
@@ -249,7 +268,3 @@ class MossSpeech(nn.Module):
     def written_ids(self, rows: Iterable[Row]) -> list[int]:
         """The text ids of a reply."""
         return [row[TEXT] for row in rows if row[TEXT] != self.config.modality_pad_token_id]
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

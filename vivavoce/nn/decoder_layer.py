@@ -1,10 +1,9 @@
 """A pre-norm decoder layer: attention, then a gated feed-forward (SwiGLU), each added to the residual stream."""
 
 from torch import Tensor, nn
-from torch.nn import functional
 
-from vivavoce.nn import kernels
 from vivavoce.nn.attention import PagedAttention
+from vivavoce.nn.few_rows import project
 from vivavoce.nn.linear import Linear, PackedLinear
 from vivavoce.nn.norm import RMSNorm
 from vivavoce.nn.paged import RowBatch
@@ -21,11 +20,7 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each row by itself."""
-        both = self.gate_up_proj(x)
-        if kernels.usable(both):
-            return self.down_proj(kernels.silu_multiply(both))
-        gate, up = both.chunk(2, dim=-1)
-        return self.down_proj(functional.silu(gate) * up)
+        return project(self.down_proj, project(self.gate_up_proj, x, gated=True))
 
 
 class DecoderLayer(nn.Module):
@@ -46,3 +41,8 @@ class DecoderLayer(nn.Module):
         x = self.self_attn(x, rotary, layer, batch)
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
+
+    def remember(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, layer: int, batch: RowBatch) -> None:
+        """Keep the rows' keys and values, where nobody asks what the layer makes of them."""
+        x, _ = self.input_layernorm.add(x, residual)
+        self.self_attn.remember(x, rotary, layer, batch)

@@ -86,6 +86,7 @@ class RowBatch:
     singles: int
     pieces: tuple[Piece, ...]
     places: Tensor | None = None  # [row] int32: where rows are stored, where that is not by their position
+    shared_mode: int | None = None  # of all rows whose states are asked for, where it is known beforehand
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new rows' keys and values.  # each [row, head, head_dim]"""

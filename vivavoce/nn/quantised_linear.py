@@ -13,7 +13,6 @@ from vivavoce.nn.int8_linear import Int8Linear, RangedInt8Linear, int8_is_fast_h
 from vivavoce.nn.quantised_weight import CASTS, QuantisedWeight, unpacked
 
 FEW_ROWS = 16  # up to which the CPU's weight-only kernels beat widening
-MOST_KERNEL_ROWS = 64
 LEAST_INTEGER_ROWS = 32  # below which CUDA's int8 products are padding
 CPU_GROUPS = (32, 64, 128, 256)
 CPU_ROW_BLOCK = 16
@@ -65,11 +64,16 @@ class CastLinear(QuantisedLinear):
 class CudaLinear(QuantisedLinear):
     """Small weights read by Triton kernels for a few rows, widened for many."""
 
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(_with_pairs(quantised), bias, dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
-        rows = x.numel() // x.shape[-1]
-        if rows <= MOST_KERNEL_ROWS and kernels.usable(x) and kernels.takes(self.quantised):
-            return kernels.weight_only_linear(x, self.quantised, self._bias(x))
+        flat = x.flatten(0, -2)
+        rows = flat.shape[0]
+        tile = kernels.tile_for(self.quantised, flat, gated=False) if kernels.usable(x) else None
+        if tile is not None:
+            return kernels.few_row_linear(flat, self.quantised, self._bias(x), tile).unflatten(0, x.shape[:-1])
         if self.like.activations != "float" and rows >= LEAST_INTEGER_ROWS and self.like.inputs % 16 == 0:
             return self._integer_product(x)
         return super().forward(x)
@@ -127,6 +131,14 @@ class CpuInt4WeightLinear(QuantisedLinear):
             self.scales_and_middles,  # type: ignore[arg-type]
         )
         return _finished(out, x, self.bias)
+
+
+def _with_pairs(weight: QuantisedWeight) -> QuantisedWeight:
+    """Groups' scales and offsets laid out for the kernels: each pair together, and those of a group side by side."""
+    if weight.scale is None or weight.offset is None:
+        return weight
+    scale, offset = torch.stack([weight.scale.T, weight.offset.T], dim=-1).transpose(0, 1).unbind(-1)
+    return weight.with_parts({"data": weight.data, "scale": scale, "offset": offset})
 
 
 def _finished(out: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:

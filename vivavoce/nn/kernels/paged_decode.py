@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.dependent_launch import begin, begin_small, dependent, fetch_near
 from vivavoce.nn.paged import RowBatch
 
 PROGRAMS_WANTED = 264  # two for each of an H200's multiprocessors; more splits than that only add joining
@@ -16,7 +17,8 @@ def _decode_split(
     queries_ptr, keys_ptr, values_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, scale,
     out_ptr, part_ptr, peak_ptr, weight_ptr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, LINE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -26,6 +28,13 @@ def _decode_split(
     share = tl.cdiv(tl.cdiv(context, SPLITS), BLOCK) * BLOCK
     start = split * share
     end = tl.minimum(start + share, context)
+    if DEPENDENT:  # most of what is read was written in earlier steps: it may come near while the last row is made
+        place = start + tl.arange(0, BLOCK)
+        page = tl.load(page_table_ptr + slot * table_width + place // PAGE, mask=place < end, other=0).to(tl.int64)
+        offset = ((page * PAGE + place % PAGE) * KV_HEADS + kv_head) * DIM
+        fetch_near(keys_ptr + offset[:, None], DIM, LINE)
+        fetch_near(values_ptr + offset[:, None], DIM, LINE)
+    begin(DEPENDENT)
 
     group = tl.arange(0, GROUP_PAD)
     column = tl.arange(0, DIM)
@@ -65,7 +74,10 @@ def _decode_split(
 
 
 @triton.jit
-def _join_splits(part_ptr, peak_ptr, weight_ptr, out_ptr, DIM: tl.constexpr, SPLITS: tl.constexpr):
+def _join_splits(
+    part_ptr, peak_ptr, weight_ptr, out_ptr, DIM: tl.constexpr, SPLITS: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    begin_small(DEPENDENT)
     head = tl.program_id(0).to(tl.int64)  # row × head
     split = tl.arange(0, SPLITS)
     column = tl.arange(0, DIM)
@@ -95,10 +107,14 @@ def paged_decode(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
         out, parts, peaks, weights,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)),
         DIM=dim, PAGE=batch.cache.page_size, SPLITS=splits, BLOCK=32 if splits > 1 else 64,
-        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32", LINE=min(dim, 128 // queries.element_size()),
+        num_warps=4, num_stages=3,
+        **dependent(queries.device),
     )  # fmt: skip
     if splits > 1:
-        _join_splits[(rows * heads,)](parts, peaks, weights, out, DIM=dim, SPLITS=splits, num_warps=1)
+        _join_splits[(rows * heads,)](
+            parts, peaks, weights, out, DIM=dim, SPLITS=splits, num_warps=1, **dependent(queries.device)
+        )
     return out
 
 

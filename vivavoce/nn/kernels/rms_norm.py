@@ -5,11 +5,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.dependent_launch import begin_small, dependent
+
 
 @triton.jit
 def _add_rms_norm(
-    x_ptr, residual_ptr, weight_ptr, normed_ptr, total_ptr, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, residual_ptr, weight_ptr, normed_ptr, total_ptr, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    begin_small(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * size
     column = tl.arange(0, BLOCK)
     inside = column < size
@@ -35,5 +39,6 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     _add_rms_norm[(x.numel() // size,)](
         x, residual, weight, normed, total, size, eps,
         ADD=residual is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+        **dependent(x.device),
     )  # fmt: skip
     return normed, total

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.nn.kernels.dependent_launch import begin, dependent
+from vivavoce.nn.kernels.dependent_launch import begin_small, dependent
 from vivavoce.nn.paged import RowBatch
 
 
@@ -16,19 +16,19 @@ def _norm_rotate_store(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     NORMED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)  # queries first, then keys, then values
     HALF: tl.constexpr = DIM // 2
     column = tl.arange(0, HALF)
-    source = packed_ptr + (row * (HEADS + 2 * KV_HEADS) + head) * DIM
-    first = tl.load(source + column)
-    second = tl.load(source + HALF + column)
-
-    position = tl.load(positions_ptr + row).to(tl.int64)
+    position = tl.load(positions_ptr + row).to(tl.int64)  # where rows go was settled before the step's first kernel
     slot = tl.load(slots_ptr + row).to(tl.int64)
     page = tl.load(page_table_ptr + slot * table_width + position // PAGE).to(tl.int64)
     cache_row = (page * PAGE + position % PAGE) * KV_HEADS
+    begin_small(DEPENDENT)
+
+    source = packed_ptr + (row * (HEADS + 2 * KV_HEADS) + head) * DIM
+    first = tl.load(source + column)
+    second = tl.load(source + HALF + column)
 
     if head >= HEADS + KV_HEADS:
         target = values_ptr + (cache_row + head - HEADS - KV_HEADS) * DIM

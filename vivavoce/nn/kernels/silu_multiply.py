@@ -5,9 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.dependent_launch import begin_small, dependent
+
 
 @triton.jit
-def _silu_multiply(both_ptr, out_ptr, inner, BLOCK: tl.constexpr):
+def _silu_multiply(both_ptr, out_ptr, inner, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    begin_small(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner
@@ -24,5 +27,7 @@ def silu_multiply(both: Tensor) -> Tensor:
     inner = both.shape[-1] // 2
     out = torch.empty(*both.shape[:-1], inner, dtype=both.dtype, device=both.device)
     block = 1024
-    _silu_multiply[(both.numel() // (2 * inner), triton.cdiv(inner, block))](both, out, inner, BLOCK=block, num_warps=4)
+    _silu_multiply[(both.numel() // (2 * inner), triton.cdiv(inner, block))](
+        both, out, inner, BLOCK=block, num_warps=4, **dependent(both.device)
+    )
     return out

@@ -1,0 +1,124 @@
+"""Which tile a linear layer of few rows is computed with: found by measurement, per device and shape.
+
+`python -m vivavoce.quant.linear_bench --sweep` measures, beside the library's own product, and keeps the best in a file
+of the user's cache folder (`VIVA_CACHE`). What was found on an H200 comes with the package. A float matrix without an
+entry is left to the library; a narrow one, for which there is none, gets a tile that fits any shape.
+"""
+
+import functools
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vivavoce.nn.quantised_weight import QuantisedWeight
+
+MOST_ROWS = 64
+GROUPS = (32, 64, 128)  # of columns that share a scale, for which there is a kernel
+CACHE_VARIABLE = "VIVA_CACHE"
+FILE = "linear_tiles.json"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Outputs and inputs of one round of a program, and its warps.
+
+    `stages` is how many rounds are under way at once; 0 stands for the kernel of one row, which has no tensor cores.
+    One row is cut into `parts` (up to 8) that a program multiplies side by side. `early` asks for the first weights
+    before the kernel before this one has ended.
+    """
+
+    outputs: int
+    inputs: int
+    stages: int
+    warps: int
+    parts: int = 1
+    early: bool = False
+
+
+FITTING = {"int8": Tile(16, 256, 4, 4, 4), "float8": Tile(16, 256, 4, 4, 4), "int4": Tile(16, 256, 4, 4, 4)}
+Entries = dict[str, Tile | None]  # None: the library is faster
+SHIPPED: dict[str, Entries] = {
+    "NVIDIA H200": {
+        "bfloat16 4096x24576 gated rows 1": Tile(32, 256, 4, 2),
+        "bfloat16 12288x4096 rows 1": Tile(32, 256, 5, 2),
+        "bfloat16 4096x6144 rows 1": Tile(64, 256, 4, 4),
+        "bfloat16 4096x4096 rows 1": Tile(32, 256, 5, 2),
+        "bfloat16 12288x4096 rows 8": Tile(32, 256, 5, 2),
+        "bfloat16 4096x6144 rows 8": Tile(64, 256, 4, 4),
+        "bfloat16 4096x4096 rows 8": Tile(32, 256, 5, 2),
+    }
+}
+
+
+def scheme_of(weight: Tensor | QuantisedWeight) -> str:
+    """How a matrix is kept, as entries name it."""
+    return weight.scheme if isinstance(weight, QuantisedWeight) else str(weight.dtype).removeprefix("torch.")
+
+
+def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile | None:
+    """The tile for these rows; None: the library is faster, or there is no kernel for this."""
+    rows = x.shape[0]
+    data = weight.data if isinstance(weight, QuantisedWeight) else weight
+    if rows > MOST_ROWS or not _is_taken(weight, data):
+        return None
+    scheme = scheme_of(weight)
+    name = name_of(scheme, x.shape[1], data.shape[0], rows, gated)
+    return tiles(x.device).get(name, FITTING.get(scheme))
+
+
+def name_of(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) -> str:
+    """What an entry is called. One row is by itself; more count up to the next power of two, from 8 on."""
+    counted = 1 if rows == 1 else max(8, 1 << (rows - 1).bit_length())
+    return f"{scheme} {inputs}x{outputs}{' gated' if gated else ''} rows {counted}"
+
+
+def _is_taken(weight: Tensor | QuantisedWeight, data: Tensor) -> bool:
+    if not isinstance(weight, QuantisedWeight):
+        return weight.dtype == torch.bfloat16
+    if weight.scheme == "float8":
+        return not data.is_cuda or torch.cuda.get_device_capability(data.device) >= (8, 9)
+    if weight.scheme == "int4":
+        assert weight.scale is not None
+        in_pairs = weight.scale.stride() == (2, 2 * weight.outputs)
+        return weight.group in GROUPS and in_pairs and weight.scale.dtype == torch.float16
+    return weight.scheme == "int8"
+
+
+@functools.cache
+def tiles(device: torch.device) -> Entries:
+    """Entries of a device: those the package brings, and over them the user's own."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return SHIPPED.get(name, {}) | _kept().get(name, {})
+
+
+def keep(device: str, found: Entries) -> Path:
+    """Add what was measured on a device to the user's file."""
+    everything = _kept()
+    everything[device] = everything.get(device, {}) | found
+    file = _file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    named = {
+        name: {key: tile and asdict(tile) for key, tile in entries.items()} for name, entries in everything.items()
+    }
+    fresh = file.with_suffix(f".{os.getpid()}")
+    fresh.write_text(json.dumps(named, indent=1), encoding="utf8")
+    fresh.replace(file)
+    tiles.cache_clear()
+    return file
+
+
+def _kept() -> dict[str, Entries]:
+    try:
+        given = json.loads(_file().read_text(encoding="utf8"))
+        return {name: {key: tile and Tile(**tile) for key, tile in entries.items()} for name, entries in given.items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # no file, or not one of ours: as if nothing was measured
+        return {}
+
+
+def _file() -> Path:
+    folder = os.environ.get(CACHE_VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "viva"
+    return Path(folder) / FILE
