@@ -7,6 +7,7 @@ depend on their values; errors measured on them only compare settings with each 
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from vivavoce.models.flow_state import FlowVoice, VoicePrompt
 from vivavoce.models.hift import HiFT
 from vivavoce.models.hift_geometry import HiFTConfig
 from vivavoce.models.hift_stream import HiFTStream
-from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCodec
+from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCodec, SpokenState
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
 from vivavoce.nn.allocation import allocating, fill_randomly
@@ -74,7 +75,7 @@ def run(
         raise InputError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
     place = pick(device)
     kind = resolve_dtype("float16" if dtype == "auto" and place.kind == "cuda" else dtype, place)
-    plain, prompt = _random_codec(shape, place, kind)
+    plain, prompt = random_codec(shape, place, kind)
     codec = GraphedCodec(plain) if place.graphs else plain
     voice = codec.flow.voice(prompt)
     sessions = sessions or [1, 8, 32]
@@ -139,7 +140,8 @@ def run(
 
 
 @torch.no_grad()
-def _random_codec(shape: str, device: Device, dtype: torch.dtype) -> tuple[MossSpeechCodec, VoicePrompt]:
+def random_codec(shape: str, device: Device, dtype: torch.dtype) -> tuple[MossSpeechCodec, VoicePrompt]:
+    """A codec of a shape whose voice is loud enough to be heard, and a prompt for it."""
     flow_config, ear_config, vocoder_config = SHAPES[shape]
     with allocating(device.torch_device, dtype):
         flow = FlowDecoder(flow_config).requires_grad_(False).eval()
@@ -249,10 +251,18 @@ def _sessions(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chu
     return {
         "sessions": count,
         "hop_ms": median * 1e3,
+        "gb_s": _hop_bytes(codec, voice, states) / median / 1e9,
         "worst_hop_ms": max(steady) * 1e3,
         "rtf": median / (5 * CODE_SECONDS),
         "underruns": report.underruns,
     }
+
+
+def _hop_bytes(codec: MossSpeechCodec, voice: FlowVoice, states: Sequence[SpokenState]) -> int:
+    """What a hop of the flow must move: its weights at every Euler step, the voice, each window in and out."""
+    flow = getattr(codec.flow, "flow", codec.flow)  # the decoder whose hops are replayed
+    weights = sum(parameter.nbytes for parameter in flow.parameters())
+    return codec.flow.config.euler_steps * weights + voice.cache.nbytes + 2 * sum(state.nbytes for state in states)
 
 
 @torch.no_grad()
@@ -388,10 +398,10 @@ def _print(result: dict[str, Any]) -> None:
     console.print(f"vocoder on {result['speech']}, difference from the whole by mel frames held back: {held}")
     ear = result["ear"]
     console.print(f"ear on it: {ear['codes_that_differ']:.1%} of {ear['codes']} codes differ from the exact ones")
-    table = Table("sessions", "hop ms", "worst", "RTF", "underruns")
+    table = Table("sessions", "hop ms", "worst", "GB/s of the flow", "RTF", "underruns")
     for row in result["sessions"]:
-        cells = (f"{row['hop_ms']:.1f}", f"{row['worst_hop_ms']:.1f}", f"{row['rtf']:.3f}", str(row["underruns"]))
-        table.add_row(str(row["sessions"]), *cells)
+        cells = (f"{row['hop_ms']:.1f}", f"{row['worst_hop_ms']:.1f}", f"{row['gb_s']:.0f}", f"{row['rtf']:.3f}")
+        table.add_row(str(row["sessions"]), *cells, str(row["underruns"]))
     console.print(table)
     policies = Table("policy", "first sound ms", "added delay ms", "underruns", "chunks", "work s", "edges / inside")
     for row in result["policies"]:

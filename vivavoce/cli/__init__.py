@@ -9,7 +9,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce import __version__
-from vivavoce.cli import bench, capacity, codecs, export, models, plan, quantize, say, serve, train, transcribe, verify
+from vivavoce.cli import (
+    bench,
+    capacity,
+    codecs,
+    crowd,
+    export,
+    models,
+    plan,
+    quantize,
+    say,
+    serve,
+    train,
+    transcribe,
+    verify,
+)
 from vivavoce.cli.options import DeviceSpec, Json, gigabytes, print_json, progress_to, table
 from vivavoce.errors import VivaError
 
@@ -29,6 +43,7 @@ app.add_typer(verify.app)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 capacity.add_to(bench.app)
+crowd.add_to(bench.app)
 app.add_typer(train.app, name="train")
 app.command()(serve.serve)
 app.command()(transcribe.transcribe)

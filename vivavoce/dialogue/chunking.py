@@ -40,6 +40,8 @@ class LeadPolicy:
     grain: Grain
     share: float = 0.5
     longest: float = 1.6
+    doubles: bool = False
+    """Whether chunks are one, two, four … grains long, so that those of many replies are alike."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or self.longest <= 0:
@@ -48,7 +50,14 @@ class LeadPolicy:
     def wanted(self, chunks: int, lead: float) -> int:
         """Frames that take `share` of the lead to play: the rest of the lead is for making them."""
         affordable = min(lead * self.share, self.longest) / self.grain.frame_seconds
-        return max(1, int(affordable / self.grain.frames)) * self.grain.frames
+        grains = max(1, int(affordable / self.grain.frames + 1e-9))
+        return (1 << (grains.bit_length() - 1) if self.doubles else grains) * self.grain.frames
+
+    def sizes(self) -> list[int]:
+        """Frames of every chunk it may ask for."""
+        seconds = self.grain.frames * self.grain.frame_seconds
+        most = max(1, int(self.longest / seconds + 1e-9))
+        return sorted({self.wanted(1, grains * seconds / self.share) for grains in range(1, most + 1)})
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,26 @@ def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, le
     if waiting >= wanted + policy.grain.lookahead and not (is_last and waiting <= wanted):
         return wanted
     return waiting if is_last else 0
+
+
+@dataclass
+class Bridge:
+    """How long the second chunk of a reply takes after its first, for each reply that is being made at the time."""
+
+    seconds: float = 0.0
+    share: float = 0.2
+    """Of the newest in what is expected."""
+    margin: float = 0.03
+    """Seconds more than is expected."""
+
+    def note(self, seconds: float, replies: int) -> None:
+        """A second chunk came so long after the first, among so many replies."""
+        each = seconds / max(1, replies)
+        self.seconds = each if self.seconds == 0 else (1 - self.share) * self.seconds + self.share * each
+
+    def holds(self, sound: float, replies: int) -> bool:
+        """Whether so many seconds of sound last until the next come, if so many replies want theirs first."""
+        return sound >= self.seconds * replies + self.margin
 
 
 @dataclass(frozen=True)

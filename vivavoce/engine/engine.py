@@ -5,16 +5,18 @@ be appended to while it waits, forked, rewound and closed at any moment between 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from vivavoce.device import Device
+from vivavoce.engine.listener import Listener, SoundPolicy
 from vivavoce.engine.pages import PagePool
-from vivavoce.engine.runner import Drawn, Runner
+from vivavoce.engine.runner import BUCKETS, Drawn, Runner
 from vivavoce.engine.sampling import Generation
-from vivavoce.engine.scheduler import Scheduler, Work
+from vivavoce.engine.scheduler import Plan, Scheduler, Work
 from vivavoce.engine.sequence import FinishReason, Sequence
+from vivavoce.engine.slack import Slack
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
@@ -35,6 +37,7 @@ class EngineLimits:
     """Rows one sequence may have; None: as many as the model and the cache allow."""
     rows_per_step: int = 512
     sequences_per_step: int = 128
+    sound: SoundPolicy = field(default_factory=SoundPolicy)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,10 @@ class Engine:
         pages = -(-rows // limits.page_size) + 1
         self.capacity = min((pages - 1) * limits.page_size, model.context_limit, limits.context or model.context_limit)
         cache = _allocate_cache(model, pages, limits.page_size, dtype, device)
-        self.scheduler = Scheduler(PagePool(pages), limits.page_size, limits.rows_per_step, limits.sequences_per_step)
+        self.scheduler = Scheduler(
+            PagePool(pages), limits.page_size, limits.rows_per_step, limits.sequences_per_step, limits.sound
+        )
+        self.slack = Slack()
         self.runner = Runner(model, cache, self.capacity, limits.sequences_per_step, use_graphs and device.graphs)
         self.acceptance = Acceptance()
         self._next_id = 0
@@ -78,7 +84,32 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return any(sequence.has_work for sequence in self.scheduler.sequences.values())
+        return self.rests == 0
+
+    @property
+    def rests(self) -> float | None:
+        """Seconds until a step would do anything, 0 where it would now; None: not before somebody asks."""
+        return self.scheduler.rests()
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that could be held beside those of sequences that have work; the idle give way."""
+        held = {page for s in self.scheduler.sequences.values() if s.has_work for page in s.pages}
+        return (self.scheduler.pool.size - len(held)) * self.limits.page_size
+
+    @property
+    def free_bytes(self) -> float:
+        """Memory of the device that can still be taken, what torch keeps for later included; on a CPU nobody counts."""
+        device = self.runner.device
+        if device.type != "cuda":
+            return float("inf")
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+
+    def warm_up(self) -> None:
+        """Capture the steps of all batches that sequences can make, so that no conversation waits for it."""
+        most = min(2 * self.limits.sequences_per_step, BUCKETS[-1])
+        self.runner.warm_up(tuple(bucket for bucket in BUCKETS if bucket <= most))
 
     def open(self, rows: Iterable[Row] = ()) -> Sequence:
         """A new sequence, its first rows to be computed in the steps that follow."""
@@ -109,10 +140,12 @@ class Engine:
         generation: Generation,
         most_unread: int | None = None,
         speculation: Speculation | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Start a reply after the last row. With `most_unread`, it pauses while so many rows are not taken.
 
-        With `speculation`, steps may make several of its rows; which rows it makes does not change.
+        With `speculation`, steps may make several of its rows; which rows it makes does not change. A `listener` hears
+        it while it is made: the reply is served by when they run dry, and rests where it is far ahead.
         """
         self._require_open(sequence)
         if not sequence.rows:
@@ -130,16 +163,22 @@ class Engine:
         sequence.generation, sequence.generated = generation, 0
         sequence.unread, sequence.most_unread = 0, most_unread
         sequence.speculation, sequence.hidden = speculation, None
+        sequence.listener, sequence.served = listener, self.scheduler.now()
+
+    def heard(self, sequence: Sequence, seconds: float) -> None:
+        """The listener has played so much of the reply by now."""
+        if sequence.listener is not None:
+            sequence.listener = sequence.listener.heard(self.scheduler.now(), seconds)
 
     def take(self, sequence: Sequence, rows: int = 1) -> None:
         """The consumer has taken rows; a reply that waited for it goes on."""
         sequence.unread = max(0, sequence.unread - rows)
 
     def stop(self, sequence: Sequence) -> None:
-        """End the reply under way, if any; its rows stay."""
+        """End the reply under way, if any; its rows stay, and the state behind the newest one, if it was wanted."""
         sequence.generation = None
         sequence.most_unread = None
-        sequence.speculation, sequence.hidden = None, None
+        sequence.speculation, sequence.listener = None, None
 
     def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence with the same rows. Pages are shared until one of the two writes into them."""
@@ -182,7 +221,9 @@ class Engine:
         plan = self.scheduler.plan(self._drafts())
         if not plan.works:
             return []
+        begun = self.scheduler.now()
         made = iter(self.runner.run(plan))
+        self._note_slack(plan, begun, self.scheduler.now())
         self._steps += 1
         emissions = []
         for work in plan.works:
@@ -224,6 +265,12 @@ class Engine:
         if sequence.most_unread is not None:
             room.append(sequence.most_unread - sequence.unread)
         return min(sequence.speculation.most, min(room) - 1)
+
+    def _note_slack(self, plan: Plan, begun: float, now: float) -> None:
+        self.slack.note_step(now, now - begun)
+        for sequence in (work.sequence for work in plan.works if work.samples):
+            if sequence.listener is not None and sequence.listener.playing is not None:
+                self.slack.note(now, sequence.listener.runs_dry(sequence.generated) - now)
 
     def _verify(self, work: Work, drawn: Drawn) -> list[Emission]:
         """Keep a draft for as long as it is what was drawn, and then the row that was."""

@@ -1,20 +1,27 @@
 """Who computes what in the next step: one budget of rows for decode steps and prefill pieces alike.
 
-Sequences stand in one order of rank: those that generate, then those whose new rows wait to be prefilled, then the
-idle; the older first within each. A step serves them in that order. Every sequence that is one row short of its next
-sample gets that row before any prefill gets more than its share, so decode never waits for a long prompt. When pages
-run out, a sequence may evict those of lower rank, which keep their rows and are computed again later; the first in rank
-therefore always moves on, and nobody waits for ever.
+A step serves replies first: those of which nothing was heard yet, then by when their listeners run dry. A reply that is
+far ahead of its listener rests; while somebody waits for a first sound, replies with sound to spare stay out, so that
+the step is short. Then come new rows that wait to be prefilled, the older sequence first. Every sequence that is one
+row short of its next sample gets that row before any prefill gets more than its share, so decode never waits for a long
+prompt.
+
+Pages are held by rank: sequences that generate, those with rows to prefill, the idle; the older first within each. When
+pages run out, a sequence may evict those of lower rank, which keep their rows and are computed again later; the first
+in rank therefore always moves on, and nobody waits for ever.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from vivavoce.engine.listener import SoundPolicy
 from vivavoce.engine.pages import PagePool
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import NO_DRAFT, Draft
 
 NO_DRAFTS: Mapping[int, Draft] = {}
+PATIENCE_SECONDS = 0.5  # a reply that nobody hears is served at least so often, whoever else is due
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,17 @@ class Plan:
 class Scheduler:
     """Plans steps and owns the pages. Knows no tensor."""
 
-    def __init__(self, pool: PagePool, page_size: int, rows_per_step: int, sequences_per_step: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        page_size: int,
+        rows_per_step: int,
+        sequences_per_step: int,
+        sound: SoundPolicy | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.pool = pool
+        self.sound, self.now = sound or SoundPolicy(), now
         self.page_size = page_size
         self.rows_per_step = rows_per_step
         self.sequences_per_step = sequences_per_step
@@ -57,7 +73,8 @@ class Scheduler:
 
     def plan(self, drafts: Mapping[int, Draft] = NO_DRAFTS) -> Plan:
         """The next step's work; pages are taken for it. Drafts, by their sequence's id, get what nobody else needs."""
-        ranked = sorted((s for s in self.sequences.values() if s.has_work), key=_rank)
+        now = self.now()
+        ranked = sorted(self._ready(now), key=lambda sequence: _urgency(sequence, now))
         waiting_decodes = sum(_decodes(sequence) for sequence in ranked)
         budget = self.rows_per_step
         plan = Plan()
@@ -71,6 +88,7 @@ class Scheduler:
                 continue
             samples = sequence.is_generating and count == sequence.pending
             plan.works.append(Work(sequence, sequence.cached, count, samples))
+            sequence.served = now
             budget -= count
         for index, work in enumerate(plan.works):
             drafted = drafts.get(work.sequence.id, NO_DRAFT).first(budget) if work.samples else NO_DRAFT
@@ -78,6 +96,20 @@ class Scheduler:
                 plan.works[index] = self._with_draft(work, drafted)
                 budget -= len(plan.works[index].drafted)
         return plan
+
+    def rests(self) -> float | None:
+        """Seconds until a step would do anything: 0 where it would now, None where nothing is to be done at all."""
+        now, furthest = self.now(), self.sound.furthest
+        busy = [sequence for sequence in self.sequences.values() if sequence.has_work]
+        return min((max(0.0, _ahead(sequence, now) - furthest) for sequence in busy), default=None)
+
+    def _ready(self, now: float) -> list[Sequence]:
+        """Who is served: not those far ahead, nor, while somebody has heard nothing, those with sound to spare."""
+        busy = [sequence for sequence in self.sequences.values() if sequence.has_work]
+        ready = [sequence for sequence in busy if _ahead(sequence, now) <= self.sound.furthest]
+        if any(sequence.awaits_sound for sequence in ready):
+            ready = [sequence for sequence in ready if _ahead(sequence, now) <= self.sound.spare]
+        return ready
 
     def trim(self, sequence: Sequence) -> None:
         """Give back pages that were taken for rows which did not stay."""
@@ -146,8 +178,24 @@ def _decodes(sequence: Sequence) -> bool:
     return sequence.is_generating and sequence.pending == 1
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
+def _ahead(sequence: Sequence, now: float) -> float:
+    """Seconds that a reply is ahead of its listener; of what nobody hears, and of what nobody has heard, none."""
+    dry = sequence.runs_dry
+    return 0.0 if dry is None or not sequence.is_generating or sequence.awaits_sound else dry - now
+
+
+def _urgency(sequence: Sequence, now: float) -> tuple[int, bool, float, int]:
     """Lower is served first."""
+    if not sequence.is_generating:
+        return 1, False, 0.0, sequence.id
+    dry = sequence.runs_dry
+    due = sequence.served + PATIENCE_SECONDS if dry is None else dry
+    goes_first = due < now if dry is None else sequence.awaits_sound
+    return 0, not goes_first, due, sequence.id
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    """Lower keeps its pages."""
     kind = 2 if not sequence.has_work else 0 if sequence.is_generating else 1
     return kind, sequence.id
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from vivavoce.engine.listener import Listener
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.speculative import Speculation
 from vivavoce.models.interface import Row
@@ -35,6 +36,10 @@ class Sequence:
     unread: int = 0
     """Rows made that the consumer has not taken yet; with `most_unread` it makes a slow consumer pause the reply."""
     most_unread: int | None = None
+    listener: Listener | None = None
+    """Who hears the reply while it is made, if anybody does."""
+    served: float = 0.0
+    """When a step last computed some of its rows, on the scheduler's clock."""
     speculation: Speculation | None = None
     hidden: Tensor | None = None
     """The model's state from which the newest row was drawn, kept where a draft is made of it."""
@@ -58,6 +63,16 @@ class Sequence:
     def is_paused(self) -> bool:
         """Whether the reply waits for its consumer."""
         return self.most_unread is not None and self.unread >= self.most_unread
+
+    @property
+    def awaits_sound(self) -> bool:
+        """Whether somebody has heard nothing of the reply because its first rows are not there."""
+        return self.is_generating and self.listener is not None and self.listener.awaits_sound(self.generated)
+
+    @property
+    def runs_dry(self) -> float | None:
+        """When its listener will have heard all there is; None: nobody listens."""
+        return None if self.listener is None else self.listener.runs_dry(self.generated)
 
     @property
     def pending(self) -> int:

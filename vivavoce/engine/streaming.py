@@ -1,21 +1,30 @@
-"""The engine behind an event loop: one thread steps, coroutines open sequences and read replies as they are made."""
+"""The engine behind an event loop: one thread steps, coroutines open sequences and read replies as they are made.
+
+A step takes every sequence that has work along. When it is taken is for the most urgent of them to say.
+"""
 
 import asyncio
 import queue
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Self, TypeVar
 
 from vivavoce.engine.engine import Emission, Engine
+from vivavoce.engine.listener import Listener
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.engine.speculative import Speculation
+from vivavoce.engine.workers import Workers
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
+from vivavoce.nn.lane import Lane
 
 Result = TypeVar("Result")
+AT_ONCE = float("-inf")
+FIRST_SOUND_SECONDS = 0.1  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
+TAKEN_TOGETHER = 4  # rows after which the engine is told that they were taken
+Delivery = tuple["Reply", Row | BaseException | None, FinishReason | None]
 
 
 class Reply:
@@ -30,6 +39,7 @@ class Reply:
         self._engine = engine
         self._loop = loop
         self._rows: asyncio.Queue[Row | BaseException | None] = asyncio.Queue()
+        self._taken = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,8 +58,12 @@ class Reply:
             raise StopAsyncIteration
         if isinstance(item, BaseException):
             raise item
-        self._engine._post(lambda: self._engine._engine.take(self.sequence))
+        self._note_taken()
         return item
+
+    def needed_by(self, moment: float) -> None:
+        """The next row is needed by this moment, on the event loop's clock; at once unless told."""
+        self._engine.due_by(self.sequence, moment)
 
     async def aclose(self) -> None:
         """Stop the reply now. Its rows so far stay in the sequence."""
@@ -59,6 +73,14 @@ class Reply:
     def __del__(self) -> None:
         if self.finish is None:
             self._engine._post_stop(self.sequence)
+
+    def _note_taken(self) -> None:
+        """Tell the engine now and then that it may go on; a reply that is never made to wait needs no telling."""
+        self._taken += 1
+        most = self.sequence.most_unread
+        if most is not None and self._taken >= min(TAKEN_TOGETHER, most):
+            taken, self._taken = self._taken, 0
+            self._engine._post(lambda: self._engine._engine.take(self.sequence, taken))
 
     def _deliver(self, item: Row | BaseException | None, finish: FinishReason | None) -> None:
         """Called on the event loop's thread."""
@@ -74,33 +96,53 @@ class _WeakReply:
 
     def __init__(self, reply: Reply) -> None:
         self.sequence = reply.sequence
-        self._loop = reply._loop
+        self.loop = reply._loop
         self._reply = weakref.ref(reply)
+
+    @property
+    def reply(self) -> Reply | None:
+        """The reply, if anybody still wants it."""
+        return self._reply()
 
     def deliver(self, item: Row | BaseException | None, finish: FinishReason | None) -> bool:
         """Hand something to the reply on its own thread. False: nobody is there to take it."""
         reply = self._reply()
-        if reply is None:
-            return False
-        try:
-            self._loop.call_soon_threadsafe(reply._deliver, item, finish)
-        except RuntimeError:  # the event loop is closed
-            return False
-        return True
+        return reply is not None and hand_over(self.loop, [(reply, item, finish)])
+
+
+def hand_over(loop: asyncio.AbstractEventLoop, deliveries: list[Delivery]) -> bool:
+    """Deliver on the event loop's thread, all with one wake-up; False: it is closed."""
+
+    def deliver() -> None:
+        for reply, item, finish in deliveries:
+            reply._deliver(item, finish)
+
+    try:
+        loop.call_soon_threadsafe(deliver)
+    except RuntimeError:
+        return False
+    return True
 
 
 class StreamingEngine:
-    """An async face for an `Engine`. All calls take effect between two steps of the engine's thread."""
+    """An async face for an `Engine`. All calls take effect between two steps.
 
-    def __init__(self, engine: Engine) -> None:
+    It steps on a thread of its own, or is a duty of `workers` that others started and will close.
+    """
+
+    def __init__(self, engine: Engine, workers: Workers | None = None) -> None:
         self._engine = engine
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._replies: dict[int, _WeakReply] = {}
-        self._thread = threading.Thread(target=self._work, name="viva-engine", daemon=True)
+        self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
+        self._workers, self._owns_workers = workers or Workers("viva-engine"), workers is None
+        self._lane = Lane(engine.runner.device, urgent=True)
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
-        self._thread.start()
+        if self._owns_workers:
+            self._workers.start()
+        self._workers.add(self)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -110,8 +152,21 @@ class StreamingEngine:
         """End every reply as cancelled and stop the thread."""
         if not self._is_closed:
             self._is_closed = True
-            self._commands.put(None)
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._workers.remove, self)
+            if self._owns_workers:
+                await asyncio.to_thread(self._workers.close)
+            self._run_commands()
+            for handle in list(self._replies.values()):
+                self._end_reply(handle.sequence, "cancelled")
+
+    async def warm_up(self) -> None:
+        """Capture what will be replayed, where the device does that, before anybody waits."""
+
+        def capture() -> None:
+            with self._lane():
+                self._engine.warm_up()
+
+        await self._call(capture)
 
     async def open(self, rows: Iterable[Row] = ()) -> Sequence:
         """A new sequence; its rows are computed in the background."""
@@ -120,6 +175,11 @@ class StreamingEngine:
     async def append(self, sequence: Sequence, rows: Iterable[Row]) -> None:
         """Add rows to a sequence that is not generating."""
         await self._call(lambda: self._engine.append(sequence, rows))
+
+    def due_by(self, sequence: Sequence, moment: float) -> None:
+        """What this sequence has to do must be done by this moment, on the event loop's clock."""
+        self._due[sequence.id] = moment
+        self._workers.wake()
 
     async def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence that shares the first one's past."""
@@ -140,6 +200,7 @@ class StreamingEngine:
         def close() -> None:
             self._end_reply(sequence, "cancelled")
             self._engine.close(sequence)
+            self._due.pop(sequence.id, None)
 
         await self._call(close)
 
@@ -149,14 +210,19 @@ class StreamingEngine:
         generation: Generation,
         most_unread: int | None = None,
         speculation: Speculation | None = None,
+        listener: Listener | None = None,
     ) -> Reply:
-        """Start a reply. `most_unread` lets a slow consumer pause it instead of letting rows pile up."""
+        """Start a reply. `most_unread` lets a slow consumer pause it instead of letting rows pile up.
+
+        With a `listener`, who is told of by `heard`, it comes by when they need it.
+        """
         reply = Reply(self, sequence, asyncio.get_running_loop())
         handle = _WeakReply(reply)
 
         def start() -> None:
-            self._engine.generate(sequence, generation, most_unread, speculation)
+            self._engine.generate(sequence, generation, most_unread, speculation, listener)
             self._replies[sequence.id] = handle
+            self._due.pop(sequence.id, None)
 
         try:
             await self._call(start)
@@ -165,9 +231,13 @@ class StreamingEngine:
             raise
         return reply
 
+    def heard(self, sequence: Sequence, seconds: float) -> None:
+        """The listener of its reply has played so much of it by now."""
+        self._post(lambda: self._engine.heard(sequence, seconds))
+
     async def _call(self, action: Callable[[], Result]) -> Result:
         """Run on the engine's thread, between steps."""
-        if self._is_closed or not self._thread.is_alive():
+        if self._is_closed or not self._workers.is_open:
             raise VivaError("the engine is not running")
         done: Future[Result] = Future()
 
@@ -178,49 +248,71 @@ class StreamingEngine:
                 except BaseException as error:
                     done.set_exception(error)
 
-        self._commands.put(run)
+        self._post(run)
         return await asyncio.wrap_future(done)
 
     def _post(self, action: Callable[[], None]) -> None:
         """Run on the engine's thread some time soon; nobody waits."""
         self._commands.put(action)
+        self._workers.wake()
 
     def _post_stop(self, sequence: Sequence) -> None:
+        # A reply may be forgotten anywhere, also by the thread that would have to be woken, with its lock held.
         self._commands.put(lambda: self._end_reply(sequence, "cancelled"))
 
-    def _work(self) -> None:
-        """The engine's thread: commands as they come, then a step, for as long as there is work."""
-        while self._run_commands():
-            try:
-                emissions = self._engine.step()
-            except Exception as error:
-                self._fail(error)
-                continue
-            for emission in emissions:
-                self._hand_over(emission)
-        for sequence_id in list(self._replies):
-            self._end_reply(self._replies[sequence_id].sequence, "cancelled")
+    # A duty of the workers: commands as they come, and a step when one is due.
 
-    def _run_commands(self) -> bool:
-        """Run what is queued, waiting for a command only when there is nothing to step. False: stop."""
+    def due(self) -> float | None:
+        """When the most urgent sequence must have moved on."""
+        if not self._commands.empty():
+            return AT_ONCE
+        rests = self._engine.rests
+        if rests:
+            return self._workers.now() + rests + self._workers.early
+        busy = (each for each in self._engine.scheduler.sequences.values() if each.has_work)
+        return min((self._due.get(each.id, _due(each)) for each in busy), default=None)
+
+    def do_next(self) -> None:
+        """Run what is queued, and step if it is time."""
+        self._run_commands()
+        due = self.due()
+        if due is None or due - self._workers.now() > self._workers.early:
+            return
+        try:
+            with self._lane():
+                emissions = self._engine.step()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._hand_over(emissions)
+
+    def _run_commands(self) -> None:
         while True:
             try:
-                command = self._commands.get(block=not self._engine.has_work)
+                command = self._commands.get_nowait()
             except queue.Empty:
-                return True
-            if command is None:
-                return False
+                return
             command()
 
-    def _hand_over(self, emission: Emission) -> None:
-        handle = self._replies.get(emission.sequence.id)
-        if handle is None:
-            return
-        if emission.finish is not None:
-            del self._replies[emission.sequence.id]
-        if not handle.deliver(emission.row, emission.finish):
-            self._replies.pop(emission.sequence.id, None)
-            self._engine.stop(emission.sequence)
+    def _hand_over(self, emissions: list[Emission]) -> None:
+        """To whoever reads the replies; one wake-up for each event loop, not for each row."""
+        deliveries: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
+        for emission in emissions:
+            handle = self._replies.get(emission.sequence.id)
+            if handle is None:
+                continue
+            reply = handle.reply
+            if reply is None or emission.finish is not None:
+                del self._replies[emission.sequence.id]
+            if reply is None:
+                self._engine.stop(emission.sequence)
+            else:
+                deliveries.setdefault(handle.loop, []).append((reply, emission.row, emission.finish))
+        for loop, some in deliveries.items():
+            if not hand_over(loop, some):
+                for reply, _, _ in some:
+                    self._replies.pop(reply.sequence.id, None)
+                    self._engine.stop(reply.sequence)
 
     def _end_reply(self, sequence: Sequence, finish: FinishReason) -> None:
         handle = self._replies.pop(sequence.id, None)
@@ -236,3 +328,11 @@ class StreamingEngine:
         self._replies.clear()
         for sequence in self._engine.scheduler.sequences.values():
             sequence.is_wanted = False
+
+
+def _due(sequence: Sequence) -> float:
+    """When a sequence must move on, if nobody has said: at once, but for those whose listeners are known."""
+    listener, dry = sequence.listener, sequence.runs_dry
+    if listener is None or dry is None:
+        return AT_ONCE
+    return listener.since + FIRST_SOUND_SECONDS if sequence.awaits_sound else dry

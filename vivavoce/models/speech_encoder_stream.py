@@ -6,6 +6,7 @@ the maximum so far and gives codes at once; `exact_codes` encodes the turn again
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from vivavoce.audio.mel import (
     whisper_normalise_running,
 )
 from vivavoce.errors import InputError
-from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderState
+from vivavoce.models.speech_encoder import SpeechEncoder
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class SpeechStreamState:
     """Where one turn stands."""
 
     mel: WhisperMelState
-    encoder: SpeechEncoderState
+    encoder: Any  # whatever its encoder keeps
     samples: int  # of the current segment
     maximum: Tensor  # [1], of the log-mel of the current segment
     waiting: Tensor  # [1, mel, frame]: normalised frames, too few for a code
@@ -66,7 +67,7 @@ class SpeechStream:
         self, states: Sequence[SpeechStreamState], samples: Sequence[Tensor], final: Sequence[bool] | None = None
     ) -> tuple[list[Tensor], list[SpeechStreamState]]:
         """The same for several turns at once, whatever each has heard; `final` says which end with these samples."""
-        heard = [self._hear(state, piece) for state, piece in zip(states, samples, strict=True)]
+        heard = self._hear_together(states, samples)
         if final is not None:
             heard = [self._end(state) if is_last else state for state, is_last in zip(heard, final, strict=True)]
         return self._encode(heard)
@@ -90,11 +91,46 @@ class SpeechStream:
             return torch.empty(0, dtype=torch.int64, device=self.device)
         return torch.cat([self.encoder(whisper_normalise(mel, mel.amax()))[0] for mel in finished.segments])
 
+    def _hear_together(self, states: Sequence[SpeechStreamState], samples: Sequence[Tensor]) -> list[SpeechStreamState]:
+        """Turns that stand alike and hear equally much have their mels made in one go."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for index, (state, piece) in enumerate(zip(states, samples, strict=True)):
+            _check(piece)
+            ends = state.samples + len(piece) >= self.segment_samples
+            alike = (len(piece), state.mel.held.shape, state.mel.started, state.waiting.shape)
+            groups.setdefault((index,) if ends or not len(piece) else alike, []).append(index)
+        heard = list(states)
+        for members in groups.values():
+            some = [states[index] for index in members]
+            pieces = [samples[index] for index in members]
+            after = [self._hear(some[0], pieces[0])] if len(members) == 1 else self._hear_alike(some, pieces)
+            for index, state in zip(members, after, strict=True):
+                heard[index] = state
+        return heard
+
+    def _hear_alike(self, states: list[SpeechStreamState], pieces: list[Tensor]) -> list[SpeechStreamState]:
+        held = WhisperMelState(torch.cat([state.mel.held for state in states]), states[0].mel.started)
+        frames, mel = self.mel.step(held, torch.stack(pieces).to(self.device, torch.float32))
+        normalised, maxima = whisper_normalise_running(frames, torch.cat([state.maximum for state in states]))
+        waiting = torch.cat([torch.cat([state.waiting for state in states]), normalised], dim=-1)
+        after = []
+        for row, state in enumerate(states):
+            mine = slice(row, row + 1)
+            after.append(
+                replace(
+                    state,
+                    mel=WhisperMelState(mel.held[mine], mel.started),
+                    samples=state.samples + len(pieces[row]),
+                    maximum=maxima[mine],
+                    waiting=waiting[mine],
+                    # Its own memory: what is kept for long must not keep that of the others.
+                    segment=(*state.segment, frames[mine].clone()) if self.keep_for_exact else (),
+                )
+            )
+        return after
+
     def _hear(self, state: SpeechStreamState, samples: Tensor) -> SpeechStreamState:
-        if samples.ndim != 1 or not samples.is_floating_point():
-            raise InputError(f"a turn takes float samples [time], not {samples.dtype} {list(samples.shape)}")
-        if not torch.isfinite(samples).all():
-            raise InputError("the sound holds NaN or infinite samples")
+        _check(samples)
         samples = samples.to(self.device, torch.float32)
         while samples.numel():
             piece = samples[: self.segment_samples - state.samples]
@@ -149,3 +185,10 @@ class SpeechStream:
 
     def _first_maximum(self) -> Tensor:
         return torch.full((1,), WHISPER_SPEECH_MAXIMUM, device=self.device)
+
+
+def _check(samples: Tensor) -> None:
+    if samples.ndim != 1 or not samples.is_floating_point():
+        raise InputError(f"a turn takes float samples [time], not {samples.dtype} {list(samples.shape)}")
+    if not torch.isfinite(samples).all():
+        raise InputError("the sound holds NaN or infinite samples")

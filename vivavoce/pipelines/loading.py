@@ -8,17 +8,21 @@ from typing import Any
 import torch
 
 from vivavoce.audio.files import read
-from vivavoce.device import pick, resolve_dtype
+from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling
+from vivavoce.engine.slack import Admission
+from vivavoce.engine.workers import Workers
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_codec import MossSpeechCodec
 from vivavoce.models.moss_speech_codec_cpu import CpuCodec
+from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.moss_speech_cpu import CpuMossSpeech
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.pipelines.far_codec import FarCodec, FarCodecPipeline
 from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
 
 CODEC_FOLDER = "codec"  # inside a checkpoint that carries its own
@@ -27,36 +31,59 @@ OWN_SETTINGS = "generation_config.json"
 
 def load_moss_speech(
     folder: Path,
-    codec: Path | None = None,
+    codec: Path | FarCodec | None = None,
     voice: Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
     limits: EngineLimits | None = None,
     options: MossSpeechOptions | None = None,
+    workers: Workers | None = None,
 ) -> MossSpeechPipeline:
-    """A pipeline on a checkpoint; `codec` where it does not carry one, `voice` a recording to sound like."""
+    """A pipeline on a checkpoint; `codec` where it does not carry one, `voice` a recording to sound like.
+
+    `workers` do the models' work; None: threads of its own.
+    """
     place = pick(device)
+    own = own_options(folder, options or MossSpeechOptions(captioner="model"))
+    if place.kind == "cuda" and own.admission is None:
+        own = replace(own, admission=Admission())
+    if isinstance(codec, FarCodec):
+        model = _language_model(folder, place, dtype)
+        core, tokenizer = Engine(model, place, resolve_dtype(dtype, place), limits), TextTokenizer.load(folder)
+        return FarCodecPipeline(core, codec, MossSpeechPrompt(model.config, tokenizer), tokenizer, own)
     if codec is None:
         codec = folder / CODEC_FOLDER
         if not codec.is_dir():
             raise InputError(f"{folder} carries no codec; name one, such as fnlp/MOSS-Speech-Codec")
-    model = MossSpeech.load(folder, place.torch_device, resolve_dtype(dtype, place))
-    tokenizer = TextTokenizer.load(folder)
-    speaks = MossSpeechCodec.load(codec, place.torch_device)
-    if place.kind == "cpu":
-        model, speaks = CpuMossSpeech(model) if CpuMossSpeech.suits(model) else model, CpuCodec(speaks)
+    model, tokenizer = _language_model(folder, place, dtype), TextTokenizer.load(folder)
+    speaks = load_codec(codec, place)
     return MossSpeechPipeline(
         Engine(model, place, resolve_dtype(dtype, place), limits),
         speaks,
         MossSpeechPrompt(model.config, tokenizer),
         tokenizer,
-        _voices(speaks, codec, voice),
-        _own_options(folder, options or MossSpeechOptions(captioner="model")),
+        codec_voices(speaks, codec, voice),
+        own,
+        workers,
     )
 
 
+def _language_model(folder: Path, place: Device, dtype: str) -> MossSpeech:
+    model = MossSpeech.load(folder, place.torch_device, resolve_dtype(dtype, place))
+    return CpuMossSpeech(model) if place.kind == "cpu" and CpuMossSpeech.suits(model) else model
+
+
+def load_codec(folder: Path, place: Device) -> MossSpeechCodec:
+    """The codec in a folder, as fast as the device has it."""
+    codec = MossSpeechCodec.load(folder, place.torch_device)
+    if place.graphs:
+        codec.flow.to(torch.float16)  # what a reply keeps is read at every hop; the ear and the vocoder stay exact
+        return GraphedCodec(codec)
+    return CpuCodec(codec) if place.kind == "cpu" else codec
+
+
 @torch.no_grad()
-def _voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -> dict[str, FlowVoice]:
+def codec_voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -> dict[str, FlowVoice]:
     """The recording's voice first, if there is one, then those that the codec has by name."""
     voices = {} if recording is None else {recording.stem: codec.voice(read(recording))}
     voices |= {name: codec.named_voice(name) for name in codec.voices()}
@@ -65,7 +92,7 @@ def _voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -> dic
     return voices
 
 
-def _own_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
+def own_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
     """What a checkpoint asks for itself, over the defaults."""
     file = folder / OWN_SETTINGS
     if not file.is_file():

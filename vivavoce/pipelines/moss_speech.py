@@ -1,36 +1,35 @@
 """Speech to speech with MOSS-Speech: one engine, one ear and one voice, shared by all conversations."""
 
+import asyncio
 import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import torch
-from torch import Tensor
 
 from vivavoce.audio.buzz import buzz
-from vivavoce.dialogue.chunking import Grain, LeadPolicy
-from vivavoce.dialogue.gathering import Gathering
+from vivavoce.dialogue.chunking import Bridge, Grain, LeadPolicy
 from vivavoce.dialogue.interface import ConversationSettings
 from vivavoce.dialogue.pipeline import Heard, Mind, ReplyPlan, Transcriber
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import Sampling
+from vivavoce.engine.slack import Admission
 from vivavoce.engine.streaming import StreamingEngine
+from vivavoce.engine.workers import Workers
 from vivavoce.errors import InputError
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCodec, SpokenState
+from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCodec
+from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
-from vivavoce.models.speech_encoder_stream import SpeechStreamState
 from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.pipelines.codec_here import CodecHere
 from vivavoce.pipelines.moss_speech_mind import MossSpeechMind
 from vivavoce.pipelines.moss_speech_words import MossSpeechWords
 
-EarJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
-EarResult = tuple[list[int], SpeechStreamState]
-VoiceJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
-VoiceResult = tuple[Tensor, SpokenState]
+AS_EARLY_AS_CAN_BE = 3600.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class MossSpeechOptions:
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, top_k=20, top_p=0.95))
     most_output_tokens: int = 1500
     """Two minutes of speech."""
+    least_output_tokens: int = 0
+    """A reply does not end before it has so many: for measurements on weights that have learned nothing."""
     seed: int | None = None
     """Replies are the same for the same conversation; None: never twice."""
     left_chunks: int | None = 10
@@ -54,12 +55,18 @@ class MossSpeechOptions:
     """Whether sound waits for its words, so that they can be checked before anybody hears it."""
     threads: int | None = None
     """Torch threads on a CPU; None: half its cores, for engine and voice work at the same time."""
+    workers: int | None = None
+    """Threads that share engine, ears and voices; None: one for each, on a CPU not more than it has cores to spare."""
     voices_together: int | None = None
-    """Replies whose sound is made in one pass; None: 16, on a CPU 4, where a pass saves less and all wait for it."""
+    """Replies whose sound is made in one pass; None: 16, on a CPU 2, where a pass saves less and all wait for it."""
+    warm_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Passes of so many replies are captured as graphs before anybody comes, where a device replays them."""
+    admission: Admission | None = None
+    """When one more conversation may begin; None: always."""
 
 
 class MossSpeechPipeline:
-    """Use as `async with`: it owns the engine's thread, and one thread each for ears and voices."""
+    """Use as `async with`: it owns the threads on which engine, ears and voices work."""
 
     input_rate = EAR_RATE
     output_rate = VOICE_RATE
@@ -73,26 +80,36 @@ class MossSpeechPipeline:
         tokenizer: TextTokenizer,
         voices: Mapping[str, FlowVoice],
         options: MossSpeechOptions | None = None,
+        workers: Workers | None = None,
     ) -> None:
         if not isinstance(core.model, MossSpeech):
             raise InputError(f"this pipeline runs MOSS-Speech, not {type(core.model).__name__}")
         if not voices:
             raise InputError("a pipeline needs at least one voice")
         self.core, self.model = core, core.model
-        self.engine = StreamingEngine(core)
         self.codec, self.prompt, self.tokenizer = codec, prompt, tokenizer
         self.voices = dict(voices)
         self.options = options or MossSpeechOptions()
+        self.workers = workers or _workers(core.runner.device.type, self.options.workers)
+        self.engine = StreamingEngine(core, self.workers)
         flow = codec.flow.config
-        self.policy = LeadPolicy(Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE))
+        grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE)
+        self.policy = LeadPolicy(grain)
+        if isinstance(codec, GraphedCodec):  # a crowd is served in time by long hops, so they are taken soon
+            self.policy = LeadPolicy(grain, share=0.8, doubles=True)
+        if core.runner.device.type == "cpu":  # where one pass of two chunks costs little more than of one
+            self.policy = LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds)
+        self.bridge = Bridge()
+        self.speaking = 0
+        """Replies whose sound is being made."""
         self.words = MossSpeechWords(self)
-        together = self.options.voices_together or (4 if codec.ear.device.type == "cpu" else 16)
-        self.ear: Gathering[EarJob, EarResult] = Gathering("viva-ear", self._hear)
-        self.voice: Gathering[VoiceJob, VoiceResult] = Gathering("viva-voice", self._speak, together, kind=_pass)
+        self.here = CodecHere(codec, self.options.left_chunks, self.options.voices_together, self.workers)
+        self.ear, self.voice = self.here.ear, self.here.voice
 
     async def __aenter__(self) -> Self:
         if self.codec.ear.device.type == "cpu":
             torch.set_num_threads(self.options.threads or max(1, (os.cpu_count() or 2) // 2))
+        self.workers.start()
         await self.engine.__aenter__()
         self.ear.start()
         self.voice.start()
@@ -102,14 +119,22 @@ class MossSpeechPipeline:
         await self.engine.close_engine()
         await self.ear.close()
         await self.voice.close()
+        await asyncio.to_thread(self.workers.close)
         gc.unfreeze()
 
     def open(self, heard: Heard) -> Mind:
-        """A mind without a past."""
+        """A mind without a past; `CapacityError` where there is no time, no room or no memory for one more."""
+        if self.options.admission is not None:
+            slack = self.core.slack.least(self.core.scheduler.now())
+            voice = self.here.reply_bytes(self.voice_of(None))
+            self.options.admission.check(slack, self.core.free_rows, self.core.free_bytes, voice)
         return MossSpeechMind(self)
 
     async def warm_up(self) -> None:
         """Hear and say something once, so that the first caller does not wait for what is slow only at first."""
+        await self.engine.warm_up()
+        sizes = self.policy.sizes()
+        await asyncio.to_thread(self.here.warm_up, self.voice_of(None), self.options.warm_batches, sizes)
         mind = self.open(lambda item, text, is_final: None)
         settings = ConversationSettings(most_output_tokens=3 * self.policy.grain.frames)
         mind.remember((), settings)
@@ -127,23 +152,10 @@ class MossSpeechPipeline:
         """The voice of this name; clients name voices of other services, so an unknown name is the first voice."""
         return self.voices.get(name or "", next(iter(self.voices.values())))
 
-    @torch.inference_mode()
-    def _hear(self, jobs: Sequence[EarJob]) -> list[EarResult]:
-        codes, states = self.codec.ear.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
-        return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
 
-    @torch.inference_mode()
-    def _speak(self, jobs: Sequence[VoiceJob]) -> list[VoiceResult]:
-        # A reply's state is made here: it is megabytes, for which the event loop has no time.
-        begun = [state if isinstance(state, SpokenState) else self._begun(state) for state, _, _ in jobs]
-        sounds, states = self.codec.step_batch(begun, [codes for _, codes, _ in jobs], [last for _, _, last in jobs])
-        return [(sound.float().cpu(), state) for sound, state in zip(sounds, states, strict=True)]
-
-    def _begun(self, voice: FlowVoice) -> SpokenState:
-        return self.codec.start(voice, self.options.left_chunks)
-
-
-def _pass(job: VoiceJob) -> tuple[bool, int, bool]:
-    """What must be equal for the sound of two replies to be made in one pass."""
-    state, codes, is_last = job
-    return isinstance(state, SpokenState), len(codes), is_last
+def _workers(device: str, threads: int | None) -> Workers:
+    """A thread each for engine, ears and voices; on a CPU of few cores they share one, beside the event loop."""
+    if device == "cpu":
+        return Workers("viva-model", threads or min(3, max(1, (os.cpu_count() or 2) - 1)))
+    # Threads only wait for the device, on which work that begins early takes nothing from what is urgent.
+    return Workers("viva-model", threads or 4, early=AS_EARLY_AS_CAN_BE)

@@ -15,6 +15,7 @@ from vivavoce.dialogue.chunking import next_chunk
 from vivavoce.dialogue.guards import longest_loop
 from vivavoce.dialogue.interface import Samples, Usage
 from vivavoce.dialogue.pipeline import Ended, Piece, ReplyPlan, Spoke, Wrote
+from vivavoce.engine.listener import Listener
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.streaming import Reply
@@ -27,11 +28,12 @@ from vivavoce.models.moss_speech_codec import VOICE_RATE, SpokenState
 if TYPE_CHECKING:
     from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 
-MOST_UNREAD_ROWS = 100
+MOST_UNREAD_ROWS = 24
 MOST_WAITING_PIECES = 16
 PAUSE_DBFS = -45.0
-CROWD = 3  # replies that wait for their voice
 HELD_URGENCY = 0.1  # seconds: somebody's turn is likely over, but nobody hears a gap yet
+FIRST_URGENCY = 0.25  # who waits for a first sound lets those go first who would run dry within this
+VOICE_SECONDS = 0.15  # before sound is needed its codes are, for the voice to be made of them
 
 Order = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -62,6 +64,7 @@ class MossSpeechReply:
         """Seconds of silence that its codes begin with and its sound does not."""
         self._made_seconds = 0.0
         self._kept: list[Samples] = []
+        self._first_at: float | None = None  # when the first chunk was made; inf after the second
         self._is_whole = False
         self._written: list[int] = []
 
@@ -96,9 +99,15 @@ class MossSpeechReply:
     async def begin(self, sequence: EngineSequence, rows: list[Row], turn_codes: list[int] | None) -> None:
         """Start to generate on this sequence, which is the reply's from now on."""
         self.sequence, self.rows, self.turn_codes = sequence, rows, turn_codes
-        reply = await self._pipeline.engine.generate(sequence, self._generation(), MOST_UNREAD_ROWS)
-        make = self._write if self.plan.settings.modality == "text" else self._speak
+        is_spoken = self.plan.settings.modality != "text"
+        listener = self._listener() if is_spoken else None
+        reply = await self._pipeline.engine.generate(sequence, self._generation(), MOST_UNREAD_ROWS, listener=listener)
+        make = self._speak if is_spoken else self._write
         self._task = asyncio.get_running_loop().create_task(self._make(make, reply))
+
+    def _listener(self) -> Listener:
+        grain = self._pipeline.policy.grain
+        return Listener(grain.frame_seconds, grain.frames + grain.lookahead, asyncio.get_running_loop().time())
 
     def fail(self, error: Exception) -> None:
         """It cannot be made."""
@@ -122,7 +131,12 @@ class MossSpeechReply:
         most = settings.most_output_tokens or options.most_output_tokens
         room = self._pipeline.core.capacity - len(self.rows)
         seed = options.seed if options.seed is not None else int(np.random.default_rng().integers(2**31))
-        return Generation(settings.sampling or options.sampling, max_new_rows=max(1, min(most, room)), seed=seed)
+        return Generation(
+            settings.sampling or options.sampling,
+            max_new_rows=max(1, min(most, room)),
+            min_new_rows=options.least_output_tokens,
+            seed=seed,
+        )
 
     async def _make(self, make: Callable[[Reply], Awaitable[None]], reply: Reply) -> None:
         try:
@@ -151,35 +165,55 @@ class MossSpeechReply:
         """Codes to sound, in chunks that grow with the lead over the player."""
         voice = ChunkedVoice(self._pipeline, self.plan.settings.voice, self.speed)
         captions = Captions(self._pipeline, self.plan, self._pieces.put)
+        self._pipeline.speaking += 1
         try:
             is_last = False
             while not is_last:
                 row = await anext(reply, None)
                 is_last = row is None or not self._take(row)
                 lead = self._made_seconds - self.plan.played()
-                samples, said = await voice.say(self.codes, is_last, lead, 0.0 if self.is_released else HELD_URGENCY)
+                size = voice.ready(self.codes, is_last, lead)
+                if size == 0 and not is_last:
+                    continue
+                self._need_more(reply, size)
+                urgency = lead if self._made_seconds else FIRST_URGENCY
+                samples, said = await voice.say(self.codes, size, is_last, urgency + self._spare)
                 self.left_out = voice.left_out
                 if said or captions.are_first:
                     captions.hear(samples, said)
                 if len(samples):
                     self._made_seconds += len(samples) / VOICE_RATE
+                    self._need_more(reply)
                     if not captions.are_first:
-                        await self._let_out(samples)
-            await self._let_out()
+                        await self._let_out(samples, is_last)
             await captions.finish()
         finally:
+            self._pipeline.speaking -= 1
             captions.stop()
 
-    async def _let_out(self, samples: Samples | None = None) -> None:
-        """The next sound; in a crowd the first chunk waits for the second, for nothing else would bridge their gap."""
-        if samples is not None:
-            self._kept.append(samples)
-            is_first = self._made_seconds * VOICE_RATE <= len(samples)
-            if is_first and self._pipeline.voice.waiting >= CROWD:
-                return
-        if self._kept:
-            await self._pieces.put(Spoke(np.concatenate(self._kept)))
-            self._kept.clear()
+    @property
+    def _spare(self) -> float:
+        return 0.0 if self.is_released else HELD_URGENCY
+
+    def _need_more(self, reply: Reply, frames: int = 0) -> None:
+        """Say when codes are needed after these: soon enough before the listener has heard all that is made of them."""
+        now, played = asyncio.get_running_loop().time(), self.plan.played()
+        made = self._made_seconds + frames * self._pipeline.policy.grain.frame_seconds
+        reply.needed_by(now + made - played + self._spare - VOICE_SECONDS)
+        if played:
+            self._pipeline.engine.heard(reply.sequence, played)
+
+    async def _let_out(self, samples: Samples, is_last: bool) -> None:
+        """The next sound; a first chunk too short to last until the second comes waits for it."""
+        bridge, replies, now = self._pipeline.bridge, self._pipeline.speaking, asyncio.get_running_loop().time()
+        first_at, self._first_at = self._first_at, now if self._first_at is None else np.inf
+        if first_at is not None and first_at < now:
+            bridge.note(now - first_at, replies)
+        self._kept.append(samples)
+        if first_at is None and not is_last and not bridge.holds(len(samples) / VOICE_RATE, replies):
+            return
+        await self._pieces.put(Spoke(np.concatenate(self._kept)))
+        self._kept.clear()
 
     def _take(self, row: Row) -> bool:
         """Take a row's code; False where the speech is over, or stuck."""
@@ -211,19 +245,19 @@ class ChunkedVoice:
         """Seconds of silence before the first word."""
         return self._onset.dropped / VOICE_RATE
 
-    async def say(self, codes: list[int], is_last: bool, lead: float, spare: float) -> tuple[Samples, list[int]]:
-        """The next chunk of sound, and its codes; nothing while there are too few.
+    def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
+        """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
+        return next_chunk(self._pipeline.policy, len(codes) - self._spoken, is_last, self._chunks, lead)
 
-        It is `lead` seconds of sound before the listener needs it, and `spare` seconds besides.
-        """
-        size = next_chunk(self._pipeline.policy, len(codes) - self._spoken, is_last, self._chunks, lead)
-        if not codes or not (size or is_last):
+    async def say(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
+        """The next chunk of sound, of `size` codes, and its codes; it is needed in `urgency` seconds."""
+        if not codes:
             return np.zeros(0, np.float32), []
         # A chunk is fed with the codes that follow it, which the decoder keeps for the next one.
         lookahead = self._pipeline.policy.grain.lookahead
         until = len(codes) if is_last else self._spoken + size + lookahead
         given = torch.tensor(codes[self._fed : until], dtype=torch.long)
-        sound, self._state = await self._pipeline.voice.do((self._state, given, is_last), urgency=lead + spare)
+        sound, self._state = await self._pipeline.voice.do((self._state, given, is_last), urgency)
         said = codes[self._spoken : until if is_last else self._spoken + size]
         self._fed, self._spoken, self._chunks = until, self._spoken + size, self._chunks + 1
         heard, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)

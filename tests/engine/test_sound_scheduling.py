@@ -1,0 +1,220 @@
+"""Scheduling for sound: first sounds first, then whoever runs dry first; who is far ahead rests; pages stay safe."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.test_engine import make_engine, speech
+from vivavoce.engine.listener import Listener, SoundPolicy
+from vivavoce.engine.pages import PagePool
+from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.engine.scheduler import Plan, Scheduler
+from vivavoce.engine.sequence import Sequence
+from vivavoce.engine.slack import Admission, Slack
+from vivavoce.errors import CapacityError
+
+ROW_SECONDS, FIRST_ROWS = 0.08, 8
+POLICY = SoundPolicy(furthest=4.0, spare=1.0)
+LONG = Generation(GREEDY, max_new_rows=10_000)
+
+
+@dataclass
+class Stage:
+    """A scheduler on a clock of its own; whoever is planned makes a row."""
+
+    places: int = 4
+    pages: int = 500
+    rows_per_step: int = 64
+    time: float = 100.0
+    scheduler: Scheduler = field(init=False)
+
+    def __post_init__(self):
+        pool = PagePool(self.pages)
+        self.scheduler = Scheduler(pool, 4, self.rows_per_step, self.places, POLICY, lambda: self.time)
+
+    def reply(self, since=None, heard=None, generated=0, listened=True):
+        """A reply with `generated` rows made, of which `heard` seconds were played."""
+        sequence = Sequence(len(self.scheduler.sequences), rows=[(0,)])
+        sequence.generation, sequence.generated = LONG, generated
+        if listened:
+            listener = Listener(ROW_SECONDS, FIRST_ROWS, self.time if since is None else since)
+            sequence.listener = listener if heard is None else listener.heard(self.time, heard)
+        self.scheduler.sequences[sequence.id] = sequence
+        return sequence
+
+    def listening(self, rows):
+        sequence = Sequence(len(self.scheduler.sequences), rows=[(0,)] * rows, is_wanted=True)
+        self.scheduler.sequences[sequence.id] = sequence
+        return sequence
+
+    def step(self, seconds=0.01) -> Plan:
+        plan = self.scheduler.plan()
+        for work in plan.works:
+            sequence = work.sequence
+            sequence.cached += work.count
+            sequence.is_wanted = sequence.pending > 0
+            if work.samples:
+                sequence.rows.append((0,))
+                sequence.generated += 1
+        self.time += seconds
+        return plan
+
+
+def planned(plan):
+    return [work.sequence for work in plan.works]
+
+
+def ahead(seconds):
+    """Rows that last so long."""
+    return round(seconds / ROW_SECONDS)
+
+
+def test_first_sounds_come_first_then_whoever_runs_dry_first():
+    stage = Stage(places=8)
+    late = stage.reply(heard=0.0, generated=ahead(0.8))
+    soon = stage.reply(heard=0.0, generated=ahead(0.16))
+    newest, newer = stage.reply(since=stage.time), stage.reply(since=stage.time - 0.5)
+    listens = stage.listening(3)
+    assert planned(stage.step()) == [newer, newest, soon, late, listens]
+
+
+def test_a_reply_far_ahead_rests_and_comes_back_in_time():
+    stage = Stage()
+    reply = stage.reply(heard=0.0, generated=ahead(POLICY.furthest) + 1)
+    assert planned(stage.step()) == []
+    rests = stage.scheduler.rests()
+    assert rests == pytest.approx(ROW_SECONDS - 0.01)
+    stage.time += rests + 1e-6
+    assert stage.scheduler.rests() == 0
+    assert planned(stage.step()) == [reply]
+
+
+def test_nothing_to_do_rests_for_ever():
+    stage = Stage()
+    assert stage.scheduler.rests() is None
+    stage.listening(1)
+    assert stage.scheduler.rests() == 0
+
+
+def test_replies_with_sound_to_spare_stay_out_of_the_way_of_a_first_sound():
+    stage = Stage(places=8)
+    comfortable = stage.reply(heard=0.0, generated=ahead(2.0))
+    pressed = stage.reply(heard=0.0, generated=ahead(0.5))
+    nobody = stage.reply(listened=False)
+    first = stage.reply()
+    assert set(planned(stage.step())) == {first, pressed, nobody}
+    while first.awaits_sound:
+        assert comfortable not in planned(stage.step())
+    assert comfortable in planned(stage.step())
+
+
+def test_a_reply_that_nobody_hears_is_served_beside_a_crowd_of_listeners():
+    stage = Stage(places=2)
+    stage.reply(heard=0.0), stage.reply(heard=0.0), stage.reply(heard=0.0)
+    silent = stage.reply(listened=False)
+    silent.served = stage.time
+    for _ in range(100):
+        stage.step(seconds=0.1)
+    assert silent.generated > 10
+
+
+def test_a_listener_who_ran_dry_is_due_from_where_they_are():
+    listener = Listener(ROW_SECONDS, FIRST_ROWS, since=0.0)
+    assert listener.awaits_sound(7)
+    assert not listener.awaits_sound(8)
+    assert listener.heard(10.0, 2.0).runs_dry(50) == pytest.approx(12.0)
+    assert not listener.heard(10.0, 0.0).awaits_sound(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sessions=st.integers(1, 12),
+    step_ms=st.integers(1, 6),
+    starts=st.lists(st.integers(0, 200), min_size=12, max_size=12),
+)
+def test_where_there_is_time_for_all_nobody_runs_dry_and_nobody_gets_far_ahead(sessions, step_ms, starts):
+    """A step serves four; so long as rows are made faster than they are played, deadlines decide and all are met."""
+    stage = Stage(places=4)
+    replies, begins = [], [stage.time + starts[number] / 100 for number in range(sessions)]
+    for _ in range(1500):
+        for begin in [begin for begin in begins if begin <= stage.time]:
+            begins.remove(begin)
+            replies.append(stage.reply(since=begin))
+        if stage.scheduler.rests() != 0:
+            stage.time += 0.005
+        stage.step(seconds=step_ms / 1000)
+        for reply in replies:
+            listener = reply.listener
+            if listener.playing is None and reply.generated >= FIRST_ROWS:
+                reply.listener = listener.heard(stage.time, 0.0)
+            elif listener.playing is not None:
+                assert reply.runs_dry > stage.time
+                assert reply.runs_dry - stage.time <= POLICY.furthest + ROW_SECONDS
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_under_pressure_for_pages_everybody_moves_on(data):
+    """Due dates say who is served, never who may evict whom: that would let two take turns evicting each other."""
+    stage = Stage(places=3, pages=data.draw(st.integers(7, 12)), rows_per_step=16)
+    replies = [stage.reply(heard=0.0) for _ in range(data.draw(st.integers(2, 4)))]
+    for _ in range(400):
+        stage.step(seconds=data.draw(st.sampled_from([0.01, 0.1])))
+        for reply in replies:
+            if len(reply.rows) >= 20 and reply.generation is not None:  # it is over, and gives its pages back
+                reply.generation = None
+                stage.scheduler.release(reply)
+    assert all(reply.generation is None for reply in replies)
+
+
+def test_the_engine_measures_the_slack_of_those_who_listen():
+    engine = make_engine()
+    times = iter(range(1000))
+    engine.scheduler.now = lambda: next(times) / 100
+    sequence = engine.open(speech(4))
+    engine.generate(sequence, Generation(GREEDY, max_new_rows=6, min_new_rows=6), listener=Listener(10.0, 2, since=0.0))
+    engine.step()
+    assert engine.slack.least(0.0) is None, "nobody has heard anything"
+    engine.heard(sequence, 3.0)
+    engine.step()
+    assert engine.slack.least(0.1) == pytest.approx(10.0 - 3.0, abs=0.1)
+    assert engine.slack.longest_step(0.1) == pytest.approx(0.01)
+    engine.step()
+    assert engine.slack.least(0.2) < 17.0
+    engine.stop(sequence)
+    assert sequence.listener is None
+
+
+def test_slack_is_of_late_and_extremes_are_of_always():
+    slack = Slack()
+    slack.note(0.0, 0.5)
+    slack.note(1.0, 2.0)
+    slack.note_step(1.0, 0.03)
+    assert slack.least(1.0) == 0.5
+    assert slack.least(5.5) == 2.0
+    assert slack.least(60.0) is None
+    assert slack.longest_step(60.0) is None
+    assert (slack.least_ever, slack.longest_ever, slack.busy) == (0.5, 0.03, 0.03)
+    slack.begin_anew()
+    assert (slack.least_ever, slack.busy) == (None, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("slack", "rows", "memory", "says"),
+    [
+        (0.05, 4096, 1e9, "50 ms"),
+        (-0.2, 4096, 1e9, "-200 ms"),
+        (0.5, 100, 1e9, "100 rows"),
+        (None, 4096, 1e6, "1 MB are free"),
+    ],
+)
+def test_a_session_is_refused_for_want_of_time_rows_or_memory(slack, rows, memory, says):
+    with pytest.raises(CapacityError, match=says):
+        Admission().check(slack, rows, memory, voice_bytes=3e8)
+
+
+def test_a_session_comes_in_where_all_is_there():
+    Admission().check(None, 4096, 1e9, voice_bytes=3e8)
+    Admission().check(0.3, 1024, 1e9)

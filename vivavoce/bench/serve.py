@@ -1,0 +1,329 @@
+"""`viva bench serve`: how many can talk with one device at once, through the session code that serves them, no sockets.
+
+Each session hears a question in real time, its frames prefilled as they come; when the turn ends it replies, and a
+simulated player plays the reply as it arrives. Sessions begin one after another and all speak at once; then further
+ones come, one at a time, to see what a newcomer waits for beside them. Real time passes: a level takes about as long as
+its replies.
+"""
+
+import asyncio
+import contextlib
+import gc
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vivavoce.audio.buzz import buzz
+from vivavoce.bench.power import PowerMeter
+from vivavoce.bench.progress import stage
+from vivavoce.bench.serve_parts import Load, build
+from vivavoce.bench.serve_report import print_level, print_result, print_stages, save
+from vivavoce.bench.serve_stages import stages
+from vivavoce.device import Device, pick
+from vivavoce.dialogue.guards import GuardLimits
+from vivavoce.dialogue.interface import ConversationSettings, ReplyAudio, ReplyDone, Samples, TurnSettings
+from vivavoce.dialogue.player import SimulatedPlayer
+from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.speaking import SpeakingOptions
+from vivavoce.errors import InputError, VivaError
+from vivavoce.models.moss_speech_codec import EAR_RATE
+from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+
+PACKET_SECONDS = 0.08
+PROBE_SECONDS = 1.6  # of a newcomer's reply
+LAG_SECONDS = 0.02
+AUDIBLE = 0.01
+BATCHES = (1, 4, 16, 32)  # few, so that warming up does not take longer than measuring
+PERCENTILES = (50, 95, 99)
+ENDLESS = GuardLimits(None, None, stuck_seconds=None)  # random weights say strange things
+
+
+class AlwaysSpeech:
+    """A `VoiceActivity` for turns that end by command: nobody asks it."""
+
+    def initial_state(self) -> None:
+        """Nothing."""
+
+    def step(self, state: None, samples: Samples) -> tuple[float, None]:
+        """Speech."""
+        return 1.0, None
+
+
+@dataclass
+class Talked:
+    """What one session went through. Seconds."""
+
+    ttfa: float | None = None
+    """From the end of its turn to the first sound."""
+    v2v: float | None = None
+    """From the end of its turn to the first sound that can be heard, played at once."""
+    underruns: int = 0
+    dry_seconds: float = 0.0
+    sound_seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One number of sessions. Milliseconds; percentiles are of sessions."""
+
+    sessions: int
+    ttfa_ms: dict[int, float]
+    newcomer_ttfa_ms: dict[int, float]
+    v2v_ms: dict[int, float]
+    underruns: int
+    sessions_that_ran_dry: int
+    dry_seconds: float
+    sound_seconds: float
+    wall_seconds: float
+    engine_busy: float
+    """Share of the time in which the language model stepped."""
+    step_ms: float
+    longest_step_ms: float
+    least_slack_ms: float | None
+    """The least time a listener had left when a row of the language model came."""
+    passes: int
+    replies_a_pass: float
+    loop_lag_ms: float
+    """The latest that the event loop was, at the 99th percentile."""
+    memory_bytes: int | None
+    watts: float | None
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every listener heard every reply without a gap."""
+        return not self.underruns and not self.failed
+
+
+def run(
+    device: str = "auto",
+    dtype: str = "auto",
+    shape: str = "true",
+    sessions: Sequence[int] = (1, 8, 32, 64, 128),
+    seconds: float = 60.0,
+    question: float = 2.0,
+    spread: float = 4.0,
+    newcomers: int = 8,
+    left_chunks: int = 8,
+    keep_going: bool = False,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Measure level by level until a listener hears a gap, print, write `serve.json` and `serve.png`, return it."""
+    if not sessions or min(sessions) < 1:
+        raise InputError(f"sessions are 1 or more at each level, not {list(sessions)}")
+    place = pick(device)
+    load = Load(max(sessions), question, seconds)
+    warm = [batch for batch in BATCHES if batch < 2 * load.sessions]
+    options = MossSpeechOptions(seed=1, left_chunks=left_chunks, voices_together=warm[-1], warm_batches=tuple(warm))
+    with stage(f"building {shape} for {load.sessions} sessions"):
+        pipeline = build(shape, place, dtype, load, options)
+    script = Script(question, seconds, spread, newcomers)
+    costs, levels = asyncio.run(_measure(pipeline, place, sorted(sessions), script, keep_going))
+    held = [level.sessions for level in levels if level.holds]
+    result = {
+        "what": "speech-to-speech sessions at once through the session code, simulated players, no sockets",
+        "shape": shape,
+        "device": place.name,
+        "dtype": str(pipeline.core.runner.cache.keys.dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "question_seconds": question,
+        "reply_seconds": seconds,
+        "spread_seconds": spread,
+        "left_chunks": left_chunks,
+        "how": "real time; TTFA from the last sample of the question to the first of the reply",
+        "most_without_a_gap": max(held, default=0),
+        "stages": costs,
+        "levels": [asdict(level) | {"holds": level.holds} for level in levels],
+    }
+    print_result(result)
+    if out is not None:
+        save(result, out)
+    return result
+
+
+@dataclass(frozen=True)
+class Script:
+    """What every session does."""
+
+    question: float
+    reply: float
+    spread: float
+    newcomers: int
+
+
+async def _measure(
+    pipeline: MossSpeechPipeline, place: Device, counts: list[int], script: Script, keep_going: bool
+) -> tuple[dict[str, Any], list[Level]]:
+    levels: list[Level] = []
+    async with pipeline:
+        with stage("warming up"):
+            await pipeline.warm_up()
+        with stage("passes by themselves"):
+            costs = stages(pipeline, place, pipeline.options.warm_batches)
+            print_stages(costs)
+        for count in counts:
+            with stage(f"{count} sessions"):
+                levels.append(await _level(pipeline, count, script))
+            print_level(levels[-1])
+            if not levels[-1].holds and not keep_going:
+                break
+    return costs, levels
+
+
+async def _level(pipeline: MossSpeechPipeline, count: int, script: Script) -> Level:
+    gc.collect()
+    loop = asyncio.get_running_loop()
+    before = _Counters.of(pipeline)
+    pipeline.core.slack.begin_anew()
+    begun, watch = loop.time(), LoopWatch()
+    async with watch, PowerMeter() as power:
+        gap = script.spread / count
+        crowd = [
+            asyncio.create_task(_talk(pipeline, script.question, script.reply, begun + number * gap))
+            for number in range(count)
+        ]
+        newcomers = await _newcomers(pipeline, script, begun + script.spread + script.question + 1.0)
+        talked = await asyncio.gather(*crowd)
+    wall, after = loop.time() - begun, _Counters.of(pipeline)
+    steps, passes = after.steps - before.steps, after.passes - before.passes
+    slack = pipeline.core.slack
+    return Level(
+        sessions=count,
+        ttfa_ms=_percentiles([each.ttfa for each in talked]),
+        newcomer_ttfa_ms=_percentiles([each.ttfa for each in newcomers]),
+        v2v_ms=_percentiles([each.v2v for each in talked]),
+        underruns=sum(each.underruns for each in [*talked, *newcomers]),
+        sessions_that_ran_dry=sum(each.underruns > 0 for each in [*talked, *newcomers]),
+        dry_seconds=sum(each.dry_seconds for each in [*talked, *newcomers]),
+        sound_seconds=sum(each.sound_seconds for each in talked),
+        wall_seconds=wall,
+        engine_busy=(after.busy - before.busy) / wall,
+        step_ms=(after.busy - before.busy) / max(1, steps) * 1e3,
+        longest_step_ms=slack.longest_ever * 1e3,
+        least_slack_ms=None if slack.least_ever is None else slack.least_ever * 1e3,
+        passes=passes,
+        replies_a_pass=(after.jobs - before.jobs) / max(1, passes),
+        loop_lag_ms=watch.lag * 1e3,
+        memory_bytes=torch.cuda.max_memory_allocated() if pipeline.core.runner.device.type == "cuda" else None,
+        watts=power.mean,
+        failed=sorted({each.reason for each in [*talked, *newcomers] if each.reason}),
+    )
+
+
+async def _newcomers(pipeline: MossSpeechPipeline, script: Script, begins: float) -> list[Talked]:
+    """Sessions that come one at a time while all the others speak."""
+    loop, ends, talked = asyncio.get_running_loop(), begins + script.reply - script.spread - 1.0, []
+    for _ in range(script.newcomers):
+        if loop.time() > ends:
+            break
+        start = max(begins, loop.time())
+        talked.append(await _talk(pipeline, min(script.question, 0.4), PROBE_SECONDS, start))
+    return talked
+
+
+async def _talk(pipeline: MossSpeechPipeline, question: float, reply: float, begins: float) -> Talked:
+    """One session, from its first packet to the end of the reply."""
+    settings = ConversationSettings(
+        turn=TurnSettings(detector="none"), most_output_tokens=max(1, round(reply / PACKET_SECONDS))
+    )
+    options = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), activity=AlwaysSpeech(), echo=None)
+    conversation = LiveConversation(pipeline, settings, options, input_rate=EAR_RATE)
+    try:
+        ended = await _ask(conversation, question, begins)
+        return await _listen(conversation, ended)
+    except VivaError as error:
+        return Talked(reason=str(error))
+    finally:
+        await conversation.close()
+
+
+async def _ask(conversation: LiveConversation, question: float, begins: float) -> float:
+    """Speak the question as a microphone would bring it; when it was over."""
+    loop, sound = asyncio.get_running_loop(), buzz(question, EAR_RATE).samples[0]
+    size = round(PACKET_SECONDS * EAR_RATE)
+    for start in range(0, len(sound), size):
+        packet = sound[start : start + size]
+        await asyncio.sleep(max(0.0, begins + (start + len(packet)) / EAR_RATE - loop.time()))
+        conversation.hear(packet)
+    ended = loop.time()
+    conversation.commit()
+    conversation.reply()
+    return ended
+
+
+async def _listen(conversation: LiveConversation, ended: float) -> Talked:
+    loop, player, talked = asyncio.get_running_loop(), SimulatedPlayer(), Talked()
+    async for event in conversation.events():
+        now = loop.time()
+        match event:
+            case ReplyAudio(samples=samples):
+                if talked.ttfa is None:
+                    talked.ttfa = now - ended
+                if talked.v2v is None and np.abs(samples).max(initial=0.0) > AUDIBLE:
+                    offset = talked.sound_seconds + int(np.argmax(np.abs(samples) > AUDIBLE)) / conversation.output_rate
+                    talked.v2v = talked.ttfa + offset
+                talked.sound_seconds += len(samples) / conversation.output_rate
+                player.feed(now, len(samples) / conversation.output_rate)
+            case ReplyDone(reason=reason, error=error):
+                talked.reason = "" if reason in ("completed", "max_output_tokens") else f"{reason}: {error}"
+                break
+    player.finish(loop.time())
+    talked.underruns, talked.dry_seconds = player.underruns, player.dry_seconds
+    return talked
+
+
+def _percentiles(seconds: Sequence[float | None]) -> dict[int, float]:
+    known = [each * 1e3 for each in seconds if each is not None]
+    return {part: float(np.percentile(known, part)) for part in PERCENTILES} if known else {}
+
+
+@dataclass(frozen=True)
+class _Counters:
+    steps: int
+    busy: float
+    passes: int
+    jobs: int
+
+    @classmethod
+    def of(cls, pipeline: MossSpeechPipeline) -> "_Counters":
+        return cls(pipeline.core.steps, pipeline.core.slack.busy, pipeline.voice.batches, pipeline.voice.jobs)
+
+
+class LoopWatch:
+    """How late the event loop is: with many sessions it is what runs out first. Use as `async with`."""
+
+    def __init__(self) -> None:
+        self._lags: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def lag(self) -> float:
+        """Seconds, at the 99th percentile."""
+        return float(np.percentile(self._lags, 99)) if self._lags else 0.0
+
+    async def __aenter__(self) -> "LoopWatch":
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._lags.append(loop.time() - due)
+
+
+__all__ = ["Level", "LoopWatch", "Script", "Talked", "run"]

@@ -1,0 +1,39 @@
+"""Who hears a reply while it is made, and by when they need more of it."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Somebody who waits for the sound of a reply. Times are seconds of the scheduler's clock."""
+
+    row_seconds: float
+    """Of sound that one row becomes."""
+    first_rows: int
+    """Rows that the first sound is made of."""
+    since: float
+    """When the wait began."""
+    playing: float | None = None
+    """When the reply's beginning was played; later, by as much, if the player ran dry. None: nothing was heard yet."""
+
+    def awaits_sound(self, rows: int) -> bool:
+        """Whether so many rows are too few for a first sound."""
+        return self.playing is None and rows < self.first_rows
+
+    def runs_dry(self, rows: int) -> float:
+        """When so many rows will have been played; before anything was, as if it had been from the beginning."""
+        return (self.since if self.playing is None else self.playing) + rows * self.row_seconds
+
+    def heard(self, now: float, seconds: float) -> "Listener":
+        """The same listener, who by now has played so much of the reply."""
+        return replace(self, playing=now - seconds)
+
+
+@dataclass(frozen=True)
+class SoundPolicy:
+    """How far replies run ahead of those who hear them."""
+
+    furthest: float = 5.0
+    """Seconds ahead at which a reply rests: what is made further ahead is lost if the listener interrupts."""
+    spare: float = 1.0
+    """Seconds ahead at which a reply lets a step be shorter, for those who have heard nothing yet."""

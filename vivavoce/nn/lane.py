@@ -1,0 +1,31 @@
+"""A lane of its own on the device: what one thread computes does not stand in a queue behind what another does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+URGENT, USUAL = -1, 0  # priorities of CUDA's streams; lower goes first
+
+
+class Lane:
+    """A CUDA stream to be entered by one thread at a time; on other devices there is nothing to enter.
+
+    Memory goes back to the lane it came from, so leaving waits for all that was given: tensors may then be handed to
+    other lanes and forgotten.
+    """
+
+    def __init__(self, device: torch.device, urgent: bool = False) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device, URGENT if urgent else USUAL) if device.type == "cuda" else None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Within, all goes to this lane, after what the default stream was given before."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(torch.cuda.default_stream(self._device))
+            yield
+            self._stream.synchronize()

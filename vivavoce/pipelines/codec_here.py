@@ -1,0 +1,142 @@
+"""MOSS-Speech's codec at work for many conversations: one thread for ears, one for voices, on a GPU two.
+
+On a GPU each thread has a lane of its own, so that neither waits for the language model or the other. What somebody
+will hear in a moment, first sounds above all, goes another way than the long passes for those who have sound to spare.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vivavoce.dialogue.gathering import Gathering
+from vivavoce.engine.workers import Workers
+from vivavoce.models.flow_state import FlowVoice
+from vivavoce.models.moss_speech_codec import MossSpeechCodec, SpokenState
+from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
+from vivavoce.models.speech_encoder_stream import SpeechStreamState
+from vivavoce.nn.lane import Lane
+
+EarJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
+EarResult = tuple[list[int], SpeechStreamState]
+VoiceJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
+VoiceResult = tuple[Tensor, SpokenState]
+EARS_TOGETHER = 32
+VOICES_TOGETHER = {"cpu": 2, "cuda": 32}
+SOON_SECONDS = 0.6  # what is needed within this goes the quick way
+
+
+class Voices:
+    """Codes become sound, on one way or on two. Works as a `Gathering` does."""
+
+    def __init__(self, usual: Gathering[VoiceJob, VoiceResult], quick: Gathering[VoiceJob, VoiceResult] | None) -> None:
+        self._usual, self._quick = usual, quick
+        self._ways = [usual] if quick is None else [usual, quick]
+
+    def start(self) -> None:
+        """Begin to work."""
+        for way in self._ways:
+            way.start()
+
+    async def close(self) -> None:
+        """Stop; jobs that wait fail."""
+        for way in self._ways:
+            await way.close()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that nobody works on yet."""
+        return sum(way.waiting for way in self._ways)
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that were begun."""
+        return sum(way.jobs for way in self._ways)
+
+    @property
+    def batches(self) -> int:
+        """Passes they were done in."""
+        return sum(way.batches for way in self._ways)
+
+    @property
+    def most(self) -> int:
+        """Jobs of one pass."""
+        return self._usual.most
+
+    async def do(self, job: VoiceJob, urgency: float = 0.0) -> VoiceResult:
+        """The sound of some codes, for which `urgency` seconds are left."""
+        way = self._quick if self._quick is not None and urgency < SOON_SECONDS else self._usual
+        return await way.do(job, urgency)
+
+
+class CodecHere:
+    """Turns become codes and codes become sound, some together, what is due first first."""
+
+    def __init__(
+        self,
+        codec: MossSpeechCodec,
+        left_chunks: int | None,
+        voices_together: int | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        self.codec, self.left_chunks = codec, left_chunks
+        device = codec.ear.device
+        self._ear_lane, self._lanes = Lane(device, urgent=True), [Lane(device), Lane(device, urgent=True)]
+        together = voices_together or VOICES_TOGETHER.get(device.type, 16)
+        self.ear: Gathering[EarJob, EarResult] = Gathering("viva-ear", self._hear, EARS_TOGETHER, workers=workers)
+        self._codecs = [codec, codec.beside()] if isinstance(codec, GraphedCodec) else [codec]
+        ways = [
+            Gathering(f"viva-voice-{place}", self._speaker(place), together, _pass, workers)
+            for place in range(len(self._codecs))
+        ]
+        self.voice = Voices(ways[0], ways[1] if len(ways) > 1 else None)
+
+    def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
+        """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""
+        if isinstance(self.codec, GraphedCodec):
+            with self._ear_lane():
+                self.codec.encoder.warm_up(max(batches))
+        for place, (codec, lane) in enumerate(zip(self._codecs, self._lanes, strict=False)):
+            if isinstance(codec, GraphedCodec):
+                with torch.inference_mode(), lane():
+                    # Those who will soon run dry are not given long hops, which are for who has sound to spare.
+                    codec.warm_up(voice, batches, sizes if place == 0 else (), self.left_chunks)
+
+    def reply_bytes(self, voice: FlowVoice) -> float:
+        """What a reply in this voice keeps while it is spoken, as far as a left window bounds it."""
+        window = (self.left_chunks or 0) * self.codec.flow.config.chunk
+        return voice.cache.nbytes / voice.sink * window if voice.sink else 0.0
+
+    @torch.inference_mode()
+    def _hear(self, jobs: Sequence[EarJob]) -> list[EarResult]:
+        with self._ear_lane():
+            codes, states = self.codec.ear.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
+            return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
+
+    def _speaker(self, place: int) -> Callable[[Sequence[VoiceJob]], list[VoiceResult]]:
+        codec, lane = self._codecs[place], self._lanes[place]
+
+        @torch.inference_mode()
+        def speak(jobs: Sequence[VoiceJob]) -> list[VoiceResult]:
+            with lane():
+                # A reply's state is made here: it is megabytes, for which the event loop has no time.
+                begun = [
+                    each if isinstance(each, SpokenState) else codec.start(each, self.left_chunks)
+                    for each, _, _ in jobs
+                ]
+                sounds, states = codec.step_batch(begun, [codes for _, codes, _ in jobs], [last for _, _, last in jobs])
+                return list(zip(_read_back(sounds), states, strict=True))
+
+        return speak
+
+
+def _read_back(sounds: Sequence[Tensor]) -> list[Tensor]:
+    """Sounds on the host, all in one copy."""
+    lengths = [len(sound) for sound in sounds]
+    return list(torch.cat(list(sounds)).float().cpu().split(lengths))
+
+
+def _pass(job: VoiceJob) -> tuple[bool, int, bool]:
+    """What must be equal for the sound of two replies to be made in one pass."""
+    state, codes, is_last = job
+    return isinstance(state, SpokenState), len(codes), is_last
