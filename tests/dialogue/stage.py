@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.dialogue.voices import silence, talk
 from vivavoce.dialogue.clock import SimulatedClock
-from vivavoce.dialogue.interface import ReplyAudio, ReplyDone, ReplyStarted, Usage
+from vivavoce.dialogue.interface import (
+    ConversationSettings,
+    ReplyAudio,
+    ReplyDone,
+    ReplyStarted,
+    TurnSettings,
+    Usage,
+)
 from vivavoce.dialogue.pipeline import Ended, Spoke, Wrote
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 
@@ -173,3 +181,13 @@ class Stage:
                 assert event.reply not in over, "sound after the end of its reply"
         ids = [item.id for item in self.conversation.items]
         assert len(ids) == len(set(ids))
+
+
+def with_turn(**turn) -> ConversationSettings:
+    return ConversationSettings(turn=TurnSettings(**turn))
+
+
+async def answered(stage: Stage, seconds: float = 1.5) -> str:
+    """The user asks, and the reply is under way for some seconds; its id."""
+    await stage.hear(np.concatenate([silence(0.5), talk(1.5, seed=5), silence(0.32 + seconds)]))
+    return stage.all(ReplyStarted)[-1].reply

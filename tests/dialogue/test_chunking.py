@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.dialogue.chunking import FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
+from vivavoce.dialogue.chunking import Bridge, FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError
 
@@ -111,3 +111,13 @@ def test_every_frame_is_decoded_exactly_once(frames, pace, seconds, grain, share
 def test_policies_that_make_no_sense_are_refused(make):
     with pytest.raises(InputError):
         make()
+
+
+def test_a_gap_is_bridged_by_as_much_sound_as_everybody_s_next_chunk_takes():
+    bridge = Bridge(margin=0.0)
+    assert bridge.holds(0.0, 8), "nothing is known yet"
+    bridge.note(0.06, 1)
+    assert bridge.holds(0.06, 1) and not bridge.holds(0.2, 4) and bridge.holds(0.3, 4)
+    for _ in range(40):
+        bridge.note(0.16, 8)
+    assert bridge.holds(0.17, 8), "many together cost less each"

@@ -79,19 +79,6 @@ async def test_a_job_nobody_waits_for_is_not_done():
     assert not any(7 in batch for batch in worker.batches)
 
 
-async def test_several_threads_work_at_the_same_time():
-    both = threading.Barrier(2, timeout=10)
-
-    def meet(jobs):
-        both.wait()
-        return list(jobs)
-
-    gathering = Gathering("viva-test", meet, most=1, threads=2)
-    gathering.start()
-    assert await asyncio.gather(gathering.do(1), gathering.do(2)) == [1, 2]
-    await gathering.close()
-
-
 async def test_jobs_that_wait_when_it_closes_fail():
     worker = Worker(most=1)
     first = await worker.busy()

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import threading
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.buzz import buzz
 from vivavoce.device import pick
+from vivavoce.dialogue.chunking import Bridge
 from vivavoce.dialogue.clock import SimulatedClock
 from vivavoce.dialogue.guards import GuardLimits
 from vivavoce.dialogue.interface import (
@@ -38,7 +38,8 @@ from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.errors import InputError
+from vivavoce.engine.slack import Admission
+from vivavoce.errors import CapacityError, InputError
 from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
@@ -323,38 +324,21 @@ async def test_eight_at_once_say_what_each_would_say_alone(parts):
     assert len({sound.tobytes() for sound in together}) == 8
 
 
-class GatedPipeline(MossSpeechPipeline):
-    """Makes no sound before its gate is open."""
-
-    def _speak(self, jobs):
-        assert self.gate.wait(60)
-        return super()._speak(jobs)
-
-
-async def test_in_a_crowd_the_first_chunk_waits_for_the_second(parts):
-    """What a listener has of the first would not last until his turn comes again."""
-    plain = parts.pipeline(longest_loop=None, voices_together=1)
-    pipeline = GatedPipeline(plain.core, plain.codec, plain.prompt, plain.tokenizer, plain.voices, plain.options)
-    pipeline.gate = threading.Event()
-    settings = ConversationSettings(most_output_tokens=30)
-
-    async def said(mind) -> list[np.ndarray]:
+async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
+    async def said(pipeline, expected: float) -> list[np.ndarray]:
+        pipeline.bridge = Bridge(expected, share=0.0)
+        mind, settings = pipeline.open(None), ConversationSettings(most_output_tokens=30)
         mind.remember((), settings)
         mind.listen(buzz(1.0, 16_000).samples[0])
         pieces = [piece async for piece in mind.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
         await mind.close()
         return [piece.samples for piece in pieces if isinstance(piece, Spoke)]
 
-    async with pipeline:
-        replies = [asyncio.ensure_future(said(pipeline.open(None))) for _ in range(5)]
-        while pipeline.voice.waiting < 4:
-            await asyncio.sleep(0.01)
-        pipeline.gate.set()
-        crowd = await asyncio.gather(*replies)
-        alone = await said(pipeline.open(None))
-    assert max(len(pieces[0]) for pieces in crowd) > len(alone[0])
-    for pieces in crowd:
-        assert np.allclose(np.concatenate(pieces), np.concatenate(alone), atol=1e-4)
+    async with parts.pipeline(longest_loop=None) as pipeline:
+        soon, late = await said(pipeline, 0.001), await said(pipeline, 60.0)
+        assert pipeline.speaking == 0
+    assert len(late[0]) == len(soon[0]) + len(soon[1])
+    assert np.allclose(np.concatenate(late), np.concatenate(soon), atol=1e-4)
 
 
 async def test_a_faster_voice_says_the_same_in_less_time(parts):
@@ -507,3 +491,11 @@ def _try(conversation, what):
             "add": lambda: conversation.add(Message("user", (TextPart("hello"),))),
             "truncate": lambda: conversation.truncate(conversation.items[-1].id if conversation.items else "x", 100),
         }[what]()
+
+
+async def test_a_conversation_is_refused_where_listeners_have_no_time_left(parts):
+    async with parts.pipeline(admission=Admission(least_slack=0.1, rows=64)) as pipeline:
+        await pipeline.open(lambda item, text, is_final: None).close()
+        pipeline.core.slack.note(pipeline.core.scheduler.now(), left=0.02)
+        with pytest.raises(CapacityError, match="20 ms of sound left"):
+            pipeline.open(lambda item, text, is_final: None)

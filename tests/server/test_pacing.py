@@ -1,13 +1,16 @@
 """Pacing on a clock that only tests move: when sound leaves, what is heard, what an interruption leaves."""
 
 import asyncio
+import math
 import selectors
 
 import numpy as np
 import pytest
 
-from tests.server.scripted import tone
+from tests.server.scripted import ScriptedHost, tone
+from vivavoce.server.jitter import Arrivals, Lead
 from vivavoce.server.lane import Lane, Piece
+from vivavoce.server.metrics import Metrics
 from vivavoce.server.pacing import Schedule, Volume
 
 RATE = 1000
@@ -79,7 +82,7 @@ def sound(seconds: float) -> Piece:
 @timeless
 async def test_sound_leaves_at_its_deadline_and_never_sooner():
     ear = Ear()
-    lane = Lane(ear, RATE, lead=0.3, piece_seconds=0.1)
+    lane = Lane(ear, RATE, lead=lambda now: 0.3, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(2.0))
     lane.tell(lambda: lane.end("reply"))
@@ -96,7 +99,7 @@ async def test_sound_leaves_at_its_deadline_and_never_sooner():
 @timeless
 async def test_what_comes_late_is_counted_and_does_not_burst():
     ear = Ear()
-    lane = Lane(ear, RATE, lead=0.1, piece_seconds=0.1)
+    lane = Lane(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(0.2))
     await asyncio.sleep(1.0)  # the listener ran dry after 0.2 s
@@ -112,7 +115,7 @@ async def test_what_comes_late_is_counted_and_does_not_burst():
 @timeless
 async def test_events_keep_their_place_among_the_sound():
     ear, told = Ear(), []
-    lane = Lane(ear, RATE, lead=0.1, piece_seconds=0.1)
+    lane = Lane(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
     lane.tell(lambda: told.append(("before", ear.seconds)))
     assert told == [("before", 0.0)]  # nothing was waiting
     task = asyncio.create_task(lane.run())
@@ -128,7 +131,7 @@ async def test_events_keep_their_place_among_the_sound():
 @timeless
 async def test_clearing_drops_the_sound_and_lets_the_events_go():
     ear, told = Ear(), []
-    lane = Lane(ear, RATE, lead=0.2, piece_seconds=0.1)
+    lane = Lane(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(10.0))
     lane.tell(lambda: told.append("done"))
@@ -149,7 +152,7 @@ async def test_clearing_drops_the_sound_and_lets_the_events_go():
 @timeless
 async def test_without_a_listener_sound_waits_and_the_gap_is_no_underrun():
     ear = Ear()
-    lane = Lane(ear, RATE, lead=0.2, piece_seconds=0.1)
+    lane = Lane(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(2.0))
     lane.tell(lambda: lane.end("reply"))
@@ -168,7 +171,7 @@ async def test_without_a_listener_sound_waits_and_the_gap_is_no_underrun():
 @timeless
 async def test_a_new_gain_holds_for_what_waits_already():
     ear = Ear()
-    lane = Lane(ear, RATE, lead=0.1, piece_seconds=0.1)
+    lane = Lane(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(1.0))
     await asyncio.sleep(0.45)
@@ -203,3 +206,48 @@ def test_a_deadline_missed_by_a_stalled_loop_is_counted():
     assert schedule.missed == 1 and schedule.underruns == 0
     schedule.send(schedule.due(0.0), 0.2, was_waiting=True)
     assert schedule.missed == 1
+
+
+def test_slack_is_the_least_time_that_a_listener_had_left():
+    schedule = Schedule(lead=0.3)
+    assert schedule.slack == math.inf
+    schedule.send(0.0, 1.0, was_waiting=False)  # the first piece has nothing to be late for
+    assert schedule.slack == math.inf
+    schedule.send(0.7, 1.0, was_waiting=True)
+    assert schedule.slack == pytest.approx(0.3)
+    schedule.send(1.95, 1.0, was_waiting=False)
+    assert schedule.slack == pytest.approx(0.05) and schedule.underruns == 0
+    schedule.send(3.2, 1.0, was_waiting=False)
+    assert schedule.slack == pytest.approx(-0.2) and schedule.underruns == 1
+
+
+def test_the_servers_slack_is_that_of_its_last_replies():
+    metrics = Metrics(ScriptedHost())
+    assert math.isnan(read_slack(metrics))
+    for late in (0.8, 0.95):
+        schedule = Schedule(lead=0.3)
+        schedule.send(0.0, 1.0, was_waiting=False)
+        schedule.send(late, 1.0, was_waiting=False)
+        metrics.sound_sent(schedule)
+    assert read_slack(metrics) == pytest.approx(0.05)
+
+
+def read_slack(metrics: Metrics) -> float:
+    (line,) = [line for line in metrics.page()[0].decode().splitlines() if line.startswith("viva_slack_seconds ")]
+    return float(line.split()[1])
+
+
+def test_sound_is_sent_no_further_ahead_than_the_client_s_own_comes_unevenly():
+    arrivals = Arrivals()
+    lead = Lead(0.06, 0.3, arrivals)
+    assert lead(0.0) == 0.3, "nothing is known of the way"
+    for number in range(100):
+        arrivals.note(number * 0.02, number * 0.02)
+    assert lead(1.98) == pytest.approx(0.06)
+    arrivals.note(2.0 + 0.05, 2.0)
+    assert lead(2.05) == pytest.approx(0.11)
+    arrivals.note(3.0, 2.1)
+    assert lead(3.0) == 0.3, "but for the most"
+    for number in range(500):
+        arrivals.note(3.0 + number * 0.02, 3.0 + number * 0.02)
+    assert lead(13.0) == pytest.approx(0.06), "what is long past is forgotten"

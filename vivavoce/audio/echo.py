@@ -95,19 +95,19 @@ class EchoGuard:
             calm=_calm(state, loud, float(np.square(microphone).mean())),
             loudest=max(loud, 0.97 * state.loudest),
         )
-        return self._gated(microphone, left, error, state, self._learn(state, error))
+        loudness, power = _power(played), _power(error)
+        expected = 0.5 * (loudness * state.doubt).sum(axis=0)  # half, because half of each transform is padding
+        learned = self._learn(state, error, power, loudness, expected)
+        return self._gated(microphone, left, power, expected, state, learned)
 
     def _resumed(self, state: EchoState) -> EchoState:
         """After a silence the way may be a little longer or shorter."""
         doubt = np.maximum(state.doubt, 0.1 * self.initial_state().doubt)
         return replace(state, played=np.zeros_like(state.played), doubt=doubt, practice=0, calm=0, loudest=0.0)
 
-    def _learn(self, state: EchoState, error: Spectrum) -> EchoState:
-        """The path and its doubt after what was left unexplained."""
+    def _learn(self, state: EchoState, error: Spectrum, power: Power, loud: Power, explained: Power) -> EchoState:
+        """The path and its doubt after what was left unexplained: `error`, and its power."""
         played, doubt = state.played, state.doubt
-        loud = _power(played)
-        explained = 0.5 * (loud * doubt).sum(axis=0)  # half, because half of each transform is padding
-        power = _power(error)
         residue = 0.8 * state.residue + 0.2 * power
         unexplained = np.maximum(residue - explained, 0.1 * residue) + 1e-6
         step = doubt / (explained + unexplained)
@@ -126,11 +126,9 @@ class EchoGuard:
         )
 
     def _gated(
-        self, microphone: Samples, left: Samples, error: Spectrum, before: EchoState, after: EchoState
+        self, microphone: Samples, left: Samples, power: Power, expected: Power, before: EchoState, after: EchoState
     ) -> tuple[Samples, float, EchoState]:
-        """What is left, turned down as far as the filter's own doubt explains it."""
-        expected = 0.5 * (_power(before.played) * before.doubt).sum(axis=0)
-        power = _power(error)
+        """What is left, turned down as far as the filter's own doubt, `expected`, explains its power."""
         explained = float((self._speech * np.minimum(3.0 * expected, power)).sum())
         total = float((self._speech * power).sum()) + 1e-9
         share = explained / total if before.calm < CALM else 0.0

@@ -18,6 +18,7 @@ ZERO_CROSSINGS = 48  # on each side, counted at the lower rate: what the lag is 
 CUTOFF = 0.947  # of the lower Nyquist frequency, so that the stop band begins just at it
 KAISER_BETA = 7.857  # 80 dB of stop band
 BLOCK = 4096  # outputs computed at once, which bounds memory for long inputs
+FEW_PHASES = 8
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,33 @@ class LiveResampler:
         origin = received - inputs.shape[-1]  # stream position of inputs[0]
         outputs = [np.zeros((len(inputs), 0), np.float32)]
         if until > state.emitted:
-            windows = sliding_window_view(inputs, 2 * self.reach, axis=-1)  # [channel, start, tap]
-            for begin in range(state.emitted, until, BLOCK):
-                whole, phase = np.divmod(np.arange(begin, min(begin + BLOCK, until)) * self.down, self.up)
-                starts = whole - self.reach + 1 - origin
-                outputs.append(np.einsum("cnt,nt->cn", windows[:, starts], self._filters[phase]))
+            make = self._by_phase if self.up <= FEW_PHASES else self._by_output
+            outputs += [
+                make(inputs, origin, begin, min(begin + BLOCK, until)) for begin in range(state.emitted, until, BLOCK)
+            ]
         first_needed = until * self.down // self.up - self.reach + 1
         held = inputs[:, max(first_needed - origin, 0) :].copy()
         return np.concatenate(outputs, axis=-1), LiveResamplerState(held, received, until)
+
+    def _by_phase(self, inputs: NDArray[np.float32], origin: int, begin: int, end: int) -> NDArray[np.float32]:
+        """Outputs `begin` to `end`: those of one phase lie evenly, and are one product each."""
+        outputs = np.empty((len(inputs), end - begin), np.float32)
+        channel, sample = inputs.strides
+        for first in range(begin, min(begin + self.up, end)):
+            whole, phase = divmod(first * self.down, self.up)
+            start = whole - self.reach + 1 - origin
+            shape = (len(inputs), -(-(end - first) // self.up), 2 * self.reach)
+            # A view made by hand: numpy's own way to one takes longer than the product.
+            windows = np.ndarray(shape, np.float32, inputs, start * sample, (channel, self.down * sample, sample))
+            outputs[:, first - begin :: self.up] = windows @ self._filters[phase]
+        return outputs
+
+    def _by_output(self, inputs: NDArray[np.float32], origin: int, begin: int, end: int) -> NDArray[np.float32]:
+        """The same where there are many phases."""
+        windows = sliding_window_view(inputs, 2 * self.reach, axis=-1)  # [channel, start, tap]
+        whole, phase = np.divmod(np.arange(begin, end) * self.down, self.up)
+        taken = windows[:, whole - self.reach + 1 - origin]
+        return np.asarray(np.einsum("cnt,nt->cn", taken, self._filters[phase]), np.float32)
 
 
 def _sinc_filters(phases: int, reach: int, bandwidth: float) -> NDArray[np.float32]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from vivavoce.errors import CheckpointError, InputError
@@ -98,15 +97,16 @@ class SileroActivity:
     def _magnitudes(self, samples: Array) -> Array:
         """# [576] → [4, 129]"""
         padded = np.concatenate([samples, samples[-2 : -2 - self.HOP // 2 : -1]])
-        spectrum = sliding_window_view(padded, self.N_FFT)[:: self.HOP] @ self._spectrum
+        spectrum = _windows(padded, self.N_FFT, self.HOP) @ self._spectrum
         half = spectrum.shape[1] // 2
-        return np.sqrt(np.square(spectrum[:, :half]) + np.square(spectrum[:, half:]))
+        np.square(spectrum, out=spectrum)
+        return np.sqrt(spectrum[:, :half] + spectrum[:, half:])
 
     def _recur(self, x: Array, state: SileroState) -> tuple[Array, Array]:
-        gates = self._cell @ np.concatenate([x, state.hidden]) + self._cell_bias
-        taken, kept, new, shown = np.split(gates, 4)
-        cell = _sigmoid(kept) * state.cell + _sigmoid(taken) * np.tanh(new)
-        return _sigmoid(shown) * np.tanh(cell), cell
+        gates = (self._cell @ np.concatenate([x, state.hidden]) + self._cell_bias).reshape(4, -1)
+        taken, kept, _, shown = _sigmoid(gates)
+        cell = kept * state.cell + taken * np.tanh(gates[2])
+        return shown * np.tanh(cell), cell
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,14 @@ def _convolve(x: Array, taps: Array, stride: int) -> Array:
     """A convolution over three frames, zeros around them.  # [frame, in] → [frame / stride, out]"""
     padded = np.zeros((len(x) + 2, x.shape[1]), np.float32)
     padded[1:-1] = x
-    windows = sliding_window_view(padded.ravel(), 3 * x.shape[1])[:: stride * x.shape[1]]
-    return windows @ taps
+    return _windows(padded.reshape(-1), 3 * x.shape[1], stride * x.shape[1]) @ taps
+
+
+def _windows(samples: Array, length: int, hop: int) -> Array:
+    """All whole windows of samples, as a view; numpy's own way to one takes longer than what follows it."""
+    samples = np.ascontiguousarray(samples, np.float32)
+    count = (len(samples) - length) // hop + 1
+    return np.ndarray((count, length), np.float32, samples, 0, (4 * hop, 4))
 
 
 def _sigmoid(x: Any) -> Any:

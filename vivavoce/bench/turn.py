@@ -45,6 +45,8 @@ class Plan:
     sessions: int = 1
     session: Event | None = None
     timing: Timing = field(default_factory=Timing)
+    at_once: int = 1
+    """Scenes that are played at the same time."""
 
 
 def run(
@@ -60,25 +62,27 @@ def run(
     instructions: str | None = None,
     out: Path | None = None,
     keep_sound: bool = False,
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """Call a server, print a table, write `turn.json`, `turn.png` and `turn_timeline.png` to `out`; what was measured.
 
     `scenes` ["none"] plays none (for `sessions` alone), None all. `sessions` above 1 adds that many calls at once, each
     asking its own question. `keep_sound` writes every call to `out`: a stereo WAV, caller left and replies right,
-    and what the server told as JSON lines.
+    and what the server told as JSON lines. `at_once` scenes are played at the same time, which is sooner done.
     """
-    if turns < 1 or sessions < 1:
-        raise InputError(f"turns and sessions must be at least 1, not {turns} and {sessions}")
+    if turns < 1 or sessions < 1 or at_once < 1:
+        raise InputError(f"turns, sessions and at_once must be at least 1, not {turns}, {sessions} and {at_once}")
     if keep_sound and out is None:
         raise InputError("keeping the sound needs a folder; give --out")
     address = realtime_url(url, model)
     with stage("gathering what is said"):
         material = gather(speech)
     session = session_of(detection, silence_ms, instructions)
-    plan = Plan(material, script(material, turns, scenes), turns, sessions, session)
+    plan = Plan(material, script(material, turns, scenes), turns, sessions, session, at_once=at_once)
     result, calls = asyncio.run(measure(lambda: connect(address, api_key), plan))
     result = {"what": "turn-taking over the Realtime protocol", "url": _without_secrets(address), **result}
     result["how"] = f"{detection}" + (f", {silence_ms} ms of silence" if detection == "server_vad" else "")
+    result["how"] += f", {at_once} scenes at a time" if at_once > 1 else ""
     turn_report.show(result)
     if out is not None:
         _save(result, calls, out, keep_sound)
@@ -101,11 +105,15 @@ def session_of(detection: str, silence_ms: int, instructions: str | None) -> Eve
 
 
 async def measure(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[Call]]:
-    """Play the whole plan, scene after scene; the figures, and the calls they come from."""
-    calls = []
-    for number, scene in enumerate(plan.script):
-        with stage(f"scene {scene.name}"):
-            calls.append(await _call(connect, scene, plan, seed=number))
+    """Play the whole plan, a few scenes at a time; the figures, and the calls they come from."""
+    free = asyncio.Semaphore(plan.at_once)
+
+    async def played(number: int, scene: Scene) -> Call:
+        async with free:
+            with stage(f"scene {scene.name}"):
+                return await _call(connect, scene, plan, seed=number)
+
+    calls = await asyncio.gather(*(played(number, scene) for number, scene in enumerate(plan.script)))
     together, parallel = await _together(connect, plan) if plan.sessions > 1 else (None, [])
     everything = [*calls, *parallel]
     found = [outcome for call in calls for outcome in outcomes(call)]
@@ -147,13 +155,19 @@ async def _together(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[
     with stage("questions one at a time, for those that are known by their answers"):
         asked = await _watermarks(connect, plan)
     with stage(f"{plan.sessions} calls at once"):
-        parts = [Scene("together", (Exchange(question),) * plan.turns) for question, _ in asked]
-        calls = await asyncio.gather(*(_call(connect, part, plan, 100 + n, n) for n, part in enumerate(parts)))
+        each = await asyncio.gather(*(_callers(connect, question, plan, n) for n, (question, _) in enumerate(asked)))
+    calls = [call for some in each for call in some]
     found = [outcome for call in calls for outcome in outcomes(call)]
     failures = [call.failure for call in calls if call.failure]
     references = {question.text: answer for question, answer in asked}
     figures = {"sessions": plan.sessions, "failures": failures, **summary(found), **crosstalk(calls, references)}
-    return figures, list(calls)
+    return figures, calls
+
+
+async def _callers(connect: Connect, question: Question, plan: Plan, number: int) -> list[Call]:
+    """Call after call with the same question: one that was asked before may be answered otherwise the next time."""
+    scene = Scene("together", (Exchange(question),))
+    return [await _call(connect, scene, plan, 100 + number, number) for _ in range(plan.turns)]
 
 
 async def _watermarks(connect: Connect, plan: Plan) -> list[tuple[Question, Answer]]:
@@ -201,10 +215,9 @@ def _save(result: dict[str, Any], calls: Sequence[Call], out: Path, keep_sound: 
     out.mkdir(parents=True, exist_ok=True)
     (out / "turn.json").write_text(json.dumps(result, indent=2), encoding="utf8")
     turn_report.draw(result, [outcome for call in calls for outcome in outcomes(call)], calls, out)
-    for call in calls if keep_sound else ():
-        name = re.sub(
-            r"\W+", "_", f"{call.scene.name} {call.number}" if call.scene.name == "together" else call.scene.name
-        )
+    for place, call in enumerate(calls if keep_sound else ()):
+        is_alone = call.scene.name != "together"
+        name = re.sub(r"\W+", "_", call.scene.name if is_alone else f"together {call.number} {place}")
         if call.caller.microphone.record:
             write(out / f"{name}.wav", Sound(recording(call), RATE))
             (out / f"{name}.jsonl").write_text(_told(call), encoding="utf8")

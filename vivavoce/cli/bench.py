@@ -28,6 +28,7 @@ def bench_lm(
     context: Annotated[int, typer.Option(min=1, help="Rows already in the cache at each measured step.")] = 1024,
     prefill: Annotated[int, typer.Option(min=1, help="Rows of the measured prefill.")] = 512,
     peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Measure the eager transformers layers too.")] = True,
+    weights: Annotated[str, typer.Option(help="float, int8, int4 or fp8; several separated by commas.")] = "float",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -45,6 +46,7 @@ def bench_lm(
             prefill=prefill,
             peer=peer,
             out=out,
+            weights=[name.strip() for name in weights.split(",")],
         )
     if as_json:
         print_json(result)
@@ -114,6 +116,7 @@ def bench_turn(
     scene: Annotated[list[str] | None, typer.Option(help="One of the scenes; may be given again. Else all.")] = None,
     turns: Annotated[int, typer.Option(min=1, help="Turns of each scene.")] = 4,
     sessions: Annotated[int, typer.Option(min=1, help="Calls at once, besides the scenes.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="Scenes played at the same time.")] = 2,
     speech: Annotated[Path | None, typer.Option(file_okay=False, help="Recorded questions of your own.")] = None,
     silence_ms: Annotated[int, typer.Option(min=0, help="Silence that ends a turn.")] = 200,
     detection: Annotated[str, typer.Option(help="server_vad or semantic_vad.")] = "server_vad",
@@ -127,7 +130,21 @@ def bench_turn(
         from vivavoce.bench.turn import run
 
         result = run(
-            url, model, api_key, scene, turns, sessions, speech, silence_ms, detection, instructions, out, keep_sound
+            *(
+                url,
+                model,
+                api_key,
+                scene,
+                turns,
+                sessions,
+                speech,
+                silence_ms,
+                detection,
+                instructions,
+                out,
+                keep_sound,
+            ),
+            at_once=at_once,
         )
     if as_json:
         print_json(result)
@@ -170,6 +187,26 @@ def bench_tts(
             onnx=onnx,
             out=out,
         )
+    if as_json:
+        print_json(result)
+
+
+@app.command("cosyvoice")
+def bench_cosyvoice(
+    device: DeviceSpec = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to see whether all of it runs.")] = False,
+    streams: Annotated[str, typer.Option(callback=_batches, help="Texts at once, separated by commas.")] = "1,16",
+    only: Annotated[str, typer.Option(help="Some of memory,hops,first_sound,together,parts,finite.")] = "",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """CosyVoice 3 of the published shape: first sound alone and among many, each part beside its floors."""
+    with progress_to(as_json):
+        from vivavoce.bench.cosyvoice import run
+
+        wanted = [name for name in only.split(",") if name]
+        result = run(device, dtype, tiny, [int(part) for part in streams.split(",")], only=wanted, out=out)
     if as_json:
         print_json(result)
 

@@ -1,4 +1,4 @@
-"""`viva bench budget` and `viva bench sessions`: what a conversation costs, and what it leaves behind."""
+"""`viva bench budget`, `rehearsal` and `sessions`: what conversations cost, how many fit, and what they leave behind."""
 
 from typing import Annotated
 
@@ -27,7 +27,7 @@ def bench_budget(
 
 def bench_sessions(
     model: Model = "mini-speech",
-    count: Annotated[int, typer.Option(min=2, help="Sessions, one after another.")] = 200,
+    count: Annotated[int, typer.Option(min=2, help="Sessions, a few at a time.")] = 200,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +40,27 @@ def bench_sessions(
         print_json(result)
 
 
+def bench_rehearsal(
+    model: Model = "mini-speech",
+    scene: Annotated[list[str] | None, typer.Option(help="A scene of `viva bench turn`; may be given again.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each scene and call.")] = 3,
+    sessions: Annotated[int, typer.Option(min=1, help="Calls at once, besides the scenes.")] = 8,
+    silence_ms: Annotated[int, typer.Option(min=0, help="Silence that ends a turn.")] = 200,
+    slowdown: Annotated[float, typer.Option(min=0.05, help="How much slower the processor is to be.")] = 1.0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Calls to a server that is this process, in the processor's time: what a machine with nothing else to do would."""
+    with progress_to(as_json):
+        from vivavoce.bench.rehearsal import run
+
+        result = run(model, scene, turns, sessions, silence_ms, slowdown, out)
+    if as_json:
+        print_json(result)
+
+
 def add_to(bench: typer.Typer) -> None:
-    """Both among the benchmarks."""
+    """All of them among the benchmarks."""
     bench.command("budget")(bench_budget)
+    bench.command("rehearsal")(bench_rehearsal)
     bench.command("sessions")(bench_sessions)

@@ -3,7 +3,6 @@
 import asyncio
 import heapq
 import itertools
-import time
 from typing import Protocol
 
 
@@ -20,15 +19,15 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The machine's own monotonic time."""
+    """The event loop's time: the machine's own, unless the loop has another."""
 
     def now(self) -> float:
         """The time."""
-        return time.monotonic()
+        return asyncio.get_running_loop().time()
 
     async def until(self, moment: float) -> None:
         """Wait for a moment; one that has passed is now."""
-        while (left := moment - time.monotonic()) > 0:
+        while (left := moment - self.now()) > 0:
             await asyncio.sleep(left)
 
 

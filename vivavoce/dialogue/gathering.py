@@ -1,13 +1,13 @@
-"""Threads that do small jobs of many conversations: the urgent first, some together, each failing alone."""
+"""Small jobs of many conversations: the urgent first, some together, each failing alone."""
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from vivavoce.engine.workers import Workers
 from vivavoce.errors import VivaError
 
 Job = TypeVar("Job")
@@ -25,6 +25,7 @@ class Gathering(Generic[Job, Result]):
     """Jobs come one by one and are worked on in batches of at most `most`. A job that fails fails alone.
 
     With `kind`, only jobs of the same kind are worked on together: others would wait for one another and gain nothing.
+    They are done on a thread of their own, or are a duty of `workers` that others started and will close.
     """
 
     def __init__(
@@ -32,22 +33,23 @@ class Gathering(Generic[Job, Result]):
         name: str,
         work: Callable[[Sequence[Job]], Sequence[Result]],
         most: int = 16,
-        threads: int = 1,
         kind: Callable[[Job], Hashable] | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.name, self.most = name, most
         self.batches = self.jobs = 0
         self._work, self._kind = work, kind or (lambda job: None)
         self._waiting: list[_Waiting[Job, Result]] = []
-        self._arrived = threading.Condition()
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        self._list = threading.Lock()
+        self._workers, self._owns_workers = workers or Workers(name), workers is None
         self._is_open = False
 
     def start(self) -> None:
         """Begin to work."""
         self._is_open = True
-        for thread in self._threads:
-            thread.start()
+        if self._owns_workers:
+            self._workers.start()
+        self._workers.add(self)
 
     @property
     def waiting(self) -> int:
@@ -56,41 +58,45 @@ class Gathering(Generic[Job, Result]):
 
     async def do(self, job: Job, urgency: float = 0.0) -> Result:
         """The result of one job, for which `urgency` seconds are left; of those waiting, what is due first is done."""
-        waiting = _Waiting[Job, Result](time.monotonic() + urgency, job, Future())
-        with self._arrived:
+        waiting = _Waiting[Job, Result](self._workers.now() + urgency, job, Future())
+        with self._list:
             if not self._is_open:
                 raise VivaError(f"{self.name} is not running")
             self._waiting.append(waiting)
-            self._arrived.notify()
+        self._workers.wake()
         return await asyncio.wrap_future(waiting.done)
 
     async def close(self) -> None:
         """Stop; jobs that wait fail."""
-        with self._arrived:
+        with self._list:
             if not self._is_open:
                 return
             self._is_open = False
             left, self._waiting = self._waiting, []
-            self._arrived.notify_all()
         for waiting in left:
             if waiting.done.set_running_or_notify_cancel():
                 waiting.done.set_exception(VivaError(f"{self.name} was closed"))
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(self._workers.remove, self)
+        if self._owns_workers:
+            await asyncio.to_thread(self._workers.close)
 
-    def _run(self) -> None:
-        while (batch := self._next()) is not None:
-            running = [waiting for waiting in batch if waiting.done.set_running_or_notify_cancel()]
-            if running:
-                self._do(running)
+    # A duty of the workers.
 
-    def _next(self) -> list[_Waiting[Job, Result]] | None:
-        """The most urgent jobs; None: it is over."""
-        with self._arrived:
-            while self._is_open and not self._waiting:
-                self._arrived.wait()
-            if not self._is_open:
-                return None
+    def due(self) -> float | None:
+        """When the most urgent job must be done."""
+        with self._list:
+            return min((waiting.deadline for waiting in self._waiting), default=None)
+
+    def do_next(self) -> None:
+        """Do the most urgent jobs."""
+        batch = [waiting for waiting in self._next() if waiting.done.set_running_or_notify_cancel()]
+        if batch:
+            self._do(batch)
+
+    def _next(self) -> list[_Waiting[Job, Result]]:
+        with self._list:
+            if not self._waiting:
+                return []
             self._waiting.sort(key=lambda waiting: waiting.deadline)
             kind = self._kind(self._waiting[0].job)
             alike = [waiting for waiting in self._waiting if self._kind(waiting.job) == kind]

@@ -114,7 +114,7 @@ class CpuMossSpeech(MossSpeech):
         self.context_limit, self.kv_shape = model.context_limit, model.kv_shape
         self.model, self.text_lm_head, self.audio_lm_head = model.model, model.text_lm_head, model.audio_lm_head
         trunk = model.model
-        self._shared, self._text, self._audio = (
+        self._shared_layers, self._text_layers, self._audio_layers = (
             _flat(block) for block in (trunk.shared_block, trunk.text_block, trunk.audio_block)
         )
         self._text_norm, self._audio_norm = FlatNorm(trunk.text_norm), FlatNorm(trunk.audio_norm)
@@ -136,12 +136,12 @@ class CpuMossSpeech(MossSpeech):
         """Both tails' states of every row.  # [row, 2] → [row, 2, hidden]"""
         places = self._places(batch)
         x = self.model.embed(rows)
-        for layer in self._shared:
+        for layer in self._shared_layers:
             x = layer(x, batch, places)
         text = audio = x
-        for layer in self._text:
+        for layer in self._text_layers:
             text = layer(text, batch, places)
-        for layer in self._audio:
+        for layer in self._audio_layers:
             audio = layer(audio, batch, places)
         return torch.stack([self._text_norm(text), self._audio_norm(audio)], dim=1)
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 
 REPLY_ROOM = 256  # rows left for a reply when the past is compacted
+HEARD_TOGETHER = 3  # codes of a turn that are made at once: what is left of it is heard when it is likely over
+LISTENING_URGENCY = 0.5  # seconds in which they are wanted; the end of a turn is wanted at once
 
 
 @dataclass
@@ -55,6 +57,7 @@ class MossSpeechMind:
         self._codes: dict[str, list[int]] = {}
         self._paces: dict[str, tuple[float, float]] = {}  # of replies: how fast, and the silence left out before them
         self._rows_of: dict[str, tuple[Item, list[Row]]] = {}
+        self._system: tuple[str, list[Row]] = ("", [])
         self._first: str | None = None  # of the items that are still seen; None: all are
         self._turn: HeardTurn | None = None
         self._page = pipeline.core.limits.page_size
@@ -132,7 +135,7 @@ class MossSpeechMind:
         if self._turn is None:
             self._turn = HeardTurn(self._pipeline.codec.ear.initial_state())
         self._turn.waiting.append(samples)
-        if self._turn.waits >= self._pipeline.codec.ear.samples_per_code:
+        if self._turn.waits >= HEARD_TOGETHER * self._pipeline.codec.ear.samples_per_code:
             await self._encode(self._turn)
             await self._settle()
 
@@ -217,6 +220,7 @@ class MossSpeechMind:
                 await engine.rewind(self._sequence, same)
             if same < len(rows):
                 await engine.append(self._sequence, rows[same:])
+        engine.due_by(self._sequence, asyncio.get_running_loop().time() + LISTENING_URGENCY)
         self._rows = rows
 
     async def _seen_rows(self, settings: ConversationSettings) -> list[Row]:
@@ -238,7 +242,10 @@ class MossSpeechMind:
 
     def _system_rows(self, settings: ConversationSettings) -> list[Row]:
         modality: Modality = "text" if settings.modality == "text" else "speech"
-        return self._pipeline.prompt.turn(Turn("system", settings.instructions or DEFAULT_SYSTEM[modality]))
+        text = settings.instructions or DEFAULT_SYSTEM[modality]
+        if self._system[0] != text:
+            self._system = (text, self._pipeline.prompt.turn(Turn("system", text)))
+        return self._system[1]
 
     async def _item_rows(self, item: Item) -> list[Row]:
         known = self._rows_of.get(item.id)
@@ -289,7 +296,7 @@ class MossSpeechMind:
     async def _encode(self, turn: HeardTurn) -> None:
         samples = torch.from_numpy(np.concatenate(turn.waiting))
         turn.waiting.clear()
-        codes, turn.ear = await self._pipeline.ear.do((turn.ear, samples, False))
+        codes, turn.ear = await self._pipeline.ear.do((turn.ear, samples, False), LISTENING_URGENCY)
         turn.codes += codes
 
     async def _whole_turn(self, turn: HeardTurn) -> list[int]:

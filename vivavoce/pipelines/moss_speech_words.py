@@ -1,5 +1,6 @@
 """What a stretch of speech says, told by the same language model: for captions, moderation and the user's words."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 WRITE_DOWN = "Write down what is said."
 ROWS_PER_CODE = 2  # speech has at most a few letters in 80 ms
 FEWEST_ROWS = 16
+WORDS_URGENCY = 1.5  # seconds: nobody waits for words as for sound, so they are made in steps that sound needs
 
 
 class MossSpeechWords:
@@ -41,6 +43,7 @@ class MossSpeechWords:
         try:
             most = FEWEST_ROWS + ROWS_PER_CODE * len(codes)
             async with await engine.generate(sequence, Generation(GREEDY, max_new_rows=most)) as reply:
+                reply.needed_by(asyncio.get_running_loop().time() + WORDS_URGENCY)
                 made = [row async for row in reply]
         finally:
             await engine.close(sequence)

@@ -59,7 +59,7 @@ class Listener(Protocol):
 class Lane:
     """A queue with a clock. What waits behind no sound goes out at once."""
 
-    def __init__(self, listener: Listener, rate: int, lead: float, piece_seconds: float) -> None:
+    def __init__(self, listener: Listener, rate: int, lead: Callable[[float], float], piece_seconds: float) -> None:
         self._listener, self._rate, self._lead = listener, rate, lead
         self._piece = max(1, round(piece_seconds * rate))
         self._queue: deque[Tell | Piece] = deque()
@@ -88,7 +88,7 @@ class Lane:
     def add(self, piece: Piece, gain: float = 1.0) -> None:
         """This sound comes next; its gain is in force at once, also for what waits already."""
         if piece.reply not in self._playing:
-            self._playing[piece.reply] = Playing(Schedule(self._lead), Volume(self._rate))
+            self._playing[piece.reply] = Playing(Schedule(self._lead(self._now())), Volume(self._rate))
         playing = self._playing[piece.reply]
         playing.volume.gain = gain
         if len(piece.samples) and not playing.is_cleared:
@@ -164,6 +164,7 @@ class Lane:
             piece = self._queue[0]
             assert isinstance(piece, Piece)
             playing, now = self._playing[piece.reply], self._now()
+            playing.schedule.lead = self._lead(now)
             due = playing.schedule.due(now) if len(piece.samples) else now
             if due > now:
                 self._has_waited = True

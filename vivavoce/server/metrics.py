@@ -1,16 +1,20 @@
 """Figures for Prometheus: sessions, latencies, missed deadlines, underruns, the event loop's lag, the host's own."""
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.host import Host
+from vivavoce.server.jitter import Arrivals
 from vivavoce.server.pacing import Schedule
 
 LATENCY_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 LAG_SECONDS = 0.1
+SLACK_SECONDS = 15.0
 ARRIVALS = 2048  # pieces of sound whose time of arrival is remembered
 
 
@@ -47,6 +51,11 @@ class Metrics:
         self.sound = prometheus.Counter("sound_sent_seconds", "Sound of replies sent.", **common)
         self.missed = prometheus.Counter("deadlines_missed", "Pieces of sound sent late.", **common)
         self.underruns = prometheus.Counter("underruns", "Times a listener ran dry within a reply.", **common)
+        self.slack = prometheus.Gauge(
+            "slack_seconds", "Least time left before a listener ran dry, of the replies of the last moments.", **common
+        )
+        self.slack.set_function(self._least_slack)
+        self._slacks: deque[tuple[float, float]] = deque()  # when a reply was over, and its slack
         self.lag = prometheus.Histogram(
             "event_loop_lag_seconds",
             "Lateness of a timer.",
@@ -60,6 +69,14 @@ class Metrics:
         self.sound.inc(schedule.sent)
         self.missed.inc(schedule.missed)
         self.underruns.inc(schedule.underruns)
+        if schedule.slack < math.inf:
+            self._slacks.append((time.monotonic(), schedule.slack))
+
+    def _least_slack(self) -> float:
+        """Not a number where nobody was spoken to."""
+        while self._slacks and self._slacks[0][0] < time.monotonic() - SLACK_SECONDS:
+            self._slacks.popleft()
+        return min((slack for _, slack in self._slacks), default=math.nan)
 
     def replied(self, reason: str) -> None:
         """A reply was told to its end."""
@@ -99,6 +116,7 @@ class TurnClock:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._arrivals: deque[tuple[float, float]] = deque(maxlen=ARRIVALS)  # milliseconds heard, and when
+        self.arrivals = Arrivals()
         self._heard_ms = 0.0
         self._ended: float | None = None
         self._last_voice: float | None = None
@@ -118,6 +136,7 @@ class TurnClock:
         """Sound came in."""
         self._heard_ms += seconds * 1000
         self._arrivals.append((self._heard_ms, self._now()))
+        self.arrivals.note(self._now(), self._heard_ms / 1000)
 
     def turn_ended(self, last_voice_ms: int) -> None:
         """The user's turn is over; its last voiced sample was so far into the sound."""

@@ -38,8 +38,10 @@ class ServerOptions:
     """Seconds of sound taken in a second, after a burst of a few minutes; the rest waits in the socket."""
 
     lead_ms: int = 300
-    """How far ahead of the listener sound is sent, after the first piece at once."""
-    piece_ms: int = 100
+    """How far ahead of the listener sound is sent at most, after the first piece at once."""
+    least_lead_ms: int = 60
+    """The same at least: to it is added by how much the client's own sound comes unevenly."""
+    piece_ms: int = 40
     call_lead_ms: int = 60
     """The same for WebRTC, whose own clock paces the packets."""
     call_piece_ms: int = 20

@@ -14,6 +14,7 @@ from vivavoce.errors import CapacityError, VivaError
 from vivavoce.server.client_events import ClientEvents
 from vivavoce.server.configuration import Configuration
 from vivavoce.server.host import Host
+from vivavoce.server.jitter import Lead
 from vivavoce.server.journal import Cursor, Journal
 from vivavoce.server.metrics import Metrics, TurnClock
 from vivavoce.server.options import ServerOptions
@@ -244,8 +245,10 @@ class RealtimeSession:
 
     def _new_teller(self, track: Speaker | None) -> Teller:
         options = self.options
-        lead_ms, piece_ms = (
-            (options.lead_ms, options.piece_ms) if track is None else (options.call_lead_ms, options.call_piece_ms)
+        least, most, piece_ms = (
+            (options.least_lead_ms, options.lead_ms, options.piece_ms)
+            if track is None
+            else (options.call_lead_ms, options.call_lead_ms, options.call_piece_ms)
         )
         return Teller(
             self.conversation,
@@ -255,7 +258,7 @@ class RealtimeSession:
             self.clock,
             f"conv_{self.id[5:]}",
             self.configuration.wire,
-            lead_ms / 1000,
+            Lead(min(least, most) / 1000, most / 1000, self.clock.arrivals),
             piece_ms / 1000,
             plays_itself=track is not None,
         )

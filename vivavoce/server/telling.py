@@ -51,7 +51,8 @@ class Teller:
     clock: TurnClock
     conversation_id: str
     session: Wire
-    lead: float
+    lead: Callable[[float], float]
+    """Seconds by which sound is sent before it is to be heard, at a moment."""
     piece_seconds: float
     plays_itself: bool
     """Over WebRTC the server plays the sound, and says when it begins and ends."""

@@ -1,0 +1,185 @@
+"""Speaking over a reply: who yields, what is then history, and our own echo."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.dialogue.stage import Stage, answered, spoken, with_turn
+from tests.dialogue.voices import cough, hum, silence, talk
+from vivavoce.audio.resample import resample
+from vivavoce.dialogue.interface import (
+    ItemTruncated,
+    Message,
+    OutputCleared,
+    ReplyAudio,
+    ReplyDone,
+    ReplyItemDone,
+    ReplyStarted,
+    SpeechStarted,
+    TurnCommitted,
+)
+from vivavoce.dialogue.pipeline import Ended, Spoke, Wrote
+from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.speaking import SpeakingOptions
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+async def test_an_interruption_ducks_then_stops_and_keeps_what_was_heard():
+    stage = Stage.set(spoken(6.0, "one two three four five six seven eight nine ten eleven twelve"))
+    reply = await answered(stage)
+    begun, told = stage.clock.now(), len(stage.told)
+    await stage.hear(talk(1.0, seed=6))
+    after = stage.told[told:]
+    assert [type(event) for event in after if not isinstance(event, ReplyAudio)] == [
+        *(SpeechStarted, ReplyItemDone, ReplyDone, OutputCleared, ItemTruncated),
+    ]
+    assert stage.all(ReplyDone)[0].reason == "turn_detected"
+    assert stage.time_of(ReplyDone) - begun <= 0.3
+    assert any(event.gain < 1 for event in after if isinstance(event, ReplyAudio))
+    cut = stage.all(ItemTruncated)[0]
+    heard = stage.time_of(ReplyDone) - stage.time_of(ReplyAudio)
+    assert cut.audio_end_ms == pytest.approx(heard * 1e3, abs=2)
+    (part,) = cut.item.content.parts
+    assert len(part.samples) / 24 == pytest.approx(cut.audio_end_ms, abs=1)
+    assert part.transcript and "one two three four five six seven eight".startswith(part.transcript)
+    assert not cut.item.is_complete
+    assert stage.pipeline.mind.past[-1] == stage.conversation.item(cut.item.id)
+    await stage.hear(silence(0.6))
+    assert len(stage.all(TurnCommitted)) == 2 and len(stage.all(ReplyStarted)) == 2
+    assert stage.all(ReplyAudio)[-1].reply != reply
+    await stage.close()
+    stage.check()
+
+
+@pytest.mark.parametrize("sound", [hum(0.4, seed=2), hum(0.3, seed=3), cough(1)], ids=["mm-hm", "mm", "cough"])
+async def test_a_backchannel_or_a_cough_does_not_stop_the_reply(sound):
+    stage = Stage.set(spoken(4.0))
+    await answered(stage)
+    told = len(stage.told)
+    await stage.hear(np.concatenate([sound, silence(1.0)]))
+    assert not stage.all(ReplyDone) and len(stage.all(SpeechStarted)) == 1
+    assert all(isinstance(event, ReplyAudio) for event in stage.told[told:])
+    assert stage.all(ReplyAudio)[-1].gain == 1.0
+    await stage.hear(silence(3.0))
+    assert stage.all(ReplyDone)[0].reason == "completed"
+    await stage.close()
+    stage.check()
+
+
+async def test_what_the_client_reports_as_played_is_what_was_heard():
+    stage = Stage.set(spoken(6.0))
+    reply = await answered(stage)
+    stage.conversation.played(reply, 700)
+    stage.conversation.played(reply, 400)
+    await stage.hear(talk(1.0, seed=6))
+    assert stage.all(ItemTruncated)[0].audio_end_ms == 700
+    await stage.close()
+    stage.check()
+
+
+async def test_an_interruption_before_the_first_sound_leaves_no_words():
+    stage = Stage.set([Wrote("Hm"), Ended("completed")], options=DialogueOptions(holds_replies=False))
+    slow = asyncio.Event()
+
+    async def wait_for_ever(self):
+        await slow.wait()
+        yield Ended("completed")
+
+    stage.pipeline.scripts = [[Ended("completed")]]
+    await stage.hear(np.concatenate([silence(0.5), talk(1.0)]))
+    original = type(stage.pipeline.mind).reply
+
+    def stuck(plan):
+        reply = original(stage.pipeline.mind, plan)
+        reply.pieces = wait_for_ever.__get__(reply)
+        return reply
+
+    stage.pipeline.mind.reply = stuck
+    await stage.hear(np.concatenate([silence(0.5), talk(0.5, seed=2)]))
+    assert stage.all(ReplyDone)[0].reason == "turn_detected"
+    assert not stage.all(OutputCleared) and not stage.all(ItemTruncated)
+    assert [type(item.content) for item in stage.conversation.items] == [Message]
+    await stage.close()
+    stage.check()
+
+
+async def test_speech_after_the_reply_was_sent_but_while_it_is_heard_cuts_it():
+    options = DialogueOptions(speaking=SpeakingOptions(most_ahead=None))
+    stage = Stage.set(spoken(3.0), options=options)
+    await answered(stage, 0.6)
+    assert stage.all(ReplyDone)[0].reason == "completed"
+    await stage.hear(talk(1.0, seed=6))
+    assert [event.reply for event in stage.all(OutputCleared)] == [stage.all(ReplyDone)[0].reply]
+    assert 500 < stage.all(ItemTruncated)[0].audio_end_ms < 1200
+    await stage.close()
+    stage.check()
+
+
+async def test_no_interruptions_where_the_client_wants_none():
+    stage = Stage.set(spoken(3.0), spoken(1.0), settings=with_turn(interrupt_response=False))
+    await answered(stage, 0.5)
+    await stage.hear(np.concatenate([talk(0.8, seed=6), silence(0.4)]))
+    assert len(stage.all(TurnCommitted)) == 2 and not stage.all(ReplyDone)
+    await stage.hear(silence(3.5))
+    assert [event.reason for event in stage.all(ReplyDone)] == ["completed", "completed"]
+    await stage.close()
+    stage.check()
+
+
+@pytest.mark.parametrize("stops", ["cancel", "truncate"])
+async def test_what_is_said_after_the_client_stopped_a_reply_is_not_said_over_it(stops):
+    stage = Stage.set(spoken(5.0), spoken(0.4), options=DialogueOptions(echo=None))
+    stage.conversation.reply()
+    await stage.hear(silence(0.6))
+    item = stage.all(ReplyAudio)[0].item
+    stage.conversation.cancel() if stops == "cancel" else stage.conversation.truncate(item, 100)
+    await stage.hear(np.concatenate([talk(0.4, 1, level_dbfs=-36.0), silence(0.6)]))  # too soft and short to interrupt
+    assert len(stage.all(TurnCommitted)) == 1
+    assert [done.reason for done in stage.all(ReplyDone)] == ["client_cancelled", "completed"]
+    await stage.close()
+    stage.check()
+
+
+class Loudspeaker:
+    """Plays what a stage tells after a delay, and says what a microphone beside it hears."""
+
+    def __init__(self, stage: Stage, delay: float, gain: float) -> None:
+        self.stage, self.delay, self.gain = stage, delay, gain
+        self.sound = np.zeros(0, np.float32)
+        self.told = 0
+
+    def microphone(self, now: float) -> np.ndarray:
+        for event, time in list(zip(self.stage.told, self.stage.times, strict=True))[self.told :]:
+            self.told += 1
+            if isinstance(event, ReplyAudio) and len(event.samples):
+                start = round((time + self.delay) * 16_000)
+                if start > len(self.sound):
+                    self.sound = np.concatenate([self.sound, np.zeros(start - len(self.sound), np.float32)])
+                self.sound = np.concatenate([self.sound, resample(event.samples[None], 24_000, 16_000)[0]])
+        heard = np.zeros(512, np.float32)
+        begin = round(now * 16_000)
+        piece = self.sound[begin : begin + 512]
+        heard[: len(piece)] = piece
+        return self.gain * heard
+
+
+@pytest.mark.parametrize("delay", [0.06, 0.15])
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_a_loudspeaker_20_db_softer_does_not_interrupt_itself(delay, guarded):
+    sound = np.repeat(talk(5.0, seed=9, level_dbfs=-20), 3).reshape(-1, 2)[:, 0].astype("f")  # 24 kHz, an octave higher
+    script = [*(Spoke(part) for part in np.array_split(sound, 12)), Ended("completed")]
+    options = DialogueOptions() if guarded else DialogueOptions(echo=None)
+    stage = Stage.set(script, options=options)
+    room = Loudspeaker(stage, delay, gain=0.1)
+    stage.conversation.reply()
+    noise = silence(7.0)
+    for number in range(200):
+        await stage.hear(noise[number * 512 : number * 512 + 512] + room.microphone(stage.clock.now()))
+    told = stage.names()
+    await stage.close()
+    if guarded:
+        assert "SpeechStarted" not in told and stage.all(ReplyDone)[0].reason == "completed"
+    else:
+        assert "SpeechStarted" in told, "without the guard it would"

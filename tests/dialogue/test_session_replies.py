@@ -1,0 +1,164 @@
+"""Replies on their way out: paced, checked, one at a time, ended once."""
+
+import numpy as np
+import pytest
+
+from tests.dialogue.stage import Stage, spoken
+from tests.dialogue.voices import silence, talk
+from vivavoce.dialogue.interface import (
+    ConversationSettings,
+    ItemTruncated,
+    Message,
+    ReplyAudio,
+    ReplyDone,
+    ReplyItemStarted,
+    ReplyRequest,
+    ReplyText,
+    TextPart,
+    ToolArguments,
+    ToolCall,
+    ToolOutput,
+    Warned,
+)
+from vivavoce.dialogue.moderation import Moderation, WordList
+from vivavoce.dialogue.pipeline import CallArguments, CallBegan, Ended, Spoke, Wrote
+from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.speaking import SpeakingOptions
+from vivavoce.errors import InputError
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+async def test_sound_is_sent_at_pace():
+    stage = Stage.set(spoken(3.0))
+    await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(4.0)]))
+    first = stage.time_of(ReplyAudio)
+    sent = 0.0
+    for event, time in zip(stage.told, stage.times, strict=True):
+        if isinstance(event, ReplyAudio):
+            assert sent - (time - first) <= 0.4 + 0.04, "never much more than the lead"
+            assert sent - (time - first) >= 0.25 or sent < 0.4, "and never near dry"
+            sent += len(event.samples) / 24_000
+    await stage.close()
+    stage.check()
+
+
+async def test_text_in_and_text_out():
+    settings = ConversationSettings(modality="text")
+    stage = Stage.set([Wrote("Hel"), Wrote("lo."), Ended("completed")], settings=settings)
+    stage.conversation.add(Message("user", (TextPart("Hi"),)), id="item_mine")
+    stage.conversation.reply()
+    await stage.settle()
+    assert [event.delta for event in stage.all(ReplyText)] == ["Hel", "lo."]
+    assert stage.conversation.items[-1].content == Message("assistant", (TextPart("Hello."),))
+    assert stage.all(ReplyItemStarted)[0].previous == "item_mine"
+    await stage.close()
+    stage.check()
+
+
+async def test_a_tool_call_is_an_item_of_its_own():
+    call = [CallBegan("call_1", "book"), CallArguments('{"seats":'), CallArguments(" 2}"), Ended("completed")]
+    stage = Stage.set([Wrote("One moment."), Spoke(np.full(2400, 0.1, "f")), *call])
+    stage.conversation.reply()
+    await stage.settle()
+    message, tool = stage.conversation.items
+    assert tool.content == ToolCall("call_1", "book", '{"seats": 2}')
+    started = stage.all(ReplyItemStarted)[1]
+    assert (started.kind, started.tool_name, started.call_id, started.previous) == (
+        *("tool_call", "book", "call_1"),
+        message.id,
+    )
+    assert "".join(event.delta for event in stage.all(ToolArguments)) == '{"seats": 2}'
+    stage.conversation.add(ToolOutput("call_1", "done"))
+    assert [type(item.content) for item in stage.pipeline.mind.past] == [Message, ToolCall, ToolOutput]
+    await stage.close()
+    stage.check()
+
+
+async def test_only_one_reply_at_a_time_and_cancel_ends_it():
+    stage = Stage.set(spoken(5.0), spoken(1.0))
+    with pytest.raises(InputError, match="no reply"):
+        stage.conversation.cancel()
+    first = stage.conversation.reply()
+    await stage.hear(silence(0.5))
+    with pytest.raises(InputError, match=first):
+        stage.conversation.reply()
+    stage.conversation.cancel(first)
+    with pytest.raises(InputError, match="not under way"):
+        stage.conversation.cancel(first)
+    await stage.settle()
+    assert stage.all(ReplyDone)[0].reason == "client_cancelled"
+    stage.conversation.reply()
+    await stage.hear(silence(1.5))
+    assert stage.all(ReplyDone)[1].reason == "completed"
+    await stage.close()
+    stage.check()
+
+
+async def test_a_reply_out_of_band_leaves_nothing_in_the_history():
+    stage = Stage.set(spoken(0.4), spoken(3.0))
+    content = Message("user", (TextPart("classify"),))
+    beside = stage.conversation.reply(ReplyRequest(is_out_of_band=True, input=[content]))
+    stage.conversation.reply()
+    await stage.hear(silence(1.0))
+    assert [item.content for item in stage.pipeline.made[0].plan.past] == [content]
+    assert stage.pipeline.made[1].plan.past is None
+    assert stage.all(ReplyDone)[0].reply == beside
+    assert len(stage.conversation.items) == 1
+    await stage.close()
+    stage.check()
+
+
+async def test_words_that_may_not_be_said_stop_the_reply_before_their_sound():
+    options = DialogueOptions(speaking=SpeakingOptions(moderation=Moderation(WordList(["secret"]))))
+    noise = 0.05 * np.random.default_rng(0).standard_normal(12_000).astype("f")
+    script = [Wrote("The code is "), Spoke(noise), Wrote("secret"), Spoke(noise), Ended("completed")]
+    stage = Stage.set(script, options=options)
+    stage.conversation.reply()
+    await stage.hear(silence(1.5))
+    assert stage.all(ReplyDone)[0].reason == "content_filter"
+    assert sum(len(event.samples) for event in stage.all(ReplyAudio)) == 12_000
+    assert "".join(event.delta for event in stage.all(ReplyText)) == "The code is "
+    assert stage.names()[-3:] == ["ReplyDone", "OutputCleared", "ItemTruncated"]
+    assert stage.all(ItemTruncated)[0].audio_end_ms < 500, "what was sent ahead is not heard either"
+    assert stage.all(Warned)[0].code == "content_filter"
+    await stage.close()
+    stage.check()
+
+
+async def test_sound_is_held_back_for_words_that_come_after_it():
+    moderation = Moderation(WordList(["secret"]), window=1.0)
+    options = DialogueOptions(speaking=SpeakingOptions(moderation=moderation))
+    noise = 0.05 * np.random.default_rng(0).standard_normal(12_000).astype("f")
+    script = [Spoke(noise), Spoke(noise), Spoke(noise), Wrote("a secret", at=0.6), Spoke(noise), Ended("completed")]
+    stage = Stage.set(script, options=options)
+    stage.conversation.reply()
+    await stage.hear(silence(2.0))
+    assert stage.all(ReplyDone)[0].reason == "content_filter"
+    assert sum(len(event.samples) for event in stage.all(ReplyAudio)) == 12_000, "0.5 s went out, not the word at 0.6"
+    await stage.close()
+    stage.check()
+
+
+async def test_a_stuck_reply_is_ended():
+    tone = (0.1 * np.sin(2 * np.pi * 200 * np.arange(24_000 * 6) / 24_000)).astype("f")
+    stage = Stage.set([*(Spoke(part) for part in np.split(tone, 12)), Ended("completed")])
+    stage.conversation.reply()
+    await stage.hear(silence(7.0))
+    assert stage.all(ReplyDone)[0].reason == "max_output_tokens"
+    assert stage.all(Warned)[0].code == "reply_guard" and "stuck" in stage.all(Warned)[0].message
+    await stage.close()
+    stage.check()
+
+
+async def test_a_pipeline_that_fails_fails_one_reply():
+    stage = Stage.set([Wrote("So"), Ended("failed", "the engine is out of pages")], spoken(0.4))
+    stage.conversation.reply()
+    await stage.settle()
+    done = stage.all(ReplyDone)[0]
+    assert (done.reason, done.error) == ("failed", "the engine is out of pages")
+    stage.conversation.reply()
+    await stage.hear(silence(1.0))
+    assert stage.all(ReplyDone)[1].reason == "completed"
+    await stage.close()
+    stage.check()

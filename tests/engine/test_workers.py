@@ -1,0 +1,87 @@
+"""Threads that share duties: what is due first is done first, and what can wait, waits."""
+
+import threading
+
+from vivavoce.engine.workers import Workers, most_urgent
+
+
+class Chores:
+    """Things to do at their times; notes the order they are done in."""
+
+    def __init__(self, done, *due: float) -> None:
+        self.left, self.done = sorted(due), done
+        self.is_empty = threading.Event()
+
+    def due(self):
+        return self.left[0] if self.left else None
+
+    def do_next(self):
+        self.done.append(self.left.pop(0))
+        if not self.left:
+            self.is_empty.set()
+
+
+class Clockwork(Workers):
+    """Workers whose time stands still."""
+
+    def now(self) -> float:
+        return 100.0
+
+
+def test_whatever_is_due_first_is_done_first_among_all_duties():
+    done: list[float] = []
+    chores = [Chores(done, 1.0, 4.0, 5.0), Chores(done, 2.0, 3.0, 6.0)]
+    workers = Clockwork("viva-test")
+    for each in chores:
+        workers.add(each)
+    workers.start()
+    for each in chores:
+        assert each.is_empty.wait(10)
+    workers.close()
+    assert done == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_what_is_due_much_later_waits_until_it_is_time():
+    done: list[float] = []
+    soon, later = Chores(done, 100.4), Chores(done, 100.6)
+    workers = Clockwork("viva-test", early=0.5)
+    workers.add(later)
+    workers.add(soon)
+    workers.start()
+    assert soon.is_empty.wait(10)
+    workers.remove(soon)
+    workers.close()
+    assert done == [100.4] and later.left == [100.6]
+
+
+def test_two_threads_do_two_duties_at_once_but_never_one():
+    meeting = threading.Barrier(2, timeout=10)
+
+    class Meets:
+        def __init__(self):
+            self.todo, self.inside = 5, 0
+            self.is_done = threading.Event()
+
+        def due(self):
+            return 0.0 if self.todo else None
+
+        def do_next(self):
+            self.inside += 1
+            assert self.inside == 1
+            meeting.wait()
+            self.inside -= 1
+            self.todo -= 1
+            if not self.todo:
+                self.is_done.set()
+
+    workers, duties = Workers("viva-test", threads=2), [Meets(), Meets()]
+    for duty in duties:
+        workers.add(duty)
+    workers.start()
+    for duty in duties:
+        assert duty.is_done.wait(10)
+    workers.close()
+
+
+def test_nothing_to_do_is_nobody():
+    assert most_urgent([Chores([])]) == (float("inf"), None)

@@ -1,0 +1,135 @@
+"""A machine with its own time: an event loop and workers whose seconds are those of the processor.
+
+Whatever runs takes the time it needs of the processor, waiting takes none: an hour of idle calls is over at once, and
+what else this machine does meanwhile changes little. The event loop has one core; every worker has another.
+"""
+
+import asyncio
+import selectors
+import time
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any
+
+from vivavoce.engine.workers import EARLY_SECONDS, Duty, Workers, most_urgent
+
+LONGEST_WAIT = 60.0  # real seconds for a thread that is not ours, when nothing else is left to wait for
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes by its own work, and jumps to the next timer when it has none."""
+
+    def __init__(self, slowdown: float = 1.0) -> None:
+        self.slowdown = slowdown
+        self.worked = 0.0
+        """Seconds of the processor that the loop itself has needed."""
+        self._now = 1000.0
+        self._since = time.thread_time()
+        self._held: list[Callable[[], None]] | None = None
+        super().__init__(_Skipping(self))
+
+    def time(self) -> float:
+        """Seconds of the loop's clock."""
+        spent = time.thread_time()
+        if self._held is not None:  # it is not the loop that works
+            return self._now + (spent - self._since) * self.slowdown
+        self.worked += spent - self._since
+        self._now += (spent - self._since) * self.slowdown
+        self._since = spent
+        return self._now
+
+    def skip(self, seconds: float) -> None:
+        """Nobody has anything to do for so long."""
+        self._now += max(0.0, seconds)
+
+    def aside(self, work: Callable[[], None]) -> tuple[float, list[Callable[[], None]]]:
+        """Do something that is not the loop's work: how long it took, and what it has to tell the loop afterwards."""
+        self.time()
+        told: list[Callable[[], None]] = []
+        begun, self._held = self._since, told
+        try:
+            work()
+        finally:
+            self._held, self._since = None, time.thread_time()
+        return self._since - begun, told
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As every loop's, but what is told by work aside is told when that is done."""
+        if self._held is None:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        self._held.append(lambda: callback(*args))
+        return asyncio.Handle(callback, args, self, context)
+
+
+class _Skipping(selectors.DefaultSelector):
+    """Waits for nobody but other threads."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            return super().select(LONGEST_WAIT)
+        found = super().select(0)
+        if not found:
+            self._loop.skip(timeout)
+        return found
+
+
+class VirtualWorkers(Workers):
+    """Workers without threads: what they do is done at once, and known when their cores would have done it."""
+
+    def __init__(self, loop: VirtualLoop, threads: int = 1, early: float = EARLY_SECONDS) -> None:
+        super().__init__("virtual", 0, early)
+        self._loop, self._idle = loop, threads
+        self._alarm: asyncio.TimerHandle | None = None
+        self.worked = 0.0
+        """Seconds of the processor that they have needed."""
+        self.longest = 0.0
+        """The longest piece of work."""
+
+    def now(self) -> float:
+        """The loop's time."""
+        return self._loop.time()
+
+    def add(self, duty: Duty) -> None:
+        """One more duty."""
+        super().add(duty)
+        self.wake()
+
+    def remove(self, duty: Duty) -> None:
+        """A duty is no more."""
+        self._duties = [each for each in self._duties if each is not duty]
+
+    def wake(self) -> None:
+        """Something may have become due."""
+        self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if not self._idle or not self._is_open:
+            return
+        due, duty = most_urgent([duty for duty in self._duties if id(duty) not in self._busy])
+        if duty is None:
+            return
+        rest = due - self.now() - self.early
+        if rest > 0:
+            self._alarm = self._loop.call_later(rest, self._look)
+            return
+        self._idle -= 1
+        self._busy.add(id(duty))
+        spent, told = self._loop.aside(duty.do_next)
+        self.worked, self.longest = self.worked + spent, max(self.longest, spent)
+        self._loop.call_later(spent * self._loop.slowdown, self._done, duty, told)
+
+    def _done(self, duty: Duty, told: list[Callable[[], None]]) -> None:
+        self._idle += 1
+        self._busy.discard(id(duty))
+        for tell in told:
+            tell()
+        self._look()
