@@ -12,9 +12,12 @@ from vivavoce.audio.sound import Sound
 from vivavoce.demo import Heard, Subject, demonstrate
 from vivavoce.dialogue.chat_endpoint import ChatModel, ChatText
 from vivavoce.dialogue.interface import ConversationSettings
+from vivavoce.errors import InputError
 from vivavoce.models.whisper_transcriber import Wish
 from vivavoce.pipelines.cascade_loading import CascadeParts, LoadedCascade, load_cascade
 from vivavoce.pipelines.local_chat import LocalChat
+from vivavoce.pipelines.recogniser_ear import RecogniserEar
+from vivavoce.pipelines.speaker_voice import SpeakerVoice
 
 FRONT_DESK = """\
 You are the voice of the front desk of the Garden Hotel. Answer in one short sentence, and only from these facts:
@@ -41,6 +44,8 @@ def run(
 
     def load() -> Subject:
         cascade = load_cascade(chosen, device)
+        if not (isinstance(cascade.ear, RecogniserEar) and isinstance(cascade.voice, SpeakerVoice)):
+            raise InputError("a demo measures each part where it is; name models for ear and voice, not addresses")
         name = f"{chosen.asr} → {chosen.chat} → {chosen.tts}"
 
         def costs(question: Sound, told: Heard) -> dict[str, float]:
@@ -53,6 +58,8 @@ def run(
 
 def _stage_costs(cascade: LoadedCascade, question: Sound, told: Heard) -> dict[str, float]:
     """What each stage costs by itself, measured on the same question after the conversation."""
+    assert isinstance(cascade.ear, RecogniserEar)
+    assert isinstance(cascade.voice, SpeakerVoice)
     samples = torch.from_numpy(question.mono().resampled(cascade.input_rate).samples[0])
     begun = time.perf_counter()
     list(cascade.ear.listener.segments(samples, Wish(padding="trim", timestamps=False, temperatures=(0.0,))))

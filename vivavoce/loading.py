@@ -10,6 +10,7 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import CheckpointError
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
+from vivavoce.pipelines.far_codec import FarCodec
 from vivavoce.pipelines.loading import CODEC_FOLDER, load_moss_speech
 from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
 from vivavoce.recognition import load_transcriber
@@ -44,7 +45,7 @@ def load(name: str | Path, device: str = "auto", *, codec: str | None = None, vo
 def load_speech(
     name: str,
     device: str = "auto",
-    codec: str | None = None,
+    codec: str | FarCodec | None = None,
     voice: Path | None = None,
     options: MossSpeechOptions | None = None,
     dtype: str = "auto",
@@ -54,7 +55,7 @@ def load_speech(
     folder, known = hub.resolve(name), hub.known(name)
     if codec is None and known is not None and not (folder / CODEC_FOLDER).is_dir():
         codec = known.codec
-    carried = None if codec is None else hub.resolve(codec)
+    carried = hub.resolve(codec) if isinstance(codec, str) else codec
     return load_moss_speech(folder, carried, voice, device, dtype, limits, options)
 
 

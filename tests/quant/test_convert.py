@@ -21,11 +21,14 @@ from vivavoce.models.quantised import QUANTISED
 from vivavoce.models.whisper import Whisper
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_weight import quantise
-from vivavoce.quant.convert import quantise_folder, units
+from vivavoce.quant.calibration import calibrate
+from vivavoce.quant.convert import Findings, quantise_folder, units
 from vivavoce.quant.manifest import Manifest, verify
-from vivavoce.quant.methods import METHODS, method_of
+from vivavoce.quant.methods import METHODS, Method, method_of
 from vivavoce.quant.policy import policy_for
+from vivavoce.quant.qat import NOT_TRAINED, Course, fine_tune
 from vivavoce.quant.speech_set import project_set
+from vivavoce.quant.subjects import SUBJECTS, Lesson
 from vivavoce.recognition import transcribe
 
 # Loads each folder, runs the same lesson through it, and prints how far it is from the float model.
@@ -33,12 +36,10 @@ RUN = """
 import json, sys
 from pathlib import Path
 import torch
-from vivavoce.quant.speech_set import project_set
-from vivavoce.quant.subjects import SUBJECTS
-kind, source, *folders = sys.argv[1:]
+from vivavoce.quant.subjects import SUBJECTS, Lesson
+kind, source, lesson, *folders = sys.argv[1:]
 torch.set_num_threads(1)
-subject = SUBJECTS[kind]
-lesson = subject.lessons(Path(source), project_set().items[:1])[0]
+subject, lesson = SUBJECTS[kind], Lesson(**torch.load(lesson))
 with torch.no_grad():
     exact = subject.logits(subject.load(Path(source)), lesson)
     said = {Path(folder).name: subject.logits(subject.load(Path(folder)), lesson) for folder in folders}
@@ -47,18 +48,28 @@ print(json.dumps({name: float((logits - exact).norm() / exact.norm()) for name, 
 LAYERS_ADD_UP = 3.0  # a model's error against one layer's, for the depths met here
 
 
+def found_for(method: Method, kind: str, source: Path, lesson: Lesson) -> Findings | None:
+    """What a method must know of a model: its ranges, or its weights after the shortest of courses."""
+    if method.trains:
+        tuned = fine_tune(kind, source, policy_for(source).parts[0], [lesson], [lesson], Course(steps=1))
+        return Findings(tuned=tuned.weights, training=tuned.training)
+    return Findings(ranges=calibrate(SUBJECTS[kind], source, [lesson])) if method.calibrates else None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_method_is_written_read_elsewhere_and_runs_within_its_error(kind, tmp_path):
-    source = bundled_or_written(kind, tmp_path / "source")
-    for method in METHODS.values():
-        quantise_folder(source, tmp_path / method.name, method, policy_for(source))
-    folders = [str(tmp_path / name) for name in METHODS]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, kind, str(source), *folders], capture_output=True, text=True, check=False
-    )
+    source, subject = bundled_or_written(kind, tmp_path / "source"), SUBJECTS[kind]
+    policy, lesson = policy_for(source), subject.lessons(source, project_set().items[:1])[0]
+    torch.save(vars(lesson), tmp_path / "lesson.pt")
+    able = [method for method in METHODS.values() if not (method.trains and kind in NOT_TRAINED)]
+    for method in able:
+        quantise_folder(source, tmp_path / method.name, method, policy, found_for(method, kind, source, lesson))
+    folders = [str(tmp_path / method.name) for method in able]
+    command = [sys.executable, "-c", RUN, kind, str(source), str(tmp_path / "lesson.pt"), *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout)
-    assert set(errors) == set(METHODS)
+    assert set(errors) == {method.name for method in able}
     for name, error in errors.items():
         assert error < LAYERS_ADD_UP * METHODS[name].error, (name, error)
 

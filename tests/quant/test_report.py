@@ -10,6 +10,7 @@ from vivavoce.cli import app
 from vivavoce.errors import InputError
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 from vivavoce.quant.convert import quantise_folder
+from vivavoce.quant.every_method import run as every_method
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.plan import byte_count, plan, weight_bytes
 from vivavoce.quant.policy import Part, policy_for
@@ -137,3 +138,11 @@ def test_the_command_converts_verifies_and_plans(tmp_path):
     assert len(json.loads(planned.stdout)) == 9
     refused = runner.invoke(app, ["quantize", str(source), "--method", "fp8"])
     assert isinstance(refused.exception, InputError) and "--out" in str(refused.exception)
+
+
+def test_every_method_has_a_row_in_one_table(tmp_path, capsys):
+    source = write("cosyvoice", tmp_path / "source")
+    found = every_method(str(source), tmp_path / "out", ["bf16", "qat"], Wishes(items=1))
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert list(found) == ["bf16"] and found["bf16"]["verdict"].partition(";")[0] in table
+    assert "| qat | refused: qat is not for cosyvoice models" in table and table.strip() in capsys.readouterr().out

@@ -4,16 +4,23 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
+import yaml
+from openai import AsyncOpenAI, InternalServerError
 from websockets.exceptions import ConnectionClosed
 
-from vivavoce.server.ray_options import FleetOptions
+from vivavoce import hub
+from vivavoce.server.ray_app import APP
 
 ray = pytest.importorskip("ray", reason="a fleet needs Ray Serve: pip install 'vivavoce[ray]'")
+serve = pytest.importorskip("ray.serve", reason="a fleet needs Ray Serve: pip install 'vivavoce[ray]'")
+CONFIG = Path(__file__).parents[2] / "docs" / "ray.yaml"
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 PATIENCE = 90.0  # for what takes seconds on a quiet machine
@@ -22,6 +29,7 @@ QUIET_RAY = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # by itself Ray lets everybody else go first
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.3",
     "OMP_NUM_THREADS": "1",
     "VIVA_OFFLINE": "1",
@@ -29,24 +37,55 @@ QUIET_RAY = {
 
 
 @pytest.fixture(scope="module")
-def fleet():
-    """One replica of mini-speech with six places, which may become two."""
-    from vivavoce.server.ray_app import start
-
-    with pytest.MonkeyPatch.context() as patch, socket.socket() as free:
+def fleet(tmp_path_factory):
+    """The fleet of docs/ray.yaml, deployed by `serve deploy`: mini-speech, six places a replica, one or two of them."""
+    file = tmp_path_factory.mktemp("fleet") / "ray.yaml"
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET_RAY.items():
             patch.setenv(name, value)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
-        speech = {"model": {"model": "mini-speech", "device": "cpu"}, "sessions": PLACES, "wanted_sessions": 5}
-        speech |= {"least": 1, "most": 2, "grow_seconds": 0.5, "shrink_seconds": 1.0, "look_back_seconds": 1.5}
+        port = free_port()
+        file.write_text(yaml.safe_dump(configured(port)), encoding="utf8")
+        started = ray.init(
+            num_cpus=4,
+            include_dashboard=True,
+            dashboard_port=free_port(),
+            object_store_memory=80 << 20,
+            log_to_driver=False,
+        )
         try:
-            start(FleetOptions.read({"server": {"port": port}, "speech": speech, "drain_seconds": 30}))
+            deploy(file, started.dashboard_url)
             yield f"http://127.0.0.1:{port}"
         finally:
             ray.shutdown()
+
+
+def configured(port: int) -> dict:
+    """The configuration in the docs, with this port and a pool that is quick to change its size."""
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf8"))
+    config["http_options"]["port"] = port
+    args = config["applications"][0]["args"]
+    args["server"]["port"], args["drain_seconds"] = port, 30
+    args["speech"] |= {"sessions": PLACES, "wanted_sessions": 5, "least": 1, "most": 2, "cpus": 1, "gpus": 0}
+    args["speech"] |= {"grow_seconds": 0.5, "shrink_seconds": 1.0, "look_back_seconds": 1.5, "least_slack_ms": -1e6}
+    args["asr"] = {"model": {"asr": "mini-asr", "device": "cpu"}, "sessions": 1, "cpus": 0.5}
+    return config
+
+
+def deploy(file: Path, dashboard: str) -> None:
+    """As a person does it, and until all of it runs."""
+    command = [sys.executable, "-m", "ray.serve.scripts", "deploy", "--address", f"http://{dashboard}", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    deadline = time.monotonic() + PATIENCE
+    while (status := serve.status().applications[APP]).status != "RUNNING":
+        assert status.status in ("DEPLOYING", "NOT_STARTED") and time.monotonic() < deadline, status
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Caller:
@@ -95,9 +134,7 @@ def kill(process: int) -> None:
 
 
 async def on_roll(method: str, *args):
-    from ray import serve
-
-    return await serve.get_deployment_handle("roll", "viva").ask.remote(method, *args)
+    return await serve.get_deployment_handle("roll", APP).ask.remote(method, *args)
 
 
 async def home(caller: Caller) -> str | None:
@@ -109,9 +146,13 @@ async def home(caller: Caller) -> str | None:
 async def until_members(count: int) -> list:
     """The replicas, once there are so many."""
     async with asyncio.timeout(PATIENCE):
-        while len(members := [each for each in await on_roll("fleet") if not each.is_draining]) != count:
+        while len(members := await speech_members()) != count:
             await asyncio.sleep(0.2)
     return members
+
+
+async def speech_members() -> list:
+    return [each for each in await on_roll("fleet") if each.role == "speech" and not each.is_draining]
 
 
 async def is_refused(url: str) -> bool:
@@ -173,3 +214,16 @@ async def test_conversations_outlive_their_replicas(fleet):
         for caller in stayed:
             assert (await caller.ask("how many did i say?"))[0] == undisturbed
             assert caller.errors == (["replica_lost"] if caller in late else [])
+
+
+async def test_a_pool_of_recognisers_takes_recordings_and_refuses_one_too_many(fleet):
+    client = AsyncOpenAI(api_key="any", base_url=f"{fleet}/v1", max_retries=0)
+    file = hub.BUNDLED / "questions" / "15-breakfast.opus"
+    asked = [client.audio.transcriptions.create(model="mini-asr", file=file) for _ in range(3)]
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    heard = [each.text for each in told if not isinstance(each, Exception)]
+    assert heard and len(heard[0].split()) > 1
+    refused = [each for each in told if isinstance(each, Exception)]
+    assert refused and all(isinstance(each, InternalServerError) and each.status_code == 503 for each in refused)
+    kinds = {model.id: model.viva["kind"] async for model in client.models.list()}
+    assert kinds == {"mini-speech": "realtime", "mini-asr": "transcription"}

@@ -3,6 +3,7 @@
 import base64
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,30 @@ def test_a_session_is_found_while_its_replica_lives():
 
 
 @pytest.mark.parametrize(
-    ("sessions", "late", "running", "wanted"),
-    [(0, 0.0, 3, 1), (12, 0.0, 1, 1), (13, 0.0, 1, 2), (120, 0.0, 4, 10), (12, 0.5, 1, 2), (60, 0.5, 2, 5)],
+    ("sessions", "late", "slack", "running", "wanted"),
+    [
+        (0, 0.0, None, 3, 1),
+        (12, 0.0, 0.3, 1, 1),
+        (13, 0.0, 0.3, 1, 2),
+        (120, 0.0, 0.3, 4, 10),
+        (12, 0.5, 0.3, 1, 2),
+        (60, 0.5, 0.3, 2, 5),
+        (12, 0.0, 0.05, 1, 2),
+        (12, 0.0, -0.2, 3, 4),
+    ],
 )
-def test_a_pool_has_enough_replicas_for_its_sessions_and_one_more_while_sound_is_late(sessions, late, running, wanted):
-    assert SessionPolicy(target=12, late_share=0.02).wanted(sessions, late, running) == wanted
+def test_a_pool_has_enough_replicas_for_its_sessions_and_one_more_while_sound_is_late_or_nearly_is(
+    sessions, late, slack, running, wanted
+):
+    @dataclass
+    class Context:
+        current_num_replicas: int
+        aggregated_metrics: dict
+
+    told = {"sessions": {"a": sessions / 2, "b": sessions / 2}, "late_share": {"a": 0.0, "b": late}}
+    told |= {} if slack is None else {"slack": {"a": 0.3, "b": slack}}
+    policy = SessionPolicy(target=12, late_share=0.02, least_slack=0.06)
+    assert policy(Context(running, told)) == (wanted, {})
 
 
 def test_figures_are_read_from_a_servers_metrics():
@@ -93,10 +113,14 @@ def test_figures_are_read_from_a_servers_metrics():
             'viva_sessions_opened_total{transport="webrtc"} 2.0',
             "viva_deadlines_missed_total 4.0",
             "viva_sound_sent_seconds_total 20.0",
+            "viva_slack_seconds NaN",
         ]
     )
     figures = Figures.read(page)
-    assert figures == Figures(3, 7, 4.0, 20.0)
+    assert figures == Figures(3, 7, 4.0, 20.0, None)
+    assert Figures.read(page + "\nviva_engine_slack_seconds 0.4").slack == 0.4
+    spoken = page.replace("NaN", "0.25") + "\nviva_audio_requests 2.0\nviva_audio_requests_begun 9.0"
+    assert Figures.read(spoken) == Figures(5, 16, 4.0, 20.0, 0.25)
     assert figures.late_share(Figures(0, 0, 2.0, 10.0), 0.1) == pytest.approx(2 / 100)
     assert figures.late_share(figures, 0.1) == 0.0
 
@@ -109,7 +133,8 @@ def test_figures_are_read_from_a_servers_metrics():
         ({"speech": {"least": 3, "most": 2}}, "least 3"),
         ({"speech": {"sessions": 0}}, "sessions"),
         ({"speech": {"load": "nowhere"}}, "module:function"),
-        ({"asr": {}}, "speech"),
+        ({"codec": {}}, "speech, asr or tts"),
+        ({"speech": {"model": {"chat": "smollm2", "asr": "pool"}}}, "no pool called asr"),
         ({"server": {"host": "0.0.0.0"}}, "key"),
         ({"server": 8000}, "mapping"),
         ({"ingresses": 0}, "ingresses"),

@@ -48,7 +48,7 @@ Asr = Annotated[
     typer.Option(
         rich_help_panel=MODELS,
         autocompletion=complete_model,
-        help="A recogniser: the cascade's ear (default mini-asr), and /v1/audio/transcriptions.",
+        help="A recogniser: the cascade's ear (default mini-asr; may be an address), and /v1/audio/transcriptions.",
     ),
 ]
 AsrBackend = Annotated[
@@ -60,8 +60,12 @@ Tts = Annotated[
     typer.Option(
         rich_help_panel=MODELS,
         autocompletion=complete_model,
-        help="A text-to-speech model: the cascade's voice (default mini-tts), and /v1/audio/speech.",
+        help="A text-to-speech model: the cascade's voice (default mini-tts; may be an address), and /v1/audio/speech.",
     ),
+]
+AudioOnly = Annotated[
+    bool | None,
+    typer.Option("--audio-only", rich_help_panel=MODELS, help="No conversations: /v1/audio/* by --asr, --tts or both."),
 ]
 OneDevice = Annotated[
     str | None,
@@ -152,6 +156,7 @@ def serve(
     asr: Asr = None,
     asr_backend: AsrBackend = None,
     tts: Tts = None,
+    audio_only: AudioOnly = None,
     device: OneDevice = None,
     instructions: Instructions = None,
     turn: Detector = None,
@@ -189,6 +194,7 @@ def serve(
         **{"model": model, "codec": codec, "voice": voice, "device": device, "instructions": instructions},
         **{"chat": chat, "chat_model": chat_model, "chat_key": chat_key, "asr": asr, "tts": tts},
         "asr_backend": asr_backend,
+        "audio_only": audio_only,
         "smart_turn": smart_turn,
         "turn": {
             **{"detector": turn or semantic, "silence_duration_ms": silence_ms},

@@ -12,6 +12,8 @@ from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatEndpoint, ChatModel
 from vivavoce.dialogue.interface import ConversationSettings
 from vivavoce.dialogue.pipeline import Transcriber
+from vivavoce.dialogue.places import Address, Find, is_address
+from vivavoce.pipelines.far_audio import FarEar, FarVoice
 from vivavoce.pipelines.local_chat import BUNDLED, LocalChat
 from vivavoce.pipelines.recogniser_ear import RecogniserEar
 from vivavoce.pipelines.speaker_voice import SpeakerVoice
@@ -19,19 +21,18 @@ from vivavoce.recognition.backends import BackendName
 from vivavoce.speech.loading import open_speech_model
 
 DEFAULT_CHAT_MODEL = "default"
-WEB = ("http://", "https://")
 
 
 @dataclass(frozen=True)
 class CascadeParts:
     """Who hears, who thinks and who speaks."""
 
-    asr: str = "mini-asr"
-    """Bundled name, folder or hub id of a recogniser."""
+    asr: str | Find = "mini-asr"
+    """Bundled name, folder or hub id of a recogniser; or where one is."""
     chat: str = BUNDLED
     """An address such as http://localhost:11434/v1, `smollm2`, a .gguf file or a folder."""
-    tts: str = "mini-tts"
-    """Bundled name, folder or hub id of a text-to-speech model."""
+    tts: str | Find = "mini-tts"
+    """Bundled name, folder or hub id of a text-to-speech model; or where one is."""
     chat_model: str = DEFAULT_CHAT_MODEL
     """The model's name at the address."""
     chat_key: str | None = None
@@ -41,7 +42,7 @@ class CascadeParts:
 class LoadedCascade(CascadePipeline):
     """A cascade that owns its parts. Use as `async with`."""
 
-    def __init__(self, ear: RecogniserEar, chat: ChatModel, voice: SpeakerVoice) -> None:
+    def __init__(self, ear: RecogniserEar | FarEar, chat: ChatModel, voice: SpeakerVoice | FarVoice) -> None:
         super().__init__(WholeTurns(ear), chat, voice)
         self.ear, self.voice = ear, voice
         self._open_parts = AsyncExitStack()
@@ -57,7 +58,7 @@ class LoadedCascade(CascadePipeline):
         return self.voice.voices
 
     async def __aenter__(self) -> Self:
-        if self.ear.device.kind == "cpu":
+        if isinstance(self.ear, RecogniserEar) and self.ear.device.kind == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))  # its parts work at the same time
         await self._open_parts.enter_async_context(self.ear)
         if isinstance(self.chat, LocalChat):
@@ -77,13 +78,25 @@ class LoadedCascade(CascadePipeline):
 
 def load_cascade(parts: CascadeParts, device: str = "auto") -> LoadedCascade:
     """A cascade of these parts, all that are local on one device."""
-    ear = RecogniserEar.load(parts.asr, parts.asr_backend, device)
-    chat = open_chat(parts, device)
-    return LoadedCascade(ear, chat, SpeakerVoice(open_speech_model(parts.tts, device)))
+    return LoadedCascade(open_ear(parts, device), open_chat(parts, device), open_voice(parts, device))
+
+
+def open_ear(parts: CascadeParts, device: str = "auto") -> RecogniserEar | FarEar:
+    """The hearing part: at an address, or here."""
+    if isinstance(parts.asr, str) and not is_address(parts.asr):
+        return RecogniserEar.load(parts.asr, parts.asr_backend, device)
+    return FarEar(Address(parts.asr) if isinstance(parts.asr, str) else parts.asr)
+
+
+def open_voice(parts: CascadeParts, device: str = "auto") -> SpeakerVoice | FarVoice:
+    """The speaking part: at an address, or here."""
+    if isinstance(parts.tts, str) and not is_address(parts.tts):
+        return SpeakerVoice(open_speech_model(parts.tts, device))
+    return FarVoice(Address(parts.tts) if isinstance(parts.tts, str) else parts.tts)
 
 
 def open_chat(parts: CascadeParts, device: str = "auto") -> ChatModel:
     """The thinking part: at an address, or here."""
-    if parts.chat.startswith(WEB):
+    if is_address(parts.chat):
         return ChatEndpoint(parts.chat, parts.chat_model, parts.chat_key)
     return LocalChat.load(parts.chat, device)

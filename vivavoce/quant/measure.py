@@ -24,9 +24,9 @@ from vivavoce.quant.subjects import Lesson, Subject
 BATCHES = (1, 8)
 ROUNDS, STEPS = 7, 5
 WEIGHTS = {".safetensors", ".pt", ".bin", ".onnx"}
-# Run by a fresh process: what loading adds to it, and how long it takes.
+# Run by a fresh process, each folder by a child of it: what loading adds to it, and how long it takes.
 LOADING = """
-import json, sys, time
+import json, os, sys, time
 from pathlib import Path
 import torch
 from vivavoce.quant.subjects import SUBJECTS
@@ -35,10 +35,16 @@ def held():
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return [int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmHWM")]
-before, begun = held(), time.perf_counter()
-model = SUBJECTS[sys.argv[1]].load(Path(sys.argv[2]))
-seconds, after = time.perf_counter() - begun, held()
-print(json.dumps({"seconds": seconds, "memory": after[0] - before[0], "peak": after[1] - before[1]}))
+for folder in sys.argv[2:]:
+    if child := os.fork():
+        if os.waitpid(child, 0)[1]:
+            sys.exit(1)
+        continue
+    before, begun = held(), time.perf_counter()
+    model = SUBJECTS[sys.argv[1]].load(Path(folder))
+    seconds, after = time.perf_counter() - begun, held()
+    print(json.dumps({"seconds": seconds, "memory": after[0] - before[0], "peak": after[1] - before[1]}), flush=True)
+    os._exit(0)
 """
 
 
@@ -51,11 +57,12 @@ class Loading:
     peak: int
 
 
-def loading(kind: str, folder: Path) -> Loading:
-    """What it takes to load a model's language model in a process of its own."""
-    run = [sys.executable, "-c", LOADING, kind, str(folder)]
+def loading(kind: str, folders: Mapping[str, Path]) -> dict[str, Loading]:
+    """What it takes to load each version's language model in a process of its own."""
+    run = [sys.executable, "-c", LOADING, kind, *map(str, folders.values())]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    return Loading(**json.loads(done.stdout.splitlines()[-1]))
+    found = [Loading(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(folders, found, strict=True))
 
 
 def bytes_on_disk(folder: Path) -> int:

@@ -33,6 +33,7 @@ from vivavoce.quant.subjects import SUBJECTS, Lesson, Subject
 NOT_TRAINED = {"cosyvoice": "its forward pass here is the engine's, through which no gradient goes"}
 LESSONS_A_STEP = 4
 CHECKED_EVERY = 25  # steps
+REMEMBERED = 0.96  # of the running mean, a step
 
 
 class RoundedLinear(nn.Module):
@@ -150,11 +151,17 @@ def _run(
     moved = [layer.linear.weight for _, _, layer in layers]
     optimiser = torch.optim.AdamW(moved, lr=course.rate, betas=(0.9, 0.95), weight_decay=0.0)
     source, begun, step = random.Random(course.seed), time.perf_counter(), 0
+    # A step turns some numbers over to the next code and back, so single moments jump; their running mean does not.
+    mean = [weight.detach().clone() for weight in moved]
 
-    def loss_now() -> float:
-        return closeness(material.checked, opinions(subject, student, material.checks)).divergence
+    def loss_of_mean() -> float:
+        now = [weight.detach().clone() for weight in moved]
+        _put(layers, mean)
+        found = closeness(material.checked, opinions(subject, student, material.checks)).divergence
+        _put(layers, now)
+        return found
 
-    best, best_step, best_weights = loss_now(), 0, [weight.detach().clone() for weight in moved]
+    best, best_step, best_weights = loss_of_mean(), 0, [weight.clone() for weight in mean]
     while step < course.steps and (elapsed := time.perf_counter() - begun) < course.most_seconds:
         progress = max(step / course.steps, elapsed / course.most_seconds)
         for group in optimiser.param_groups:
@@ -166,18 +173,24 @@ def _run(
         for _, _, layer in layers:
             layer.refresh()
         step += 1
+        share = min(REMEMBERED, step / (step + 1))
+        torch._foreach_lerp_(mean, [weight.detach() for weight in moved], 1 - share)
         if step % CHECKED_EVERY == 0 or step == course.steps:
-            found = loss_now()
+            found = loss_of_mean()
             if found < best:
-                best, best_step, best_weights = found, step, [weight.detach().clone() for weight in moved]
+                best, best_step, best_weights = found, step, [weight.clone() for weight in mean]
             if report is not None:
                 report(f"step {step}: divergence {found:.5f}, best {best:.5f}")
-    with torch.no_grad():
-        for weight, kept in zip(moved, best_weights, strict=True):
-            weight.copy_(kept)
-    for _, _, layer in layers:
-        layer.refresh()
+    _put(layers, best_weights)
     return {"steps": step, "best_step": best_step, "seconds": round(time.perf_counter() - begun, 1)}
+
+
+@torch.no_grad()
+def _put(layers: Placed, weights: Sequence[Tensor]) -> None:
+    """These weights, rounded anew."""
+    for (_, _, layer), weight in zip(layers, weights, strict=True):
+        layer.linear.weight.copy_(weight)
+        layer.refresh()
 
 
 def _learn(subject: Subject, student: nn.Module, material: _Material, source: random.Random) -> None:

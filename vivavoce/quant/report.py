@@ -30,6 +30,7 @@ from vivavoce.quant.measure import bytes_on_disk, loading, step_seconds
 from vivavoce.quant.metrics import Ears, Likeness
 from vivavoce.quant.report_page import page, plot_summary, verdict
 from vivavoce.quant.speech_set import SpeechSet, Spoken
+from vivavoce.quant.static_report import STATIC, static_figures
 from vivavoce.quant.subjects import SUBJECTS, Lesson, Subject
 from vivavoce.quant.voices import Said, Voice, code_agreement, voice_of
 from vivavoce.recognition.moonshine import Moonshine
@@ -58,6 +59,9 @@ def write_report(source: Path, quantised: Path, out: Path, speech: SpeechSet, mo
         figures |= _sounds(
             manifest.kind, subject, models, {FLOAT: source, QUANTISED: quantised}, lessons, speech, out, moonshine
         )
+    if manifest.method == STATIC:
+        with stage("static beside dynamic, and outliers"):
+            figures |= static_figures(subject, source, models[FLOAT], models[QUANTISED], lessons)
     if manifest.kind == "whisper":
         figures |= _transcripts({FLOAT: source, QUANTISED: quantised}, speech.items)
     figures |= {
@@ -93,7 +97,7 @@ def _costs(
     return {
         "float32_bytes": float_bytes,
         "disk_bytes": {name: bytes_on_disk(folder) for name, folder in folders.items()},
-        "loading": {name: asdict(loading(kind, folder)) for name, folder in folders.items()},
+        "loading": {name: asdict(each) for name, each in loading(kind, folders).items()},
         "step_ms": {name: {str(batch): 1e3 * taken for batch, taken in each.items()} for name, each in steps.items()},
     }
 

@@ -238,10 +238,13 @@ class Server:
     def _cards(self) -> list[dict[str, Any]]:
         """The models as they are told; what each is for is an addition of ours."""
         others = {"speech": self.speech, "transcription": self.transcriber}
-        return [
+        cards = [
             *(_wire_card(card, "realtime") for card in self.host.models),
             *(_wire_card(ModelCard(maker.model), kind) for kind, maker in others.items() if maker is not None),
         ]
+        return list(
+            {card["id"]: card for card in cards}.values()
+        )  # a server without conversations has the others alone
 
 
 def _wire_card(card: ModelCard, kind: str) -> dict[str, Any]:

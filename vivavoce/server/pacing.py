@@ -1,5 +1,6 @@
 """When sound may go out: by absolute deadlines, a little ahead of the listener, who may interrupt at any time."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ class Schedule:
     """Seconds of sound."""
     underruns: int = 0
     missed: int = 0
+    slack: float = math.inf
+    """The least time that was left before the listener ran dry; less than nothing where it did."""
     is_cut: bool = False
 
     def due(self, now: float) -> float:
@@ -32,7 +35,9 @@ class Schedule:
         """A piece goes out; `was_waiting` tells that it had been there at its deadline."""
         if self.began is None:
             self.began = now
-        elif now > self.began + self.sent:  # the listener ran dry: go on from here, without a burst to catch up
+        else:
+            self.slack = min(self.slack, self.began + self.sent - now)
+        if now > self.began + self.sent:  # the listener ran dry: go on from here, without a burst to catch up
             self.underruns += 1
             self.began = now - self.sent
         if was_waiting and now - self.due(now) > LATE_SECONDS:

@@ -87,6 +87,7 @@ def start(options: FleetOptions, address: str | None = None) -> None:
     except ImportError as error:
         raise MissingDependencyError("a fleet needs Ray Serve: pip install 'vivavoce[ray]'") from error
     if not ray.is_initialized():
+        os.environ.setdefault("RAY_worker_niceness", "0")  # sound is in a hurry; Ray's workers step back for everybody
         ray.init(address, log_to_driver=False, **({} if _is_elsewhere(address) else ALONE))
     check_room(options, ray.cluster_resources())
     serve.start(http_options={"host": options.server.host, "port": options.server.port})
@@ -126,7 +127,11 @@ def _pool(role: str, pool: PoolOptions, options: FleetOptions) -> Any:
 
     policy = AutoscalingPolicy(
         policy_function=f"{SessionPolicy.__module__}:{SessionPolicy.__name__}",
-        policy_kwargs={"target": pool.target, "late_share": pool.late_share},
+        policy_kwargs={
+            "target": pool.target,
+            "late_share": pool.late_share,
+            "least_slack": pool.least_slack_ms / 1000,
+        },
     )
     scaling = AutoscalingConfig(
         min_replicas=pool.least,

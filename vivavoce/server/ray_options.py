@@ -7,7 +7,15 @@ from typing import Any
 from vivavoce.errors import InputError
 from vivavoce.server.options import ServerOptions
 
-ROLES = ("speech", "asr", "tts")
+SERVING = "vivavoce.serving"
+LOADERS = {  # of each pool: who loads, and who serves what was loaded
+    "speech": (f"{SERVING}:load_host", f"{SERVING}:serve"),
+    "asr": (f"{SERVING}:load_audio", f"{SERVING}:serve"),
+    "tts": (f"{SERVING}:load_audio", f"{SERVING}:serve"),
+    "codec": (f"{SERVING}.codec_serving:load_codec", f"{SERVING}.codec_serving:serve_codec"),
+}
+POOL = "pool"
+PARTS = ("asr", "tts", "codec")
 
 
 @dataclass(frozen=True)
@@ -16,16 +24,18 @@ class PoolOptions:
 
     model: Mapping[str, Any] = field(default_factory=dict)
     """What `load` is called with, such as `{"model": "mini-speech", "device": "cpu"}`."""
-    load: str = "vivavoce.serving:load_host"
-    """Gives the host; may take its time."""
-    serve: str = "vivavoce.serving:serve"
+    load: str | None = None
+    """Gives the host, such as `vivavoce.serving:load_host`; may take its time. None: what its pool usually has."""
+    serve: str | None = None
     """Serves a host with `ServerOptions`, for ever."""
     sessions: int = 16
-    """The most a replica takes; more are refused."""
+    """The most a replica takes; more are refused. In the pools asr and tts a request counts as one."""
     wanted_sessions: float | None = None
     """How many a replica should have; a pool grows beyond, and shrinks below. None: three quarters of the most."""
     late_share: float = 0.02
     """A pool also grows where more than this share of the pieces of sound go out late."""
+    least_slack_ms: float = 120.0
+    """And where a listener was nearer than this to running dry."""
     least: int = 1
     most: int = 1
     cpus: float = 1.0
@@ -42,8 +52,14 @@ class PoolOptions:
         if self.sessions < 1:
             raise InputError(f"{role}: sessions is {self.sessions}; a replica must take at least one")
         for name in ("load", "serve"):
-            if ":" not in getattr(self, name):
-                raise InputError(f"{role}.{name} is {getattr(self, name)!r}; it must be like package.module:function")
+            path = getattr(self, name)
+            if path is not None and ":" not in path:
+                raise InputError(f"{role}.{name} is {path!r}; it must be like package.module:function")
+
+    def of(self, role: str) -> "PoolOptions":
+        """With what such a pool usually has."""
+        load, serve = LOADERS[role]
+        return replace(self, load=self.load or load, serve=self.serve or serve)
 
     @property
     def target(self) -> float:
@@ -67,12 +83,15 @@ class FleetOptions:
     def check(self) -> None:
         """Raise InputError for what must not be deployed."""
         self.server.check()
-        if "speech" not in self.pools:
-            raise InputError("a fleet needs a pool called speech; asr and tts may stand beside it")
+        if not {"speech", "asr", "tts"} & set(self.pools):
+            raise InputError("a fleet needs a pool called speech, asr or tts; one called codec may stand beside speech")
         for role, pool in self.pools.items():
-            if role not in ROLES:
-                raise InputError(f"there is no pool called {role!r}; there are {', '.join(ROLES)}")
+            if role not in LOADERS:
+                raise InputError(f"there is no pool called {role!r}; there are {', '.join(LOADERS)}")
             pool.check(role)
+            for part in PARTS:
+                if pool.model.get(part) == POOL and part not in self.pools:
+                    raise InputError(f"{role} has its {part} in a pool, and the fleet has no pool called {part}")
         if self.ingresses < 1:
             raise InputError(f"ingresses is {self.ingresses}; at least one is needed")
 
@@ -82,7 +101,7 @@ class FleetOptions:
         rest = dict(wire)
         server = _made(ServerOptions, rest.pop("server", None) or {}, "server")
         server = replace(server, **{name: tuple(getattr(server, name)) for name in _LISTS})
-        pools = {role: _made(PoolOptions, rest.pop(role) or {}, role) for role in ROLES if role in rest}
+        pools = {role: _made(PoolOptions, rest.pop(role) or {}, role) for role in LOADERS if role in rest}
         fleet = _made(cls, rest | {"server": server} | ({"pools": pools} if pools else {}), "fleet")
         fleet.check()
         return fleet

@@ -1,4 +1,4 @@
-"""How many replicas there should be: by open sessions, and by sound that goes out late.
+"""How many replicas there should be: by open sessions, and by how near sound is to its deadlines.
 
 Ray carries this file to its controller by value, so it imports nothing of the house.
 """
@@ -8,19 +8,21 @@ from typing import Any
 
 
 class SessionPolicy:
-    """Enough replicas that each has the sessions it should have, and one more while sound is late."""
+    """Enough replicas that each has the sessions it should have, and one more while sound is late or nearly is."""
 
-    def __init__(self, target: float, late_share: float) -> None:
-        self.target, self.late_share = target, late_share
+    def __init__(self, target: float, late_share: float, least_slack: float) -> None:
+        self.target, self.late_share, self.least_slack = target, late_share, least_slack
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """The number of replicas for what they report."""
         told = context.aggregated_metrics or {}
         sessions = sum((told.get("sessions") or {}).values())
         late = max((told.get("late_share") or {}).values(), default=0.0)
-        return self.wanted(sessions, late, context.current_num_replicas), {}
+        slack = min((told.get("slack") or {}).values(), default=math.inf)
+        return self.wanted(sessions, late, slack, context.current_num_replicas), {}
 
-    def wanted(self, sessions: float, late_share: float, running: int) -> int:
-        """Replicas for so many sessions, of which so many pieces of sound go out late."""
+    def wanted(self, sessions: float, late_share: float, slack: float, running: int) -> int:
+        """Replicas for so many sessions, of which so many pieces of sound go out late, and all so near to it."""
         wanted = max(1, math.ceil(sessions / self.target))
-        return max(wanted, running + 1) if late_share > self.late_share else wanted
+        is_pressed = late_share > self.late_share or slack < self.least_slack
+        return max(wanted, running + 1) if is_pressed else wanted

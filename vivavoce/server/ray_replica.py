@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.ray_options import PoolOptions
+from vivavoce.server.ray_pools import with_pools
 from vivavoce.server.ray_roll import FarRoll, Report
 
 log = logging.getLogger("vivavoce.server")
@@ -29,9 +31,12 @@ class Figures:
     """What a server's own metrics say."""
 
     sessions: int = 0
+    """And requests under way."""
     opened: int = 0
     missed: float = 0.0
     sound_seconds: float = 0.0
+    slack: float | None = None
+    """Seconds by which sound, or the engine's rows, came before a listener ran dry, at worst; None: nobody listened."""
 
     @classmethod
     def read(cls, page: str) -> "Figures":
@@ -41,11 +46,14 @@ class Figures:
             name, _, value = line.rpartition(" ")
             if name and not line.startswith("#"):
                 values[name.partition("{")[0]] = values.get(name.partition("{")[0], 0.0) + float(value)
+        slacks = [values.get(name, math.nan) for name in ("viva_slack_seconds", "viva_engine_slack_seconds")]
+        slack = min((each for each in slacks if not math.isnan(each)), default=None)
         return cls(
-            int(values.get("viva_sessions", 0)),
-            int(values.get("viva_sessions_opened_total", 0)),
+            int(values.get("viva_sessions", 0) + values.get("viva_audio_requests", 0)),
+            int(values.get("viva_sessions_opened_total", 0) + values.get("viva_audio_requests_begun", 0)),
             values.get("viva_deadlines_missed_total", 0.0),
             values.get("viva_sound_sent_seconds_total", 0.0),
+            slack,
         )
 
     def late_share(self, before: "Figures", piece_seconds: float) -> float:
@@ -93,7 +101,8 @@ class Replica:
         """What the pool grows and shrinks by."""
         before, self._before = self._before, self._figures
         late = self._figures.late_share(before, self._options.piece_ms / 1000)
-        return {"sessions": float(self._figures.sessions), "late_share": late}
+        told = {"sessions": float(self._figures.sessions), "late_share": late}
+        return told if self._figures.slack is None else told | {"slack": self._figures.slack}
 
     async def __del__(self) -> None:
         """Drain: the ingresses move sessions away when they are quiet; those that cannot be moved may end."""
@@ -109,8 +118,12 @@ class Replica:
         await self._http.close()
 
     async def _serve(self) -> None:
-        host = await asyncio.to_thread(named(self.pool.load), **self.pool.model)
-        run: Callable[[Any, ServerOptions], Awaitable[None]] = named(self.pool.serve)
+        pool = self.pool.of(self.role)
+        assert pool.load is not None
+        assert pool.serve is not None
+        model = await with_pools(pool.model, self._roll, self._http)
+        host = await asyncio.to_thread(named(pool.load), **model)
+        run: Callable[[Any, ServerOptions], Awaitable[None]] = named(pool.serve)
         await run(host, self._options)
 
     async def _until_ready(self) -> None:
@@ -144,7 +157,7 @@ class Replica:
     async def _tell_roll(self) -> None:
         figures, late = self._figures, self._figures.late_share(self._before, self._options.piece_ms / 1000)
         told = (figures.sessions, figures.opened, late, self.is_draining, os.getpid())
-        report = Report(self.name, self.role, self.url, self.key, self.pool.sessions, *told)
+        report = Report(self.name, self.role, self.url, self.key, self.pool.sessions, *told, figures.slack)
         try:
             await self._roll.report(report)
         except Exception:  # a roll that is being restarted; the next report comes soon

@@ -64,7 +64,7 @@ class Requests:
             raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
         data = await body(request)
         asked = json_object(data.decode("utf8", "replace")) if data.strip() else {}
-        answer = await self._forward(request, await self._somebody("speech"), data=data)
+        answer = await self._forward(request, await self._somebody(self._first_pool), data=data)
         if answer.status_code == 200:
             made = json_object(bytes(answer.body).decode())
             secret = made.get("client_secret") or made
@@ -75,9 +75,15 @@ class Requests:
         return answer
 
     async def anywhere(self, request: "Request", caller: Caller) -> "Response":
-        """A request that any replica of the right kind can answer."""
+        """A request that any replica of the right kind can answer; a pool of its own takes as many as it has places."""
         role = ELSEWHERE.get(request.url.path, "speech")
-        return await self._forward(request, await self._somebody(role if role in self.pools else "speech"))
+        if role not in self.pools:
+            return await self._forward(request, await self._somebody(self._first_pool))
+        replica = await self.roll.admit(role)
+        if replica is None:
+            self.doors.figures["refused"] += 1
+            raise no_room(await self.roll.fleet(), role)
+        return await self._forward(request, replica)
 
     async def everywhere(self, request: "Request", caller: Caller) -> "Response":
         """A change that all who speak must make, as of their voices; the answer of one that could not is the answer."""
@@ -94,7 +100,7 @@ class Requests:
     async def models(self, request: "Request", caller: Caller) -> "Response":
         """The models of all pools."""
         cards: dict[str, Wire] = {}
-        for role in self.pools:
+        for role in (role for role in self.pools if role != "codec"):
             replica = await self._somebody(role)
             headers = {"Authorization": f"Bearer {replica.key}"}
             async with self.doors.http.get(f"{replica.url}/v1/models", headers=headers) as answer:
@@ -112,7 +118,7 @@ class Requests:
 
     async def ready(self, request: "Request") -> "Response":
         """Whether there is a replica for clients."""
-        is_ready = await self.roll.somebody("speech") is not None
+        is_ready = await self.roll.somebody(self._first_pool) is not None
         return json_answer({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
     async def figures(self, request: "Request", caller: Caller) -> "Response":
@@ -121,6 +127,10 @@ class Requests:
         from starlette.responses import Response
 
         return Response(fleet_figures(await self.roll.fleet(), self.doors.figures), media_type=CONTENT_TYPE_LATEST)
+
+    @property
+    def _first_pool(self) -> str:
+        return "speech" if "speech" in self.pools else next(iter(self.pools))
 
     async def _somebody(self, role: str) -> Report:
         replica = await self.roll.somebody(role)
@@ -176,11 +186,12 @@ def fleet_figures(fleet: list[Report], counts: Mapping[str, int]) -> bytes:
         "sessions": "Sessions that a replica has.",
         "capacity": "Sessions that a replica takes.",
         "late_share": "Share of the pieces of sound that went out late.",
+        "slack": "Seconds by which the last sound came before its listener ran dry, at worst.",
         "is_draining": "Whether a replica is to go.",
     }
     for name, meaning in what.items():
         gauge = Gauge(f"viva_fleet_{name}", meaning, ["role", "replica"], registry=registry)
-        for each in fleet:
+        for each in (each for each in fleet if getattr(each, name) is not None):
             gauge.labels(each.role, each.replica).set(float(getattr(each, name)))
     for name, count in counts.items():
         Gauge(f"viva_ingress_{name}", f"Sessions {name}, or replicas, by this ingress.", registry=registry).set(count)

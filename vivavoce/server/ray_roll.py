@@ -32,6 +32,8 @@ class Report:
     late_share: float = 0.0
     is_draining: bool = False
     pid: int = 0
+    slack: float | None = None
+    """Seconds by which its last sound came before its listener ran dry, at worst."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Member:
     seen: float
     pending: deque[float] = field(default_factory=deque)
     """When places were given that the replica has not reported as taken yet."""
+    asked: int = 0
+    """Which single request it was sent last, so that equals take turns."""
 
     def taken(self, now: float) -> int:
         """Places that are not free."""
@@ -67,7 +71,7 @@ class Roll:
     """Who is there."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self._clock, self._requests = clock, 0
         self._members: dict[str, Member] = {}
         self._seats: OrderedDict[str, Seat] = OrderedDict()
         self._keys: OrderedDict[str, tuple[dict[str, Any], float]] = OrderedDict()
@@ -96,7 +100,12 @@ class Roll:
     def somebody(self, role: str) -> Report | None:
         """A replica for a single request, which takes no place."""
         alive = self._alive(role, set())
-        return min(alive, key=lambda each: each.taken(self._clock())).report if alive else None
+        if not alive:
+            return None
+        chosen = min(alive, key=lambda each: (each.taken(self._clock()), each.asked))
+        self._requests += 1
+        chosen.asked = self._requests
+        return chosen.report
 
     def fleet(self) -> list[Report]:
         """Everybody who is alive, also those who are to go."""

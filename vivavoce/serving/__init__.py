@@ -4,34 +4,44 @@ import asyncio
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from vivavoce.device import pick
+from vivavoce.dialogue.places import Find
 from vivavoce.errors import MissingDependencyError
 from vivavoce.pipelines.cascade_loading import DEFAULT_CHAT_MODEL
+from vivavoce.pipelines.far_codec import FarCodec
 from vivavoce.server.app import build_app, uvicorn_config
 from vivavoce.server.options import ServerOptions
+from vivavoce.serving.audio_host import AudioHost
 from vivavoce.serving.choices import ServingChoices, read_choices
 from vivavoce.serving.hosts import SpeechHost, host_of
 
-__all__ = ["ServingChoices", "SpeechHost", "load", "load_host", "read_choices", "serve", "serve_fleet"]
+__all__ = ["ServingChoices", "SpeechHost", "load", "load_audio", "load_host", "read_choices", "serve", "serve_fleet"]
+
+
+Served = SpeechHost | AudioHost
 
 
 def load_host(
     model: str | None = None,
-    codec: str | None = None,
+    codec: str | tuple[Find, dict[str, Any]] | None = None,
     voice: Path | None = None,
     device: str = "auto",
-    asr: str | None = None,
+    asr: str | Find | None = None,
     chat: str | None = None,
-    tts: str | None = None,
+    tts: str | Find | None = None,
     chat_model: str = DEFAULT_CHAT_MODEL,
     chat_key: str | None = None,
-) -> SpeechHost:
-    """The host of a model by name, folder or hub id (`mini-speech` unless named), or of a cascade."""
+) -> Served:
+    """The host of a model by name, folder or hub id (`mini-speech` unless named), or of a cascade.
+
+    A cascade's `asr` and `tts` may be addresses; a `codec` elsewhere is where it is, and how it describes itself.
+    """
     return load(
         ServingChoices(
             model=model,
-            codec=codec,
+            codec=FarCodec.told(*codec) if isinstance(codec, tuple) else codec,
             voice=voice,
             device=device,
             asr=asr,
@@ -43,7 +53,12 @@ def load_host(
     )
 
 
-def load(choices: ServingChoices) -> SpeechHost:
+def load_audio(asr: str | None = None, tts: str | None = None, device: str = "auto") -> Served:
+    """A host without conversations: it writes down what `asr` hears, says what `tts` is given, or both."""
+    return load(ServingChoices(asr=asr, tts=tts, device=device, audio_only=True))
+
+
+def load(choices: ServingChoices) -> Served:
     """The host that is chosen; it is ready once its pipeline is entered and warm."""
     if find_spec("uvicorn") is None:
         raise MissingDependencyError("serving needs uvicorn: pip install 'vivavoce[server]'")
@@ -65,16 +80,15 @@ def serve_fleet(choices: ServingChoices, replicas: int, address: str | None = No
     run(FleetOptions({"speech": pool}, choices.server), address)
 
 
-async def serve(host: SpeechHost, options: ServerOptions) -> None:
+async def serve(host: Served, options: ServerOptions) -> None:
     """Serve until interrupted; `/readyz` says when the models are warm."""
     import uvicorn
 
     app = build_app(host, options, host.speech, host.transcriber)
     server = uvicorn.Server(uvicorn_config(app, options))
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(host.pipeline)
-        if host.ear is not None:
-            await stack.enter_async_context(host.ear)
+        for part in host.parts:
+            await stack.enter_async_context(part)
         warming = asyncio.create_task(host.warm_up())
         try:
             await server.serve()

@@ -9,11 +9,13 @@ from vivavoce.audio.turn_end import SmartTurn
 from vivavoce.dialogue.guards import GuardLimits
 from vivavoce.dialogue.interface import ConversationSettings, TurnSettings
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
+from vivavoce.dialogue.places import Find
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError
 from vivavoce.pipelines.cascade_loading import DEFAULT_CHAT_MODEL, CascadeParts
+from vivavoce.pipelines.far_codec import FarCodec
 from vivavoce.recognition.backends import BackendName
 from vivavoce.server.options import ServerOptions
 from vivavoce.serving.tables import filled, merged, read_table, read_text
@@ -83,17 +85,19 @@ class ServingChoices:
     """A speech-to-speech `model`, or a cascade: that is what naming a `chat` model means."""
 
     model: str | None = None
-    codec: str | None = None
+    codec: str | FarCodec | None = None
     voice: Path | None = None
     """A recording that a speech-to-speech model shall sound like."""
     asr_backend: BackendName = "auto"
-    asr: str | None = None
-    """A recogniser: of the cascade, and of `/v1/audio/transcriptions`."""
+    asr: str | Find | None = None
+    """A recogniser: of the cascade, and of `/v1/audio/transcriptions`; or the address of one."""
     chat: str | None = None
     chat_model: str = DEFAULT_CHAT_MODEL
     chat_key: str | None = None
-    tts: str | None = None
-    """A voice: of the cascade, and of `/v1/audio/speech`."""
+    tts: str | Find | None = None
+    """A voice: of the cascade, and of `/v1/audio/speech`; or the address of one."""
+    audio_only: bool = False
+    """No conversations: only `/v1/audio/*`, by `asr`, `tts` or both."""
     device: str = "auto"
     instructions: str = ""
     """In force for clients that send none; a path that begins with @ is read."""
@@ -110,6 +114,10 @@ class ServingChoices:
     def __post_init__(self) -> None:
         if self.chat is not None and self.model is not None:
             raise InputError(f"serve the model {self.model!r} or a cascade with the chat model {self.chat!r}, not both")
+        if self.audio_only and (self.chat or self.model or not (self.asr or self.tts)):
+            raise InputError(
+                "a server without conversations needs --asr, --tts or both, and neither --model nor --chat"
+            )
 
     @property
     def is_cascade(self) -> bool:

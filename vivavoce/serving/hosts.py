@@ -1,11 +1,14 @@
 """Who converses behind the server: one pipeline for all who connect."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vivavoce.dialogue.interface import Conversation, ConversationSettings
+from vivavoce.dialogue.places import Find, is_address
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.errors import InputError
 from vivavoce.loading import load_speech
 from vivavoce.pipelines.cascade_loading import LoadedCascade, load_cascade
 from vivavoce.pipelines.local_chat import LocalChat
@@ -13,7 +16,8 @@ from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
 from vivavoce.pipelines.recogniser_ear import RecogniserEar
 from vivavoce.pipelines.speaker_voice import SpeakerVoice
 from vivavoce.server.host import ModelCard
-from vivavoce.serving.audio import FileListener, TextSpeaker
+from vivavoce.serving.audio import FileListener, TextSpeaker, requests
+from vivavoce.serving.audio_host import AudioHost
 from vivavoce.serving.choices import DEFAULT_MODEL, ServingChoices
 from vivavoce.speech.loading import open_speech_model
 
@@ -49,15 +53,23 @@ class SpeechHost:
         words = self.ear or self.pipeline.words
         return LiveConversation(self.pipeline, settings, replace(self.options, transcriber=words))
 
+    @property
+    def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
+        """What runs while it is served."""
+        return [self.pipeline, *([] if self.ear is None else [self.ear])]
+
     def gauges(self) -> Mapping[str, float]:
         """What waits to be heard and spoken; and how full the engine's cache is, where the engine is here."""
-        found = {"queue_depth": float(self.pipeline.ear.waiting)}
+        found = {"queue_depth": float(self.pipeline.ear.waiting), **requests(self.speech, self.transcriber)}
         if isinstance(self.pipeline, MossSpeechPipeline):
             found["queue_depth"] += self.pipeline.voice.waiting
         thinks = self.pipeline.chat if isinstance(self.pipeline, LoadedCascade) else self.pipeline
         if isinstance(thinks, LocalChat | MossSpeechPipeline):
             pool = thinks.core.scheduler.pool
             found["kv_used_ratio"] = (pool.size - pool.free) / pool.size
+            slack = thinks.core.slack.least(thinks.core.scheduler.now())
+            if slack is not None:
+                found["engine_slack_seconds"] = slack
         return found
 
     async def warm_up(self) -> None:
@@ -73,29 +85,54 @@ class SpeechHost:
         self.is_ready = True
 
 
-def host_of(choices: ServingChoices) -> SpeechHost:
-    """The host that is meant, its models loaded; it is ready once its pipeline is entered and warm."""
+def host_of(choices: ServingChoices) -> SpeechHost | AudioHost:
+    """The host that is meant, its models loaded; it is ready once its parts are entered and warm."""
     options, settings = choices.dialogue(), choices.settings()
+    if choices.audio_only:
+        return _audio_host(choices, options, settings)
     if choices.is_cascade:
-        parts = choices.cascade
-        cascade = load_cascade(parts, choices.device)
-        speech, transcriber = (
-            TextSpeaker(_short(parts.tts), cascade.voice),
-            FileListener(_short(parts.asr), cascade.ear),
-        )
-        return SpeechHost(CASCADE, cascade, options, settings, None, speech, transcriber)
-    model, ear = choices.model or DEFAULT_MODEL, None
-    if choices.asr is not None:
-        ear = RecogniserEar.load(choices.asr, choices.asr_backend, choices.device)
+        cascade = load_cascade(choices.cascade, choices.device)
+        host = SpeechHost(CASCADE, cascade, options, settings)
+        if isinstance(cascade.voice, SpeakerVoice):
+            host.speech = TextSpeaker(_short(choices.cascade.tts), cascade.voice)
+        if isinstance(cascade.ear, RecogniserEar):
+            host.transcriber = FileListener(_short(choices.cascade.asr), cascade.ear)
+        return host
+    model, ear = choices.model or DEFAULT_MODEL, _ear(choices)
     replies = MossSpeechOptions(captioner=ear or "model", words_first=options.speaking.moderation is not None)
     pipeline = load_speech(model, choices.device, choices.codec, choices.voice, replies, choices.dtype, choices.engine)
     host = SpeechHost(_short(model), pipeline, options, settings, ear)
-    if ear is not None:
-        host.transcriber = FileListener(_short(choices.asr or ""), ear)
-    if choices.tts is not None:
-        host.speech = TextSpeaker(_short(choices.tts), SpeakerVoice(open_speech_model(choices.tts, choices.device)))
+    host.transcriber, host.speech = _listener(choices, ear), _speaker(choices)
     return host
 
 
-def _short(model: str) -> str:
-    return Path(model).name
+def _audio_host(choices: ServingChoices, options: DialogueOptions, settings: ConversationSettings) -> AudioHost:
+    ear = _ear(choices)
+    return AudioHost(ear, _speaker(choices), _listener(choices, ear), options, settings)
+
+
+def _ear(choices: ServingChoices) -> RecogniserEar | None:
+    if choices.asr is None:
+        return None
+    return RecogniserEar.load(_here(choices.asr), choices.asr_backend, choices.device)
+
+
+def _listener(choices: ServingChoices, ear: RecogniserEar | None) -> FileListener | None:
+    return None if ear is None else FileListener(_short(choices.asr), ear)
+
+
+def _speaker(choices: ServingChoices) -> TextSpeaker | None:
+    if choices.tts is None:
+        return None
+    voice = SpeakerVoice(open_speech_model(_here(choices.tts), choices.device))
+    return TextSpeaker(_short(choices.tts), voice)
+
+
+def _here(model: str | Find) -> str:
+    if not isinstance(model, str) or is_address(model):
+        raise InputError(f"only a cascade's ear and voice can be elsewhere; name a model that is here, not {model}")
+    return model
+
+
+def _short(model: str | Find | None) -> str:
+    return Path(str(model)).name

@@ -1,0 +1,188 @@
+"""MOSS-Speech whose codec is a deployment of its own: only the language model is here.
+
+States stay with the codec that made them; here is what they are called. A job says which state it goes on from and how
+the next one is to be called, and names those that nobody here holds any more.
+"""
+
+import json
+import secrets
+import struct
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce.dialogue.places import Find, Place
+from vivavoce.engine.engine import Engine
+from vivavoce.errors import MissingDependencyError, VivaError
+from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
+from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+Result = TypeVar("Result", list[int], Tensor)
+Head = dict[str, Any]
+ANSWER_SECONDS = 30.0
+EAR, VOICE = "ear", "voice"  # the last words of their addresses
+
+
+@dataclass(eq=False)
+class FarState:
+    """What a state is called at the codec that has it; none yet, or a voice to begin in, before the first job."""
+
+    place: Place | None = None
+    name: str = ""
+    voice: str | None = None
+
+
+def packed(head: Head, payload: bytes) -> bytes:
+    """A head of names and values, and numbers behind it."""
+    text = json.dumps(head).encode()
+    return struct.pack("<I", len(text)) + text + payload
+
+
+def unpacked(data: bytes) -> tuple[Head, bytes]:
+    """What `packed` put together."""
+    (size,) = struct.unpack_from("<I", data)
+    return json.loads(data[4 : 4 + size]), data[4 + size :]
+
+
+class FarDesk(Generic[Result]):
+    """Does jobs as a `Gathering` does, elsewhere."""
+
+    def __init__(self, find: Find, what: str) -> None:
+        self._find, self._what = find, what
+        self._http: ClientSession | None = None
+        self._left: dict[str, list[str]] = {}
+        self.waiting = 0
+
+    def start(self) -> None:
+        """Begin to work."""
+        try:
+            import aiohttp
+        except ImportError as error:
+            raise MissingDependencyError("a codec elsewhere needs aiohttp: pip install 'vivavoce[ray]'") from error
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(ANSWER_SECONDS))
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def do(self, job: tuple[FarState, Tensor, bool], urgency: float = 0.0) -> tuple[Result, FarState]:
+        """The result of one job, and what the state after it is called."""
+        state, numbers, is_last = job
+        self.waiting += 1
+        try:
+            place = state.place or await self._find()
+            following = FarState(place, secrets.token_hex(8))
+            head: Head = {"state": state.name, "voice": state.voice, "next": following.name, "is_last": is_last}
+            head |= {"urgency": urgency, "left": self._left.pop(place.name, [])}
+            answer = await self._asked(place, packed(head, numbers.numpy().tobytes()))
+        finally:
+            self.waiting -= 1
+        weakref.finalize(following, self._leave, place.name, following.name)
+        return self._read(answer), following
+
+    def _leave(self, place: str, state: str) -> None:
+        self._left.setdefault(place, []).append(state)
+
+    async def _asked(self, place: Place, body: bytes) -> bytes:
+        import aiohttp
+
+        if self._http is None:
+            raise VivaError(f"the {self._what} is not running")
+        headers = {"Authorization": f"Bearer {place.key}"}
+        try:
+            async with self._http.post(f"{place.url}/codec/{self._what}", data=body, headers=headers) as answer:
+                data = await answer.read()
+                if answer.status != 200:
+                    raise VivaError(f"the codec answered {answer.status}: {data[:200].decode('utf8', 'replace')}")
+                return data
+        except (aiohttp.ClientError, TimeoutError) as error:
+            await self._find(place)
+            raise VivaError(f"the codec that had this {self._what} does not answer: {error}") from error
+
+    def _read(self, answer: bytes) -> Result:
+        raise NotImplementedError
+
+
+class FarEars(FarDesk[list[int]]):
+    """Sound becomes codes."""
+
+    def _read(self, answer: bytes) -> list[int]:
+        return np.frombuffer(answer, np.int64).tolist()
+
+
+class FarVoices(FarDesk[Tensor]):
+    """Codes become sound."""
+
+    def _read(self, answer: bytes) -> Tensor:
+        return torch.from_numpy(np.frombuffer(answer, np.float32).copy())
+
+
+@dataclass(frozen=True)
+class FarGrain:
+    """Codes in a chunk of the voice, and those it looks ahead."""
+
+    chunk: int
+    lookahead: int
+
+
+@dataclass(frozen=True)
+class FarFlow:
+    """As far as a pipeline asks."""
+
+    config: FarGrain
+
+
+@dataclass(frozen=True)
+class FarStream:
+    """The ear, as far as a pipeline asks."""
+
+    samples_per_code: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def initial_state(self) -> FarState:
+        """A turn that nobody has heard yet."""
+        return FarState()
+
+
+@dataclass(frozen=True)
+class FarCodec:
+    """A `MossSpeechCodec` elsewhere, as far as a pipeline asks."""
+
+    find: Find
+    ear: FarStream
+    flow: FarFlow
+    samples_per_code: int
+    voices: Mapping[str, FarState]
+
+    @classmethod
+    def told(cls, find: Find, description: Head) -> "FarCodec":
+        """The codec that describes itself so."""
+        grain = FarGrain(description["chunk"], description["lookahead"])
+        voices = {name: FarState(voice=name) for name in description["voices"]}
+        ear = FarStream(description["ear_samples_per_code"])
+        return cls(find, ear, FarFlow(grain), description["samples_per_code"], voices)
+
+
+class FarCodecPipeline(MossSpeechPipeline):
+    """MOSS-Speech, its ears and voices elsewhere."""
+
+    def __init__(
+        self,
+        core: Engine,
+        codec: FarCodec,
+        prompt: MossSpeechPrompt,
+        tokenizer: TextTokenizer,
+        options: MossSpeechOptions | None = None,
+    ) -> None:
+        super().__init__(core, cast(Any, codec), prompt, tokenizer, cast(Any, codec.voices), options)
+        self.ear, self.voice = cast(Any, FarEars(codec.find, EAR)), cast(Any, FarVoices(codec.find, VOICE))
