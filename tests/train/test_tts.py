@@ -16,6 +16,10 @@ from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
+from vivavoce.speech.interface import Manner
+from vivavoce.speech.loading import open_speech_model
+from vivavoce.speech.settings import SpeechSettings
+from vivavoce.train import ship
 from vivavoce.train.loop import Learner
 from vivavoce.train.speaker import codec as tts_codec
 from vivavoce.train.speaker.codec_forward import initialise as initialise_codec
@@ -165,3 +169,9 @@ def test_the_commands_train_save_and_speak(tmp_path):
     assert MossTTSNano.load(tmp_path / "lm").config == TINY_LM
     assert SentencePieceTokenizer.load(tmp_path / "lm").size <= TINY_LM.vocab_size
     assert json.loads((tmp_path / "lm" / "samples.json").read_text())["rate"] == 16_000
+    trained, shipped = tmp_path / "lm", tmp_path / "shipped"
+    ship.main(["--tts", str(trained), "--codec", str(tmp_path / "codec"), "--out", str(shipped)])
+    assert (shipped / "model.safetensors").stat().st_size < (trained / "model.safetensors").stat().st_size
+    speaker = open_speech_model(str(shipped), "cpu")
+    assert speaker.say("Good evening.", None, Manner(greedy=True)).seconds > 0
+    assert set(speaker.shelf.names()) == set(SpeechSettings.read(trained).voices)

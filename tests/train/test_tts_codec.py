@@ -146,5 +146,11 @@ def test_the_command_trains_saves_and_measures(tmp_path):
     assert figures["steps"] == 12 and figures["mel_distance_8_codebooks"] > 0
     codec = MossAudioTokenizerNano.load(tmp_path / "codec")
     assert codec.decode(codec.encode(torch.zeros(1, 1, 12_800))).shape == (1, 1, 12_800)
+    again = ["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "again"), "--tiny", "--device", "cpu"]
+    main([*again, "--init", str(tmp_path / "codec")])
+    later, sound = MossAudioTokenizerNano.load(tmp_path / "again"), torch.from_numpy(buzz(0.8, 16_000, 0).samples)[None]
+    codes = codec.encode(sound)
+    torch.testing.assert_close(later.encode(sound), codes)  # a language model knows them
+    assert (later.decode(codes) - codec.decode(codes)).abs().max() > 0
     names = {file.name for file in (tmp_path / "codec").iterdir()}
     assert {"samples.wav", "samples.json", "log.jsonl", "curves.png", "model.safetensors"} <= names

@@ -98,8 +98,18 @@ def test_the_loss_falls(speech, lesson):
 
 def test_judges_learn_to_tell_sounds_apart(speech, lesson):
     learner = Learner({"judges": lesson.judges}, lesson.judging, 2e-3, betas=(0.8, 0.99))
-    losses = [float(learner.step(_batch(speech, seed=step), 1.0)["loss"]) for step in range(15)]
+    losses = []
+    for step in range(15):
+        batch = _batch(speech, seed=step)
+        lesson.speaking(batch)
+        losses.append(float(learner.step(batch, 1.0)["loss"]))
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_judges_learn_from_the_sounds_of_the_last_step(speech, lesson):
+    batch = _batch(speech)
+    lesson.speaking(batch)
+    torch.testing.assert_close(lesson.made, lesson.spoken(batch)[0])
 
 
 def test_what_judges_say_of_a_pair_is_what_they_say_of_each():
@@ -128,6 +138,13 @@ def test_the_command_leaves_a_vocoder_that_loads(tmp_path):
     again = measure(hift, Speech.of(buzzing(1), np.arange(1), "cpu"))
     assert set(figures) == set(again) and all(np.isfinite(list(figures.values())))
     assert "judge_loss" in (out / "log.jsonl").read_text()
+    again = ["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "again"), "--seconds", "60", "--tiny"]
+    main([*again, "--f0", str(out), "--seed", "1"])
+    later = HiFT.load(tmp_path / "again" / "hift.safetensors", config=TINY.config)
+    began, learned, fresh = (
+        each.f0_predictor.classifier.weight for each in (hift, later, untaught(TINY.config, "cpu", seed=1))
+    )
+    assert (learned - began).norm() < 0.1 * (learned - fresh).norm()
 
 
 @pytest.mark.gpu

@@ -15,10 +15,12 @@ STEPS = {
     "vocoder": ("vivavoce.train.voice.vocoder", "The vocoder of the reply voice."),
     "assemble": ("vivavoce.train.voice.assemble", "One codec of ear, flow and vocoder."),
     "asr": ("vivavoce.train.recogniser.asr", "The recogniser mini-asr."),
+    "judge-asr": ("vivavoce.train.recogniser.judgement", "Word error rates of a recogniser, on people too."),
     "medusa": ("vivavoce.train.recogniser.medusa", "Heads that guess ahead of a trained recogniser."),
     "draft": ("vivavoce.train.recogniser.draft", "A small decoder, or a linear layer, that drafts for it."),
     "tts-codec": ("vivavoce.train.speaker.codec", "The codec of mini-tts."),
     "tts": ("vivavoce.train.speaker.tts", "The language model of mini-tts."),
+    "judge-tts": ("vivavoce.train.speaker.judgement", "How well a voice is understood, and how it sounds."),
     "questions": ("vivavoce.train.questions", "Spoken questions that no training heard."),
     "ship": ("vivavoce.train.ship", "A miniature small enough to ship."),
 }

@@ -112,7 +112,8 @@ class Vocoder(nn.Module):
         """# [batch, mel, frame], [batch] → [batch, frame · 480]"""
         hift, half = self.hift, self.hift.config.n_fft // 2
         source = hift.m_source(hift.f0_predictor(mel), SourceStart(None, torch.zeros_like(seed), seed))
-        sound = hift.fourier.inverse(turned(hift._spectrum(mel, hift.fourier(source), self.everything)))
+        spectrum = hift._spectrum(mel, hift.fourier(source), self.everything)
+        sound = hift.fourier.inverse(turned(spectrum, hift.config.free_angles))
         return hift.limit(sound[:, half:-half])
 
 

@@ -111,10 +111,10 @@ def load_vocoder(make: Callable[[], Vocoder], file: str | Path, device: torch.de
     return hift
 
 
-def turned(spectrum: Tensor) -> Tensor:
+def turned(spectrum: Tensor, free_angles: bool = False) -> Tensor:
     """The network's log magnitudes and angles as real and imaginary parts.  # [batch, 2 · bin, frame]"""
     magnitude, angle = spectrum.chunk(2, dim=1)
-    magnitude, angle = magnitude.exp().clamp(max=LOUDEST_BIN), angle.sin()
+    magnitude, angle = magnitude.exp().clamp(max=LOUDEST_BIN), angle if free_angles else angle.sin()
     return torch.cat([magnitude * angle.cos(), magnitude * angle.sin()], dim=1)
 
 
@@ -168,7 +168,8 @@ class HiFT(nn.Module):
         frames = mel.shape[-1]
         emit = emit or Span(0, frames)
         plan = decode_plan(self.config, emit, frames)
-        sound = self.fourier.inverse(turned(self._spectrum(mel, self.fourier(source), plan)))
+        spectrum = self._spectrum(mel, self.fourier(source), plan)
+        sound = self.fourier.inverse(turned(spectrum, self.config.free_angles))
         begin = plan.spectrum.start * self.config.fft_hop - self.config.n_fft // 2
         hop = self.config.hop
         return sound[:, emit.start * hop - begin : emit.stop * hop - begin]

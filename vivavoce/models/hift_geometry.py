@@ -26,6 +26,7 @@ class HiFTConfig:
     f0_kernel: int = 3
     slope: float = 0.1
     audio_limit: float = 0.99
+    free_angles: bool = False  # published angles are the sine of what the network says: within a radian
 
     @property
     def rates(self) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ class SpectrumJudge(Judge):
     """Sees the complex spectrum, a quarter of a window apart."""
 
     def __init__(self, window: int, channels: int) -> None:
-        first = _conv(2, channels, (3, 9))
+        first = _conv(2, channels, (3, 9), (1, 2))  # twice the bins would take three quarters of all judging
         striding = [_conv(channels, channels, (3, 9), (1, 2)) for _ in range(3)]
         super().__init__([first, *striding, _conv(channels, channels, (3, 3)), _conv(channels, 1, (3, 3))])
         self.window: Tensor
@@ -82,7 +82,7 @@ class SpectrumJudge(Judge):
 class Discriminators(nn.Module):
     """All judges together."""
 
-    def __init__(self, period_channels: Sequence[int] = (16, 64, 128, 256, 256), spectrum_channels: int = 24) -> None:
+    def __init__(self, period_channels: Sequence[int] = (16, 64, 128, 256, 256), spectrum_channels: int = 16) -> None:
         super().__init__()
         periods: list[Judge] = [PeriodJudge(period, period_channels) for period in PERIODS]
         spectra: list[Judge] = [SpectrumJudge(window, spectrum_channels) for window in WINDOWS]

@@ -1,7 +1,8 @@
 """`mini-asr`: a small Whisper taught to write what many synthetic voices say.
 
 The window's log-mel is made on the device; parts of it are hidden (SpecAugment). The decoder learns the text, the
-encoder beside it by CTC, which shows attention early where the words are. What is kept are the averaged weights.
+encoder beside it by CTC, which shows attention early where the words are. What is kept are the averaged weights. The
+encoder may begin as the lower layers of an ear, which has the same shapes and has already met many voices.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
+from vivavoce.errors import InputError
+from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.nn.sinusoids import sinusoids
@@ -42,7 +45,7 @@ class Recipe:
 
     config: WhisperConfig = WhisperConfig(  # noqa: RUF009 - frozen
         d_model=256,
-        encoder_layers=4,
+        encoder_layers=5,
         encoder_attention_heads=4,
         encoder_ffn_dim=1024,
         decoder_layers=2,
@@ -60,7 +63,7 @@ class Recipe:
     )
     steps: int = 20_000
     warmup: int = 300
-    peak_rate: float = 2e-3
+    peak_rate: float = 1.5e-3
     weight_decay: float = 0.05
     dropout: float = 0.1
     smoothing: float = 0.1
@@ -156,6 +159,20 @@ def initialise(model: Whisper) -> None:
     positions.requires_grad_(False)
 
 
+@torch.no_grad()
+def begin_as_ear(model: Whisper, ear: SpeechEncoder) -> None:
+    """Let the encoder begin as the lower layers of an ear, which hears the past alone; it will learn to look on."""
+    mine, theirs = model.encoder, ear.config
+    sizes = (mine.config.d_model, mine.config.encoder_ffn_dim, mine.config.num_mel_bins)
+    if sizes != (theirs.d_model, theirs.encoder_ffn_dim, theirs.num_mel_bins) or len(mine.layers) > len(ear.layers):
+        raise InputError("this ear has other sizes than the recogniser's encoder, or fewer layers; train it anew")
+    for name in ("conv1", "conv2"):
+        getattr(mine, name).load_state_dict(getattr(ear, name).state_dict())
+    for layer, heard in zip(mine.layers, ear.layers, strict=False):
+        layer.load_state_dict(heard.state_dict())
+    mine.embed_positions.weight.copy_(ear.embed_positions.weight[: len(mine.embed_positions.weight)])
+
+
 def add_dropout(model: Whisper, share: float) -> None:
     """While the model trains, drop a share of what each sublayer adds to the residual stream."""
 
@@ -186,7 +203,7 @@ class Listening:
             return clean
         lengths = torch.full((len(samples),), samples.shape[1], device=samples.device)
         mel = self.mel(torch.nan_to_num(self.surroundings(samples, lengths, seed)))
-        return mask_mel(warp_bands(mel, generator, 0.9, 1.12), generator)
+        return mask_mel(warp_bands(mel, generator), generator)
 
 
 class Training:
@@ -204,12 +221,16 @@ class Training:
         device: torch.device | str = "cpu",
         seed: int = 0,
         report: Callable[[str], None] = print,
+        ear: SpeechEncoder | None = None,
     ) -> None:
         self.recipe, self.seed = recipe or Recipe(), seed
         recipe = self.recipe
         self.vocabulary = Vocabulary.learn(recordings.texts, recipe.merges, recipe.config.window_seconds)
         torch.manual_seed(seed)
-        self.hearing = Hearing(recipe, self.vocabulary).to(device)
+        self.hearing = Hearing(recipe, self.vocabulary)
+        if ear is not None:
+            begin_as_ear(self.hearing.model, ear)
+        self.hearing.to(device)
         self.listening = Listening(recipe.config.num_mel_bins, device, recipe.augmentation)
         self.maker = WindowMaker(recordings.to(device), self.vocabulary, seed=seed)
         self.learner = Learner(
@@ -320,7 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{len(learning)} recordings to learn from; held out: {sizes}", flush=True)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     until = began + options.seconds - min(SECONDS_AFTER_TRAINING, 0.1 * options.seconds)
-    training = Training(learning, options.out / "course", recipe, until, device, options.seed)
+    ear = None if options.ear is None else SpeechEncoder.load(options.ear)
+    training = Training(learning, options.out / "course", recipe, until, device, options.seed, ear=ear)
     count = sum(p.numel() for p in training.hearing.model.parameters())
     print(f"{count / 1e6:.2f} M parameters, vocabulary {training.vocabulary.size}, on {device}", flush=True)
     training.run()
@@ -372,6 +394,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, required=True, help="a corpus, or a folder with `train` and `held_out`")
     parser.add_argument("--held-out", type=Path, default=None, help="a corpus of voices and words to be judged by")
     parser.add_argument("--out", type=Path, required=True, help="for checkpoint and metrics; a course in it goes on")
+    parser.add_argument("--ear", type=Path, default=None, help="folder of a trained ear, for the encoder to begin with")
     parser.add_argument("--seconds", type=float, default=400.0, help="for everything, judging included")
     parser.add_argument("--device", default=None, help="cpu, cuda, …; the GPU where there is one")
     parser.add_argument("--seed", type=int, default=0)

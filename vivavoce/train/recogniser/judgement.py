@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vivavoce.audio.mel import WhisperMel
+from vivavoce.errors import InputError
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_decoding import decode
 from vivavoce.models.whisper_rules import LogitRule, Suppress
 from vivavoce.train.augment import at_snr, noise
-from vivavoce.train.corpus import Corpus
+from vivavoce.train.corpus import Corpus, human_recordings
 from vivavoce.train.front_desk.normalising import normalise
 from vivavoce.train.recogniser.vocabulary import LANGUAGE, Vocabulary
 from vivavoce.train.recogniser.windows import RATE, Recordings
@@ -137,15 +139,27 @@ def _windows(model: Whisper, recordings: Recordings, chosen: Sequence[int], padd
     return windows
 
 
+def _people(model: Whisper) -> Corpus:
+    """Recordings of people that fit into a window."""
+    most = int(model.config.window_seconds * RATE)
+    found = [recorded for recorded in human_recordings() if len(recorded[0]) <= most]
+    if not found:
+        raise InputError("no recordings of people here: apt install asterisk-core-sounds-en-g722 pocketsphinx-testdata")
+    return Corpus.of([((samples * 32767).astype(np.int16), text, source) for samples, text, source in found])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`python -m vivavoce.train.recogniser.judgement --model DIR --corpus PATH`: error rates of a saved miniature."""
-    parser = argparse.ArgumentParser(description="Word error rates of a trained mini-asr on a corpus.")
+    """`viva train judge-asr --model DIR --corpus PATH`: error rates of a saved miniature."""
+    parser = argparse.ArgumentParser(description="Word error rates of a trained mini-asr on a corpus, or on people.")
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--corpus", type=Path, required=True)
+    heard = parser.add_mutually_exclusive_group(required=True)
+    heard.add_argument("--corpus", type=Path)
+    heard.add_argument("--people", action="store_true", help="the recordings of people that Debian packages hold")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     model, vocabulary = Whisper.load(options.model, options.device), Vocabulary.read(options.model)
-    recordings = Recordings.of_corpus(Corpus.load(options.corpus)).to(options.device)
+    recordings = Recordings.of_corpus(_people(model) if options.people else Corpus.load(options.corpus))
+    recordings = recordings.to(options.device)
     for way, padding, decibels in WAYS_TO_JUDGE:
         texts = transcribe_all(model, vocabulary, recordings, padding, decibels)
         judgement = judge_texts(texts, recordings.texts)

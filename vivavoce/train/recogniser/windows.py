@@ -73,7 +73,7 @@ class WindowShape:
 class WindowHabits:
     """How windows are filled."""
 
-    rates: tuple[float, float] = (0.8, 1.25)  # a recording is read this much faster: tempo, pitch and formants
+    rates: tuple[float, float] = (0.76, 1.3)  # a recording is read this much faster: tempo, pitch and formants
     share_as_recorded: float = 0.2
     longest_gap: float = 1.2
     share_with_times: float = 0.4

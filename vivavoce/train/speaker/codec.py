@@ -1,13 +1,14 @@
 """Train the codec of `mini-tts`: `viva train tts-codec --corpus DIR --out DIR --seconds 400`.
 
-First by mel distance alone, which is fast; then against discriminators, which makes it sound like speech.
+First by mel distance alone, which is fast; then against discriminators, which makes it sound like speech. With
+`--init` a codec learns on to speak, while its codes stay what they are: a language model may learn them meanwhile.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from vivavoce.train.spectral import SpectralDistance
 from vivavoce.train.voices import TEACHER
 
 SHARES = {TEACHER.name: 0.4, "flite-slt-1.0": 0.25, "": 0.35}
+SHARES_OF_SPEAKING = {TEACHER.name: 0.6, "flite-slt-1.0": 0.35, "": 0.05}
 MEL_WEIGHT, WAVE_WEIGHT, COMMITMENT_WEIGHT, LEFTOVER_WEIGHT = 45.0, 3.0, 1.0, 2.0
 DECEIVING_WEIGHT, FEATURE_WEIGHT = 3.0, 6.0
 
@@ -52,7 +54,7 @@ class CodecRecipe:
     """Frames of a crop."""
     judged_frames: int = 16
     """Frames at the end of a crop that the discriminators see."""
-    judges: tuple[tuple[int, ...], int] = ((16, 64, 128, 256, 256), 24)
+    judges: tuple[tuple[int, ...], int] = ((16, 64, 128, 256, 256), 16)
     """Channels of the discriminators."""
     rate: float = 6e-4
     judge_rate: float = 3e-4
@@ -63,6 +65,13 @@ class CodecRecipe:
     """Share of the averaged weights that stays after a step; they are the ones kept."""
     all_codebooks_share: float = 0.6
     """How often every codebook is used; else the first few."""
+    learns_codes: bool = True
+
+    def refining(self) -> "CodecRecipe":
+        """How one learns to speak better that has its codes."""
+        return replace(
+            self, batch=max(1, self.batch // 2), judged_from=0.02, all_codebooks_share=1.0, learns_codes=False
+        )
 
 
 TINY = CodecRecipe(
@@ -94,7 +103,8 @@ class CodecLosses:
         given = batch["sounds"]
         hidden = analyse(self.codec, given)
         with torch.autocast(given.device.type, enabled=False):
-            quantised = quantise(self.codec.quantizer, hidden.float(), self._codebooks_used(given), self.means)
+            means = self.means if self.recipe.learns_codes else None
+            quantised = quantise(self.codec.quantizer, hidden.float(), self._codebooks_used(given), means)
         made = synthesise(self.codec, quantised.hidden)
         with torch.autocast(given.device.type, enabled=False):
             mel = self.distance(made.flatten(0, 1), given.flatten(0, 1))
@@ -126,14 +136,26 @@ class CodecLosses:
 
 
 def train_codec(
-    corpus: Corpus, out: Path, recipe: CodecRecipe, budget: Budget, device: torch.device, seed: int = 0
+    corpus: Corpus,
+    out: Path,
+    recipe: CodecRecipe,
+    budget: Budget,
+    device: torch.device,
+    seed: int = 0,
+    init: Path | None = None,
 ) -> dict[str, float | list[float]]:
-    """Train, save and judge a codec; its figures."""
+    """Train, save and judge a codec, or train on the decoder of the one in `init`; its figures."""
     torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = True
     with allocating(device, torch.float32):
         codec = MossAudioTokenizerNano(recipe.config)
         judges = Discriminators(*recipe.judges)
     initialise(codec, seed)
+    if init is not None:
+        codec.load_state_dict(MossAudioTokenizerNano.load(init, device).state_dict())
+        codec.encoder.requires_grad_(False)
+        codec.quantizer.requires_grad_(False)
+        recipe = recipe.refining()
     losses = CodecLosses(codec, judges, recipe)
     generator = Learner(
         {"codec": codec, "means": losses.means}, losses.of_codec, recipe.rate, betas=(0.8, 0.99), average=recipe.average
@@ -141,8 +163,9 @@ def train_codec(
     judge = Learner({"judges": judges}, losses.of_judges, recipe.judge_rate, betas=(0.8, 0.99), clip=10.0)
     learn, held_out = split_held_out(corpus)
     length = recipe.frames * recipe.config.frame_samples
-    crops = Crops(corpus, learn, length, SHARES, device)
-    calibrate(codec, crops.batch(recipe.batch, torch.Generator(device).manual_seed(seed)))
+    crops = Crops(corpus, learn, length, SHARES if recipe.learns_codes else SHARES_OF_SPEAKING, device)
+    if recipe.learns_codes:
+        calibrate(codec, crops.batch(recipe.batch, torch.Generator(device).manual_seed(seed)))
     course = Course(out, {"generator": generator, "judge": judge}, budget, seed, log_every=max(1, budget.steps // 400))
     judged_steps, judges_alone = 0, max(1, recipe.warmup // 5)  # before the codec listens to what judges say
     for step in course:
@@ -154,7 +177,7 @@ def train_codec(
         if step.progress >= recipe.judged_from:
             judged_steps += 1
             course.record(judge.step(batch, step.rate_share), "judge.")
-        if step.number % 200 == 0:
+        if recipe.learns_codes and step.number % 200 == 0:
             course.record({"codes": losses.means.perplexity().mean()})
     if generator.averaged:
         generator.swap_average()
@@ -228,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the codec, its figures and samples")
     parser.add_argument("--seconds", type=float, default=400.0, help="of training; measuring comes after")
     parser.add_argument("--steps", type=int, default=30_000, help="at most")
+    parser.add_argument("--init", type=Path, help="folder of a codec, whose decoder is to learn on")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny codec, to try the recipe out")
@@ -243,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Budget(steps, given.seconds, recipe.warmup),
         torch.device(given.device),
         given.seed,
+        given.init,
     )
     print(json.dumps(figures | {"seconds_in_all": round(time.monotonic() - started, 1)}))
 

@@ -197,7 +197,7 @@ def settings_of(spoken: Spoken) -> SpeechSettings:
 
 
 def say_samples(
-    folder: Path, codec: MossAudioTokenizerNano, tokenizer: SentencePieceTokenizer, texts: Sequence[str], most: int = 6
+    folder: Path, codec: MossAudioTokenizerNano, tokenizer: SentencePieceTokenizer, texts: Sequence[str], most: int = 2
 ) -> dict[str, float | list[float]]:
     """Speak held-out sentences as they will be spoken, and write them down."""
     speaker = Speaker(MossTTSNano.load(folder), codec, tokenizer, pick("cpu"), SpeechSettings.read(folder))

@@ -42,10 +42,12 @@ from vivavoce.train.voices import TEACHER
 
 VOCODER = HiFTConfig(
     channels=256,
+    overtones=24,
     f0_channels=128,
     resblock_kernels=(3, 7),
     source_resblock_kernels=(3, 3, 3),
     dilations=(1, 3),
+    free_angles=True,
 )
 EAGER_STEPS = 3  # of a step that has changed, before it is captured anew
 BETAS, CLIP = (0.8, 0.99), 500.0  # for adversaries: a short memory, and a clip for accidents alone
@@ -59,13 +61,13 @@ class VocoderPlan:
 
     config: HiFTConfig = VOCODER
     period_channels: tuple[int, ...] = (16, 64, 128, 256, 256)
-    spectrum_channels: int = 24
-    frames: int = 36
-    batch: int = 32
+    spectrum_channels: int = 16
+    frames: int = 40
+    batch: int = 16
     rate: float = 5e-4
     judge_rate: float = 3e-4
     average: float = 0.995
-    judges_from: float = 0.3  # share of the course
+    judges_from: float = 0.2  # share of the course
     trust_from: float = 0.2  # from here on all excitation is made of predicted pitch
     other_voices: float = 0.1
     made_mels: float = 0.6  # share of mels that the flow made, where there is a flow
@@ -74,9 +76,13 @@ class VocoderPlan:
         default_factory=lambda: {"mel": 15.0, "spectrum": 15.0, "f0": 0.1, "deceiving": 3.0, "features": 10.0}
     )
 
+    def trusting(self) -> "VocoderPlan":
+        """How one learns that can already tell pitch."""
+        return dataclasses.replace(self, trust_from=1e-9)
+
     def refining(self) -> "VocoderPlan":
         """How one learns on that can already speak."""
-        return dataclasses.replace(self, rate=0.5 * self.rate, judges_from=0.05, trust_from=1e-9)
+        return dataclasses.replace(self.trusting(), rate=0.5 * self.rate, judges_from=0.05)
 
 
 TINY = VocoderPlan(
@@ -96,6 +102,8 @@ class Lesson:
         self.hift, self.judges, self.plan = hift, judges, plan
         self.mel = VocoderMel(MATCHA_24KHZ).to(device)
         self.spectrum = SpectralDistance(MATCHA_24KHZ.rate).to(device)
+        self.made = torch.zeros(plan.batch, plan.frames * MATCHA_24KHZ.hop, device=device)
+        """The sounds of the last step, for the judges to learn from."""
 
     def spoken(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The sound of a batch's mels as in use, not limited, and its f0.  # [batch, sample], [batch, frame]"""
@@ -119,14 +127,13 @@ class Lesson:
                 recorded, deceived = self.judges.of_pair(given, made)
             parts["deceiving"] = deceiving_loss(deceived)
             parts["features"] = feature_distance(recorded, deceived)
+        self.made.copy_(made.detach())
         total = torch.stack([self.plan.weights[name] * part for name, part in parts.items()]).sum()
         return {"loss": total, **parts}
 
     def judging(self, batch: Batch) -> dict[str, Tensor]:
         """What the judges minimise."""
-        with torch.no_grad(), torch.autocast(batch["sound"].device.type, enabled=False):
-            made, _ = self.spoken(batch)
-        recorded, deceived = self.judges.of_pair(batch["sound"], made)
+        recorded, deceived = self.judges.of_pair(batch["sound"], self.made)
         scores = torch.stack([one.score.float().mean() for one in deceived])
         return {"loss": judging_loss(recorded, deceived), "made": scores.mean()}
 
@@ -189,9 +196,10 @@ def keep_excited(hift: HiFT) -> None:
 
 @dataclass(frozen=True)
 class Origins:
-    """What a vocoder may start from: an earlier course, and the ear and the flow whose mels it is to speak."""
+    """What a vocoder may start from: an earlier course, or its f0 alone; the ear and the flow whose mels it speaks."""
 
     vocoder: Path | None = None
+    f0: Path | None = None
     ear: Path | None = None
     flow: Path | None = None
 
@@ -206,9 +214,12 @@ def teach(
     segments = _segments(corpus, learned, plan, device, origins)
     hift = untaught(plan.config, device, seed)
     if origins.vocoder is not None:
-        hift.load_state_dict(HiFT.load(origins.vocoder / VOCODER_FILE, device, plan.config).state_dict())
+        hift.load_state_dict(_earlier(origins.vocoder, device).state_dict())
         keep_excited(hift)
         plan = plan.refining()
+    elif origins.f0 is not None:
+        hift.f0_predictor.load_state_dict(_earlier(origins.f0, device).f0_predictor.state_dict())
+        plan = plan.trusting()
     judges = Discriminators(plan.period_channels, plan.spectrum_channels).to(device)
     lesson = Lesson(hift, judges, plan, device)
     speaker = Learner(
@@ -227,6 +238,13 @@ def teach(
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     print(json.dumps(figures), flush=True)
     return hift
+
+
+def _earlier(folder: Path, device: str) -> HiFT:
+    config = read_sizes(folder / "sizes.json").vocoder
+    if config is None:
+        raise InputError(f"{folder} is not the folder of a vocoder: its sizes.json has none")
+    return HiFT.load(folder / VOCODER_FILE, device, config)
 
 
 def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: str, origins: Origins) -> Segments:
@@ -262,12 +280,14 @@ def _run_course(
     captures, judged_steps, device = speaker.use_graph, 0, speaker.device
     for step in course:
         batch = segments.batch(step.generator(device), step.progress)
-        if step.progress >= plan.judges_from:
-            course.record(judging.step(batch, step.rate_share), "judge_")
-            batch["judged"] = torch.ones((), device=device)
+        is_judged = step.progress >= plan.judges_from
+        if is_judged:
             judged_steps += 1
             speaker.use_graph = captures and judged_steps > EAGER_STEPS
-        course.record(speaker.step(batch, step.rate_share))
+        judged = batch | {"judged": torch.ones((), device=device)} if is_judged else batch
+        course.record(speaker.step(judged, step.rate_share))
+        if is_judged:
+            course.record(judging.step(batch, step.rate_share), "judge_")
 
 
 @torch.no_grad()
@@ -300,6 +320,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=400.0, help="for everything, preparation and judging included")
     parser.add_argument("--init", type=Path, help="the folder of an earlier course, to learn on")
+    parser.add_argument("--f0", type=Path, help="the folder of an earlier course, whose f0 predictor to begin with")
     parser.add_argument("--ear", type=Path, help="with --flow: learn to speak the mels that this flow makes, too")
     parser.add_argument("--flow", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -307,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to see that all works")
     given = parser.parse_args(arguments)
     plan = TINY if given.tiny else VocoderPlan()
-    origins = Origins(given.init, given.ear, given.flow)
+    origins = Origins(given.init, given.f0, given.ear, given.flow)
     teach(Corpus.load(given.corpus), given.out, plan, given.seconds, given.device, given.seed, origins)
 
 

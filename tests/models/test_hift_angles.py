@@ -1,0 +1,42 @@
+"""HiFT with angles that may be anything: not what was published, but what the miniature's vocoder learned with."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.models.hift_cases import NARROW, distance, mels, quietened, streamed
+from vivavoce.models.hift import HiFT, turned
+from vivavoce.models.hift_cpu import CpuHiFT
+from vivavoce.models.hift_geometry import HiFTConfig
+from vivavoce.models.hift_stream import HiFTStream
+
+FREE = HiFTConfig(**NARROW, overtones=24, free_angles=True)
+
+
+@pytest.fixture(scope="module")
+def hift():
+    return quietened(HiFT(FREE).double().eval().requires_grad_(False))
+
+
+def test_free_angles_are_polar_coordinates_and_published_ones_stay_within_a_radian():
+    spectrum = 4 * torch.randn(1, 18, 50, dtype=torch.float64)
+    magnitude, angle = spectrum.chunk(2, dim=1)
+    polar = torch.polar(magnitude.exp().clamp(max=100.0), angle)
+    real, imaginary = turned(spectrum, free_angles=True).chunk(2, dim=1)
+    torch.testing.assert_close(torch.complex(real, imaginary), polar)
+    real, imaginary = turned(spectrum).chunk(2, dim=1)
+    assert torch.atan2(imaginary, real).abs().max() <= 1.0
+
+
+def test_a_stream_is_the_whole_sound(hift):
+    mel = mels(60)
+    sounds, _ = streamed(HiFTStream(hift, look_right=None), mel, [20, 20, 20])
+    assert distance(torch.cat(sounds, dim=1), hift(mel)) < 1e-9
+    assert distance(HiFT(dataclasses.replace(FREE, free_angles=False)).double().eval()(mel), hift(mel)) > 0.1
+
+
+def test_on_a_cpu_it_is_the_same_in_fewer_passes(hift):
+    single, mel = HiFT(FREE).eval().requires_grad_(False), mels(40, dtype=torch.float32)
+    single.load_state_dict(hift.state_dict())
+    assert distance(CpuHiFT(single)(mel), single(mel)) < 1e-4
