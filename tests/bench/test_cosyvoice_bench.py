@@ -4,8 +4,11 @@ import json
 
 import torch
 
+from tests.models.tiny_cosyvoice import write_folder
 from vivavoce.bench.cosyvoice import Bench, Part, _or_error, run
 from vivavoce.bench.cosyvoice_shapes import Setup
+from vivavoce.bench.tts import NamedModel
+from vivavoce.bench.tts_contenders import Setup as TTSSetup
 from vivavoce.device import pick
 
 
@@ -25,6 +28,13 @@ def test_a_part_is_told_beside_its_floors():
     assert 0 < part.bytes_ms < part.ms
     assert 0 < part.flops_ms < part.ms
     assert Part("x", "float32", 3.0, 1.0, 2.0, 0.1).over_floor == 1.5
+
+
+def test_the_bench_of_all_speech_models_takes_it_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("vivavoce.speech.voices.DEFAULT_FOLDER", tmp_path / "no voices")
+    folder = write_folder(tmp_path / "model", 3)
+    pieces = NamedModel(str(folder), "float32", TTSSetup(pick("cpu"), "tiny", 5, None)).stream(seed=0)
+    assert len(next(iter(pieces))[0]) > 0
 
 
 def test_a_section_that_fails_says_why():

@@ -1,5 +1,7 @@
 """CosyVoice's hops as graphs give what the plain ones give: the vocoder's here, all of them on CUDA."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,12 +14,18 @@ from tests.models.hift_cases import (
     streamed,
 )
 from tests.models.tiny_cosyvoice import sizes
+from vivavoce.device import pick
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.runner import BUCKETS
+from vivavoce.engine.sampling import Generation
 from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig
 from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow
 from vivavoce.models.cosyvoice_graphs import GraphedCausalHiFT, graphed, warm_up
+from vivavoce.models.cosyvoice_lm import CosyVoiceLM
 from vivavoce.models.flow_speech import FlowSpeech
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.nn.allocation import fill_randomly
+from vivavoce.speech.cosyvoice_speaker import PUBLISHED
 
 LEFT = 2
 
@@ -109,3 +117,21 @@ class TestOnCuda:
             ours = torch.cat(sounds[row])
             assert ours.shape == expected.shape
             assert (ours - expected).norm() <= 1e-2 * expected.norm()
+
+    def test_codes_are_written_as_on_the_cpu(self):
+        """More rows of prompts than a graph takes, then graphs; keys that no norm stands before."""
+        config = replace(sizes(3).lm, head_dim=16)
+        written = []
+        for place in ("cpu", "cuda"):
+            lm = CosyVoiceLM.random(config, "cpu", seed=4).to(place)
+            engine = Engine(lm, pick(place), torch.float32, EngineLimits(cache_rows=4096))
+            before = [config.end_of_prompt, *range(40)]
+            texts = [lm.prompt([7, seed], before, some_codes(15 + seed, seed).tolist()) for seed in range(7)]
+            sequences = [engine.open(rows) for rows in texts]
+            for seed, sequence in enumerate(sequences):
+                engine.generate(sequence, Generation(PUBLISHED, max_new_rows=30, min_new_rows=30, seed=seed))
+            while engine.has_work:
+                engine.step()
+            written.append([sequence.rows for sequence in sequences])
+        assert sum(len(rows) for rows in texts) > max(BUCKETS)
+        assert written[0] == written[1]

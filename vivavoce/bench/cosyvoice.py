@@ -238,23 +238,27 @@ class Bench:
 
     def parts(self) -> list[dict[str, Any]]:
         """Each part alone, in every precision that this device runs it in, beside its floors."""
+        made = []
+        for part in self._parts():
+            print(part, flush=True)
+            made.append(vars(part) | {"over_floor": part.over_floor})
+        return made
+
+    def _parts(self) -> Iterator[Part]:
         bandwidth = read_bandwidth(self.device)
+        yield self._lm_part(bandwidth, "")
         kinds = [self.setup.dtype]
         if self.device.kind == "cpu":
-            kinds = [torch.float32, torch.bfloat16]
-        made = [self._lm_part(bandwidth, "")]
-        for dtype in kinds if self.device.kind != "cpu" or bfloat16_is_fast_here() else kinds[:1]:
+            kinds = [torch.float32, torch.bfloat16] if bfloat16_is_fast_here() else [torch.float32]
+        for dtype in kinds:
             speech = self.speech if dtype == self.setup.dtype else self.setup.speech(dtype)
             plain = self.plain if dtype == self.setup.dtype else speech
             voice = self.voice if dtype == self.setup.dtype else speech.flow.voice(self.setup.prompt(plain.flow))
-            made.append(self._flow_part(speech, plain, voice, bandwidth))
-        made.append(self._vocoder_part(bandwidth))
+            yield self._flow_part(speech, plain, voice, bandwidth)
+        yield self._vocoder_part(bandwidth)
         if self.device.kind == "cpu" and int8_is_fast_here():
             round_layers(self.lm)
-            made.append(self._lm_part(bandwidth, "int8"))
-        for part in made:
-            print(part, flush=True)
-        return [vars(part) | {"over_floor": part.over_floor} for part in made]
+            yield self._lm_part(bandwidth, "int8")
 
     def _lm_part(self, bandwidth: float, rounded: str) -> Part:
         engine, rows = self.mouth.engine, self.setup.text(self.lm, 64, 0)

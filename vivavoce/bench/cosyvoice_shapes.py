@@ -64,8 +64,8 @@ class Setup:
 
     @property
     def voice_seconds(self) -> float:
-        """Of the voice: what the speaker takes at the most, or less where memory is small."""
-        return CosyVoiceSettings().prompt_seconds if self.tiny or self.device.kind != "cpu" else 4.0
+        """Of the voice: what the speaker takes at the most, or less where that takes too long."""
+        return CosyVoiceSettings().prompt_seconds if self.tiny or self.device.kind != "cpu" else 2.0
 
     def lm(self) -> CosyVoiceLM:
         """The language model."""

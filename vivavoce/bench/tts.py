@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vivavoce.audio.buzz import buzz
 from vivavoce.bench.memory import synchronize
 from vivavoce.bench.progress import stage
 from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Setup, Speaks
@@ -29,6 +30,7 @@ from vivavoce.errors import InputError, VivaError
 from vivavoce.speech.interface import Manner
 
 ROUNDS = 3
+REFERENCE_SECONDS = 4.0
 STAGE_REPEATS = 32
 PLAIN = "plain"
 
@@ -111,15 +113,18 @@ class NamedModel:
     """Any text-to-speech model of the house, by name."""
 
     def __init__(self, model: str, dtype: str, setup: Setup) -> None:
+        from vivavoce.speech.cosyvoice_speaker import CosyVoiceSpeaker
         from vivavoce.speech.loading import open_speech_model
 
         self.name = dtype
         self._model = open_speech_model(model, str(setup.device), dtype)
         self.rate = self._model.rate
+        has_none = isinstance(self._model, CosyVoiceSpeaker) and not self._model.shelf.names()
+        self._voice = buzz(REFERENCE_SECONDS, self.rate) if has_none else None
 
     def stream(self, seed: int) -> Iterator[NDArray[np.float32]]:
-        """The sound of the text in the model's own voice."""
-        return self._model.stream(TEXT, None, Manner(seed=seed))
+        """The sound of the text in the model's own voice, or where it has none, in nobody's."""
+        return self._model.stream(TEXT, self._voice, Manner(seed=seed))
 
     def stages(self) -> dict[str, Callable[[], object]]:
         """Its parts are its own."""
