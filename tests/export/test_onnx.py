@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.export.operators import operators_listed_once  # noqa: F401 - a fixture
 from tests.models.hift_cases import quietened
 from tests.models.tiny import CONFIG
 from tests.models.tiny_codec import tiny_codec

@@ -217,5 +217,5 @@ def test_a_window_is_cut_at_pairs_of_times():
 
 
 def test_wishes_left_open_are_settled_by_the_model(listener):
-    settled = listener._settled(Wish(), torch.zeros(RATE))
+    settled = listener._settled(Wish())
     assert (settled.language, settled.timestamps) == ("en", True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.export.operators import operators_listed_once  # noqa: F401 - a fixture
 from vivavoce.audio.buzz import buzz
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.export.onnx import export_onnx

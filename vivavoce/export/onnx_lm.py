@@ -28,19 +28,20 @@ class DenseRows:
     """What the layers see as a batch of rows: one sequence whose past is two plain tensors."""
 
     singles = 0
+    shared_mode: int | None = None
 
     def __init__(self, count: int, past_keys: Tensor, past_values: Tensor) -> None:
         before = past_keys.shape[1]
         self.positions = before + torch.arange(count, device=past_keys.device)
         self.pieces = (DynamicPiece(slice(0, count), 0, before),)
         self.past_keys, self.past_values = past_keys, past_values
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.keys: dict[int, Tensor] = {}  # by layer, in whatever order they are computed
+        self.values: dict[int, Tensor] = {}
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Put the new rows behind the past of a layer.  # each [row, head, head_dim]"""
-        self.keys.append(torch.cat([self.past_keys[layer], keys]))
-        self.values.append(torch.cat([self.past_values[layer], values]))
+        self.keys[layer] = torch.cat([self.past_keys[layer], keys])
+        self.values[layer] = torch.cat([self.past_values[layer], values])
 
     def read(self, layer: int, piece: Piece) -> tuple[Tensor, Tensor]:
         """All of them.  # each [context, head, head_dim]"""
@@ -60,7 +61,7 @@ class NextRows(nn.Module):
         model: Any = self.model
         logits = model.logits(model(rows, batch))
         heads = logits if isinstance(logits, tuple) else (logits,)
-        return *heads, torch.stack(batch.keys), torch.stack(batch.values)
+        return *heads, *(torch.stack([held[layer] for layer in sorted(held)]) for held in (batch.keys, batch.values))
 
 
 def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterator[Graph]:
