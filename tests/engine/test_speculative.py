@@ -437,6 +437,13 @@ class TestEarlierHypothesis:
     def test_the_nearest_of_several_places_counts(self):
         assert self.proposed([1, 2, 5, 1, 2, 6, 1, 2, 7], [9, 9, 9, 1, 2], most=1) == [6]
 
+    def test_where_it_departed_it_may_stand_in_several_places(self):
+        old = [1, 2, 3, 4, 5, 6, 7]
+        assert self.proposed(old, [1, 9], presumes=True) == [3, 4, 5]
+        branching = self.proposed(old, [1, 9], most=6, presumes=True, branches=3)
+        assert branching == [3, 4, 2, 3, 4, 5]  # a row was changed, put in, or left out
+        assert self.proposed(old, [1, 2], most=4, presumes=True, branches=3) == [3, 4, 5, 6]
+
     def test_its_uncertain_end_is_left_out(self):
         assert self.proposed([1, 2, 3, 4], [1], uncertain=2) == [2]
         assert self.proposed([1, 2], [], uncertain=5) == []

@@ -82,11 +82,11 @@ def test_wishes_are_told_to_faster_whisper_in_its_words():
                     "words": None,
                 },
             )
-            return iter([made]), None
+            return iter([made]), type("About", (), {"language": "en"})
 
     model = Theirs()
     (segment,) = FasterWhisper(model).segments(SOUNDS[0], Wish("en", hotwords=("a", "b"), beams=3, timestamps=False))
-    assert segment.text == " hi" and segment.tokens == (1,)
+    assert segment.text == " hi" and segment.tokens == (1,) and segment.language == "en"
     assert (model.asked["beam_size"], model.asked["hotwords"], model.asked["without_timestamps"]) == (3, "a b", True)
 
 

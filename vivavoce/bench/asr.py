@@ -21,7 +21,7 @@ from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.errors import MissingDependencyError, VivaError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper_transcriber import Padding, WhisperTranscriber, Wish
-from vivavoce.recognition.backends import Backend, MoonshineBackend, OwnBackend
+from vivavoce.recognition.backends import Backend, MoonshineBackend, OwnBackend, int8_listener
 from vivavoce.recognition.converted import load_converted
 from vivavoce.recognition.drafting import DraftChoice
 from vivavoce.recognition.many import TranscribingEngine
@@ -92,7 +92,7 @@ def run(
     place = pick(device)
     with stage("loading"):
         spoken = spoken_sentences(speech, most)
-        listener = WhisperTranscriber.load(resolve(model), place.torch_device, resolve_dtype(dtype, place))
+        listener = _listener(resolve(model), place, dtype)
         choices = _choices(draft, heads, width)
         contenders = _contenders(listener, place, choices, padding)
         if peer:
@@ -108,7 +108,7 @@ def run(
         "what": "speech recognition",
         "model": model,
         "device": place.name,
-        "dtype": str(listener.model.decoder.embed_tokens.weight.dtype).removeprefix("torch."),
+        "dtype": dtype if dtype == "int8" else str(listener.model.encoder.conv1.weight.dtype).removeprefix("torch."),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -129,6 +129,12 @@ def run(
         out.mkdir(parents=True, exist_ok=True)
         (out / "asr.json").write_text(json.dumps(result, indent=2), encoding="utf8")
     return result
+
+
+def _listener(source: Path, device: Device, dtype: str) -> WhisperTranscriber:
+    if dtype == "int8":
+        return int8_listener(source, device)
+    return WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
 
 
 def _choices(drafts: Sequence[str], heads: str | None, width: int) -> dict[str, DraftChoice]:

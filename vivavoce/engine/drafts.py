@@ -5,7 +5,7 @@ from collections.abc import Sequence as Many
 from itertools import cycle, islice, pairwise
 
 from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.speculative import DraftSource
+from vivavoce.engine.speculative import Draft, DraftSource
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
 
@@ -74,7 +74,8 @@ class EarlierHypothesis:
     After `resume` rows that also stand in the old reply, nearest to where they should, the old reply is followed from
     there. Its last `uncertain` rows are left out: what stood there was said without what follows. Rows of the reply
     that do not `count` (times, which the hypothesis lacks) are looked past. With `presumes`, a reply whose last rows
-    are not found is presumed to stand where the fewest changes of the old reply would lead to it.
+    are not found is presumed to stand where the fewest changes of the old reply would lead to it; with `branches`, in
+    one of so many such places, and the draft branches.
     """
 
     def __init__(
@@ -84,42 +85,50 @@ class EarlierHypothesis:
         uncertain: int = 0,
         counts: Callable[[Row], bool] | None = None,
         presumes: bool = False,
+        branches: int = 1,
     ) -> None:
         if resume < 1 or uncertain < 0:
             raise InputError(f"resume after {resume} rows without the last {uncertain} is nothing that can be done")
         old = [tuple(row) for row in rows]
         self.rows = old[: len(old) - uncertain] if uncertain < len(old) else []
-        self.resume, self.presumes = resume, presumes
+        self.resume, self.presumes, self.branches = resume, presumes, branches
         self._counts = counts
 
-    def propose(self, sequence: Sequence, most: int) -> list[Row]:
+    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
         """The rows of the old reply that should come next."""
         reply = sequence.rows[len(sequence) - sequence.generated :]
         if self._counts is not None:
             reply = [row for row in reply if self._counts(row)]
-        place = self._place(reply)
-        return [] if place is None else self.rows[place : place + most]
+        chains = [self.rows[place : place + most] for place in self._places(reply)]
+        if len(chains) == 1:
+            return chains[0]
+        share, rows, parents = most // max(1, len(chains)), list[Row](), list[int]()
+        for chain in chains:
+            for place, row in enumerate(chain[:share]):
+                parents.append(len(rows) - 1 if place else -1)
+                rows.append(row)
+        return Draft(rows, parents)
 
-    def _place(self, reply: list[Row]) -> int | None:
-        """Where in the old reply the new one stands."""
+    def _places(self, reply: list[Row]) -> list[int]:
+        """Where in the old reply the new one may stand, the likeliest first."""
         here = len(reply)
         if reply == self.rows[:here]:
-            return here
+            return [here]
         if self.presumes:
-            return _fewest_changes(reply, self.rows)
+            return _fewest_changes(reply, self.rows)[: self.branches]
         tail = reply[-self.resume :]
         ends = [end for end in range(self.resume, len(self.rows)) if self.rows[end - self.resume : end] == tail]
-        return min(ends, key=lambda end: abs(end - here), default=None)
+        return [min(ends, key=lambda end: abs(end - here))] if ends else []
 
 
-def _fewest_changes(reply: list[Row], old: list[Row]) -> int:
-    """How much of the old reply is nearest to the new one; of equal beginnings, the one of most equal length."""
+def _fewest_changes(reply: list[Row], old: list[Row]) -> list[int]:
+    """Beginnings of the old reply by how near they are to the new one, and then by how near their lengths are."""
     row = list(range(len(old) + 1))
     for count, item in enumerate(reply, start=1):
         before, row[0] = row[0], count
         for place, other in enumerate(old, start=1):
             before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (item != other))
-    return min(range(len(row)), key=lambda place: (row[place], abs(place - len(reply))))
+    return sorted(range(len(row)), key=lambda place: (row[place], abs(place - len(reply))))
 
 
 class FirstGuess:

@@ -37,7 +37,7 @@ def beam_search(
     finished: list[Text] = []
     for step in range(steps):
         chances = apply(rules, decoder.logits(hidden[:, -1]), sampled).log_softmax(-1)
-        followed = _follow(totals, chances, sampled, beams, tokens.endoftext, silence, finished)
+        followed = follow(totals, chances, sampled, beams, tokens.endoftext, silence, finished)
         if followed is None or len(finished) >= beams:
             break
         parents, totals, sampled = followed
@@ -53,7 +53,7 @@ def beam_search(
     return max(finished, key=lambda text: text.average_logprob)
 
 
-def _follow(
+def follow(
     totals: Tensor, chances: Tensor, sampled: Tensor, beams: int, end: int, silence: float, finished: list[Text]
 ) -> tuple[list[int], Tensor, Tensor] | None:
     """The next texts to follow with their parents and totals; those that end join the finished."""

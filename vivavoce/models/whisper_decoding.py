@@ -56,7 +56,7 @@ def decode(
     ended = torch.zeros_like(logprob, dtype=torch.bool)
     for step in range(steps):
         ruled = apply(rules, logits, sampled)
-        taken = _take(ruled, temperature, generator)
+        taken = take(ruled, temperature, generator)
         of_taken = ruled.log_softmax(-1).gather(1, taken[:, None])[:, 0]
         logprob += of_taken.masked_fill(ended, 0.0)
         sampled = torch.cat([sampled, taken.masked_fill(ended, tokens.endoftext)[:, None]], dim=1)
@@ -122,7 +122,8 @@ def no_speech_chances(decoder: WhisperDecoder, tokens: WhisperTokens, hidden: Te
     return of_rows
 
 
-def _take(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+def take(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """The likeliest token of each row, or one drawn at a temperature.  # [row, vocabulary] → [row]"""
     if generator is None:
         return logits.argmax(-1)
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]

@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
+import torch
 from torch import nn
 
 from vivavoce.errors import CheckpointError, InputError
@@ -66,6 +67,24 @@ def _values(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{file} holds no settings")
     return values
+
+
+class TrainedBeside(nn.Module):
+    """What was trained beside a model and is made of its width and some sizes of its own."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        config: WhisperConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """What `save` wrote for a model of these sizes."""
+        with allocating(device, dtype):
+            return read_draft(folder, cls.kind, config, lambda sizes: cls(config.d_model, **sizes))
 
 
 class DraftLayers(nn.Module):

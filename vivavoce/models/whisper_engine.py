@@ -4,7 +4,7 @@ A row is a token and the window it is written of. The text's keys and values are
 lie in a `WindowStore`, written once by whoever encoded them and read by every text, beam or draft of that window.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol
 
@@ -20,13 +20,14 @@ from vivavoce.models.whisper_decoding import Text, no_speech_chances
 from vivavoce.models.whisper_heads import WhisperHeads
 from vivavoce.models.whisper_rules import FORBIDDEN, TimestampRules
 from vivavoce.models.whisper_settings import WhisperSettings
+from vivavoce.models.whisper_step import Look, is_single, single_rows_step
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn import kernels
 from vivavoce.nn.attention import attend
-from vivavoce.nn.paged import KVShape, PagedCache, RowBatch
+from vivavoce.nn.paged import KVShape, RowBatch
 
 TOKEN, WINDOW = 0, 1
-PAGE_SIZE = 50  # divides the 1500 positions of a window
+MOST_ROWS = 1024  # of a step, for which the kernels have counters
 MOST_WINDOWS = 2047
 NOBODY = 0  # the window of rows that only fill a batch up
 
@@ -34,9 +35,6 @@ NOBODY = 0  # the window of rows that only fill a batch up
 WINDOW_BITS = 12
 LAST_IS_TIME, BEFORE_IS_TIME, BEGUN = 1 << 12, 1 << 13, 1 << 14
 LATEST_SHIFT = 15
-
-Look = Callable[[Tensor, int], Tensor]
-"""Queries of rows and a layer to what their windows' memory answers.  # [row, head, head_dim] → the same"""
 
 
 class Decoding(Protocol):
@@ -61,14 +59,12 @@ class WindowStore:
             raise InputError(f"a store holds 1…{MOST_WINDOWS} windows, not {windows}")
         config, like = model.config, model.decoder.embed_tokens.weight
         heads = config.decoder_attention_heads
-        shape = KVShape(config.decoder_layers, heads, config.d_model // heads)
+        size = (config.decoder_layers, windows + 1, heads, config.max_source_positions, config.d_model // heads)
         self.windows = windows
-        self.pages_each = -(-config.max_source_positions // PAGE_SIZE)
-        pages = (windows + 1) * self.pages_each
-        self.cache = PagedCache.allocate(shape, pages, PAGE_SIZE, like.dtype, like.device)
-        table = torch.arange(pages, dtype=torch.int32, device=like.device)
-        self.page_table = table.view(windows + 1, self.pages_each)
+        self.keys = torch.zeros(size, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros_like(self.keys)
         self.lengths = torch.ones(windows + 1, dtype=torch.int32, device=like.device)
+        self.arrived = torch.zeros(MOST_ROWS * heads, dtype=torch.int32, device=like.device)
         self._positions = [1] * (windows + 1)
         self._free = list(range(windows, NOBODY, -1))
 
@@ -86,11 +82,11 @@ class WindowStore:
         for number in numbers:
             self._free.remove(number)
         for index, number in enumerate(numbers):
-            keys, values = self._places(number, memory.keys.shape[3])
-            keys.copy_(memory.keys[:, index].transpose(1, 2))
-            values.copy_(memory.values[:, index].transpose(1, 2))
-            self._positions[number] = memory.keys.shape[3]
-            self.lengths[number] = memory.keys.shape[3]
+            positions = memory.keys.shape[3]
+            self.keys[:, number, :, :positions] = memory.keys[:, index]
+            self.values[:, number, :, :positions] = memory.values[:, index]
+            self._positions[number] = positions
+            self.lengths[number] = positions
         return numbers
 
     def release(self, window: int) -> None:
@@ -101,19 +97,13 @@ class WindowStore:
 
     def memory(self, window: int) -> WindowMemory:
         """What is held of a window, without a copy."""
-        keys, values = self._places(window, self._positions[window])
-        return WindowMemory(keys.transpose(1, 2)[:, None], values.transpose(1, 2)[:, None])
+        held = (slice(None), slice(window, window + 1), slice(None), slice(self._positions[window]))
+        return WindowMemory(self.keys[held], self.values[held])
 
     def read(self, layer: int, window: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a window for one layer.  # each [head, position, head_dim]"""
-        memory = self.memory(window)
-        return memory.keys[layer, 0], memory.values[layer, 0]
-
-    def _places(self, window: int, positions: int) -> tuple[Tensor, Tensor]:
-        """Where a window's keys and values lie.  # each [layer, position, head, head_dim]"""
-        mine = slice(window * self.pages_each, (window + 1) * self.pages_each)
-        keys, values = self.cache.keys[:, mine].flatten(1, 2), self.cache.values[:, mine].flatten(1, 2)
-        return keys[:, :positions], values[:, :positions]
+        positions = self._positions[window]
+        return self.keys[layer, window, :, :positions], self.values[layer, window, :, :positions]
 
 
 class WhisperWriter:
@@ -135,6 +125,17 @@ class WhisperWriter:
         self.never = self._mask(settings.suppressed)
         self._not_first = self._mask(settings.suppressed_at_start)
         self._not_plain = self._ids >= tokens.notimestamps
+        self._barred = self.never.to(torch.int8) + 2 * self._not_first.to(torch.int8)
+        self._known_ids = {
+            "TIMES": tokens.timestamps,
+            "END": tokens.endoftext,
+            "NO_TIMES": tokens.notimestamps,
+            "LATEST_START": config.vocab_size if self.rules.latest_start is None else self.rules.latest_start,
+            "LAST_IS_TIME": LAST_IS_TIME,
+            "BEFORE_IS_TIME": BEFORE_IS_TIME,
+            "BEGUN": BEGUN,
+            "LATEST_SHIFT": LATEST_SHIFT,
+        }
         self._packed = pack_projections(model.decoder)
 
     def prompt(self, window: int, prompt: Sequence[int], timestamps: bool) -> list[Row]:
@@ -147,6 +148,8 @@ class WhisperWriter:
         windows = rows[:, WINDOW] // 2
         x = decoder.embed_tokens(rows[:, TOKEN]) + decoder.embed_positions(batch.positions.long())
         look = self.looking(windows)
+        if self._packed and is_single(x, batch):
+            return single_rows_step(decoder, self._packed, x, batch, look)
         for index, layer in enumerate(decoder.stack):
             x = x + self._attend_text(layer, index, x, batch)
             x = x + self._attend_window(layer, index, x, look)
@@ -177,10 +180,10 @@ class WhisperWriter:
     def looking(self, windows: Tensor) -> Look:
         """How rows of these windows look at them, layer by layer.  # [row]"""
         if kernels.usable(windows):
-            last = self.store.lengths[windows] - 1
-            # Every row is a single one here: no row of a window is hidden from another.
-            rows = RowBatch(self.store.cache, self.store.page_table, windows.int(), last, windows.shape[0], ())
-            return lambda query, index: kernels.paged_decode(query, index, rows)
+            store, numbers = self.store, windows.int()
+            return lambda query, index: kernels.window_attention(
+                query, store.keys[index], store.values[index], numbers, store.lengths, store.arrived
+            )
         runs = [(window, len(list(run))) for window, run in groupby(windows.tolist())]
         return lambda query, index: self._mixed(query, index, runs)
 
@@ -196,13 +199,22 @@ class WhisperWriter:
 
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
         """The next token of each text under the rules; its window stays.  # [sequence, 2]"""
-        logits = self.model.decoder.logits(hidden)
+        logits = self.logits(hidden)
         channel = draw.modes.long() & ((1 << WINDOW_BITS) - 1)
         token = draw.sample(TOKEN, self.ruled(logits, draw.modes.long()))
         return torch.stack([token, channel], dim=1)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What each state says of the next token, before any rule.  # [row, d_model] → [row, vocabulary] float32"""
+        if self._packed and kernels.usable(hidden) and hidden.shape[0] <= kernels.MOST_ROWS:
+            weight = self.model.decoder.embed_tokens.weight
+            return kernels.row_linear(hidden.contiguous(), weight, None, dtype=torch.float32)
+        return self.model.decoder.logits(hidden)
+
     def ruled(self, logits: Tensor, modes: Tensor) -> Tensor:
         """Logits under the rules, by what each text has written.  # [sequence, vocabulary], [sequence]"""
+        if kernels.usable(logits):
+            return kernels.transcript_rules(logits, modes, self._barred, self._known_ids)
         begun = (modes & BEGUN != 0)[:, None]
         times = (modes & 1 != 0)[:, None]
         last, before = modes & LAST_IS_TIME != 0, modes & BEFORE_IS_TIME != 0

@@ -1,18 +1,18 @@
 """A small decoder that guesses ahead of texts one by one, without an engine of its own.
 
-On a CPU a small model's step costs less than an engine's planning of it. What the decoder has read of a text is kept;
-tokens that were accepted since are read together, and then as many are guessed as are wanted.
+On a CPU a small model's step costs less than an engine's planning of it. What the decoder has read of a text is kept,
+its own guesses too: of those that were right nothing is read again.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from vivavoce.models.interface import Row
-from vivavoce.models.whisper import DecoderState, WhisperDecoder
+from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_engine import TOKEN, WINDOW, WhisperWriter
+from vivavoce.models.whisper_lean import LeanDecoder, LeanText
 from vivavoce.models.whisper_rules import FORBIDDEN
 
 EAGERNESS = 2  # guesses beyond as many as were right the last time
@@ -39,12 +39,12 @@ class TextUnderWay(Protocol):
 
 @dataclass
 class _Read:
-    """A text as far as the decoder has read it: its rows, what is remembered of them, and the last one's state."""
+    """A text as far as the decoder has read it, guesses included, and how many rows it had when it was last asked."""
 
     text: TextUnderWay
-    length: int
-    state: DecoderState
-    hidden: Tensor  # [d_model]
+    lean: LeanText
+    tokens: list[int]
+    length: int = 0
 
 
 class GuessingDecoder:
@@ -52,6 +52,7 @@ class GuessingDecoder:
 
     def __init__(self, decoder: WhisperDecoder, writer: WhisperWriter) -> None:
         self.decoder, self.writer = decoder, writer
+        self._lean = LeanDecoder(decoder)
         self._read: dict[int, _Read] = {}
         barred = torch.zeros(decoder.config.vocab_size, device=decoder.embed_tokens.weight.device)
         barred[writer.never] = FORBIDDEN
@@ -62,38 +63,40 @@ class GuessingDecoder:
     @torch.inference_mode()
     def propose(self, sequence: TextUnderWay, most: int) -> list[Row]:
         """What the small decoder would write next."""
-        before = self._read.get(sequence.id)
-        if before is not None:  # no farther ahead than guesses were right of late
-            most = min(most, max(1, len(sequence.rows) - before.length - 1) + EAGERNESS)
-        read = self._caught_up(sequence)
+        read = self._read_of(sequence)
+        if read.length:  # no farther ahead than guesses were right of late
+            most = min(most, max(1, len(sequence.rows) - read.length - 1) + EAGERNESS)
+        read.length = len(sequence.rows)
         channel = sequence.rows[-1][WINDOW]
         barred, end = self._barred[channel % 2], self.writer.tokens.endoftext
         most = min(most, self.decoder.config.max_target_positions - len(sequence.rows))
-        hidden, state = read.hidden, read.state
-        guessed: list[Row] = []
+        fresh, guessed = [row[TOKEN] for row in sequence.rows[read.lean.length :]], list[Row]()
         while len(guessed) < most:
+            hidden = self._lean.read(read.lean, fresh)
+            read.tokens += fresh
             token = int((self.decoder.logits(hidden) + barred).argmax())
             if token == end:
                 break
             guessed.append((token, channel))
-            if len(guessed) < most:
-                states, state = self.decoder.step(state, torch.tensor([[token]], device=barred.device))
-                hidden = states[0, -1]
+            fresh = [token]
         return guessed
 
     def close(self) -> None:
         """Forget all texts."""
         self._read.clear()
 
-    def _caught_up(self, sequence: TextUnderWay) -> _Read:
-        """The text read to its last row; a text that was rewound is read anew."""
+    def _read_of(self, sequence: TextUnderWay) -> _Read:
+        """What is read of a text and still stands in it, all but its last row, whose state is wanted."""
         for key in [key for key, read in self._read.items() if not read.text.is_open]:
             del self._read[key]
-        rows, known = sequence.rows, self._read.get(sequence.id)
-        if known is None or known.length >= len(rows):
-            memory = self.writer.store.memory(rows[-1][WINDOW] // 2)
-            known = _Read(sequence, 0, self.decoder.initial_state(memory), torch.empty(0))
-        fresh = torch.tensor([[row[TOKEN] for row in rows[known.length :]]], device=self._barred[0].device)
-        states, state = self.decoder.step(known.state, fresh)
-        self._read[sequence.id] = _Read(sequence, len(rows), state, states[0, -1])
-        return self._read[sequence.id]
+        if sequence.id not in self._read:
+            memory = self.writer.store.memory(sequence.rows[-1][WINDOW] // 2)
+            self._read[sequence.id] = _Read(sequence, self._lean.begin(memory), [])
+        read = self._read[sequence.id]
+        pairs = zip(read.tokens, sequence.rows[:-1], strict=False)
+        same = next((place for place, (token, row) in enumerate(pairs) if token != row[TOKEN]), None)
+        if same is None:
+            same = min(len(read.tokens), len(sequence.rows) - 1)
+        read.lean.length = same
+        del read.tokens[same:]
+        return read

@@ -16,17 +16,17 @@ from torch.nn import functional
 from vivavoce.errors import InputError
 from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_draft import read_draft, write_draft
-from vivavoce.nn.allocation import allocating
+from vivavoce.models.whisper_draft import TrainedBeside, write_draft
 
-KIND = "heads"
 PLACES = 5
 Look = Callable[[Tensor], Tensor]
 """Queries to what their windows answer.  # […, place, head, head_dim] → the same"""
 
 
-class WhisperHeads(nn.Module):
+class WhisperHeads(TrainedBeside):
     """One state for each place ahead."""
+
+    kind = "heads"
 
     def __init__(self, d_model: int, heads: int, ffn: int, places: int = PLACES) -> None:
         super().__init__()
@@ -70,16 +70,4 @@ class WhisperHeads(nn.Module):
     def save(self, folder: str | Path, config: WhisperConfig) -> None:
         """Write weights and sizes, and which model they belong to."""
         sizes = {"heads": self.heads, "ffn": self.fc1.out_features, "places": self.places}
-        write_draft(self, folder, KIND, config, sizes)
-
-    @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        config: WhisperConfig,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> "WhisperHeads":
-        """The heads that `save` wrote for a model of these sizes."""
-        with allocating(device, dtype):
-            return read_draft(folder, KIND, config, lambda sizes: cls(config.d_model, **sizes))
+        write_draft(self, folder, self.kind, config, sizes)

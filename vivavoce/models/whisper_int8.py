@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vivavoce.errors import InputError
 from vivavoce.models.whisper import CrossAttention, Whisper
-from vivavoce.nn.int8_linear import Int8Linear, int8_is_fast_here, int8_product
+from vivavoce.nn.int8_linear import FEW_ROWS, MANY_ROWS, Int8Linear, int8_is_fast_here, int8_product
 from vivavoce.nn.whisper_layer import WhisperAttention, WhisperLayer
 
 
@@ -24,27 +24,29 @@ def to_int8(model: Whisper) -> Whisper:
     """The model with int8 products, in place; convolutions, norms and tables of positions stay as they are."""
     if not int8_is_fast_here():
         raise InputError("int8 products need a CPU with VNNI, which this one lacks; take auto or float32")
-    for module in list(model.modules()):
-        if isinstance(module, WhisperLayer):
-            setattr(module, "fc1", AfterNorm.of_weight(module.fc1.weight, module.fc1.bias))  # noqa: B010 - another type
-        if isinstance(module, WhisperAttention) and not isinstance(module, CrossAttention):
-            module.packed = _packed(module)
-    _round_below(model)
+    for half, kernels in ((model.encoder, MANY_ROWS), (model.decoder, FEW_ROWS)):
+        for module in list(half.modules()):
+            if isinstance(module, WhisperLayer):
+                first = AfterNorm.of_weight(module.fc1.weight, module.fc1.bias, kernels)
+                setattr(module, "fc1", first)  # noqa: B010 - another type
+            if isinstance(module, WhisperAttention) and not isinstance(module, CrossAttention):
+                module.packed = _packed(module, kernels)
+        _round_below(half, kernels)
     model.decoder.spelling = AfterNorm.of_weight(model.decoder.embed_tokens.weight)
     return model
 
 
-def _packed(attention: WhisperAttention) -> Int8Linear:
+def _packed(attention: WhisperAttention, kernels: str) -> Int8Linear:
     """Query, key and value projections as one."""
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
     zeros = torch.zeros_like(attention.q_proj.bias)
     biases: list[Tensor] = [zeros if part.bias is None else part.bias for part in parts]
-    return AfterNorm.of_weight(torch.cat([part.weight for part in parts]), torch.cat(biases))
+    return AfterNorm.of_weight(torch.cat([part.weight for part in parts]), torch.cat(biases), kernels)
 
 
-def _round_below(module: nn.Module) -> None:
+def _round_below(module: nn.Module, kernels: str) -> None:
     for name, child in module.named_children():
         if type(child) is nn.Linear:
-            setattr(module, name, Int8Linear.of_weight(child.weight, child.bias))
+            setattr(module, name, Int8Linear.of_weight(child.weight, child.bias, kernels))
         else:
-            _round_below(child)
+            _round_below(child, kernels)

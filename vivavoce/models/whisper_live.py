@@ -14,7 +14,15 @@ from vivavoce.models.whisper_alignment import MEDIAN_WIDTH, median_filter, split
 from vivavoce.models.whisper_config import CONV_STRIDE, MEL_FRAMES_PER_SECOND
 from vivavoce.models.whisper_decoding import Text
 from vivavoce.models.whisper_tokens import SECONDS_PER_TIMESTAMP
-from vivavoce.models.whisper_transcriber import EncodeWindow, WhisperTranscriber, Wish, WriteText
+from vivavoce.models.whisper_transcriber import (
+    Answer,
+    EncodeWindow,
+    Question,
+    TellLanguage,
+    WhisperTranscriber,
+    Wish,
+    WriteText,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class LiveGuess:
     guessed: tuple[GuessedWord, ...] = ()
 
 
-LiveHearing = Generator[EncodeWindow | WriteText, WindowMemory | Text | None, LiveGuess]
+LiveHearing = Generator[Question, Answer, LiveGuess]
 
 
 def hear_live(
@@ -50,12 +58,14 @@ def hear_live(
 
     `context` are tokens of what was said before the sound, `settled` those its text surely begins with.  # [time]
     """
-    wish = replace(wish, language=wish.language or listener.own_language(samples), timestamps=False)
+    wish = replace(wish, language=wish.language or listener.usual_language, timestamps=False)
     config = listener.model.config
     mel = listener.log_mel(samples)
     frames = min(config.window_frames, mel.shape[-1] - config.window_frames)
     memory = yield EncodeWindow(listener.window(mel, 0, wish.padding, frames))
     assert isinstance(memory, WindowMemory)
+    if wish.language is None:
+        wish = replace(wish, language=str((yield TellLanguage(memory))))
     half = config.max_target_positions // 2
     prompt = listener.tokens.prompt(wish.language, wish.task, False, [*context][-(half // 2) :])
     room = config.max_target_positions - len(prompt) - len(settled) - 1

@@ -1,7 +1,7 @@
-"""A whole text guessed at once from the encoder's states: a linear layer over pieces of words, read as CTC is.
+"""A whole text guessed at once from the encoder's states: chances of pieces of words, read as CTC is.
 
-Nothing of it depends on what was written before, so it costs one small product a window; the decoder then checks the
-guess many tokens at a time.
+Nothing of it depends on what was written before, so it costs one small pass a window; the decoder then checks the guess
+many tokens at a time. A few layers of its own, which see all of the window, make up for what a decoder knows.
 """
 
 from pathlib import Path
@@ -11,25 +11,34 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_draft import read_draft, write_draft
-from vivavoce.nn.allocation import allocating
+from vivavoce.models.whisper_draft import TrainedBeside, write_draft
+from vivavoce.nn.whisper_layer import WhisperLayer
 
-KIND = "pieces"
 BLANK = 0
 POOLED = 2  # encoder states that are read together: pieces of words are no shorter
 
 
-class PieceGuesser(nn.Module):
+class PieceGuesser(TrainedBeside):
     """Chances of every text token, or of none, at every 40 ms of a window."""
 
-    def __init__(self, d_model: int, text_ids: int) -> None:
+    kind = "pieces"
+
+    def __init__(self, d_model: int, text_ids: int, layers: int = 0, heads: int = 4) -> None:
         super().__init__()
+        self.heads = heads
+        made = [WhisperLayer(d_model, heads, 2 * d_model) for _ in range(layers)]
+        for added in (part for layer in made for part in (layer.self_attn.out_proj, layer.fc2)):
+            nn.init.zeros_(added.weight)  # a fresh layer changes nothing
+            nn.init.zeros_(added.bias)
+        self.layers = nn.ModuleList(made)
         self.pieces = nn.Linear(d_model, text_ids + 1)
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits, blank first.  # [window, position, d_model] → [window, position / 2, 1 + text id]"""
-        pooled = functional.avg_pool1d(states.transpose(1, 2), POOLED).transpose(1, 2)
-        logits: Tensor = self.pieces(pooled)
+        x = functional.avg_pool1d(states.transpose(1, 2), POOLED).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.pieces(x)
         return logits
 
     @torch.inference_mode()
@@ -41,16 +50,5 @@ class PieceGuesser(nn.Module):
 
     def save(self, folder: str | Path, config: WhisperConfig) -> None:
         """Write weights and sizes, and which model they belong to."""
-        write_draft(self, folder, KIND, config, {"text_ids": self.pieces.out_features - 1})
-
-    @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        config: WhisperConfig,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> "PieceGuesser":
-        """The guesser that `save` wrote for a model of these sizes."""
-        with allocating(device, dtype):
-            return read_draft(folder, KIND, config, lambda sizes: cls(config.d_model, **sizes))
+        sizes = {"text_ids": self.pieces.out_features - 1, "layers": len(self.layers), "heads": self.heads}
+        write_draft(self, folder, self.kind, config, sizes)

@@ -10,7 +10,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel, whisper_normalise
 from vivavoce.errors import CheckpointError, InputError
@@ -69,6 +68,7 @@ class Segment:
     compression: float
     no_speech: float
     words: tuple[Word, ...] = ()
+    language: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,16 @@ class WriteText:
         return self.wish.beams if self.temperature == 0 else 1
 
 
-Hearing = Generator[EncodeWindow | WriteText | Segment, WindowMemory | Text | None, None]
+@dataclass(frozen=True)
+class TellLanguage:
+    """A window whose language is to be told."""
+
+    memory: WindowMemory
+
+
+Question = EncodeWindow | TellLanguage | WriteText
+Answer = WindowMemory | str | Text | None
+Hearing = Generator[Question | Segment, Answer, None]
 
 
 class WhisperTranscriber:
@@ -136,15 +145,25 @@ class WhisperTranscriber:
 
     def own_language(self, samples: Tensor) -> str:
         """The language that is written where nobody asks for one: the model's only one, its usual one, or the heard."""
+        return self.usual_language or next(iter(self.language(samples)))
+
+    @property
+    def usual_language(self) -> str | None:
+        """The language that is written whatever is heard: the model's only one, or its usual one if it has one."""
         if not self.tokens.is_multilingual:
             return "en"
-        if len(self.tokens.languages) == 1:
-            return next(iter(self.tokens.languages))
-        return self.settings.language or next(iter(self.language(samples)))
+        only = next(iter(self.tokens.languages)) if len(self.tokens.languages) == 1 else None
+        return only or self.settings.language
+
+    def likeliest_language(self, memory: WindowMemory) -> str:
+        """The language of one encoded window."""
+        (chances,) = language_chances(self.model, self.tokens, memory)
+        return max(chances, key=lambda language: chances[language])
 
     def segments(self, samples: Tensor, wish: Wish | None = None) -> Iterator[Segment]:
         """Segments as they are decoded, so that what was heard survives whatever comes after it.  # [time] at 16 kHz"""
-        going, answer = self.hear(samples, wish), None
+        going = self.hear(samples, wish)
+        answer: Answer = None
         while True:
             try:
                 item = going.send(answer)
@@ -153,38 +172,43 @@ class WhisperTranscriber:
             answer = None
             if isinstance(item, Segment):
                 yield item
+            elif isinstance(item, TellLanguage):
+                answer = self.likeliest_language(item.memory)
             else:
                 answer = self.encode(item.mel) if isinstance(item, EncodeWindow) else self.answer(item)
 
     def hear(self, samples: Tensor, wish: Wish | None = None) -> Hearing:
         """The way through a sound, with all work left to the caller, so that many can be heard at once.
 
-        It is asked to encode a window (send its `WindowMemory`) or to write a text (send a `Text`), and given segments.
+        The caller is asked to encode a window (and sends its `WindowMemory`), to tell its language, or to write a text
+        (and sends a `Text`), and is given segments. Where no language is wished, that of the first window is told.
         """
         if samples.ndim != 1:
             raise InputError(f"a transcript is of one channel of samples, not of a tensor {list(samples.shape)}")
-        wish = self._settled(wish or Wish(), samples)
+        wish = self._settled(wish or Wish())
         mel = self.log_mel(samples)
         content = mel.shape[-1] - self.model.config.window_frames
         earlier: list[int] = self.tokenizer.encode(f" {wish.prompt.strip()}") if wish.prompt else []
         seek, spoken_until = 0, 0.0
         while seek < content:
             size = min(self.model.config.window_frames, content - seek)
-            made, frames, trusted = yield from self._hear_window(mel, seek, size, wish, earlier)
+            memory = yield EncodeWindow(self.window(mel, seek, wish.padding, size))
+            assert isinstance(memory, WindowMemory)
+            if wish.language is None:
+                wish = replace(wish, language=str((yield TellLanguage(memory))))
+            made, frames, trusted = yield from self._hear_window(memory, seek, size, wish, earlier)
             for segment in made:
                 if not is_imagined(segment, spoken_until, wish.longest_silence):
                     spoken_until = segment.words[-1].end if segment.words else segment.end
-                    yield segment
+                    yield replace(segment, language=wish.language)
             follows = wish.follow_earlier and trusted
             earlier = [*earlier, *(id_ for segment in made for id_ in segment.tokens)] if follows else []
             seek += max(1, frames)
 
     def _hear_window(
-        self, mel: Tensor, seek: int, size: int, wish: Wish, earlier: list[int]
-    ) -> Generator[EncodeWindow | WriteText, WindowMemory | Text | None, tuple[list[Segment], int, bool]]:
+        self, memory: WindowMemory, seek: int, size: int, wish: Wish, earlier: list[int]
+    ) -> Generator[Question, Answer, tuple[list[Segment], int, bool]]:
         """One window's segments, how many of its frames are done with, and whether the next may build on them."""
-        memory = yield EncodeWindow(self.window(mel, seek, wish.padding, size))
-        assert isinstance(memory, WindowMemory)
         text, temperature = yield from self._write(memory, wish, earlier, is_first=seek == 0)
         if self.is_silence(text):
             return [], size, True
@@ -203,21 +227,27 @@ class WhisperTranscriber:
     def log_mel(self, samples: Tensor) -> Tensor:
         """The normalised log-mel of a sound and a window of silence behind it.  # [time] → [mel, frame]"""
         window = int(self.model.config.window_seconds * WhisperMel.RATE)
-        begun = samples.new_zeros(min(window, FADING_SAMPLES))
-        state, frames = self.mel.initial_state(), []
-        for block in torch.cat([samples, begun]).split(MEL_BLOCK_SECONDS * WhisperMel.RATE):
-            made, state = self.mel.step(state, block[None].to(self.device))
-            frames.append(made)
-        frames.append(self.mel.flush(state))
-        log_mel = torch.cat(frames, dim=-1)
-        missing = (len(samples) + window) // WhisperMel.HOP - log_mel.shape[-1]
-        log_mel = functional.pad(log_mel, (0, missing), value=OF_SILENCE)
-        return whisper_normalise(log_mel, log_mel.amax())[0]
+        total = (len(samples) + window) // WhisperMel.HOP
+        log_mel = torch.full((self.model.config.num_mel_bins, total), OF_SILENCE, device=self.device)
+        state, end = self.mel.initial_state(), 0
+        fading = samples.new_zeros(min(window, FADING_SAMPLES))
+        for block in (*samples.split(MEL_BLOCK_SECONDS * WhisperMel.RATE), fading, None):
+            if block is None:
+                made = self.mel.flush(state)
+            else:
+                made, state = self.mel.step(state, block[None].to(self.device))
+            begin, end = end, min(end + made.shape[-1], total)
+            log_mel[:, begin:end] = made[0, :, : end - begin]
+        peak = log_mel.amax()
+        for piece in log_mel.split(MEL_BLOCK_SECONDS * MEL_FRAMES_PER_SECOND, dim=1):  # hours need no second copy
+            piece.copy_(whisper_normalise(piece[None], peak)[0])
+        return log_mel
 
-    def _settled(self, wish: Wish, samples: Tensor) -> Wish:
-        """The wish with the model's own choices where the caller made none."""
-        language = wish.language or self.own_language(samples)
-        self.tokens.prompt(language)  # refuses a language the model does not know
+    def _settled(self, wish: Wish) -> Wish:
+        """The wish with the model's own choices where the caller made none; the language may have to be heard."""
+        language = wish.language or self.usual_language
+        if language is not None:
+            self.tokens.prompt(language)  # refuses a language the model does not know
         timestamps = self.settings.writes_times if wish.timestamps is None else wish.timestamps
         return replace(wish, language=language, timestamps=timestamps)
 
@@ -235,7 +265,7 @@ class WhisperTranscriber:
 
     def _write(
         self, memory: WindowMemory, wish: Wish, earlier: list[int], is_first: bool
-    ) -> Generator[WriteText, WindowMemory | Text | None, tuple[Text, float]]:
+    ) -> Generator[Question, Answer, tuple[Text, float]]:
         """The first text that can be trusted, from the lowest temperature up; the last one if none can."""
         half = self.model.config.max_target_positions // 2
         prompt = self.tokens.prompt(wish.language, wish.task, bool(wish.timestamps), earlier[-(half - 1) :])
@@ -253,9 +283,7 @@ class WhisperTranscriber:
 
     def answer(self, asked: WriteText) -> Text:
         """The text that is asked for, by this thread alone."""
-        rules, wish = self.rules(asked.wish), asked.wish
-        if asked.is_begun:
-            rules = [rule for rule in rules if not isinstance(rule, SuppressAtStart)]
+        rules, wish = self.rules(asked.wish, asked.is_begun), asked.wish
         if asked.beams > 1:
             return beam_search(self.model, self.tokens, asked.memory, asked.prompt, rules, asked.beams, asked.most)
         (text,) = decode(
@@ -271,12 +299,14 @@ class WhisperTranscriber:
         )
         return text
 
-    def rules(self, wish: Wish) -> list[LogitRule]:
-        """What may be written, in the order in which the published code forbids it."""
+    def rules(self, wish: Wish, is_begun: bool = False) -> list[LogitRule]:
+        """What may be written, in the order in which the published code forbids it; a text may have begun already."""
         suppressed = list(self.settings.suppressed)
         if not wish.timestamps:
             suppressed += range(self.tokens.notimestamps, self.model.config.vocab_size)
-        rules: list[LogitRule] = [SuppressAtStart(self.settings.suppressed_at_start), Suppress(suppressed)]
+        rules: list[LogitRule] = [Suppress(suppressed)]
+        if not is_begun:
+            rules.insert(0, SuppressAtStart(self.settings.suppressed_at_start))
         if wish.hotwords:
             words = [self.tokenizer.encode(f" {word.strip()}") for word in wish.hotwords]
             rules.insert(0, Hotwords(words, self.settings.hotword_bonus))

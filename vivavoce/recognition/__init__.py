@@ -62,9 +62,8 @@ def transcribe(
     """
     listener = load_transcriber(model, device, dtype) if isinstance(model, str | Path) else model
     samples, seconds = _samples(sound)
-    known = language or listener.own_language(samples)
     wish = Wish(
-        known, task, prompt, prefix, tuple(hotwords), word_times or longest_silence is not None, timestamps,
+        language, task, prompt, prefix, tuple(hotwords), word_times or longest_silence is not None, timestamps,
         follow_earlier, padding, None if temperatures is None else tuple(temperatures), longest_silence, seed,
         beams,
     )  # fmt: skip
@@ -74,7 +73,8 @@ def transcribe(
         if on_segment is not None:
             on_segment(segment)
     text = "".join(segment.text for segment in segments).strip()
-    return Transcript(text, tuple(segments), known, seconds)
+    heard = language or next((segment.language for segment in segments if segment.language), None)
+    return Transcript(text, tuple(segments), heard or listener.own_language(samples), seconds)
 
 
 def load_transcriber(model: str | Path, device: str = "auto", dtype: str = "auto") -> WhisperTranscriber:

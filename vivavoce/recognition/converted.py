@@ -23,7 +23,15 @@ from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_alignment import Word
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_decoding import Text
-from vivavoce.models.whisper_transcriber import EncodeWindow, Segment, WhisperTranscriber, Wish, WriteText
+from vivavoce.models.whisper_transcriber import (
+    Answer,
+    EncodeWindow,
+    Segment,
+    TellLanguage,
+    WhisperTranscriber,
+    Wish,
+    WriteText,
+)
 
 CONVERTED = "model.bin"
 COPIED = ("tokenizer.json", "preprocessor_config.json", "generation_config.json")
@@ -51,7 +59,7 @@ class FasterWhisper:
             asked["temperature"] = list(wish.temperatures)
         if wish.hotwords:
             asked["hotwords"] = " ".join(wish.hotwords)
-        heard, _ = self.model.transcribe(
+        heard, about = self.model.transcribe(
             samples.numpy().astype(np.float32),
             language=wish.language,
             task=wish.task,
@@ -68,7 +76,7 @@ class FasterWhisper:
             words = tuple(Word(word.word, word.start, word.end, word.probability) for word in segment.words or ())
             yield Segment(
                 segment.start, segment.end, segment.text, tuple(segment.tokens), float(segment.temperature or 0.0),
-                segment.avg_logprob, segment.compression_ratio, segment.no_speech_prob, words,
+                segment.avg_logprob, segment.compression_ratio, segment.no_speech_prob, words, about.language,
             )  # fmt: skip
 
 
@@ -93,7 +101,8 @@ class ConvertedWindows:
         """Segments as they are sure."""
         if wish is not None and wish.word_times:
             raise InputError("words have no times with this backend and model; take the backend ours")
-        going, answer = self.listener.hear(samples, wish), None
+        going = self.listener.hear(samples, wish)
+        answer: Answer = None
         while True:
             try:
                 item = going.send(answer)
@@ -102,8 +111,15 @@ class ConvertedWindows:
             if isinstance(item, Segment):
                 answer = None
                 yield item
+            elif isinstance(item, TellLanguage):
+                answer = self._language(item)
             else:
                 answer = self._encode(item) if isinstance(item, EncodeWindow) else self._write(item)
+
+    def _language(self, asked: TellLanguage) -> str:
+        assert isinstance(asked.memory, EncodedWindow)
+        (chances,) = self.model.detect_language(asked.memory.encoded)
+        return str(max(chances, key=lambda pair: pair[1])[0]).strip("<|>")
 
     def _encode(self, asked: EncodeWindow) -> EncodedWindow:
         import ctranslate2

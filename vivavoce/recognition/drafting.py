@@ -31,6 +31,7 @@ from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.models.whisper_transcriber import WhisperTranscriber, WriteText
 
 MOST_PIECES = 24  # tokens of a guessed text that are checked in one pass
+BRANCHES = 3  # places where a text that departed from the guess may stand in it
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Drafter:
             sources.append(EarlierHypothesis([(token, 2 * window + timed) for token in earlier]))
         if window in self._guessed:
             rows = [(token, channel + timed) for token, channel in self._guessed[window]]
-            sources.append(EarlierHypothesis(rows, resume=1, counts=self._is_text, presumes=True))
+            sources.append(EarlierHypothesis(rows, resume=1, counts=self._is_text, presumes=True, branches=BRANCHES))
         if self.choice.lookup:
             sources.append(NgramLookup())
         sources += [source for source in (self._by_heads, self._by_model) if source is not None]

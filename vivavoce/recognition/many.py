@@ -15,20 +15,23 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
 from vivavoce.engine.speculative import Acceptance
-from vivavoce.models.whisper import WindowMemory
 from vivavoce.models.whisper_decoding import Text
 from vivavoce.models.whisper_encoding import WindowEncoder
 from vivavoce.models.whisper_engine import BEGUN, TOKEN, WhisperWriter
 from vivavoce.models.whisper_live import LiveGuess, LiveHearing
 from vivavoce.models.whisper_transcriber import (
+    Answer,
     EncodeWindow,
     Hearing,
+    Question,
     Segment,
+    TellLanguage,
     WhisperTranscriber,
     Wish,
     WriteText,
 )
 from vivavoce.recognition.drafting import DraftChoice, Drafter, DraftReport
+from vivavoce.recognition.followed import FollowedTexts
 
 TEXTS_A_WINDOW = 5  # drawn together at a temperature
 OnSegment = Callable[[int, Segment], None]
@@ -43,9 +46,10 @@ class Listening:
     on_segment: OnSegment | None = None
     earlier: Sequence[int] = ()
     """What an earlier hypothesis wrote of the same sound: a draft."""
-    asked: EncodeWindow | WriteText | None = None
+    asked: Question | None = None
     window: int | None = None
     texts: list[Rows] = field(default_factory=list)
+    followed: FollowedTexts | None = None
     segments: list[Segment] = field(default_factory=list)
     guess: LiveGuess | None = None
     """What a sound that is not over amounts to, once it is heard."""
@@ -149,7 +153,7 @@ class TranscribingEngine:
         acceptance = Acceptance(self._before[2] - counts)
         return DraftReport(self.engine.steps - steps, self.tokens - tokens, acceptance)
 
-    def _go_on(self, one: Listening, answer: WindowMemory | Text | None) -> None:
+    def _go_on(self, one: Listening, answer: Answer) -> None:
         """Give an answer and take segments until the next question, or the end."""
         while True:
             try:
@@ -160,6 +164,9 @@ class TranscribingEngine:
             except Exception as error:
                 one.error = error
                 return self._end(one)
+            if isinstance(item, TellLanguage):
+                answer = self.listener.likeliest_language(item.memory)
+                continue
             if not isinstance(item, Segment):
                 one.asked = item
                 return
@@ -194,13 +201,23 @@ class TranscribingEngine:
         for one in asking:
             asked = one.asked
             assert isinstance(asked, WriteText)
+            if one.followed is not None or one.texts:
+                continue
             if asked.wish.hotwords or asked.beams > 1:  # by their history, which the engine's modes do not hold
-                self._go_on(one, self.listener.answer(asked))
-            elif not one.texts:
+                assert one.window is not None
+                rules = self.listener.rules(asked.wish, asked.is_begun)
+                one.followed = FollowedTexts(self.engine, self.writer, one.window, asked, rules)
+            else:
                 self._start(one, asked)
         self.engine.step()
         for one in asking:
-            if isinstance(one.asked, WriteText) and one.texts and not any(text.is_generating for text in one.texts):
+            if one.followed is not None and one.followed.is_computed:
+                one.followed.advance()
+                if one.followed.is_done:
+                    text, one.followed = one.followed.best(), None
+                    self.tokens += len(text.tokens) + text.is_ended
+                    self._go_on(one, text)
+            elif isinstance(one.asked, WriteText) and one.texts and not any(t.is_generating for t in one.texts):
                 self._go_on(one, self._best(one, one.asked))
 
     def _start(self, one: Listening, asked: WriteText) -> None:
@@ -237,6 +254,9 @@ class TranscribingEngine:
         for text in one.texts:
             self.engine.close(text)
         one.texts.clear()
+        if one.followed is not None:
+            one.followed.close()
+            one.followed = None
         if one.window is not None:
             self.writer.store.release(one.window)
             self.drafter.leave(one.window)

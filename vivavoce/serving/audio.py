@@ -1,10 +1,7 @@
 """`/v1/audio/*` filled: a text-to-speech model that speaks, a recogniser that writes down."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
-
-import torch
 
 from vivavoce.audio.sound import Sound
 from vivavoce.dialogue.interface import Samples
@@ -71,9 +68,9 @@ class FileListener:
         return self.busy.with_each(self._segments(samples, listening))
 
     async def _segments(self, samples: Samples, listening: Listening) -> AsyncIterator[Segment]:
-        temperature, listener = listening.temperature, self.ear.listener
+        temperature = listening.temperature
         wish = Wish(
-            listening.language or await asyncio.to_thread(listener.own_language, torch.from_numpy(samples.copy())),
+            listening.language,
             task="translate" if listening.translates else "transcribe",
             prompt=listening.prompt or None,
             hotwords=listening.keywords,
@@ -81,7 +78,7 @@ class FileListener:
             temperatures=None if not temperature else (temperature,),
         )
         async for segment in self.ear.segments(samples, wish):
-            yield _on_the_wire(segment, wish.language)
+            yield _on_the_wire(segment)
 
 
 def requests(*makers: TextSpeaker | FileListener | None) -> dict[str, float]:
@@ -91,6 +88,6 @@ def requests(*makers: TextSpeaker | FileListener | None) -> dict[str, float]:
     return {"audio_requests": float(now), "audio_requests_begun": float(begun)}
 
 
-def _on_the_wire(segment: HeardSegment, language: str | None) -> Segment:
+def _on_the_wire(segment: HeardSegment) -> Segment:
     words = tuple(Word(word.text.strip(), word.start, word.end) for word in segment.words)
-    return Segment(segment.text, segment.start, segment.end, words, language)
+    return Segment(segment.text, segment.start, segment.end, words, segment.language)

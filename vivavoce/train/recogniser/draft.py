@@ -2,10 +2,11 @@
 
 A decoder of few layers, distilled from the model's own: it begins as some of the layers and learns what the whole
 decoder finds likely. It hears through the model's encoder and shares its tables, so it adds little memory. With
-`--pieces`, a linear layer on the frozen encoder that guesses the whole text at once, taught by CTC.
+`--pieces`, a few layers on the frozen encoder that guess the whole text at once, taught by CTC.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from vivavoce.train.recogniser.draft_course import Lesson, distillation, options
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 
 LAYERS = 2
+PIECE_LAYERS = 2
 
 
 class DecoderApprentice:
@@ -48,15 +50,15 @@ class DecoderApprentice:
 
 
 class PiecesApprentice:
-    """A linear layer that learns to read the text off the encoder's states."""
+    """A few layers that learn to read the text off the encoder's states."""
 
-    peak_rate = 5e-3
+    peak_rate = 2e-3
 
     def __init__(self, model: Whisper, text_ids: int) -> None:
         self.model = model
-        self.module = self.guesser = PieceGuesser(model.config.d_model, text_ids).to(
-            model.decoder.embed_tokens.weight.device
-        )
+        config = model.config
+        guesser = PieceGuesser(config.d_model, text_ids, PIECE_LAYERS, config.encoder_attention_heads)
+        self.module = self.guesser = guesser.to(model.decoder.embed_tokens.weight.device)
 
     def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
         """CTC of the pieces that are said."""
@@ -67,17 +69,15 @@ class PiecesApprentice:
         return {"loss": (losses / counts.clamp(min=FEWEST_PIECES)).mean()}
 
     def save(self, folder: Path) -> None:
-        """Write the layer in half precision."""
-        kept = PieceGuesser(self.model.config.d_model, self.guesser.pieces.out_features - 1)
-        kept.load_state_dict(self.guesser.state_dict())
-        kept.half().save(folder, self.model.config)
+        """Write the layers in half precision."""
+        deepcopy(self.guesser).half().save(folder, self.model.config)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = options("Train a draft for a frozen Whisper.")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the small decoder")
-    parser.add_argument("--pieces", action="store_true", help="a linear layer that guesses whole texts instead")
+    parser.add_argument("--pieces", action="store_true", help="layers that guess whole texts at once instead")
     given = parser.parse_args(arguments)
 
     def make(model: Whisper, vocabulary: Vocabulary) -> DecoderApprentice | PiecesApprentice:

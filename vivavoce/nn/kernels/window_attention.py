@@ -1,0 +1,119 @@
+"""Attention of rows to encoded windows: neighbouring rows of one window read its keys and values once, together.
+
+A window is split among programs, each of which loads its share before it waits for the queries; the last one to finish
+joins what all have found.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.nn.kernels.dependent_launch import dependent, launch_next, wait_for_previous
+
+BLOCK = 128  # positions of a share
+GROUP = 16  # rows a program may serve, of one aligned run of as many
+
+
+@triton.jit
+def _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr):
+    """What all programs of some rows have found."""
+    column = tl.arange(0, DIM)
+    highest = tl.full([GROUP], float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        peak = tl.load(peak_ptr + mine + split, mask=kept, other=0.0, cache_modifier=".cg")
+        highest = tl.maximum(highest, peak)
+    total = tl.zeros([GROUP, DIM], tl.float32)
+    shares = tl.zeros([GROUP], tl.float32)
+    for split in tl.static_range(SPLITS):
+        peak = tl.load(peak_ptr + mine + split, mask=kept, other=0.0, cache_modifier=".cg")
+        weight = tl.load(weight_ptr + mine + split, mask=kept, other=1.0, cache_modifier=".cg")
+        place = (mine + split)[:, None] * DIM + column[None, :]
+        part = tl.load(part_ptr + place, mask=kept[:, None], other=0.0, cache_modifier=".cg")
+        total += part * tl.exp(peak - highest)[:, None]
+        shares += weight * tl.exp(peak - highest)
+    return total / shares[:, None]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _window_attention(
+    queries_ptr, keys_ptr, values_ptr, windows_ptr, lengths_ptr, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
+    rows, scale,
+    HEADS: tl.constexpr, DIM: tl.constexpr, POSITIONS: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    if DEPENDENT:
+        launch_next()
+    split = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    window = tl.load(windows_ptr + row)
+    before = tl.load(windows_ptr + row - 1, mask=row % GROUP > 0, other=-1)
+    if before != window:  # else the row is served with the one before it
+        group = tl.arange(0, GROUP)
+        column = tl.arange(0, DIM)
+        aligned = row // GROUP * GROUP + group
+        theirs = tl.load(windows_ptr + aligned, mask=aligned < rows, other=-1)
+        stop = tl.min(tl.where((aligned > row) & (theirs != window), aligned, row // GROUP * GROUP + GROUP), axis=0)
+        length = tl.load(lengths_ptr + window)
+        place = split * BLOCK + tl.arange(0, BLOCK)
+        inside = place < length
+        origin = (window.to(tl.int64) * HEADS + head) * POSITIONS
+        offset = (origin + place)[:, None] * DIM + column[None, :]
+        keys = tl.load(keys_ptr + offset, mask=inside[:, None], other=0.0)
+        values = tl.load(values_ptr + offset, mask=inside[:, None], other=0.0)
+        if DEPENDENT:
+            wait_for_previous()
+        member = (row + group).to(tl.int64)
+        kept = row + group < stop
+        target = (member * HEADS + head)[:, None] * DIM + column[None, :]
+        queries = tl.load(queries_ptr + target, mask=kept[:, None], other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        peak = tl.max(scores, axis=1)
+        chance = tl.exp(scores - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
+        weight = tl.sum(chance, axis=1)
+        total = tl.dot(chance.to(values.dtype), values, input_precision=PRECISION)
+        if SPLITS == 1:
+            tl.store(out_ptr + target, (total / weight[:, None]).to(out_ptr.dtype.element_ty), mask=kept[:, None])
+        else:
+            mine = (member * HEADS + head) * SPLITS
+            tl.store(part_ptr + (mine + split)[:, None] * DIM + column[None, :], total, mask=kept[:, None])
+            tl.store(peak_ptr + mine + split, peak, mask=kept)
+            tl.store(weight_ptr + mine + split, weight, mask=kept)
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrived_ptr + row * HEADS + head, 1, sem="acq_rel")
+            if arrived == SPLITS - 1:
+                tl.store(arrived_ptr + row * HEADS + head, 0)
+                out = _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM, GROUP, SPLITS)
+                tl.store(out_ptr + target, out.to(out_ptr.dtype.element_ty), mask=kept[:, None])
+
+
+def window_attention(
+    queries: Tensor,  # [row, head, head_dim]
+    keys: Tensor,  # [window, head, position, head_dim]
+    values: Tensor,
+    windows: Tensor,  # [row] int32
+    lengths: Tensor,  # [window] int32
+    arrived: Tensor,  # [row × head or more] int32, all zero, and left so
+) -> Tensor:
+    """What each row finds in its window. Twin: `vivavoce.models.whisper_engine.WhisperWriter._mixed`.
+
+    The launch before this one must not write keys, values, windows or lengths.
+    """
+    rows, heads, dim = queries.shape
+    positions = keys.shape[2]
+    splits = triton.cdiv(positions, BLOCK)
+    out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    parts, peaks, weights = out, out, out
+    if splits > 1:
+        parts = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
+        peaks = torch.empty(rows, heads, splits, dtype=torch.float32, device=queries.device)
+        weights = torch.empty_like(peaks)
+    _window_attention[(splits, heads, rows)](
+        queries.contiguous(), keys, values, windows, lengths, out, parts, peaks, weights, arrived, rows, dim**-0.5,
+        HEADS=heads, DIM=dim, POSITIONS=positions, GROUP=GROUP, SPLITS=splits, BLOCK=BLOCK,
+        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32", num_warps=4,
+        **dependent(queries.device),
+    )  # fmt: skip
+    return out
