@@ -13,6 +13,7 @@ from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
 from vivavoce.models.hift import HiFT
 from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
 from vivavoce.train.loop import Learner
+from vivavoce.train.spectral import HarmonicDistance, SpectralDistance
 from vivavoce.train.voice.teacher import Speech, segment_starts, upsampled
 from vivavoce.train.voice.vocoder import TINY, Lesson, Segments, main, measure, untaught
 
@@ -94,6 +95,15 @@ def test_the_loss_falls(speech, lesson):
     learner = Learner({"hift": lesson.hift}, lesson.speaking, 2e-3, betas=(0.8, 0.99), clip=500.0)
     losses = [float(learner.step(_batch(speech, seed=step), 1.0)["loss"]) for step in range(25)]
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+
+
+def test_sidebands_of_the_lowest_harmonics_are_heard():
+    clock = torch.arange(24_000) / 24_000
+    harmonics = [torch.sin(2 * torch.pi * 100 * number * clock) / number for number in range(1, 9)]
+    voice = 0.05 * torch.stack(harmonics).sum(0)[None]
+    rough = voice * (1 + 0.3 * torch.sin(2 * torch.pi * 50 * clock))
+    apart = HarmonicDistance(24_000)(rough, voice)
+    assert HarmonicDistance(24_000)(voice, voice) == 0 and apart > 2 * SpectralDistance(24_000)(rough, voice)
 
 
 def test_judges_learn_to_tell_sounds_apart(speech, lesson):

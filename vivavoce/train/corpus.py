@@ -27,6 +27,7 @@ POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
 FULL_SCALE = np.float32(32768)
 MOST_FAILURES = 0.01
 SHARES = {"espeak-ng": 0.5, "flite": 0.4, "festival": 0.1}  # of what is spoken for training, by program
+REPLIES_OF_TEACHER = 0.25  # share of what the voice of the replies is learned from
 BATCH = 32  # sentences of one voice that a process takes at once
 
 
@@ -122,8 +123,13 @@ def held_out_plan(seed: int, count: int) -> Plan:
 
 
 def teacher_plan(count: int, seed: int = 0) -> Plan:
-    """Replies in the voice that replies have."""
-    return [(sentence, TEACHER) for sentence in reply_sentences(count, seed)]
+    """What the voice of the replies is learned from: replies, and sentences about anything.
+
+    Distinct replies are nearly all bookings of tables; a voice that learns from those alone says little else well.
+    """
+    replies = reply_sentences(max(1, round(REPLIES_OF_TEACHER * count)), seed)
+    others = general_sentences(max(0, count - len(replies)), seed)
+    return [(sentence, TEACHER) for sentence in dict.fromkeys([*replies, *others])]
 
 
 def _jobs(plan: Sequence[tuple[str, Voice]]) -> list[tuple[list[int], Voice, list[str]]]:

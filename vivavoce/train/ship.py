@@ -1,7 +1,7 @@
 """Trained parts as a miniature small enough to ship: `viva train ship --lm … --codec … --out …`.
 
-With `--tts` and `--codec`, a voice; with `--asr`, a recogniser. Matrices become int8 with a scale a row; names that
-match `--keep` stay float16.
+With `--tts` and `--codec`, a voice; with `--asr`, a recogniser. Matrices become int8 with a scale a row; the vocoder,
+whose errors are heard at once, stays float16.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 from vivavoce.errors import InputError
 from vivavoce.models.packing import pack_file
 
+KEPT_WIDE = {"hift.safetensors": [""]}  # patterns of names that stay float16, by file
 REPLIES = {"temperature": 0.0, "left_chunks": 4}
 """A front desk gives one answer to a question; the flow was trained to look back two to ten chunks."""
 SPEECH_FILES = ("config.json", "tokenizer.json")
@@ -21,38 +22,38 @@ RECOGNISER_FILES = ("config.json", "tokenizer.json", "generation_config.json", "
 WEIGHTS = "model.safetensors"
 
 
-def ship_speech(lm: Path, codec: Path, out: Path, keep: Sequence[str] = ()) -> int:
+def ship_speech(lm: Path, codec: Path, out: Path) -> int:
     """Write the folder of a speech-to-speech miniature; its size in bytes."""
-    _ship(lm, SPEECH_FILES, out, keep)
+    _ship(lm, SPEECH_FILES, out)
     (out / "generation_config.json").write_text(json.dumps(REPLIES, indent=2), encoding="utf8")
     for file in sorted(codec.rglob("*")):
         target = out / "codec" / file.relative_to(codec)
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".safetensors" and file.parent.name != "voices":
-            pack_file(file, target, keep)
+            pack_file(file, target, KEPT_WIDE.get(file.name, ()))
         elif file.is_file():
             shutil.copy2(file, target)
     return _size(out)
 
 
-def ship_voice(tts: Path, codec: Path, out: Path, keep: Sequence[str] = ()) -> int:
+def ship_voice(tts: Path, codec: Path, out: Path) -> int:
     """Write the folder of a text-to-speech miniature; its size in bytes."""
-    _ship(tts, VOICE_FILES, out, keep)
-    _ship(codec, ("config.json",), out / "codec", keep)
+    _ship(tts, VOICE_FILES, out)
+    _ship(codec, ("config.json",), out / "codec")
     return _size(out)
 
 
-def ship_recogniser(asr: Path, out: Path, keep: Sequence[str] = ()) -> int:
+def ship_recogniser(asr: Path, out: Path) -> int:
     """Write the folder of a recogniser; its size in bytes."""
-    _ship(asr, RECOGNISER_FILES, out, keep)
+    _ship(asr, RECOGNISER_FILES, out)
     return _size(out)
 
 
-def _ship(trained: Path, files: Sequence[str], out: Path, keep: Sequence[str]) -> None:
+def _ship(trained: Path, files: Sequence[str], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in files:
         shutil.copy2(trained / name, out / name)
-    pack_file(trained / WEIGHTS, out / WEIGHTS, keep)
+    pack_file(trained / WEIGHTS, out / WEIGHTS)
 
 
 def _size(folder: Path) -> int:
@@ -66,17 +67,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tts", type=Path, help="folder that `viva train tts` wrote")
     parser.add_argument("--asr", type=Path, help="folder that `viva train asr` wrote")
     parser.add_argument("--codec", type=Path, help="folder that `viva train assemble` or `viva train tts-codec` wrote")
-    parser.add_argument("--keep", nargs="*", default=[], help="patterns of names of weights that stay float16")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     if given.asr is not None:
-        size = ship_recogniser(given.asr, given.out, given.keep)
+        size = ship_recogniser(given.asr, given.out)
     elif given.codec is None or (given.lm is None) == (given.tts is None):
         raise InputError("give --asr, or --codec with either --lm or --tts")
     elif given.lm is not None:
-        size = ship_speech(given.lm, given.codec, given.out, given.keep)
+        size = ship_speech(given.lm, given.codec, given.out)
     else:
-        size = ship_voice(given.tts, given.codec, given.out, given.keep)
+        size = ship_voice(given.tts, given.codec, given.out)
     print(f"{given.out}: {size / 1e6:.1f} MB")
 
 

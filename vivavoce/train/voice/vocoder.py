@@ -32,7 +32,7 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.crops import split_held_out
 from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
 from vivavoce.train.loop import Batch, Budget, Course, Learner
-from vivavoce.train.spectral import SpectralDistance
+from vivavoce.train.spectral import HarmonicDistance, SpectralDistance
 from vivavoce.train.voice.flow import FLOW_FILE, teacher_vector
 from vivavoce.train.voice.flow_lessons import CodedSpeech
 from vivavoce.train.voice.flow_mels import flow_mels, with_flow_mels
@@ -73,7 +73,14 @@ class VocoderPlan:
     made_mels: float = 0.6  # share of mels that the flow made, where there is a flow
     most_steps: int = 1_000_000
     weights: Mapping[str, float] = field(
-        default_factory=lambda: {"mel": 15.0, "spectrum": 15.0, "f0": 0.1, "deceiving": 3.0, "features": 10.0}
+        default_factory=lambda: {
+            "mel": 15.0,
+            "spectrum": 15.0,
+            "harmonics": 15.0,
+            "f0": 0.1,
+            "deceiving": 3.0,
+            "features": 10.0,
+        }
     )
 
     def trusting(self) -> "VocoderPlan":
@@ -102,6 +109,7 @@ class Lesson:
         self.hift, self.judges, self.plan = hift, judges, plan
         self.mel = VocoderMel(MATCHA_24KHZ).to(device)
         self.spectrum = SpectralDistance(MATCHA_24KHZ.rate).to(device)
+        self.harmonics = HarmonicDistance(MATCHA_24KHZ.rate).to(device)
         self.made = torch.zeros(plan.batch, plan.frames * MATCHA_24KHZ.hop, device=device)
         """The sounds of the last step, for the judges to learn from."""
 
@@ -120,6 +128,7 @@ class Lesson:
         parts = {
             "mel": functional.l1_loss(self.mel(made), self.mel(given)),
             "spectrum": self.spectrum(made, given),
+            "harmonics": self.harmonics(made, given),
             "f0": functional.l1_loss(f0, batch["f0"]),
         }
         if "judged" in batch:
