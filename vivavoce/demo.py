@@ -37,7 +37,7 @@ from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.pipelines.cascade_loading import LoadedCascade
 from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
 
 QUESTIONS = hub.BUNDLED / "questions"
 DEFAULT_QUESTION = "15-breakfast.opus"  # one that the miniature answers; `viva bench answer` asks them all
@@ -45,6 +45,7 @@ PACKET_SECONDS = 0.02
 LONGEST_WAIT = 20.0  # seconds after the question
 QUIET = 10 ** (-40 / 20)  # of the loudest sample: below it there is no voice
 TURN_SILENCE_MS = 200
+FOR_ONE = MossSpeechOptions(captioner="model", voices_together=2, warm_batches=(1, 2))
 
 
 @dataclass
@@ -105,7 +106,7 @@ def run(
     """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
 
     def load() -> Subject:
-        pipeline = load_moss_speech(hub.resolve(model), device=device)
+        pipeline = load_moss_speech(hub.resolve(model), device=device, options=FOR_ONE)
         return Subject(model, pipeline, lambda question, _: _stage_costs(pipeline, question), _cost_line)
 
     return demonstrate(load, wav, microphone, out)

@@ -9,10 +9,11 @@ import selectors
 import time
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any
+from typing import TypeVarTuple, Unpack
 
 from vivavoce.engine.workers import EARLY_SECONDS, Duty, Workers, most_urgent
 
+Given = TypeVarTuple("Given")
 LONGEST_WAIT = 60.0  # real seconds for a thread that is not ours, when nothing else is left to wait for
 
 
@@ -25,7 +26,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Seconds of the processor that the loop itself has needed."""
         self._now = 1000.0
         self._since = time.thread_time()
-        self._held: list[Callable[[], None]] | None = None
+        self._held: list[Callable[[], object]] | None = None
         super().__init__(_Skipping(self))
 
     def time(self) -> float:
@@ -42,10 +43,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Nobody has anything to do for so long."""
         self._now += max(0.0, seconds)
 
-    def aside(self, work: Callable[[], None]) -> tuple[float, list[Callable[[], None]]]:
+    def aside(self, work: Callable[[], None]) -> tuple[float, list[Callable[[], object]]]:
         """Do something that is not the loop's work: how long it took, and what it has to tell the loop afterwards."""
         self.time()
-        told: list[Callable[[], None]] = []
+        told: list[Callable[[], object]] = []
         begun, self._held = self._since, told
         try:
             work()
@@ -54,7 +55,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._since - begun, told
 
     def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[Unpack[Given]], object], *args: *Given, context: Context | None = None
     ) -> asyncio.Handle:
         """As every loop's, but what is told by work aside is told when that is done."""
         if self._held is None:
@@ -127,7 +128,7 @@ class VirtualWorkers(Workers):
         self.worked, self.longest = self.worked + spent, max(self.longest, spent)
         self._loop.call_later(spent * self._loop.slowdown, self._done, duty, told)
 
-    def _done(self, duty: Duty, told: list[Callable[[], None]]) -> None:
+    def _done(self, duty: Duty, told: list[Callable[[], object]]) -> None:
         self._idle += 1
         self._busy.discard(id(duty))
         for tell in told:

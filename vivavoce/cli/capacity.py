@@ -1,4 +1,4 @@
-"""`viva bench budget`, `rehearsal` and `sessions`: what conversations cost, how many fit, and what they leave behind."""
+"""`viva bench budget`, `rehearsal` and `sessions`: what conversations cost, how many fit, what they leave behind."""
 
 from typing import Annotated
 

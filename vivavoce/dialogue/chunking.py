@@ -96,12 +96,12 @@ class Bridge:
     margin: float = 0.03
     """Seconds more than is expected."""
 
-    def note(self, seconds: float, replies: int) -> None:
+    def note(self, seconds: float, replies: float) -> None:
         """A second chunk came so long after the first, among so many replies."""
-        each = seconds / max(1, replies)
+        each = seconds / max(1.0, replies)
         self.seconds = each if self.seconds == 0 else (1 - self.share) * self.seconds + self.share * each
 
-    def holds(self, sound: float, replies: int) -> bool:
+    def holds(self, sound: float, replies: float) -> bool:
         """Whether so many seconds of sound last until the next come, if so many replies want theirs first."""
         return sound >= self.seconds * replies + self.margin
 

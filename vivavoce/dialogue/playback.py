@@ -6,6 +6,8 @@ import numpy as np
 
 from vivavoce.dialogue.interface import Samples
 
+LONGEST_GUESS_SECONDS = 0.2  # since a report, in which it is supposed that the client plays on
+
 
 @dataclass
 class Playback:
@@ -16,6 +18,7 @@ class Playback:
     sent: float = 0.0
     """Seconds of sound."""
     _reported: float | None = None
+    _reported_at: float = 0.0
     _spans: list[tuple[float, float, float]] = field(default_factory=list)  # clock, position, seconds of each run
     _muted_from: float | None = None
 
@@ -38,9 +41,9 @@ class Playback:
         start, _, length = self._spans[-1]
         return start + length
 
-    def report(self, seconds: float) -> None:
-        """The client says how much it has played. Reports never go back."""
-        self._reported = min(self.sent, max(seconds, self._reported or 0.0))
+    def report(self, seconds: float, now: float = 0.0) -> None:
+        """The client says how much it has played by now. Reports never go back."""
+        self._reported, self._reported_at = min(self.sent, max(seconds, self._reported or 0.0)), now
 
     def stop(self, now: float) -> None:
         """The client was told to be silent: nothing more is played."""
@@ -49,6 +52,12 @@ class Playback:
     def heard(self, now: float) -> float:
         """Seconds of the reply that have been heard."""
         return self._paced(now) if self._reported is None else self._reported
+
+    def reaches(self, now: float) -> float:
+        """Seconds that have been heard if the client went on since it last told."""
+        if self._reported is None:
+            return self._paced(now)
+        return min(self.sent, self._reported + min(max(0.0, now - self._reported_at), LONGEST_GUESS_SECONDS))
 
     def is_audible(self, now: float) -> bool:
         """Whether the client may be playing it now."""

@@ -159,7 +159,7 @@ class Replies:
     def played(self, reply: str, seconds: float) -> None:
         """The client has played so much of a reply; of long-gone ones nobody needs to know."""
         if reply in self._known:
-            self._known[reply].playback.report(seconds)
+            self._known[reply].playback.report(seconds, self._shared.clock.now())
 
     async def close(self) -> None:
         """End them all."""
@@ -181,7 +181,7 @@ class Replies:
 
         def heard() -> float:
             known = self._known.get(reply)
-            return 0.0 if known is None else known.playback.heard(shared.clock.now())
+            return 0.0 if known is None else known.playback.reaches(shared.clock.now())
 
         stream = shared.mind.reply(ReplyPlan(item, settings, heard, hears_turn, past))
         around = Surroundings(

@@ -33,7 +33,11 @@ class Listener:
 class SoundPolicy:
     """How far replies run ahead of those who hear them."""
 
-    furthest: float = 5.0
+    furthest: float = 6.0
     """Seconds ahead at which a reply rests: what is made further ahead is lost if the listener interrupts."""
+    calm: float = 4.0
+    """Seconds ahead at which a reply no longer presses: it is served when a step is due anyway."""
+    pace: float = 0.06
+    """Seconds from step to step where nobody presses: reading the weights for many costs hardly more than for one."""
     spare: float = 1.0
     """Seconds ahead at which a reply lets a step be shorter, for those who have heard nothing yet."""

@@ -1,10 +1,10 @@
 """Who computes what in the next step: one budget of rows for decode steps and prefill pieces alike.
 
-A step serves replies first: those of which nothing was heard yet, then by when their listeners run dry. A reply that is
-far ahead of its listener rests; while somebody waits for a first sound, replies with sound to spare stay out, so that
-the step is short. Then come new rows that wait to be prefilled, the older sequence first. Every sequence that is one
-row short of its next sample gets that row before any prefill gets more than its share, so decode never waits for a long
-prompt.
+A step serves replies first: those of which nothing was heard yet, then by when their listeners run dry. A reply that
+is far ahead of its listener rests, and where nobody presses, steps are taken at a pace, so that many share each.
+While somebody waits for a first sound, replies with sound to spare stay out, so that the step is short. Then come new
+rows that wait to be prefilled, the older sequence first. Every sequence that is one row short of its next sample gets
+that row before any prefill gets more than its share, so decode never waits for a long prompt.
 
 Pages are held by rank: sequences that generate, those with rows to prefill, the idle; the older first within each. When
 pages run out, a sequence may evict those of lower rank, which keep their rows and are computed again later; the first
@@ -70,10 +70,11 @@ class Scheduler:
         self.sequences_per_step = sequences_per_step
         self.sequences: dict[int, Sequence] = {}
         self.evictions = 0
+        self._planned = float("-inf")  # when a step was last planned
 
     def plan(self, drafts: Mapping[int, Draft] = NO_DRAFTS) -> Plan:
         """The next step's work; pages are taken for it. Drafts, by their sequence's id, get what nobody else needs."""
-        now = self.now()
+        now = self._planned = self.now()
         ranked = sorted(self._ready(now), key=lambda sequence: _urgency(sequence, now))
         waiting_decodes = sum(_decodes(sequence) for sequence in ranked)
         budget = self.rows_per_step
@@ -98,10 +99,16 @@ class Scheduler:
         return plan
 
     def rests(self) -> float | None:
-        """Seconds until a step would do anything: 0 where it would now, None where nothing is to be done at all."""
-        now, furthest = self.now(), self.sound.furthest
+        """Seconds until a step is due: 0 where it is now, None where nothing is to be done at all."""
+        now, sound = self.now(), self.sound
         busy = [sequence for sequence in self.sequences.values() if sequence.has_work]
-        return min((max(0.0, _ahead(sequence, now) - furthest) for sequence in busy), default=None)
+        if not busy:
+            return None
+        ahead = [_ahead(sequence, now) for sequence in busy]
+        are_heard = any(sequence.listener is not None for sequence in busy)
+        presses = any(s.is_generating and lead <= sound.calm for s, lead in zip(busy, ahead, strict=True))
+        until_due = 0.0 if presses or not are_heard else self._planned + sound.pace - now
+        return max(0.0, until_due, min(ahead) - sound.furthest)
 
     def _ready(self, now: float) -> list[Sequence]:
         """Who is served: not those far ahead, nor, while somebody has heard nothing, those with sound to spare."""

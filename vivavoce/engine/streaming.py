@@ -22,7 +22,7 @@ from vivavoce.nn.lane import Lane
 
 Result = TypeVar("Result")
 AT_ONCE = float("-inf")
-FIRST_SOUND_SECONDS = 0.1  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
+FIRST_SOUND_SECONDS = 0.3  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
 TAKEN_TOGETHER = 4  # rows after which the engine is told that they were taken
 Delivery = tuple["Reply", Row | BaseException | None, FinishReason | None]
 

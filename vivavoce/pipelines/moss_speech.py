@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -100,6 +101,7 @@ class MossSpeechPipeline:
         if core.runner.device.type == "cpu":  # where one pass of two chunks costs little more than of one
             self.policy = LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds)
         self.bridge = Bridge()
+        self._minds: weakref.WeakSet[MossSpeechMind] = weakref.WeakSet()
         self.speaking = 0
         """Replies whose sound is being made."""
         self.words = MossSpeechWords(self)
@@ -128,7 +130,14 @@ class MossSpeechPipeline:
             slack = self.core.slack.least(self.core.scheduler.now())
             voice = self.here.reply_bytes(self.voice_of(None))
             self.options.admission.check(slack, self.core.free_rows, self.core.free_bytes, voice)
-        return MossSpeechMind(self)
+        mind = MossSpeechMind(self)
+        self._minds.add(mind)
+        return mind
+
+    @property
+    def crowd(self) -> float:
+        """Replies that want sound now, and of the turns under way those that soon will, if every second does."""
+        return self.speaking + 0.5 * sum(mind.hears_turn for mind in self._minds)
 
     async def warm_up(self) -> None:
         """Hear and say something once, so that the first caller does not wait for what is slow only at first."""

@@ -68,6 +68,11 @@ class MossSpeechMind:
         self._orders: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._work())
 
+    @property
+    def hears_turn(self) -> bool:
+        """Whether the user is speaking."""
+        return self._turn is not None
+
     def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """The past is this, whatever was before."""
         self._order(lambda: self._remember(past, settings))

@@ -32,8 +32,9 @@ MOST_UNREAD_ROWS = 24
 MOST_WAITING_PIECES = 16
 PAUSE_DBFS = -45.0
 HELD_URGENCY = 0.1  # seconds: somebody's turn is likely over, but nobody hears a gap yet
-FIRST_URGENCY = 0.25  # who waits for a first sound lets those go first who would run dry within this
-VOICE_SECONDS = 0.15  # before sound is needed its codes are, for the voice to be made of them
+FIRST_URGENCY = 0.5  # who waits for a first sound lets those go first who would run dry within this
+SAFETY_SECONDS = 0.05  # by which sound is made before the listener has heard the last of it
+VOICE_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be made of them
 
 Order = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -176,8 +177,7 @@ class MossSpeechReply:
                 if size == 0 and not is_last:
                     continue
                 self._need_more(reply, size)
-                urgency = lead if self._made_seconds else FIRST_URGENCY
-                samples, said = await voice.say(self.codes, size, is_last, urgency + self._spare)
+                samples, said = await voice.say(self.codes, size, is_last, lead - SAFETY_SECONDS + self._spare)
                 self.left_out = voice.left_out
                 if said or captions.are_first:
                     captions.hear(samples, said)
@@ -193,7 +193,8 @@ class MossSpeechReply:
 
     @property
     def _spare(self) -> float:
-        return 0.0 if self.is_released else HELD_URGENCY
+        """Seconds until the listener needs sound, besides those of sound he has."""
+        return (0.0 if self.is_released else HELD_URGENCY) + (0.0 if self._made_seconds else FIRST_URGENCY)
 
     def _need_more(self, reply: Reply, frames: int = 0) -> None:
         """Say when codes are needed after these: soon enough before the listener has heard all that is made of them."""
@@ -205,12 +206,12 @@ class MossSpeechReply:
 
     async def _let_out(self, samples: Samples, is_last: bool) -> None:
         """The next sound; a first chunk too short to last until the second comes waits for it."""
-        bridge, replies, now = self._pipeline.bridge, self._pipeline.speaking, asyncio.get_running_loop().time()
+        bridge, crowd, now = self._pipeline.bridge, self._pipeline.crowd, asyncio.get_running_loop().time()
         first_at, self._first_at = self._first_at, now if self._first_at is None else np.inf
         if first_at is not None and first_at < now:
-            bridge.note(now - first_at, replies)
+            bridge.note(now - first_at, crowd)
         self._kept.append(samples)
-        if first_at is None and not is_last and not bridge.holds(len(samples) / VOICE_RATE, replies):
+        if first_at is None and not is_last and not bridge.holds(len(samples) / VOICE_RATE, crowd):
             return
         await self._pieces.put(Spoke(np.concatenate(self._kept)))
         self._kept.clear()

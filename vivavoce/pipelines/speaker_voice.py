@@ -1,5 +1,6 @@
 """A text-to-speech model as the voice of a cascade."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from vivavoce.audio.time_stretch import FASTEST, SLOWEST
 from vivavoce.dialogue.interface import Samples
 from vivavoce.pipelines.threaded import on_a_thread
 from vivavoce.speech import direction
+from vivavoce.speech.cosyvoice_speaker import CosyVoiceSpeaker
 from vivavoce.speech.interface import Manner, SpeechModel
 from vivavoce.speech.speaker import Speaker
 
@@ -36,7 +38,11 @@ class SpeakerVoice:
         return SpeakerVoice(self.speaker, direction.wished(self.speaker, said, self.manner))
 
     async def warm_up(self) -> None:
-        """Say something once."""
+        """Say something once, where there is a voice to say it with."""
+        if isinstance(self.speaker, CosyVoiceSpeaker):
+            await asyncio.to_thread(self.speaker.warm_up)
+            if not self.voices:
+                return
         async for _ in self.speak(WARM_UP, None, 1.0):
             pass
 

@@ -1,0 +1,94 @@
+"""The codec for many conversations: two ways of making sound give what one gives, whoever goes which way."""
+
+import asyncio
+
+import pytest
+import torch
+
+from vivavoce.minis.untrained import untrained_codec
+from vivavoce.models.flow_state import VoicePrompt
+from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
+from vivavoce.pipelines.codec_here import SOON_SECONDS, CodecHere
+
+LEFT, SOON, LATER = 3, 0.1, 10 * SOON_SECONDS
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def codes(count, seed):
+    return torch.randint(1000, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def prompt():
+    generator = torch.Generator().manual_seed(0)
+    mel, speaker = torch.randn(40, 80, generator=generator), torch.randn(192, generator=generator)
+    return VoicePrompt(codes(10, 99), mel, speaker)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def graphed(request):
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield GraphedCodec(untrained_codec(request.param))
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return untrained_codec()
+
+
+async def said(here, voice, seed, urgencies):
+    """A reply in pieces, each as urgent as it is told."""
+    state, sounds = voice, []
+    pieces = [codes(8 if number == 0 else 5, 100 * seed + number) for number in range(len(urgencies))]
+    for number, (piece, urgency) in enumerate(zip(pieces, urgencies, strict=True), start=1):
+        sound, state = await here.voice.do((state, piece, number == len(urgencies)), urgency)
+        sounds.append(sound)
+    return torch.cat(sounds), pieces
+
+
+def spoken(codec, pieces):
+    """The same by one codec, one piece after another."""
+    state, sounds = codec.start(codec.flow.voice(prompt()), LEFT), []
+    for number, piece in enumerate(pieces, start=1):
+        sound, state = codec.step(state, piece, final=number == len(pieces))
+        sounds.append(sound)
+    return torch.cat(sounds)
+
+
+async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, plain):
+    here = CodecHere(graphed, LEFT)
+    voice = graphed.flow.voice(prompt())
+    here.warm_up(voice, (1, 2, 4), (5,))
+    here.ear.start()
+    here.voice.start()
+    ways = [[SOON, SOON, LATER, SOON], [SOON, LATER, LATER, LATER], [LATER, SOON, SOON, SOON]]
+    replies = await asyncio.gather(*(said(here, voice, seed, way) for seed, way in enumerate(ways)))
+    await here.ear.close()
+    await here.voice.close()
+    for sound, pieces in replies:
+        expected = spoken(plain, pieces)
+        assert sound.shape == expected.shape
+        assert (sound - expected).abs().max() < 2e-4 * max(1.0, float(expected.abs().max()))
+    assert here.voice.jobs == 12
+    assert here.voice.waiting == 0
+
+
+async def test_a_turn_is_heard_as_by_the_plain_ear(graphed, plain):
+    here = CodecHere(graphed, LEFT)
+    here.ear.start()
+    here.voice.start()
+    sound = 0.2 * torch.randn(8000, generator=torch.Generator().manual_seed(3))
+    first, state = await here.ear.do((graphed.ear.initial_state(), sound[:4000], False))
+    rest, _ = await here.ear.do((state, sound[4000:], True))
+    await here.ear.close()
+    await here.voice.close()
+    heard, _ = plain.ear.step_batch([plain.ear.initial_state()], [sound], [True])
+    assert first + rest == heard[0].tolist()
+
+
+def test_what_a_reply_keeps_is_reckoned_from_its_voice(graphed):
+    voice = graphed.flow.voice(prompt())
+    kept = graphed.start(voice, LEFT).nbytes
+    assert CodecHere(graphed, LEFT).reply_bytes(voice) == pytest.approx(kept, rel=0.3)
+    assert CodecHere(graphed, None).reply_bytes(voice) == 0
