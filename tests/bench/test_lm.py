@@ -5,9 +5,11 @@ from dataclasses import fields
 import pytest
 import torch
 
-from vivavoce.bench.lm import SHAPES, _require_room
+from vivavoce.bench.lm import SHAPES, _bytes_of, _require_room, _spared_bytes, _weight_bytes, run
 from vivavoce.device import Device, pick
-from vivavoce.errors import CapacityError
+from vivavoce.errors import CapacityError, InputError
+from vivavoce.quant.linear_bench import SMALL
+from vivavoce.quant.random_model import random_moss_speech
 
 
 class SmallDevice(Device):
@@ -22,3 +24,22 @@ def test_a_shape_larger_than_the_memory_is_refused():
         _require_room(SHAPES["true"], device, torch.float32)
     _require_room(SHAPES["true"], device, torch.bfloat16)
     _require_room(SHAPES["small"], device, torch.float32)
+
+
+def test_bytes_are_those_a_step_reads():
+    """int8 halves bfloat16's matrices but for the heads, which stay; a speaking step leaves the text head out."""
+    wide = random_moss_speech(SMALL, None, "cpu", torch.bfloat16)
+    small = random_moss_speech(SMALL, "int8", "cpu", torch.bfloat16)
+    heads = _bytes_of(wide.text_lm_head) + _bytes_of(wide.audio_lm_head)
+    ratio = (_weight_bytes(small) - heads) / (_weight_bytes(wide) - heads)
+    assert 0.5 < ratio < 0.55
+    layer = wide.model.text_block.layers[-1]
+    assert (
+        _spared_bytes(wide)
+        == _bytes_of(wide.text_lm_head) + _bytes_of(layer.mlp) + layer.self_attn.o_proj.weight.nbytes
+    )
+
+
+def test_weights_it_does_not_know_are_refused():
+    with pytest.raises(InputError, match="weights must be among float, int8, int4, fp8, not 'int3'"):
+        run(weights=["int3"])

@@ -2,7 +2,8 @@
 
 A decode step must read every weight once and the keys and values of every sequence: those bytes over the measured
 bandwidth are the floor. The peer is the same shape in eager `transformers` layers. All in one run, on random weights:
-speed does not depend on their values.
+speed does not depend on their values. The measured sequences all speak, so that a step may leave out what only text
+needs: the floor counts every weight, the achieved bytes a second those that were read.
 """
 
 import gc
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vivavoce.bench import transformers_peer
 from vivavoce.bench.memory import median_seconds, read_bandwidth
@@ -24,6 +26,9 @@ from vivavoce.engine.sequence import Sequence
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.nn.quantised_linear import QuantisedLinear
+from vivavoce.nn.quantised_weight import Scheme
+from vivavoce.quant.random_model import random_moss_speech
 
 SMALL = MossSpeechConfig(
     vocab_size=8192,
@@ -43,6 +48,7 @@ SMALL = MossSpeechConfig(
     pad_token_id=8003,
 )
 SHAPES = {"true": MossSpeechConfig(), "small": SMALL}
+WEIGHTS: dict[str, Scheme | None] = {"float": None, "int8": "int8", "int4": "int4", "fp8": "float8"}
 WARM_UP, REPEATS = 5, 30
 PEER_MOST = 32  # the peer is slow enough at larger batches to say nothing more
 
@@ -51,10 +57,16 @@ PEER_MOST = 32  # the peer is slow enough at larger batches to say nothing more
 class Step:
     """One batch size: times in milliseconds."""
 
+    weights: str
     batch: int
     step_ms: float
     floor_ms: float
+    read_bytes: int
     peer_ms: float | None
+
+    @property
+    def gb_s(self) -> float:
+        return self.read_bytes / self.step_ms / 1e6
 
     @property
     def over_floor(self) -> float:
@@ -74,10 +86,15 @@ def run(
     prefill: int = 512,
     peer: bool = True,
     out: Path | None = None,
+    weights: list[str] | None = None,
 ) -> dict[str, Any]:
     """Measure, print a table, write `lm.json` and `lm.png` to `out`, and return what was measured."""
+    weights = weights or ["float"]
     if shape not in SHAPES:
         raise InputError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
+    unknown = [name for name in weights if name not in WEIGHTS]
+    if unknown:
+        raise InputError(f"weights must be among {', '.join(WEIGHTS)}, not {unknown[0]!r}")
     batches = batches or [1, 8, 32, 64, 128]
     place = pick(device)
     kind = resolve_dtype(dtype, place)
@@ -91,31 +108,35 @@ def run(
         with stage("eager transformers layers, the peer"):
             peer_times = transformers_peer.measure(config, place, kind, small, context, prefill)
             _free(place)
-    with stage("the engine"):
-        model = MossSpeech.random(config, place.torch_device, kind)
-        floors = {batch: _floor_seconds(model, kind, batch, context, bandwidth) for batch in batches}
-        seconds, prefill_ms = _measure_engine(model, place, kind, batches, context, prefill)
-    steps = [
-        Step(batch, seconds[batch] * 1e3, floors[batch] * 1e3, _milliseconds(peer_times["steps"].get(batch)))
-        for batch in batches
-    ]
+    steps: list[Step] = []
+    kept: dict[str, Any] = {}
+    for name in weights:
+        with stage(f"the engine on {name} weights"):
+            measured, about = _measured(name, config, place, kind, batches, context, prefill, bandwidth, peer_times)
+            steps += measured
+            kept[name] = about
+            _free(place)
     result = {
         "what": "MOSS-Speech language model, random weights",
         "shape": shape,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": _parameters(config),
         "device": place.name,
         "dtype": str(kind).removeprefix("torch."),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "context": context,
         "bandwidth_gb_s": bandwidth / 1e9,
-        "weight_bytes_per_step": _weight_bytes(model),
-        "kv_bytes_per_row": model.kv_shape.bytes_per_row(kind),
+        "weights": kept,
+        "weight_bytes_per_step": kept[weights[0]]["bytes"],
+        "kv_bytes_per_row": kept[weights[0]]["kv_bytes_per_row"],
         "how": f"median of {REPEATS} engine steps after {WARM_UP}, wall time, sampling and reading the rows included",
-        "steps": [asdict(step) | {"over_floor": step.over_floor, "over_peer": step.over_peer} for step in steps],
+        "steps": [
+            asdict(step) | {"gb_s": step.gb_s, "over_floor": step.over_floor, "over_peer": step.over_peer}
+            for step in steps
+        ],
         "prefill": {
             "rows": prefill,
-            "ms": prefill_ms,
+            "ms": kept[weights[0]]["prefill_ms"],
             "peer_ms": _milliseconds(peer_times["prefill"]),
         },
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if place.kind == "cuda" else None,
@@ -126,10 +147,45 @@ def run(
     return result
 
 
+def _measured(
+    weights: str,
+    config: MossSpeechConfig,
+    place: Device,
+    dtype: torch.dtype,
+    batches: list[int],
+    context: int,
+    prefill: int,
+    bandwidth: float,
+    peer_times: dict[str, Any],
+) -> tuple[list[Step], dict[str, Any]]:
+    """The steps of one way to keep the weights, and what it weighs."""
+    model = random_moss_speech(config, WEIGHTS[weights], place.torch_device, dtype)
+    every, row = _weight_bytes(model), model.kv_shape.bytes_per_row(dtype)
+    spared = _spared_bytes(model)
+    seconds, prefill_ms = _measure_engine(model, place, dtype, batches, context, prefill)
+    steps = [
+        Step(
+            weights,
+            batch,
+            seconds[batch] * 1e3,
+            (every + batch * context * row) / bandwidth * 1e3,
+            every - spared + batch * context * row,
+            _milliseconds(peer_times["steps"].get(batch)),
+        )
+        for batch in batches
+    ]
+    about = {"bytes": every, "read_bytes": every - spared, "kv_bytes_per_row": row, "prefill_ms": prefill_ms}
+    return steps, about
+
+
+def _parameters(config: MossSpeechConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in MossSpeech(config).parameters())
+
+
 def _require_room(config: MossSpeechConfig, device: Device, dtype: torch.dtype) -> None:
     """Refuse a shape before it fills the memory; a laptop would be stopped by its own kernel."""
-    with torch.device("meta"):
-        needed = sum(parameter.numel() for parameter in MossSpeech(config).parameters()) * dtype.itemsize
+    needed = _parameters(config) * dtype.itemsize
     free = device.free_memory()
     if needed > free:
         raise CapacityError(
@@ -159,11 +215,6 @@ def _measure_engine(
     while engine.has_work:
         engine.step()
     return {batch: _decode_seconds(engine, sequences[:batch], device) for batch in batches}, prefill_seconds * 1e3
-
-
-def _floor_seconds(model: MossSpeech, dtype: torch.dtype, batch: int, context: int, bandwidth: float) -> float:
-    """The least time in which weights, keys and values can be read."""
-    return (_weight_bytes(model) + batch * context * model.kv_shape.bytes_per_row(dtype)) / bandwidth
 
 
 def _milliseconds(seconds: float | None) -> float | None:
@@ -198,9 +249,20 @@ def _speech(config: MossSpeechConfig, rows: int, seed: int) -> list[Row]:
 
 
 def _weight_bytes(model: MossSpeech) -> int:
-    """Bytes every step reads: all weights but the embeddings, of which it reads a row."""
+    """Bytes of all weights but the embeddings, of which a step reads a row."""
     embeddings = (model.model.embed_tokens.weight, model.model.audio_embed.weight)
-    return sum(p.nbytes for p in model.parameters()) - sum(table.nbytes for table in embeddings)
+    return _bytes_of(model) - sum(table.nbytes for table in embeddings)
+
+
+def _spared_bytes(model: MossSpeech) -> int:
+    """Bytes that a step leaves out where everybody speaks: the text head, and most of the last layer before it."""
+    last: Any = model.model.text_block.layers[-1]
+    return sum(_bytes_of(part) for part in (model.text_lm_head, last.self_attn.o_proj, last.mlp))
+
+
+def _bytes_of(module: nn.Module) -> int:
+    small = [part for part in module.modules() if isinstance(part, QuantisedLinear)]
+    return sum(p.nbytes for p in module.parameters()) + sum(b.nbytes for part in small for b in part.buffers())
 
 
 def _free(device: Device) -> None:
@@ -219,12 +281,14 @@ def _print(result: dict[str, Any]) -> None:
         f"on {result['device']}: memory reads {result['bandwidth_gb_s']:.0f} GB/s, context {result['context']}; "
         f"{result['how']}"
     )
-    table = Table("batch", "step ms", "floor ms", "× floor", "eager transformers ms", "times faster")
+    table = Table("weights", "batch", "step ms", "GB/s", "floor ms", "× floor", "eager transformers ms", "times faster")
     for step in result["steps"]:
         peer, gain = step["peer_ms"], step["over_peer"]
         table.add_row(
+            step["weights"],
             str(step["batch"]),
             f"{step['step_ms']:.2f}",
+            f"{step['gb_s']:.0f}",
             f"{step['floor_ms']:.2f}",
             f"{step['over_floor']:.2f}",
             "–" if peer is None else f"{peer:.1f}",
@@ -245,11 +309,14 @@ def _save(result: dict[str, Any], out: Path) -> None:
         return
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    batches = [step["batch"] for step in result["steps"]]
-    for name, label in (("step_ms", "Viva Voce"), ("floor_ms", "memory floor"), ("peer_ms", "eager transformers")):
-        points = [(b, step[name]) for b, step in zip(batches, result["steps"], strict=True) if step[name] is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    batches = sorted({step["batch"] for step in result["steps"]})
+    for weights in result["weights"]:
+        steps = [step for step in result["steps"] if step["weights"] == weights]
+        for name, label in (("step_ms", "Viva Voce"), ("floor_ms", "memory floor"), ("peer_ms", "eager transformers")):
+            points = [(step["batch"], step[name]) for step in steps if step[name] is not None]
+            if points and not (name == "peer_ms" and weights != next(iter(result["weights"]))):
+                style = "--" if name == "floor_ms" else "-"
+                axes.plot(*zip(*points, strict=True), style, marker="o", label=f"{label}, {weights}")
     axes.set(xscale="log", yscale="log", xlabel="sequences in the step", ylabel="milliseconds a step")
     axes.set_title(f"MOSS-Speech LM, {result['shape']} shape, {result['dtype']}, {result['device']}", fontsize=10)
     axes.set_xticks(batches, [str(batch) for batch in batches])

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import gc
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,7 @@ def run(
     options = MossSpeechOptions(seed=1, left_chunks=left_chunks, voices_together=warm[-1], warm_batches=tuple(warm))
     with stage(f"building {shape} for {load.sessions} sessions"):
         pipeline = build(shape, place, dtype, load, options)
-    script = Script(question, seconds, spread, newcomers)
-    costs, levels = asyncio.run(_measure(pipeline, place, sorted(sessions), script, keep_going))
-    held = [level.sessions for level in levels if level.holds]
-    result = {
+    about = {
         "what": "speech-to-speech sessions at once through the session code, simulated players, no sockets",
         "shape": shape,
         "device": place.name,
@@ -138,13 +135,20 @@ def run(
         "spread_seconds": spread,
         "left_chunks": left_chunks,
         "how": "real time; TTFA from the last sample of the question to the first of the reply",
-        "most_without_a_gap": max(held, default=0),
-        "stages": costs,
-        "levels": [asdict(level) | {"holds": level.holds} for level in levels],
     }
+    result: dict[str, Any] = {}
+
+    def keep(costs: dict[str, Any], levels: list[Level]) -> None:
+        """What is known so far: a level takes minutes, and whoever stops the next one keeps this."""
+        held = [level.sessions for level in levels if level.holds]
+        told = [asdict(level) | {"holds": level.holds} for level in levels]
+        result.update(about | {"most_without_a_gap": max(held, default=0), "stages": costs, "levels": told})
+        if out is not None:
+            save(result, out)
+
+    script = Script(question, seconds, spread, newcomers)
+    asyncio.run(_measure(pipeline, place, sorted(sessions), script, keep_going, keep))
     print_result(result)
-    if out is not None:
-        save(result, out)
     return result
 
 
@@ -159,8 +163,13 @@ class Script:
 
 
 async def _measure(
-    pipeline: MossSpeechPipeline, place: Device, counts: list[int], script: Script, keep_going: bool
-) -> tuple[dict[str, Any], list[Level]]:
+    pipeline: MossSpeechPipeline,
+    place: Device,
+    counts: list[int],
+    script: Script,
+    keep_going: bool,
+    keep: Callable[[dict[str, Any], list[Level]], None],
+) -> None:
     levels: list[Level] = []
     async with pipeline:
         with stage("warming up"):
@@ -172,9 +181,9 @@ async def _measure(
             with stage(f"{count} sessions"):
                 levels.append(await _level(pipeline, count, script))
             print_level(levels[-1])
+            keep(costs, levels)
             if not levels[-1].holds and not keep_going:
                 break
-    return costs, levels
 
 
 async def _level(pipeline: MossSpeechPipeline, count: int, script: Script) -> Level:

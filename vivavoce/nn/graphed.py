@@ -45,7 +45,8 @@ class Graphed(Generic[Key]):
 
     def capture(self, key: Key, tensors: Sequence[Tensor]) -> None:
         """Make the graph of a key. If the function writes anywhere but to what it gives, it does so a few times."""
-        inputs = [tensor.clone() for tensor in tensors]
+        with torch.inference_mode(False), torch.no_grad():  # whoever calls later may be in that mode or not
+            inputs = [tensor.clone() for tensor in tensors]
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):

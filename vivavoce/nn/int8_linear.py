@@ -17,7 +17,8 @@ from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_weight import InputRange, quantise
 
 SMALLEST_ROW = 1e-20
-KERNELS = "fbgemm"  # int8 products of x86 processors
+# int8 products of x86 processors: FBGEMM's are soonest for one row and two, oneDNN's from eight on (at 256 by 2.7).
+FEW_ROWS, MANY_ROWS = "fbgemm", "onednn"
 # The operators themselves: what torch.ops wraps around them takes a third of a small product's time.
 int8_product: Callable[[Tensor, Any, bool], Tensor] = torch.ops.quantized.linear_dynamic.default._op
 ranged_product: Callable[[Tensor, float, int, Any], Tensor] = (
@@ -27,7 +28,8 @@ ranged_product: Callable[[Tensor, float, int, Any], Tensor] = (
 
 def int8_is_fast_here() -> bool:
     """Whether this machine has the kernels, and instructions that add up products of int8 without overflow."""
-    return KERNELS in torch.backends.quantized.supported_engines and bool(torch.cpu._is_vnni_supported())
+    have = torch.backends.quantized.supported_engines
+    return FEW_ROWS in have and MANY_ROWS in have and bool(torch.cpu._is_vnni_supported())
 
 
 class Int8Linear(nn.Module):
@@ -45,11 +47,11 @@ class Int8Linear(nn.Module):
 
     @classmethod
     @torch.no_grad()
-    def of_weight(cls, weight: Tensor, bias: Tensor | None = None) -> "Int8Linear":
-        """The projection by a matrix, rounded.  # weight [output, input]"""
+    def of_weight(cls, weight: Tensor, bias: Tensor | None = None, kernels: str = FEW_ROWS) -> "Int8Linear":
+        """The projection by a matrix, rounded, for few rows at a time or many.  # weight [output, input]"""
         rounded = quantise(weight, "int8")
         assert rounded.scale is not None
-        return cls(prepacked(rounded.data, rounded.scale, bias), None if bias is None else bias.float())
+        return cls(prepacked(rounded.data, rounded.scale, bias, kernels), None if bias is None else bias.float())
 
     @property
     def weight(self) -> Tensor:
@@ -80,12 +82,12 @@ class RangedInt8Linear(Int8Linear):
         return ranged_product(x.float(), self.inputs.scale, self.inputs.zero, self.packed).to(x.dtype)
 
 
-def prepacked(rounded: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
+def prepacked(rounded: Tensor, scale: Tensor, bias: Tensor | None = None, kernels: str = FEW_ROWS) -> Any:
     """An int8 matrix and its scale a row, laid out for the kernels.  # [output, input], [output]"""
     zeros = torch.zeros(len(rounded), dtype=torch.long)
     bias = None if bias is None else bias.float()
     before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = KERNELS
+    torch.backends.quantized.engine = kernels
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # quantised tensors are to go; their kernels have no heir yet

@@ -25,6 +25,7 @@ SHAPES = {  # inputs, outputs of a layer, and how many layers there are
 }
 ROWS = (1, 8, 64)
 ROUNDS = 5
+RANGE = InputRange(8 / 255, 128)  # of inputs that are about normal
 Product = Callable[[Tensor], Tensor]
 
 
@@ -58,15 +59,30 @@ def _onednn_dynamic(weight: Tensor) -> Product:
     return lambda x: product(x, packed, False)
 
 
+def _onednn_static(weight: Tensor) -> Product:
+    rounded = quantise(weight, "int8")
+    packed, zeros = torch.ops.onednn.qlinear_prepack(rounded.data, None), torch.zeros(len(weight), dtype=torch.int32)
+    product: Any = torch.ops.onednn.qlinear_pointwise.default._op
+    scale, zero = RANGE.scale, RANGE.zero
+
+    def multiplied(x: Tensor) -> Tensor:
+        given = torch.quantize_per_tensor(x, scale, zero, torch.quint8).int_repr()
+        kinds: tuple[Any, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
+        return product(given, scale, zero, packed, rounded.scale, zeros, *kinds)
+
+    return multiplied
+
+
 WAYS: dict[str, Callable[[Tensor], Product]] = {
     "float32": _float32,
     "fp16": _ours("float16"),
     "bf16": _ours("bfloat16"),
     "int8-dynamic": _ours("int8", "dynamic"),
-    "int8-static": _ours("int8", "static", InputRange(8 / 255, 128)),
+    "int8-static": _ours("int8", "static", RANGE),
     "int8-weight": _ours("int8"),
     "int4-weight": _ours("int4"),
     "int8 dynamic by oneDNN (not used)": _onednn_dynamic,
+    "int8 static by oneDNN (not used)": _onednn_static,
 }
 
 

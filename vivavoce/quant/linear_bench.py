@@ -19,7 +19,7 @@ from vivavoce.bench.memory import median_seconds, read_bandwidth
 from vivavoce.device import Device, pick
 from vivavoce.models.moss_speech import MossSpeechConfig
 from vivavoce.nn.few_rows import project
-from vivavoce.nn.kernels.tiles import Tile, keep
+from vivavoce.nn.kernels import Tile, keep_tiles
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_linear import quantised_linear
 from vivavoce.nn.quantised_weight import Scheme
@@ -182,7 +182,7 @@ def _sweep(place: Device, config: MossSpeechConfig, rows_swept: Sequence[int]) -
             found[name] = [(taken, repr(tile)) for taken, tile in tried]
             told = "; ".join(f"{taken:.1f} {_told(tile)}" for taken, tile in tried[:4])
             print(f"{layer.name} {name} ({first.nbytes / tried[0][0] / 1e3:.0f} GB/s): {told}", flush=True)
-    print("kept in", keep(place.name, best), flush=True)
+    print("kept in", keep_tiles(place.name, best), flush=True)
     return found
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,9 +25,9 @@ from vivavoce.quant.subjects import Lesson, Subject
 BATCHES = (1, 8)
 ROUNDS, STEPS = 7, 5
 WEIGHTS = {".safetensors", ".pt", ".bin", ".onnx"}
-# Run by a fresh process, each folder by a child of it: what loading adds to it, and how long it takes.
+# Run by a fresh process, which loads when it is told to: what loading adds to it, and how long it takes.
 LOADING = """
-import json, os, sys, time
+import ctypes, json, sys, time
 from pathlib import Path
 import torch
 from vivavoce.quant.subjects import SUBJECTS
@@ -35,16 +36,13 @@ def held():
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return [int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmHWM")]
-for folder in sys.argv[2:]:
-    if child := os.fork():
-        if os.waitpid(child, 0)[1]:
-            sys.exit(1)
-        continue
-    before, begun = held(), time.perf_counter()
-    model = SUBJECTS[sys.argv[1]].load(Path(folder))
-    seconds, after = time.perf_counter() - begun, held()
-    print(json.dumps({"seconds": seconds, "memory": after[0] - before[0], "peak": after[1] - before[1]}), flush=True)
-    os._exit(0)
+input()
+before, begun = held(), time.perf_counter()
+model = SUBJECTS[sys.argv[1]].load(Path(sys.argv[2]))
+seconds = time.perf_counter() - begun
+ctypes.CDLL(None).malloc_trim(0)  # what was given back is not held
+after = held()
+print(json.dumps({"seconds": seconds, "memory": after[0] - before[0], "peak": after[1] - before[1]}), flush=True)
 """
 
 
@@ -59,10 +57,16 @@ class Loading:
 
 def loading(kind: str, folders: Mapping[str, Path]) -> dict[str, Loading]:
     """What it takes to load each version's language model in a process of its own."""
-    run = [sys.executable, "-c", LOADING, kind, *map(str, folders.values())]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
-    found = [Loading(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
-    return dict(zip(folders, found, strict=True))
+    run = [sys.executable, "-c", LOADING, kind]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    waiting = {name: subprocess.Popen([*run, str(folder)], **pipes) for name, folder in folders.items()}
+    found = {}
+    for name, process in waiting.items():  # they start together and load one after the other
+        told, _ = process.communicate("\n")
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        found[name] = Loading(**json.loads(told.splitlines()[-1]))
+    return found
 
 
 def bytes_on_disk(folder: Path) -> int:

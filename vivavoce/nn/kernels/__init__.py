@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from vivavoce.nn.kernels.tiles import Tile, keep_tiles, tile_for, tile_name
+
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE or TYPE_CHECKING:
@@ -26,7 +28,6 @@ if AVAILABLE or TYPE_CHECKING:
     from vivavoce.nn.kernels.silu_multiply import silu_multiply
     from vivavoce.nn.kernels.snake import snake
     from vivavoce.nn.kernels.stream_conv import stream_conv
-    from vivavoce.nn.kernels.tiles import Tile, tile_for
     from vivavoce.nn.kernels.transcript_rules import transcript_rules
     from vivavoce.nn.kernels.window_attention import window_attention
 
@@ -49,6 +50,7 @@ __all__ = [
     "draw",
     "few_row_linear",
     "gumbel_noise",
+    "keep_tiles",
     "modulated_norm",
     "narrow_draw",
     "norm_linear",
@@ -63,6 +65,7 @@ __all__ = [
     "store_rows",
     "stream_conv",
     "tile_for",
+    "tile_name",
     "transcript_rules",
     "usable",
     "window_attention",

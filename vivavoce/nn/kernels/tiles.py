@@ -39,17 +39,59 @@ class Tile:
     early: bool = False
 
 
-FITTING = {"int8": Tile(16, 256, 4, 4, 4), "float8": Tile(16, 256, 4, 4, 4), "int4": Tile(16, 256, 4, 4, 4)}
+FITTING_ONE = {"int8": Tile(16, 256, 4, 4, 4), "float8": Tile(16, 256, 4, 4, 4), "int4": Tile(16, 128, 4, 8, 8)}
+FITTING_MORE = {"int8": Tile(32, 256, 4, 2), "float8": Tile(32, 256, 4, 2), "int4": Tile(16, 256, 4, 1)}
 Entries = dict[str, Tile | None]  # None: the library is faster
 SHIPPED: dict[str, Entries] = {
     "NVIDIA H200": {
-        "bfloat16 4096x24576 gated rows 1": Tile(32, 256, 4, 2),
-        "bfloat16 12288x4096 rows 1": Tile(32, 256, 5, 2),
-        "bfloat16 4096x6144 rows 1": Tile(64, 256, 4, 4),
-        "bfloat16 4096x4096 rows 1": Tile(32, 256, 5, 2),
-        "bfloat16 12288x4096 rows 8": Tile(32, 256, 5, 2),
-        "bfloat16 4096x6144 rows 8": Tile(64, 256, 4, 4),
-        "bfloat16 4096x4096 rows 8": Tile(32, 256, 5, 2),
+        "bfloat16 4096x24576 gated rows 1": Tile(1, 4096, 0, 4),
+        "bfloat16 12288x4096 rows 1": Tile(2, 2048, 0, 4),
+        "bfloat16 4096x6144 rows 1": Tile(2, 2048, 0, 4),
+        "bfloat16 4096x4096 rows 1": Tile(2, 2048, 0, 4),
+        "int8 4096x24576 gated rows 1": Tile(1, 2048, 0, 2),
+        "int8 12288x4096 rows 1": Tile(16, 256, 5, 2, 2),
+        "int8 4096x6144 rows 1": Tile(16, 256, 4, 4, 4, True),
+        "int8 4096x4096 rows 1": Tile(16, 256, 5, 2, 2),
+        "int4 4096x24576 gated rows 1": Tile(16, 128, 4, 8, 8),
+        "int4 12288x4096 rows 1": Tile(16, 128, 4, 8, 8),
+        "int4 4096x6144 rows 1": Tile(16, 128, 4, 8, 8),
+        "int4 4096x4096 rows 1": Tile(16, 128, 4, 8, 8),
+        "float8 4096x24576 gated rows 1": Tile(1, 2048, 0, 2),
+        "float8 12288x4096 rows 1": Tile(16, 256, 5, 2, 2),
+        "float8 4096x6144 rows 1": Tile(16, 256, 4, 4, 4, True),
+        "float8 4096x4096 rows 1": Tile(16, 256, 5, 2, 2),
+        "bfloat16 4096x24576 gated rows 8": Tile(32, 256, 4, 2),
+        "bfloat16 4096x24576 gated rows 32": Tile(64, 128, 4, 4),
+        "bfloat16 12288x4096 rows 8": Tile(32, 256, 4, 2),
+        "bfloat16 12288x4096 rows 32": None,
+        "bfloat16 4096x6144 rows 8": Tile(32, 256, 4, 2),
+        "bfloat16 4096x6144 rows 32": None,
+        "bfloat16 4096x4096 rows 8": Tile(32, 256, 4, 2),
+        "bfloat16 4096x4096 rows 32": Tile(64, 256, 4, 4),
+        "int8 4096x24576 gated rows 8": Tile(64, 128, 4, 4),
+        "int8 4096x24576 gated rows 32": Tile(64, 128, 4, 4),
+        "int8 12288x4096 rows 8": Tile(32, 256, 4, 2),
+        "int8 12288x4096 rows 32": Tile(16, 512, 3, 1),
+        "int8 4096x6144 rows 8": Tile(32, 256, 4, 2),
+        "int8 4096x6144 rows 32": Tile(64, 256, 4, 4),
+        "int8 4096x4096 rows 8": Tile(32, 256, 4, 2),
+        "int8 4096x4096 rows 32": Tile(16, 512, 3, 1),
+        "int4 4096x24576 gated rows 8": Tile(16, 256, 4, 1),
+        "int4 4096x24576 gated rows 32": Tile(32, 256, 4, 2),
+        "int4 12288x4096 rows 8": Tile(16, 256, 4, 1),
+        "int4 12288x4096 rows 32": Tile(16, 256, 4, 4, 4),
+        "int4 4096x6144 rows 8": Tile(16, 256, 4, 1),
+        "int4 4096x6144 rows 32": Tile(16, 512, 3, 4, 4),
+        "int4 4096x4096 rows 8": Tile(16, 256, 4, 1),
+        "int4 4096x4096 rows 32": Tile(16, 256, 4, 4, 4),
+        "float8 4096x24576 gated rows 8": Tile(64, 128, 4, 4),
+        "float8 4096x24576 gated rows 32": Tile(64, 128, 4, 4),
+        "float8 12288x4096 rows 8": Tile(32, 256, 4, 2),
+        "float8 12288x4096 rows 32": Tile(16, 512, 3, 1),
+        "float8 4096x6144 rows 8": Tile(32, 256, 4, 2),
+        "float8 4096x6144 rows 32": Tile(64, 256, 4, 4),
+        "float8 4096x4096 rows 8": Tile(32, 256, 4, 2),
+        "float8 4096x4096 rows 32": Tile(16, 512, 3, 1),
     }
 }
 
@@ -66,11 +108,11 @@ def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile |
     if rows > MOST_ROWS or not _is_taken(weight, data):
         return None
     scheme = scheme_of(weight)
-    name = name_of(scheme, x.shape[1], data.shape[0], rows, gated)
-    return tiles(x.device).get(name, FITTING.get(scheme))
+    name = tile_name(scheme, x.shape[1], data.shape[0], rows, gated)
+    return tiles(x.device).get(name, (FITTING_ONE if rows == 1 else FITTING_MORE).get(scheme))
 
 
-def name_of(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) -> str:
+def tile_name(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) -> str:
     """What an entry is called. One row is by itself; more count up to the next power of two, from 8 on."""
     counted = 1 if rows == 1 else max(8, 1 << (rows - 1).bit_length())
     return f"{scheme} {inputs}x{outputs}{' gated' if gated else ''} rows {counted}"
@@ -95,7 +137,7 @@ def tiles(device: torch.device) -> Entries:
     return SHIPPED.get(name, {}) | _kept().get(name, {})
 
 
-def keep(device: str, found: Entries) -> Path:
+def keep_tiles(device: str, found: Entries) -> Path:
     """Add what was measured on a device to the user's file."""
     everything = _kept()
     everything[device] = everything.get(device, {}) | found
