@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivavoce.errors import CapacityError, CheckpointError, InputError, MissingDependencyError
-from vivavoce.known_models import KNOWN, KnownModel
+from vivavoce.known_models import PUBLISHED, KnownModel
 
 BUNDLED = Path(__file__).parent / "minis"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -18,6 +18,7 @@ CHECKED = ("*.json", "*.safetensors", "*.bin", "*.pt", "*.onnx")
 LFS_POINTER = b"version https://git-lfs"
 NEVER_FETCHED = ["*.py", ".gitattributes"]  # a model is data: none of its published code is run, so none is fetched
 TRUE_WORDS = {"1", "on", "yes", "true"}
+KNOWN: tuple[KnownModel, ...] = PUBLISHED
 
 
 @dataclass(frozen=True)

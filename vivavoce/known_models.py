@@ -43,7 +43,7 @@ COSYVOICE_UNUSED = (
 )
 WHISPER_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 
-KNOWN = (
+PUBLISHED = (
     KnownModel(
         name="fnlp/MOSS-Speech",
         what="speech-to-speech language model, 9.1 B parameters, bfloat16",

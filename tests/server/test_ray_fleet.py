@@ -23,7 +23,7 @@ serve = pytest.importorskip("ray.serve", reason="a fleet needs Ray Serve: pip in
 CONFIG = Path(__file__).parents[2] / "docs" / "ray.yaml"
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
-PATIENCE = 90.0  # for what takes seconds on a quiet machine
+PATIENCE = 240.0  # for what takes seconds on a quiet machine
 PLACES = 6
 QUIET_RAY = {
     "RAY_AUTH_MODE": "disabled",

@@ -21,6 +21,7 @@ from vivavoce.speech.cosyvoice_controls import DirectedManner
 from vivavoce.speech.cosyvoice_speaker import CosyVoiceSettings, CosyVoiceSpeaker
 from vivavoce.speech.direction import told, wished
 from vivavoce.speech.interface import Manner
+from vivavoce.speech.voices import VoiceShelf
 
 ANSWER = "Hello."
 
@@ -143,6 +144,19 @@ class TestSpeechApi:
     async def test_instructions_too_long_are_refused_in_one_line(self, client):
         with pytest.raises(openai.BadRequestError, match="201 characters"):
             await client.audio.speech.create(model="x", voice="ann", input=ANSWER, instructions="a" * 201)
+
+
+async def test_a_model_can_be_served_before_it_has_a_voice(speaker, tmp_path):
+    before = speaker.shelf
+    speaker.shelf = VoiceShelf(None, tmp_path)
+    try:
+        await SpeakerVoice(speaker).warm_up()
+        with pytest.raises(InputError, match="viva voices add"):
+            speaker.say(ANSWER)
+    finally:
+        speaker.shelf = before
+    await SpeakerVoice(speaker).warm_up()
+    speaker.mouth.warm_up(speaker.ready.nobodys(), [1, 2])
 
 
 def test_what_a_model_cannot_do_is_refused_by_name(speakers):

@@ -89,8 +89,7 @@ class RingStep:
         keys, values = self.ring.keys[layer], self.ring.values[layer]
         keys[self.slots[:, None], :, self.places] = key.transpose(1, 2)
         values[self.slots[:, None], :, self.places] = value.transpose(1, 2)
-        seen = [each.index_select(0, self.slots) for each in (keys, values)]
-        return attend_within(query, *seen, self.bias)
+        return attend_within(query, keys.index_select(0, self.slots), values.index_select(0, self.slots), self.bias)
 
 
 class SlotDecoder:
@@ -113,7 +112,10 @@ class SlotDecoder:
 
     def start(self) -> SlotState | None:
         """A stream before its first frame; None where every slot is taken."""
-        return SlotState(Slot(self._free)) if self._free else None
+        try:  # asking first would leave time for somebody else to take the last one
+            return SlotState(Slot(self._free))
+        except IndexError:
+            return None
 
     @torch.inference_mode()
     def warm_up(self, codebooks: int) -> None:

@@ -30,8 +30,9 @@ class LeanLayer:
     def __init__(self, layer: WhisperDecoderLayer) -> None:
         text, window = layer.self_attn, layer.encoder_attn
         parts = (text.q_proj, text.k_proj, text.v_proj)
-        bias = [torch.zeros_like(text.q_proj.bias) if part.bias is None else part.bias for part in parts]
-        self.packed: Product = (torch.cat([part.weight for part in parts]), torch.cat(bias))
+        nothing = torch.zeros_like(text.q_proj.bias)
+        bias = [nothing if part.bias is None else part.bias.detach() for part in parts]
+        self.packed: Product = (torch.cat([part.weight.detach() for part in parts]), torch.cat(bias))
         self.text_out: Product = (text.out_proj.weight, text.out_proj.bias)
         self.query: Product = (window.q_proj.weight, window.q_proj.bias)
         self.window_out: Product = (window.out_proj.weight, window.out_proj.bias)

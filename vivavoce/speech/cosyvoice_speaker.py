@@ -41,6 +41,7 @@ from vivavoce.speech.voices import KeptVoice, VoiceShelf
 PUBLISHED = Sampling(temperature=1.0, top_k=25, top_p=0.8)
 RATE = CosyVoiceEar.rates.spoken
 CODES_A_SECOND = 25
+AT_ONCE = (1, 2, 4, 8, 16)  # texts whose hops are captured before anybody speaks
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class CosyVoiceSpeaker:
         settings: CosyVoiceSettings | None = None,
         voices: str | Path | None = None,
     ) -> None:
-        self.parts, self.settings = parts, settings or CosyVoiceSettings()
+        self.parts, self.device, self.settings = parts, device, settings or CosyVoiceSettings()
         self.version = parts.version
         self.prompt = CosyVoicePrompt(parts.lm, parts.tokenizer)
         self.references = References(VoiceShelf(None, voices), lambda: parts.ear, f"cosyvoice{self.version}")
@@ -128,9 +129,20 @@ class CosyVoiceSpeaker:
         self.references.named(name)
         return kept
 
-    def warm_up(self, voice: str | Sound | None = None, batches: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
-        """Compute a voice and, on CUDA, capture hops of so many texts at once, before anybody waits."""
-        self.mouth.warm_up(self._ready(self._reference(voice)), batches)
+    def warm_up(self, voice: str | Sound | None = None, batches: Sequence[int] | None = None) -> None:
+        """Compute a voice and, on CUDA, capture hops of so many texts at once, before anybody waits.
+
+        Unsaid, those are as many as there is memory for. Where no voice is kept yet, nobody's is taken.
+        """
+        is_nobodys = voice is None and not self.shelf.names()
+        if is_nobodys and not self.device.graphs:
+            return
+        ready = self.ready.nobodys() if is_nobodys else self._ready(self._reference(voice))
+        if batches is None:
+            reply = self.mouth.speech.start(ready, self.settings.left_chunks).nbytes
+            fit = self.device.samples_that_fit(2 * reply, most=AT_ONCE[-1])  # a hop has its past and its future
+            batches = [streams for streams in AT_ONCE if streams <= fit]
+        self.mouth.warm_up(ready, batches)
 
     def as_told(self, instructions: str, manner: Manner) -> DirectedManner:
         """The manner of a style by its name, of a wish such as "more slowly, please", or of free words.

@@ -148,6 +148,12 @@ class ReadyVoices:
             self._ready.popitem(last=False)
         return self._ready[reference.mark]
 
+    def nobodys(self) -> FlowVoice:
+        """A voice as long as any, of silence: hops in it take as long as in others."""
+        config, codes = self._flow.config, self._prompt_codes
+        mel, speaker = torch.zeros(codes * config.ratio, config.mel_bands), torch.ones(config.speaker_dim)
+        return self._flow.voice(self.shortened(VoicePrompt(torch.zeros(codes, dtype=torch.long), mel, speaker)))
+
     def _voice(self, reference: Reference) -> FlowVoice:
         prompt = self.shortened(reference.prompt)
         if reference.file is None or not self._keeps:

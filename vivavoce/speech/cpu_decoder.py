@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vivavoce.device import bfloat16_is_fast_here
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CapacityError
 from vivavoce.models.interface import Row
@@ -46,8 +47,8 @@ class Room:
 
     KEPT_UP_TO = 64  # rows
 
-    def __init__(self, layers: int, rows: int, heads: int, head_dim: int) -> None:
-        self.keys_values = torch.empty(layers, rows, 2 * heads * head_dim)
+    def __init__(self, layers: int, rows: int, heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        self.keys_values = torch.empty(layers, rows, 2 * heads * head_dim, dtype=dtype)
         self.heads, self.is_small = heads, rows <= self.KEPT_UP_TO
         self._kept: dict[tuple[int, int], Views] = {}
 
@@ -80,25 +81,31 @@ class FlatLayer:
         packed = self.c_attn(self.norm_1(x))
         torch.view_as_complex(packed.view(rows, -1, 2)).mul_(turns)  # queries and keys turn, values times 1 stay
         slot.copy_(packed[:, hidden:])
-        queries = packed[:, :hidden].view(1, rows, self.heads, -1).transpose(1, 2)
+        queries = packed[:, :hidden].view(1, rows, self.heads, -1).transpose(1, 2).to(keys.dtype)
         mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-        x = self.c_proj(mixed.transpose(1, 2).reshape(rows, hidden)).add_(x)
+        x = self.c_proj(mixed.transpose(1, 2).reshape(rows, hidden).float()).add_(x)
         return self.fc_out(functional.gelu(self.fc_in(self.norm_2(x)), approximate="tanh")).add_(x)
 
 
 class FlatTransformer:
-    """Layers and a last norm over one block of keys and values."""
+    """Layers and a last norm over one block of keys and values, which are kept in `dtype`."""
 
-    def __init__(self, transformer: Transformer, model: MossTTSNano, known_positions: int = 0) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        model: MossTTSNano,
+        known_positions: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.heads, self.head_dim = model.config.num_heads, model.config.head_dim
         self.layers = [FlatLayer(layer, self.heads) for layer in transformer.h if isinstance(layer, Layer)]
-        self.norm = _norm(transformer.ln_f)
+        self.norm, self.dtype = _norm(transformer.ln_f), dtype
         self._base = torch.complex(model.rotary.cos, model.rotary.sin)  # [position, head_dim / 2]
         self._known = self._turned(0, known_positions)
 
     def room(self, rows: int) -> Room:
         """Room for the keys and values of so many rows."""
-        return Room(len(self.layers), rows, self.heads, self.head_dim)
+        return Room(len(self.layers), rows, self.heads, self.head_dim, self.dtype)
 
     def __call__(self, x: Tensor, room: Room, place: int) -> Tensor:
         """New rows through all layers, behind `place` older ones.  # [row, hidden]"""
@@ -121,13 +128,15 @@ class CpuDecoder:
 
     def __init__(self, model: MossTTSNano) -> None:
         self.model = model
-        self.whole = FlatTransformer(model.transformer, model)
+        is_int8 = any(isinstance(module, Int8Linear) for module in model.local_transformer.modules())
+        # A third of the time of looking back, and finer than the weights are.
+        kept = torch.bfloat16 if is_int8 and bfloat16_is_fast_here() else torch.float32
+        self.whole = FlatTransformer(model.transformer, model, dtype=kept)
         self.local = FlatTransformer(model.local_transformer, model, known_positions=model.channels)
         vectors = model.transformer.wte.weight
         self._slot = vectors[model.config.audio_assistant_slot_token_id]
         self._ways = torch.stack([self._slot, vectors[model.config.audio_end_token_id]])
         self._codes = list(model.audio_embeddings.weight)
-        is_int8 = any(isinstance(module, Int8Linear) for module in model.local_transformer.modules())
         self._heads = [_int8(Int8Linear.of_weight(table)) if is_int8 else _plain(table) for table in self._codes]
 
     @torch.inference_mode()

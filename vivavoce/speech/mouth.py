@@ -117,7 +117,8 @@ class EngineMouth:
         except VivaError:
             self.engine.close(sequence)
             raise
-        self._made[sequence.id] = made = SimpleQueue()
+        made: SimpleQueue[Emission | Exception] = SimpleQueue()
+        self._made[sequence.id] = made
         return EngineFrames(self, sequence, made)
 
     def _close(self, sequence: Sequence) -> None:
