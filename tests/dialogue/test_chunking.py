@@ -115,9 +115,11 @@ def test_policies_that_make_no_sense_are_refused(make):
 
 def test_a_gap_is_bridged_by_as_much_sound_as_everybody_s_next_chunk_takes():
     bridge = Bridge(margin=0.0)
-    assert bridge.holds(0.0, 8), "nothing is known yet"
+    assert bridge.wait(0.0, 8) == 0, "nothing is known yet"
     bridge.note(0.06, 1)
-    assert bridge.holds(0.06, 1) and not bridge.holds(0.2, 4) and bridge.holds(0.3, 4)
+    assert bridge.wait(0.06, 1) == 0 and bridge.wait(0.3, 4) == 0
+    assert bridge.wait(0.02, 1) == pytest.approx(0.04), "what it lacks, and no more"
+    assert bridge.wait(0.2, 4) == pytest.approx(0.04)
     for _ in range(40):
         bridge.note(0.16, 8)
-    assert bridge.holds(0.17, 8), "many together cost less each"
+    assert bridge.wait(0.17, 8) == 0, "many together cost less each"

@@ -42,6 +42,7 @@ from vivavoce.engine.slack import Admission
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.moss_speech_codec import VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
@@ -326,7 +327,7 @@ async def test_eight_at_once_say_what_each_would_say_alone(parts):
 
 async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     async def said(pipeline, expected: float) -> list[np.ndarray]:
-        pipeline.bridge = Bridge(expected, share=0.0)
+        pipeline.bridge = Bridge(expected, share=0.0, margin=0.0)
         mind, settings = pipeline.open(None), ConversationSettings(most_output_tokens=30)
         mind.remember((), settings)
         mind.listen(buzz(1.0, 16_000).samples[0])
@@ -336,8 +337,10 @@ async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
 
     async with parts.pipeline(longest_loop=None) as pipeline:
         soon, late = await said(pipeline, 0.001), await said(pipeline, 60.0)
+        lacking = await said(pipeline, len(soon[0]) / VOICE_RATE + 1e-6)
         assert pipeline.speaking == 0
     assert len(late[0]) == len(soon[0]) + len(soon[1])
+    assert len(lacking[0]) == len(soon[0]), "it is kept back for as long as it lacks, not until the second is there"
     assert np.allclose(np.concatenate(late), np.concatenate(soon), atol=1e-4)
 
 

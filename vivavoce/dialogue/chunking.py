@@ -94,16 +94,16 @@ class Bridge:
     share: float = 0.2
     """Of the newest in what is expected."""
     margin: float = 0.03
-    """Seconds more than is expected."""
+    """Seconds more than is expected, for each of them."""
 
     def note(self, seconds: float, replies: float) -> None:
         """A second chunk came so long after the first, among so many replies."""
         each = seconds / max(1.0, replies)
         self.seconds = each if self.seconds == 0 else (1 - self.share) * self.seconds + self.share * each
 
-    def holds(self, sound: float, replies: float) -> bool:
-        """Whether so many seconds of sound last until the next come, if so many replies want theirs first."""
-        return sound >= self.seconds * replies + self.margin
+    def wait(self, sound: float, replies: float) -> float:
+        """Seconds to keep so much sound back for it to last until the next comes, if so many replies want theirs."""
+        return max(0.0, (self.seconds + self.margin) * max(1.0, replies) - sound)
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ class MossSpeechMind:
 
     @property
     def hears_turn(self) -> bool:
-        """Whether the user is speaking."""
-        return self._turn is not None
+        """Whether the user is speaking and no reply has been begun."""
+        return self._turn is not None and not self._replies
 
     def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """The past is this, whatever was before."""

@@ -65,6 +65,7 @@ class MossSpeechReply:
         """Seconds of silence that its codes begin with and its sound does not."""
         self._made_seconds = 0.0
         self._kept: list[Samples] = []
+        self._waiting: asyncio.TimerHandle | None = None  # until what is kept is let out
         self._first_at: float | None = None  # when the first chunk was made; inf after the second
         self._is_whole = False
         self._written: list[int] = []
@@ -86,6 +87,7 @@ class MossSpeechReply:
         """No more of it is wanted."""
         if not self.is_dropped:
             self.is_dropped = True
+            self._stop_waiting()
             if self._task is not None:
                 self._task.cancel()
             self._order(lambda: self._ended(self))
@@ -118,6 +120,7 @@ class MossSpeechReply:
 
     async def closed(self) -> None:
         """Until nothing of it is left but what the mind keeps."""
+        self._stop_waiting()
         task, self._task = self._task, None  # a cancelled task keeps its frames, and they all that was spoken
         if task is not None:
             task.cancel()
@@ -205,16 +208,28 @@ class MossSpeechReply:
             self._pipeline.engine.heard(reply.sequence, played)
 
     async def _let_out(self, samples: Samples, is_last: bool) -> None:
-        """The next sound; a first chunk too short to last until the second comes waits for it."""
-        bridge, crowd, now = self._pipeline.bridge, self._pipeline.crowd, asyncio.get_running_loop().time()
-        first_at, self._first_at = self._first_at, now if self._first_at is None else np.inf
-        if first_at is not None and first_at < now:
-            bridge.note(now - first_at, crowd)
+        """The next sound; a first chunk too short to last until the second comes waits for as long as it lacks."""
+        bridge, crowd, loop = self._pipeline.bridge, self._pipeline.crowd, asyncio.get_running_loop()
+        first_at, self._first_at = self._first_at, loop.time() if self._first_at is None else np.inf
+        if first_at is not None and first_at < np.inf:
+            bridge.note(loop.time() - first_at, crowd)
         self._kept.append(samples)
-        if first_at is None and not is_last and not bridge.holds(len(samples) / VOICE_RATE, crowd):
+        wait = bridge.wait(len(samples) / VOICE_RATE, crowd) if first_at is None and not is_last else 0.0
+        if wait:
+            self._waiting = loop.call_later(wait, self._let_kept_out)
             return
+        self._stop_waiting()
         await self._pieces.put(Spoke(np.concatenate(self._kept)))
         self._kept.clear()
+
+    def _let_kept_out(self) -> None:
+        if not self._pieces.full():
+            self._pieces.put_nowait(Spoke(np.concatenate(self._kept)))
+            self._kept.clear()
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     def _take(self, row: Row) -> bool:
         """Take a row's code; False where the speech is over, or stuck."""
