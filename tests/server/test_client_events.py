@@ -182,7 +182,7 @@ async def test_sound_that_is_none_costs_a_piece_and_not_the_session(server):
         conversation = server.host.opened[0]
         conversation._tell(said.ReplyStarted("resp"))
         conversation._tell(said.ReplyItemStarted("resp", "item", "message", None))
-        conversation._tell(said.ReplyAudio("resp", "item", np.full(800, np.nan, np.float32)))
+        conversation._tell(said.ReplyAudio("resp", "item", np.full(500, np.nan, np.float32)))
         assert (await client.error())["code"] == "sound_lost"
         conversation._tell(said.ReplyDone("resp", "completed", said.Usage()))
         assert (await client.until("response.done"))["response"]["output"][0]["status"] == "incomplete"
