@@ -29,9 +29,10 @@ def median_seconds(action: Callable[[], object], device: Device, repeats: int, w
 
 def read_bandwidth(device: Device) -> float:
     """Bytes a second: the better of a copy (bytes read and written) and a sum, on buffers larger than any cache."""
-    size = min(4 * 2**30, device.free_memory() // 4)
-    source = torch.empty(size // 4, dtype=torch.float32, device=device.torch_device).normal_()
-    target = torch.empty_like(source)
+    most = 2**30 if device.kind == "cpu" else 4 * 2**30
+    size = min(most, device.free_memory() // 4)
+    source = torch.ones(size // 4, dtype=torch.float32, device=device.torch_device)
+    target = torch.zeros_like(source)
     copied = 2 * source.nbytes / median_seconds(lambda: target.copy_(source), device, repeats=10)
     summed = source.nbytes / median_seconds(source.sum, device, repeats=10)
     return max(copied, summed)
