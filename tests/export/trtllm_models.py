@@ -1,37 +1,21 @@
 """Small models with the published structure, of sizes that ranks and kernels can cut, and in 16-bit values."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from tests.models.tiny import CONFIG
 from vivavoce.export.trtllm.calibration import whole_batch
 from vivavoce.models.checkpoint import published_tensors, save_weights
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
 
 # Two key heads, so that four ranks must repeat them. CosyVoice's 281 ids no number of ranks divides.
-MOSS = MossSpeechConfig(
-    vocab_size=320,
-    audio_vocab_size=72,
-    hidden_size=256,
-    intermediate_size=512,
-    num_shared_layers=2,
-    num_modality_layers=1,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=32,
-    max_position_embeddings=512,
-    rope_theta=10000.0,
-    modality_pad_token_id=305,
-    sosp_token_id=303,
-    eosp_token_id=64,
-    audio_pad_token_id=5,
-    eos_token_id=302,
-    pad_token_id=300,
-)
+MOSS = replace(CONFIG, hidden_size=256, intermediate_size=512, num_attention_heads=8, head_dim=32)
 COSYVOICE = {
     "speech_codes": 81,
     "vocab_size": 200,

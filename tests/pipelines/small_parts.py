@@ -36,7 +36,10 @@ def small_asr(folder: Path, seed: int = 3) -> Path:
     return folder
 
 
-def small_tts(folder: Path) -> Path:
+BUZZING = SpeechSettings(NanoSampling(max_new_frames=9), 60, own_voice="buzz")
+
+
+def small_tts(folder: Path, settings: SpeechSettings = BUZZING) -> Path:
     """A voice that buzzes for a few frames, as `mini-tts` is laid out."""
     model, codec = MossTTSNano(TINY_LM), MossAudioTokenizerNano(TINY_CODEC)
     torch.manual_seed(0)
@@ -48,7 +51,7 @@ def small_tts(folder: Path) -> Path:
     TINY_LM.write(folder)
     TINY_CODEC.write(folder / "codec")
     write_tokenizer(folder, TINY_LM.vocab_size)
-    SpeechSettings(NanoSampling(max_new_frames=9), 60, own_voice="buzz").write(folder)
+    settings.write(folder)
     return folder
 
 

@@ -155,15 +155,21 @@ async def test_words_that_cannot_be_made_out_are_told_of(live):
         assert failed["error"]["code"] == "transcription_failed" and "not known here" in failed["error"]["message"]
 
 
+async def interrupted(client, microphone) -> str:
+    """The item of a long reply that somebody begins to talk over."""
+    await ask(client, "a long story")
+    item = (await client.until("response.output_audio.delta"))["item_id"]
+    heard = asyncio.get_running_loop().time()
+    while asyncio.get_running_loop().time() - heard < 0.8:
+        await client.until("response.output_audio.delta", "response.output_audio_transcript.delta")
+    microphone.say(talk(1.5, seed=5, level_dbfs=-18))
+    await client.until("input_audio_buffer.speech_started")
+    return item
+
+
 async def test_an_interruption_keeps_only_what_was_heard(live):
     async with connected(live) as client, speaking(client) as microphone:
-        await ask(client, "a long story")
-        item = (await client.until("response.output_audio.delta"))["item_id"]
-        heard = asyncio.get_running_loop().time()
-        while asyncio.get_running_loop().time() - heard < 0.8:
-            await client.until("response.output_audio.delta", "response.output_audio_transcript.delta")
-        microphone.say(talk(1.5, seed=5, level_dbfs=-18))
-        await client.until("input_audio_buffer.speech_started")
+        item = await interrupted(client, microphone)
         done = (await client.until("response.done"))["response"]
         assert done["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
         truncated = client.of_type("conversation.item.truncated") or [await client.until("conversation.item.truncated")]
@@ -179,13 +185,7 @@ async def test_an_interruption_keeps_only_what_was_heard(live):
 
 async def test_a_client_that_says_itself_where_it_stopped_is_told_once(live):
     async with connected(live) as client, speaking(client) as microphone:
-        await ask(client, "a long story")
-        item = (await client.until("response.output_audio.delta"))["item_id"]
-        heard = asyncio.get_running_loop().time()
-        while asyncio.get_running_loop().time() - heard < 0.8:
-            await client.until("response.output_audio.delta", "response.output_audio_transcript.delta")
-        microphone.say(talk(1.5, seed=5, level_dbfs=-18))
-        await client.until("input_audio_buffer.speech_started")
+        item = await interrupted(client, microphone)
         await client.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=300)
         assert (await client.until("conversation.item.truncated"))["audio_end_ms"] == 300
         while len(client.of_type("response.done")) < 2:  # the reply, and the answer to the interruption

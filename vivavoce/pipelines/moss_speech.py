@@ -95,11 +95,7 @@ class MossSpeechPipeline:
         self.engine = StreamingEngine(core, self.workers)
         flow = codec.flow.config
         grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE)
-        self.policy = LeadPolicy(grain)
-        if isinstance(codec, GraphedCodec):  # a crowd is served in time by long hops, so they are taken soon
-            self.policy = LeadPolicy(grain, share=0.8, doubles=True)
-        if core.runner.device.type == "cpu":  # where one pass of two chunks costs little more than of one
-            self.policy = LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds)
+        self.policy = _policy(grain, core.runner.device.type, isinstance(codec, GraphedCodec))
         self.bridge = Bridge()
         self._minds: weakref.WeakSet[MossSpeechMind] = weakref.WeakSet()
         self.speaking = 0
@@ -168,3 +164,10 @@ def _workers(device: str, threads: int | None) -> Workers:
         return Workers("viva-model", threads or min(3, max(1, (os.cpu_count() or 2) - 1)))
     # Threads only wait for the device, on which work that begins early takes nothing from what is urgent.
     return Workers("viva-model", threads or 4, early=AS_EARLY_AS_CAN_BE)
+
+
+def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
+    """How chunks grow: on a CPU one pass of two costs little more than of one; graphs serve a crowd by long hops."""
+    if device == "cpu":
+        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds)
+    return LeadPolicy(grain, share=0.8, doubles=True) if is_graphed else LeadPolicy(grain)
