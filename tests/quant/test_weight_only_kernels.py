@@ -70,6 +70,34 @@ def test_a_gate_stands_behind_the_product(scheme, rows, stages):
     assert_near(found, functional.silu(gate) * up)
 
 
+@pytest.mark.parametrize("scheme", ["int8", "float8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("inputs", "outputs", "tile"), [(1024, 48, (2, 512, 0, 4)), (912, 98, (4, 512, 0, 2))])
+@pytest.mark.parametrize("gated", [False, True])
+def test_one_row_of_any_range_meets_weights_of_a_byte(scheme, dtype, inputs, outputs, tile, gated):
+    """Numbers of a row may differ by many powers of two; each keeps the digits that count in its sum."""
+    torch.manual_seed(inputs)
+    weight, wide = matrix(outputs, inputs, scheme, dtype)
+    x = (torch.randn(1, inputs) * 2.0 ** torch.randint(-20, 8, (1, inputs))).to(dtype).to(DEVICE)
+    bias = torch.randn(outputs).to(dtype).to(DEVICE)
+    torch.full((1, outputs), float("nan"), dtype=dtype, device=DEVICE)
+    found = kernels.few_row_linear(x, weight, bias, kernels.Tile(*tile), gated)
+    exact = x.double() @ wide.T + bias.double()
+    if gated:
+        gate, up = exact.chunk(2, dim=-1)
+        exact = functional.silu(gate) * up
+    assert_near(found, exact)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "float8"])
+def test_one_row_with_a_number_that_is_none_makes_none(scheme):
+    weight, _ = matrix(32, 256, scheme, torch.bfloat16)
+    for broken in (float("nan"), float("inf")):
+        x = torch.ones(1, 256, dtype=torch.bfloat16, device=DEVICE)
+        x[0, 77] = broken
+        assert not kernels.few_row_linear(x, weight, None, kernels.Tile(2, 256, 0, 2)).isfinite().any()
+
+
 @pytest.mark.parametrize("scheme", SCHEMES[1:])
 @pytest.mark.parametrize("dtype", [torch.float32] if INTERPRETED else [torch.float32, torch.float16])
 def test_a_layer_takes_any_leading_shape_and_any_number_of_rows(scheme, dtype):

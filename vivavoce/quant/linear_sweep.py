@@ -63,10 +63,9 @@ def candidates(layer: Layer, rows: int) -> list[Candidate]:
     elif rows > 1:
         tiles = [Tile(64, 256, 4, 4), Tile(32, 256, 4, 2), Tile(64, 128, 4, 4), Tile(16, 512, 3, 1)]
     elif narrow:
-        tiles = [Tile(16, 256, 4, 4, 4), Tile(16, 256, 4, 4, 4, True), Tile(16, 512, 3, 4, 4, True),
-                 Tile(32, 256, 3, 8, 4), Tile(32, 256, 3, 8, 4, True), Tile(16, 256, 5, 2, 2),
-                 Tile(16, 256, 5, 2, 2, True), Tile(1, 4096, 0, 4), Tile(1, 2048, 0, 2), Tile(2, 2048, 0, 4),
-                 Tile(2, 4096, 0, 8), Tile(4, 1024, 0, 4), Tile(4, 2048, 0, 8)]  # fmt: skip
+        tiles = [Tile(16, 256, 4, 4, 4, True), Tile(16, 256, 5, 2, 2), Tile(4, 4096, 0, 4), Tile(2, 4096, 0, 4),
+                 Tile(8, 4096, 0, 8), Tile(4, 4096, 0, 8), Tile(4, 2048, 0, 4), Tile(8, 2048, 0, 4),
+                 Tile(2, 2048, 0, 2), Tile(4, 2048, 0, 2), Tile(1, 4096, 0, 2), Tile(2, 2048, 0, 4)]  # fmt: skip
     else:
         tiles = [Tile(16, 256, 3, 4, 4), Tile(16, 256, 3, 4, 4, True), Tile(32, 128, 4, 4, 2), Tile(1, 2048, 0, 2),
                  Tile(1, 4096, 0, 4), Tile(4, 1024, 0, 4), Tile(2, 2048, 0, 4), Tile(2, 1024, 0, 2)]  # fmt: skip

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.byte_row_linear import byte_row_linear, takes_byte_row
 from vivavoce.nn.kernels.dependent_launch import begin, dependent
 from vivavoce.nn.kernels.one_row_linear import one_row_linear
 from vivavoce.nn.kernels.tiles import Tile
@@ -180,6 +181,8 @@ def few_row_linear(
     # [row, input] → [row, output]
     """
     x = x.contiguous()
+    if tile.stages == 0 and isinstance(weight, QuantisedWeight) and takes_byte_row(x, weight):
+        return byte_row_linear(x, weight, bias, tile, gated)
     if tile.stages == 0:
         return one_row_linear(x, weight, bias, tile, gated)
     rows, inputs = x.shape
