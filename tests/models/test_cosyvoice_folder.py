@@ -1,6 +1,7 @@
 """CosyVoice's folders load as they are published, both versions, and say what is wrong with those that do not."""
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -48,13 +49,16 @@ def test_the_time_conditions_are_a_table_once_loaded(folder):
         assert estimator.table.shape == (2, 6 + 2, 32)
 
 
-def test_the_reinforced_language_model_is_another_file(folder):
+def test_the_reinforced_language_model_is_another_file(folder, tmp_path):
     if version_of(folder) == 2:
         with pytest.raises(CheckpointError, match=r"lacks llm\.rl\.pt"):
             load_cosyvoice(folder, reinforced=True)
         return
     plain, reinforced = load_cosyvoice(folder).lm, load_cosyvoice(folder, reinforced=True).lm
     assert not torch.equal(plain.llm_decoder.weight, reinforced.llm_decoder.weight)
+    without = shutil.copytree(folder, tmp_path / "without")
+    (without / "llm.pt").unlink()
+    assert torch.equal(load_cosyvoice(without).lm.llm_decoder.weight, reinforced.llm_decoder.weight)
 
 
 def test_without_sizes_a_folder_is_of_the_published_ones(tmp_path):

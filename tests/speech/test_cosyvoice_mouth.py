@@ -41,7 +41,7 @@ def voice(mouth):
 
 def begin(mouth, voice, seed, lead=0.0):
     """A text that is to be said, whose listener is so many seconds behind."""
-    policy = HopPolicy(Grain(CHUNK, LOOKAHEAD, 0.04), mouth.first_hop(voice))
+    policy = HopPolicy(Grain(CHUNK, LOOKAHEAD, 0.04), mouth.speech.flow.first_hop(voice))
     text = Utterance(policy, mouth.speech.start(voice, LEFT, seed), lambda: lead)
     rows = mouth.lm.prompt([3, 4, 5], [mouth.lm.config.end_of_prompt], [seed] * 20)
     text.sequence = mouth.engine.open(rows)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,20 +20,22 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from vivavoce.bench.cosyvoice_extremes import finite
 from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, Setup
 from vivavoce.bench.memory import median_seconds, read_bandwidth
 from vivavoce.bench.progress import stage
 from vivavoce.device import bfloat16_is_fast_here, pick, resolve_dtype
-from vivavoce.models.cosyvoice_graphs import graphed
-from vivavoce.models.flow_speech import FlowSpeech, SpokenState
+from vivavoce.models.cosyvoice_graphs import graphed, warm_up
+from vivavoce.models.cosyvoice_lm import CosyVoiceLM
+from vivavoce.models.flow_graphs import BUCKETS, bucket_of
+from vivavoce.models.flow_speech import FlowSpeech
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.nn.int8_linear import int8_is_fast_here
 from vivavoce.speech.cosyvoice_mouth import CODE_SECONDS, CosyVoiceMouth, Saying
 from vivavoce.speech.cosyvoice_speaker import RATE, Listener, round_layers
 
 ROUNDS = 10
-LOUD = 30.0  # a log-mel beyond any sound
-RUNS_AT_ONCE = 16
+PROMPT_ROWS = 256  # the least that a graph has for a prompt
 
 
 @dataclass(frozen=True)
@@ -81,26 +84,22 @@ def run(
     }
     bench = Bench(setup, rounds)
     sections: dict[str, Callable[[], Any]] = {
-        "memory": bench.memory,
+        "finite": lambda: finite(setup),
         "hops": lambda: bench.hops(hops),
         "first_sound": bench.alone,
         "together": lambda: [bench.together(count) for count in streams],
         "parts": bench.parts,
-        "finite": bench.finite,
+        "memory": bench.memory,
     }
-    wanted = [name for name in sections if name in only or not only]
-    if wanted != ["finite"]:
-        with stage("warming up"):
-            bench.warm_up()
     for name, section in sections.items():
-        if name not in wanted:
+        if only and name not in only:
             continue
         with stage(name):
             result[name] = _or_error(section)
         print(f"{name}: {json.dumps(result[name])}", flush=True)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "cosyvoice.json").write_text(json.dumps(result, indent=2), encoding="utf8")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "cosyvoice.json").write_text(json.dumps(result, indent=2), encoding="utf8")
     return result
 
 
@@ -117,18 +116,42 @@ class Bench:
 
     def __init__(self, setup: Setup, rounds: int) -> None:
         self.setup, self.device, self.rounds = setup, setup.device, rounds
-        self.lm = setup.lm()
-        self.plain = setup.speech(setup.dtype)
-        self.speech = graphed(self.plain) if self.device.graphs else self.plain
-        self.voice = self.speech.flow.voice(setup.prompt(self.plain.flow))
-        self.mouth = CosyVoiceMouth(self.lm, self.speech, self.device, LEFT_CHUNKS)
         self.warm_up_seconds = 0.0
+        self._warm: set[int] = set()
 
-    def warm_up(self) -> None:
-        """Do what has to be done before the first text, so that nothing measured waits for it."""
+    @cached_property
+    def lm(self) -> CosyVoiceLM:
+        """The language model."""
+        return self.setup.lm()
+
+    @cached_property
+    def plain(self) -> FlowSpeech:
+        """Flow and vocoder as they are."""
+        return self.setup.speech(self.setup.dtype)
+
+    @cached_property
+    def speech(self) -> FlowSpeech:
+        """Flow and vocoder as they are served."""
+        return graphed(self.plain) if self.device.graphs else self.plain
+
+    @cached_property
+    def voice(self) -> FlowVoice:
+        """Whose sound it is."""
+        return self.speech.flow.voice(self.setup.prompt(self.plain.flow))
+
+    @cached_property
+    def mouth(self) -> CosyVoiceMouth:
+        """All of it at work."""
+        return CosyVoiceMouth(self.lm, self.speech, self.device, LEFT_CHUNKS)
+
+    def warm_up(self, streams: int) -> None:
+        """Do what has to be done before the first of so many texts, so that nothing measured waits for it."""
+        batches = {size for size in BUCKETS if size <= bucket_of(streams)} - self._warm
         began = time.perf_counter()
-        self.mouth.warm_up(self.voice, (1, 2, 4, 8, 16))
-        self.warm_up_seconds = time.perf_counter() - began
+        if batches:
+            self.mouth.warm_up(self.voice, sorted(batches), {*batches, PROMPT_ROWS})
+        self._warm |= batches
+        self.warm_up_seconds += time.perf_counter() - began
 
     def memory(self) -> dict[str, float]:
         """Of weights, of a voice and of a reply, in MB; and what has to be done before the first text, in seconds."""
@@ -147,10 +170,12 @@ class Bench:
     def hops(self, count: int) -> dict[str, Any]:
         """The time of every hop of one long reply."""
         config = self.speech.flow.config
+        if self.device.graphs:
+            warm_up(self.speech, self.voice, [1], LEFT_CHUNKS)
         state = self.speech.start(self.voice, LEFT_CHUNKS)
         times = []
         for number in range(count + 1):
-            size = self.mouth.first_hop(self.voice) + config.lookahead if number == 0 else config.chunk
+            size = self.speech.flow.first_hop(self.voice) + config.lookahead if number == 0 else config.chunk
             codes = self.setup.codes(size, seed=number)
             began = time.perf_counter()
             sound, state = self.speech.step(state, codes)
@@ -161,6 +186,7 @@ class Bench:
 
     def alone(self) -> dict[str, float]:
         """One text after another, from the call to its first samples, and to its end."""
+        self.warm_up(1)
         firsts, rtfs = [], []
         for number in range(self.rounds + 1):
             first, whole, seconds = self._heard(number)
@@ -171,28 +197,32 @@ class Bench:
 
     def together(self, count: int) -> dict[str, float]:
         """Many texts that begin at the same moment; then one more that begins while they are being said."""
-        heard: list[tuple[float, float, float]] = []
-
-        def say(number: int) -> None:
-            heard.append(self._heard(number))
-
-        for _ in range(2):  # the first time brings graphs and pages of this size
-            heard.clear()
-            threads = [threading.Thread(target=say, args=(number,)) for number in range(count)]
-            began = time.perf_counter()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            wall = time.perf_counter() - began
-        firsts = sorted(first * 1e3 for first, _, _ in heard)
+        self.warm_up(count)
+        self._at_once(count)  # brings pages of this size
+        rounds = [self._at_once(count) for _ in range(2)]
+        heard = [each for _, texts in rounds for each in texts]
+        firsts = [first * 1e3 for first, _, _ in heard]
         return {
             "streams": count,
             "first_ms_median": median(firsts),
-            "first_ms_worst": firsts[-1],
-            "rtf": wall / sum(seconds for _, _, seconds in heard),
+            "first_ms_worst": max(firsts),
+            "rtf": sum(wall for wall, _ in rounds) / sum(seconds for _, _, seconds in heard),
             "joining_first_ms": self._joining(count),
         }
+
+    def _at_once(self, count: int) -> tuple[float, list[tuple[float, float, float]]]:
+        """Seconds until the last of so many texts is said, and what was heard of each."""
+        heard: list[tuple[float, float, float]] = []
+        threads = [
+            threading.Thread(target=lambda number: heard.append(self._heard(number)), args=(number,))
+            for number in range(count)
+        ]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - began, heard
 
     def _joining(self, count: int) -> float:
         """The first sound of a text that comes when others have been speaking for a while."""
@@ -277,7 +307,7 @@ class Bench:
     def _flow_part(self, speech: FlowSpeech, plain: FlowSpeech, voice: FlowVoice, bandwidth: float) -> Part:
         chunk, dtype = plain.flow.config.chunk, next(plain.flow.parameters()).dtype
         state = speech.flow.start(voice, LEFT_CHUNKS)
-        _, state = speech.flow.step(state, self.setup.codes(self.mouth.first_hop(voice) + plain.flow.config.lookahead))
+        _, state = speech.flow.step(state, self.setup.codes(plain.flow.first_hop(voice) + plain.flow.config.lookahead))
         codes, repeats = self.setup.codes(chunk), 2 if self.device.kind == "cpu" else 5
         seconds = median_seconds(lambda: speech.flow.step(state, codes), self.device, repeats=repeats, warm_up=1)
         operations = _operations(lambda: plain.flow.step(state, codes))
@@ -306,34 +336,6 @@ class Bench:
         one = torch.randn(size, size, device=self.device.torch_device).to(dtype)
         return 2 * size**3 / median_seconds(lambda: one @ one, self.device, repeats=5, warm_up=2)
 
-    def finite(self) -> dict[str, int]:
-        """How many of some runs on inputs that no sound has gave a value that is not finite, by precision."""
-        counts, runs = {}, range(self.setup.extreme_runs)
-        for dtype in (torch.float16, torch.bfloat16):
-            if dtype in self.device.dtypes:
-                speech = self.setup.speech(dtype)
-                batches = [runs[first : first + RUNS_AT_ONCE] for first in runs[::RUNS_AT_ONCE]]
-                finite = [each for batch in batches for each in self._are_finite(speech, batch)]
-                counts[f"{str(dtype).removeprefix('torch.')}_not_finite_of_{len(runs)}"] = finite.count(False)
-        return counts
-
-    def _are_finite(self, speech: FlowSpeech, numbers: Sequence[int]) -> list[bool]:
-        """Whether the sound of each of these runs is, from its first hop to its last."""
-        states = [self._extreme(speech, number) for number in numbers]
-        finite = [True] * len(numbers)
-        for size, is_last in ((28, False), (10, True)):
-            codes = [self.setup.codes(size, number) if number % 3 else torch.zeros(size).long() for number in numbers]
-            sounds, states = speech.step_batch(states, codes, [is_last] * len(numbers))
-            finite = [so_far and bool(sound.isfinite().all()) for so_far, sound in zip(finite, sounds, strict=True)]
-        return finite
-
-    def _extreme(self, speech: FlowSpeech, number: int) -> SpokenState:
-        """A reply about to begin in a voice that nobody has."""
-        prompt = self.setup.prompt(speech.flow, seconds=2.0, seed=number)
-        prompt.mel = prompt.mel.sign() * LOUD if number % 4 else prompt.mel * 0 - LOUD
-        prompt.speaker = prompt.speaker * (1e4 if number % 2 else 0.0)
-        return speech.start(speech.flow.voice(prompt), LEFT_CHUNKS)
-
 
 def _operations(action: Callable[[], object]) -> int:
     with FlopCounterMode(display=False) as counter:
@@ -355,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", default="1,16")
     parser.add_argument("--hops", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="", help="some of memory,hops,first_sound,together,parts,finite")
+    parser.add_argument("--only", default="", help="some of finite,hops,first_sound,together,parts,memory")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     streams = [int(part) for part in given.streams.split(",")]

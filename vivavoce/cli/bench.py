@@ -197,7 +197,7 @@ def bench_cosyvoice(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to see whether all of it runs.")] = False,
     streams: Annotated[str, typer.Option(callback=_batches, help="Texts at once, separated by commas.")] = "1,16",
-    only: Annotated[str, typer.Option(help="Some of memory,hops,first_sound,together,parts,finite.")] = "",
+    only: Annotated[str, typer.Option(help="Some of finite,hops,first_sound,together,parts,memory.")] = "",
     out: Out = None,
     as_json: Json = False,
 ) -> None:

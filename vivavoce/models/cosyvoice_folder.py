@@ -107,13 +107,16 @@ def load_cosyvoice(
     flow_dtype: torch.dtype = torch.float32,
     reinforced: bool = False,
 ) -> CosyVoiceParts:
-    """A published folder; `reinforced` takes version 3's `llm.rl.pt`. The vocoder is always in float32."""
+    """A published folder; the vocoder is always in float32.
+
+    `reinforced` takes version 3's `llm.rl.pt`, and so does a folder that has no other.
+    """
     folder = Path(folder)
     version = version_of(folder)
     if version is None:
         raise CheckpointError(f"{folder} has neither {' nor '.join(VERSION_FILES.values())}; it is no CosyVoice 2 or 3")
-    lm_file = folder / (REINFORCED_LM if reinforced else LM)
-    absent = [file.name for file in (lm_file, folder / FLOW, folder / VOCODER) if not file.is_file()]
+    lm_file = language_model(folder, reinforced)
+    absent = [file.name for file in (lm_file, folder / FLOW, folder / VOCODER) if not _is_here(file)]
     if absent:
         raise CheckpointError(f"{folder} lacks {', '.join(absent)}; fetch the model again")
     sizes = CosyVoiceSizes.of_folder(folder, version)
@@ -123,6 +126,17 @@ def load_cosyvoice(
         load_tokenizer(folder, version),
         CosyVoiceEar(folder, version),
     )
+
+
+def language_model(folder: Path, reinforced: bool = False) -> Path:
+    """The file of a folder's language model, by its published name."""
+    plain, better = folder / LM, folder / REINFORCED_LM
+    return better if reinforced or (_is_here(better) and not _is_here(plain)) else plain
+
+
+def _is_here(file: Path) -> bool:
+    """Whether a published file is there, as it was published or quantised."""
+    return file.is_file() or file.with_suffix(".safetensors").is_file()
 
 
 def load_speech(folder: Path, sizes: CosyVoiceSizes, device: torch.device | str, dtype: torch.dtype) -> FlowSpeech:

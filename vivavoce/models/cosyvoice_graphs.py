@@ -36,8 +36,7 @@ def graphed(speech: FlowSpeech) -> FlowSpeech:
 
 def warm_up(speech: FlowSpeech, voice: FlowVoice, batches: Sequence[int], left_chunks: int | None) -> None:
     """Capture the first hops and those that recur, so that no listener waits for it."""
-    config = speech.flow.config
-    first = config.chunk - len(voice.codes) % config.chunk
+    config, first = speech.flow.config, speech.flow.first_hop(voice)
     for streams in sorted(batches, reverse=True):  # the largest first: the smaller ones reuse its memory
         states = [speech.start(voice, left_chunks, seed) for seed in range(streams)]
         for size in (first + config.lookahead, config.chunk, config.chunk, 2 * config.chunk):

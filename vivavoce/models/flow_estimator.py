@@ -83,6 +83,17 @@ class ResidualBlock(nn.Module):
         return pointwise(self.res_conv, x, residual=h)
 
 
+def _product(
+    x: Tensor, layer: nn.Module, norm: nn.LayerNorm | None = None, gelu: bool = False, residual: Tensor | None = None
+) -> Tensor:
+    """`gelu(layer(norm(x))) + residual`, in one launch where the layer is not quantised."""
+    if isinstance(layer, nn.Linear | PackedLinear):
+        return norm_linear(x, layer.weight, layer.bias, norm, gelu, residual)
+    y: Tensor = layer(x if norm is None else norm(x))
+    y = functional.gelu(y) if gelu else y
+    return y if residual is None else y + residual
+
+
 class Attention(nn.Module):
     """Multi-head self-attention over a past, without positions."""
 
@@ -95,12 +106,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, norm: nn.LayerNorm, bias: Tensor | None, past: Past) -> Tensor:
         """x and the attention of its norm.  # [row, time, dim], bias [row, 1, time, key]"""
-        packed = norm_linear(x, self.packed.weight, norm=norm)
+        packed = _product(x, self.packed, norm)
         query_key_value = packed.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         y = past.attend(query_key_value[0], query_key_value[1:], bias)
-        out = self.to_out[0]
-        assert isinstance(out, nn.Linear)
-        return norm_linear(y.transpose(1, 2).flatten(2), out.weight, out.bias, residual=x)
+        return _product(y.transpose(1, 2).flatten(2), self.to_out[0], residual=x)
 
 
 class FeedForward(nn.Module):
@@ -112,10 +121,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """x and the feed-forward of its norm.  # [row, time, dim]"""
-        widen, narrow = self.net["0"]["proj"], self.net["2"]  # type: ignore[index]
-        assert isinstance(narrow, nn.Linear)
-        hidden = norm_linear(x, widen.weight, widen.bias, norm, gelu=True)
-        return norm_linear(hidden, narrow.weight, narrow.bias, residual=x)
+        hidden = _product(x, self.net["0"]["proj"], norm, gelu=True)  # type: ignore[index]
+        return _product(hidden, self.net["2"], residual=x)
 
 
 class Transformer(nn.Module):

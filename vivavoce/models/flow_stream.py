@@ -154,6 +154,10 @@ class StreamingFlow(nn.Module):
             prompt.codes[cut:length], prompt.mel[cut * config.ratio : length * config.ratio], prompt.speaker
         )
 
+    def first_hop(self, voice: FlowVoice) -> int:
+        """Codes of a reply until the chunk is full that the voice's prompt begins."""
+        return self.config.chunk - len(voice.codes) % self.config.chunk
+
     def start(self, voice: FlowVoice, left_chunks: int | None = None, recompute: bool = False) -> FlowState:
         """A reply about to begin. `left_chunks` bounds how far it looks back; None: to its beginning.
 

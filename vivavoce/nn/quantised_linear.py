@@ -15,7 +15,7 @@ from vivavoce.nn.quantised_weight import CASTS, QuantisedWeight, unpacked
 FEW_ROWS = 16  # up to which the CPU's weight-only kernels beat widening
 LEAST_INTEGER_ROWS = 32  # below which CUDA's int8 products are padding
 CPU_GROUPS = (32, 64, 128, 256)
-CPU_ROW_BLOCK = 16
+CPU_ROW_BLOCK, CPU_COLUMN_BLOCK = 16, 32  # of other sizes torch's weight-only kernels read and write past the matrix
 
 
 class QuantisedLinear(nn.Module):
@@ -159,9 +159,10 @@ def quantised_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.
 def _cpu_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module | None:
     if weight.scheme == "int8" and weight.activations != "float":
         return _integer_linear(weight, bias)
+    is_even = weight.outputs % CPU_ROW_BLOCK == 0 and weight.inputs % CPU_COLUMN_BLOCK == 0
     if weight.scheme == "int8":
-        return CpuInt8WeightLinear(weight, bias, dtype)
-    if weight.scheme == "int4" and weight.group in CPU_GROUPS and weight.outputs % CPU_ROW_BLOCK == 0:
+        return (CpuInt8WeightLinear if is_even else QuantisedLinear)(weight, bias, dtype)
+    if weight.scheme == "int4" and weight.group in CPU_GROUPS and is_even:
         return CpuInt4WeightLinear(weight, bias, dtype)
     return None
 

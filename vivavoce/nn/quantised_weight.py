@@ -73,7 +73,9 @@ class QuantisedWeight:
         if self.scheme == "int4":
             assert self.offset is not None
             columns = unpacked(self.data).unflatten(1, (-1, self.group)).float()
-            return (columns * self.scale.float()[..., None] + self.offset.float()[..., None]).flatten(1).to(dtype)
+            # In place: of MOSS-Speech's largest matrix every copy takes 0.4 GB.
+            columns.mul_(self.scale.float()[..., None]).add_(self.offset.float()[..., None])
+            return columns.flatten(1).to(dtype)
         return (self.data.float() * self.scale[:, None]).to(dtype)
 
     def to(self, device: torch.device | str) -> "QuantisedWeight":

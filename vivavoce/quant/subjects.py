@@ -18,6 +18,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint
+from vivavoce.models.cosyvoice_folder import SIZES, CosyVoiceSizes, language_model, version_of
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.models.moss_speech import AUDIO, TEXT, MossSpeech
@@ -194,8 +195,10 @@ class CosyVoiceSubject:
     """Text read as codes."""
 
     def load(self, folder: Path) -> CosyVoiceLM:
-        """The language model, of whatever size its file has."""
-        file = folder / "llm.pt"
+        """The language model, of whatever size its folder says or its file has."""
+        file, version = language_model(folder), version_of(folder)
+        if version is not None and (folder / SIZES).is_file():
+            return CosyVoiceLM.load(file, CosyVoiceSizes.of_folder(folder, version).lm)
         with Checkpoint(file) as checkpoint:
             config = cosyvoice_config(checkpoint.shapes)
         return CosyVoiceLM.load(file, config)

@@ -16,6 +16,7 @@ from torch import Tensor
 from vivavoce.device import Device
 from vivavoce.dialogue.chunking import Grain, LeadPolicy, next_chunk
 from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.runner import BUCKETS
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.models.cosyvoice_graphs import warm_up
@@ -173,24 +174,22 @@ class CosyVoiceMouth:
 
         return self._sounds(saying, begin)
 
-    def warm_up(self, voice: FlowVoice, batches: Sequence[int]) -> None:
-        """Capture the steps and hops of so many texts at once, where there are graphs, before anybody waits."""
+    def warm_up(self, voice: FlowVoice, batches: Sequence[int], steps: Collection[int] = BUCKETS) -> None:
+        """Capture the hops of so many texts at once and steps of so many rows, where there are graphs.
+
+        A prompt's step has as many rows as the prompt.
+        """
         with self.alone():
-            self.engine.runner.warm_up()  # all of them: a prompt takes the largest
+            self.engine.runner.warm_up(tuple(steps))
             if isinstance(self.speech.flow, GraphedFlow):
                 warm_up(self.speech, voice, batches, self.left_chunks)
-
-    def first_hop(self, voice: FlowVoice) -> int:
-        """Codes until the chunk is full that the voice's prompt begins."""
-        chunk = self.speech.flow.config.chunk
-        return chunk - len(voice.codes) % chunk
 
     def _sounds(
         self, saying: Saying, begin: Callable[[Utterance], None], text: Iterator[Sequence[int]] | None = None
     ) -> Generator[Tensor, None, None]:
         config = self.speech.flow.config
         grain = Grain(config.chunk, config.lookahead, CODE_SECONDS)
-        policy = HopPolicy(grain, self.first_hop(saying.voice))
+        policy = HopPolicy(grain, self.speech.flow.first_hop(saying.voice))
         state = self.speech.start(saying.voice, self.left_chunks, saying.seed)
         utterance = Utterance(policy, state, saying.lead)
         with self.alone():

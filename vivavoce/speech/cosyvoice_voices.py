@@ -170,8 +170,11 @@ class ReadyVoices:
     @cached_property
     def _weights(self) -> str:
         """A name that the same weights in the same precision always have, of a few values of each."""
-        some = torch.cat([each.detach().flatten()[:LOOKED_AT].cpu().float() for each in self._flow.parameters()])
-        return f"{self._flow.spk_embed_affine_layer.weight.dtype} {hashlib.sha256(some.numpy().tobytes()).hexdigest()}"
+        flow, kinds = self._flow, "".join(type(layer).__name__ for layer in self._flow.modules())  # quantised or not
+        tensors = [*flow.parameters(), *flow.buffers()]
+        some = torch.cat([each.detach().flatten()[:LOOKED_AT].cpu().float() for each in tensors])
+        digest = hashlib.sha256(some.numpy().tobytes() + kinds.encode()).hexdigest()
+        return f"{flow.spk_embed_affine_layer.weight.dtype} {digest}"
 
     def shortened(self, prompt: VoicePrompt) -> VoicePrompt:
         """The end of a prompt, as long as it may be and so that the first hop has the wanted codes."""
