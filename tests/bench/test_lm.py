@@ -40,6 +40,11 @@ def test_bytes_are_those_a_step_reads():
     )
 
 
+def test_a_cache_it_does_not_know_is_refused():
+    with pytest.raises(InputError, match="kv must be one of float, fp8, not 'int3'"):
+        run(kv="int3")
+
+
 def test_weights_it_does_not_know_are_refused():
     with pytest.raises(InputError, match="weights must be among float, int8, int4, fp8, not 'int3'"):
         run(weights=["int3"])

@@ -8,7 +8,7 @@ from vivavoce.engine.sampling import gumbel_noise
 from vivavoce.nn import kernels
 from vivavoce.nn.attention import PagedAttention, _attend_piece, attend
 from vivavoce.nn.norm import rms_norm
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import NARROW, PagedCache, Piece, RowBatch, narrowed
 from vivavoce.nn.rope import RotaryTable
 
 pytestmark = pytest.mark.gpu
@@ -68,50 +68,86 @@ def test_gumbel_noise():
         torch.testing.assert_close(ours.cpu(), exact, rtol=1e-12, atol=1e-12)
 
 
-def random_batch(dtype, positions, heads, dim, page_size=16, layers=2) -> RowBatch:
+def random_batch(dtype, positions, heads, dim, page_size=16, layers=2, narrow=False) -> RowBatch:
     """Single rows at these positions, each of a sequence of its own, its pages scattered over the cache."""
     width = max(positions) // page_size + 1
     pages = len(positions) * width + 1
     shape = (layers, pages, page_size, heads, dim)
     cache = PagedCache(torch.randn(shape, dtype=dtype, device=CUDA), torch.randn(shape, dtype=dtype, device=CUDA))
+    if narrow:
+        (keys, key_scales), (values, value_scales) = narrowed(cache.keys), narrowed(cache.values)
+        cache = PagedCache(keys.view(NARROW), values.view(NARROW), key_scales, value_scales)
     table = (torch.randperm(pages - 1, device=CUDA).to(torch.int32) + 1).view(len(positions), width)
     slots = torch.arange(len(positions), dtype=torch.int32, device=CUDA)
     return RowBatch(cache, table, slots, torch.tensor(positions, dtype=torch.int32, device=CUDA), len(positions), ())
 
 
 def in_float64(batch: RowBatch) -> RowBatch:
-    """The same batch for the plain twin: float64, every row a piece."""
+    """The same batch for the plain twin: float64, every row a piece. A narrow cache stays what it is."""
     cache = PagedCache(batch.cache.keys.double().cpu(), batch.cache.values.double().cpu())
+    if batch.cache.is_narrow:
+        keys, values, *scales = (tensor.cpu() for tensor in batch.cache.tensors())
+        cache = PagedCache(keys.view(NARROW), values.view(NARROW), *scales)
     places = zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)
     pieces = tuple(Piece(slice(row, row + 1), slot, position) for row, (slot, position) in enumerate(places))
     return RowBatch(cache, batch.page_table.cpu(), batch.slots.cpu(), batch.positions.cpu(), 0, pieces)
 
 
 @pytest.mark.parametrize(("dtype", "heads", "kv_heads", "dim"), HEADS)
-@pytest.mark.parametrize("positions", [[0], [1000], [5, 0, 31, 32, 4095], list(range(70))])
-def test_paged_decode(dtype, heads, kv_heads, dim, positions):
-    batch = random_batch(dtype, positions, kv_heads, dim)
+@pytest.mark.parametrize(
+    ("positions", "narrow"),
+    [([0], False), ([1000], False), ([5, 0, 31, 32, 4095], False), (list(range(70)), False), ([1000], True),
+     (list(range(70)), True)],
+)  # fmt: skip
+def test_paged_decode(dtype, heads, kv_heads, dim, positions, narrow):
+    batch = random_batch(dtype, positions, kv_heads, dim, narrow=narrow)
     queries = torch.randn(len(positions), heads, dim, dtype=dtype, device=CUDA)
     poison(len(positions), heads, dim, dtype=dtype)
     ours = kernels.paged_decode(queries, 1, batch)
     assert_near(ours, attend(queries.double().cpu(), 1, in_float64(batch)))
 
 
-@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "dim"), HEADS)
-@pytest.mark.parametrize("normed", [True, False])
-def test_norm_rotate_store(dtype, heads, kv_heads, dim, normed):
-    positions = [0, 3, 17, 511, 90]
-    batch = random_batch(dtype, positions, kv_heads, dim)
-    exact_batch = in_float64(batch)
+def attention(dtype, heads, kv_heads, dim, normed) -> tuple[PagedAttention, RotaryTable]:
     with CUDA:
         layer = PagedAttention(64, heads, kv_heads, dim, eps=1e-6, qk_norm=normed)
-        rotary = RotaryTable(dim, 512, 10000.0)
         for norm in (layer.q_norm, layer.k_norm) if normed else ():
             norm.weight.data = torch.randn(dim).to(dtype)
+        return layer, RotaryTable(dim, 1024, 10000.0)
+
+
+@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "dim"), HEADS)
+@pytest.mark.parametrize(("normed", "narrow"), [(True, False), (False, False), (True, True)])
+def test_norm_rotate_store(dtype, heads, kv_heads, dim, normed, narrow):
+    positions = [0, 3, 17, 511, 90]
+    batch = random_batch(dtype, positions, kv_heads, dim, narrow=narrow)
+    exact_batch = in_float64(batch)
+    layer, rotary = attention(dtype, heads, kv_heads, dim, normed)
     packed = torch.randn(len(positions), heads + 2 * kv_heads, dim, dtype=dtype, device=CUDA)
     queries = layer._store(packed, rotary, 1, batch)
     exact_queries = layer.cpu().double()._store(packed.double().cpu(), rotary.cpu(), 1, exact_batch)
     assert_near(queries, exact_queries)
+    for piece in exact_batch.pieces:
+        found, exact = batch.read(1, piece, dtype), exact_batch.read(1, piece, torch.float64)
+        if narrow:  # a number between two of float8 may go either way
+            assert all((a.double().cpu() - b).norm() < 0.02 * b.norm() for a, b in zip(found, exact, strict=True))
+        else:
+            assert_near(found[0], exact[0])
+            assert_near(found[1], exact[1])
+
+
+@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "dim"), [*HEADS[:2], (torch.float32, 4, 2, 32)])
+@pytest.mark.parametrize("position", [0, 33, 1000])
+@pytest.mark.parametrize("normed", [True, False])
+def test_one_row_decode(dtype, heads, kv_heads, dim, position, normed):
+    batch = random_batch(dtype, [position], kv_heads, dim)
+    exact_batch = in_float64(batch)
+    layer, rotary = attention(dtype, heads, kv_heads, dim, normed)
+    packed = torch.randn(1, heads + 2 * kv_heads, dim, dtype=dtype, device=CUDA)
+    assert kernels.takes_one_row(packed, batch, kv_heads)
+    poison(1, heads, dim, dtype=dtype)
+    ours = kernels.one_row_decode(packed, layer._norms(), rotary.cos, rotary.sin, 1, batch, kv_heads)
+    exact_queries = layer.cpu().double()._store(packed.double().cpu(), rotary.cpu(), 1, exact_batch)
+    assert_near(ours, attend(exact_queries, 1, exact_batch))
     assert_near(batch.cache.keys, exact_batch.cache.keys)
     assert_near(batch.cache.values, exact_batch.cache.values)
 

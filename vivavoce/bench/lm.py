@@ -11,7 +11,7 @@ import json
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from torch import nn
@@ -20,12 +20,13 @@ from vivavoce.bench import transformers_peer
 from vivavoce.bench.memory import median_seconds, read_bandwidth
 from vivavoce.bench.progress import stage
 from vivavoce.device import Device, pick, resolve_dtype
-from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.engine import Engine, EngineLimits, Kept
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.nn.paged import NARROW
 from vivavoce.nn.quantised_linear import QuantisedLinear
 from vivavoce.nn.quantised_weight import Scheme
 from vivavoce.quant.random_model import random_moss_speech
@@ -87,6 +88,7 @@ def run(
     peer: bool = True,
     out: Path | None = None,
     weights: list[str] | None = None,
+    kv: str = "float",
 ) -> dict[str, Any]:
     """Measure, print a table, write `lm.json` and `lm.png` to `out`, and return what was measured."""
     weights = weights or ["float"]
@@ -95,6 +97,8 @@ def run(
     unknown = [name for name in weights if name not in WEIGHTS]
     if unknown:
         raise InputError(f"weights must be among {', '.join(WEIGHTS)}, not {unknown[0]!r}")
+    if kv not in get_args(Kept):
+        raise InputError(f"kv must be one of {', '.join(get_args(Kept))}, not {kv!r}")
     batches = batches or [1, 8, 32, 64, 128]
     place = pick(device)
     kind = resolve_dtype(dtype, place)
@@ -112,7 +116,7 @@ def run(
     kept: dict[str, Any] = {}
     for name in weights:
         with stage(f"the engine on {name} weights"):
-            measured, about = _measured(name, config, place, kind, batches, context, prefill, bandwidth, peer_times)
+            measured, about = _measured(name, config, place, kind, batches, context, prefill, bandwidth, peer_times, kv)
             steps += measured
             kept[name] = about
             _free(place)
@@ -125,6 +129,7 @@ def run(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "context": context,
+        "kv": kv,
         "bandwidth_gb_s": bandwidth / 1e9,
         "weights": kept,
         "weight_bytes_per_step": kept[weights[0]]["bytes"],
@@ -157,12 +162,13 @@ def _measured(
     prefill: int,
     bandwidth: float,
     peer_times: dict[str, Any],
+    kv: str,
 ) -> tuple[list[Step], dict[str, Any]]:
     """The steps of one way to keep the weights, and what it weighs."""
     model = random_moss_speech(config, WEIGHTS[weights], place.torch_device, dtype)
-    every, row = _weight_bytes(model), model.kv_shape.bytes_per_row(dtype)
+    every, row = _weight_bytes(model), model.kv_shape.bytes_per_row(dtype if kv == "float" else NARROW)
     spared = _spared_bytes(model)
-    seconds, prefill_ms = _measure_engine(model, place, dtype, batches, context, prefill)
+    seconds, prefill_ms = _measure_engine(model, place, dtype, batches, context, prefill, kv)
     steps = [
         Step(
             weights,
@@ -201,12 +207,16 @@ def _measure_engine(
     batches: list[int],
     context: int,
     prefill: int,
+    kv: str,
 ) -> tuple[dict[int, float], float]:
     """Seconds a step takes with every sequence at that context, by batch size, and milliseconds of one prefill."""
     most = max(batches)
     room = context + (WARM_UP + REPEATS + 2) * len(batches) + 16
     limits = EngineLimits(
-        cache_rows=most * room + prefill + 16, rows_per_step=max(2048, prefill), sequences_per_step=most
+        cache_rows=most * room + prefill + 16,
+        rows_per_step=max(2048, prefill),
+        sequences_per_step=most,
+        kv=cast(Kept, kv),
     )
     engine = Engine(model, device, dtype, limits)
     engine.runner.warm_up(tuple(batches))

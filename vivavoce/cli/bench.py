@@ -29,6 +29,7 @@ def bench_lm(
     prefill: Annotated[int, typer.Option(min=1, help="Rows of the measured prefill.")] = 512,
     peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Measure the eager transformers layers too.")] = True,
     weights: Annotated[str, typer.Option(help="float, int8, int4 or fp8; several separated by commas.")] = "float",
+    kv: Annotated[str, typer.Option(help="How keys and values are kept: float or fp8.")] = "float",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -47,6 +48,7 @@ def bench_lm(
             peer=peer,
             out=out,
             weights=[name.strip() for name in weights.split(",")],
+            kv=kv,
         )
     if as_json:
         print_json(result)

@@ -1,6 +1,5 @@
 """`viva serve`."""
 
-import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from vivavoce import quick_loop
 from vivavoce.cli.options import complete_device, complete_model, print_json
 
 MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
@@ -84,6 +84,10 @@ SilenceMs = Annotated[
 Threshold = Annotated[
     float | None, typer.Option(rich_help_panel=TURNS, min=0.0, max=1.0, help="Chance that counts as speech: 0.5.")
 ]
+KeysAndValues = Annotated[
+    str | None,
+    typer.Option("--kv", rich_help_panel=MODELS, help="MOSS-Speech's keys and values: float, or fp8 in half the room."),
+]
 Eagerness = Annotated[str | None, typer.Option(rich_help_panel=TURNS, help="Of semantic: low, medium, high or auto.")]
 SmartTurn = Annotated[
     str | None,
@@ -158,6 +162,7 @@ def serve(
     tts: Tts = None,
     audio_only: AudioOnly = None,
     device: OneDevice = None,
+    kv: KeysAndValues = None,
     instructions: Instructions = None,
     turn: Detector = None,
     silence_ms: SilenceMs = None,
@@ -196,6 +201,7 @@ def serve(
         "asr_backend": asr_backend,
         "audio_only": audio_only,
         "smart_turn": smart_turn,
+        "engine": {"kv": kv},
         "turn": {
             **{"detector": turn or semantic, "silence_duration_ms": silence_ms},
             **{"threshold": threshold, "eagerness": eagerness},
@@ -222,7 +228,7 @@ def serve(
         return
     hosted = load(choices)
     Console(highlight=False).print(f"{hosted.name} on {address} — open it in a browser and speak")
-    asyncio.run(run(hosted, choices.server))
+    quick_loop.run(run(hosted, choices.server))
 
 
 def _without_secrets(choices: dict[str, Any]) -> dict[str, Any]:

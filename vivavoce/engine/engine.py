@@ -6,6 +6,7 @@ be appended to while it waits, forked, rewound and closed at any moment between 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -20,8 +21,9 @@ from vivavoce.engine.slack import Slack
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
-from vivavoce.nn.paged import PagedCache
+from vivavoce.nn.paged import NARROW, PagedCache
 
+Kept = Literal["float", "fp8"]
 CPU_CACHE_ROWS = 16384
 FREE_MEMORY_SHARE = 0.85  # of what the weights leave; the rest is for activations and graphs
 
@@ -37,6 +39,8 @@ class EngineLimits:
     """Rows one sequence may have; None: as many as the model and the cache allow."""
     rows_per_step: int = 512
     sequences_per_step: int = 128
+    kv: Kept = "float"
+    """How keys and values are kept: as the model computes them, or in float8, a scale for each head of each row."""
     sound: SoundPolicy = field(default_factory=SoundPolicy)
 
 
@@ -63,10 +67,11 @@ class Engine:
         self.model = model
         self.limits = limits = limits or EngineLimits()
         dtype = dtype or device.dtype
-        rows = limits.cache_rows or _rows_that_fit(model, device, dtype)
+        kept = _cache_dtype(model, device, dtype, limits.kv)
+        rows = limits.cache_rows or _rows_that_fit(model, device, kept)
         pages = -(-rows // limits.page_size) + 1
         self.capacity = min((pages - 1) * limits.page_size, model.context_limit, limits.context or model.context_limit)
-        cache = _allocate_cache(model, pages, limits.page_size, dtype, device)
+        cache = _allocate_cache(model, pages, limits.page_size, kept, device)
         self.scheduler = Scheduler(
             PagePool(pages), limits.page_size, limits.rows_per_step, limits.sequences_per_step, limits.sound
         )
@@ -163,7 +168,7 @@ class Engine:
         sequence.generation, sequence.generated = generation, 0
         sequence.unread, sequence.most_unread = 0, most_unread
         sequence.speculation, sequence.hidden = speculation, None
-        sequence.listener, sequence.served = listener, self.scheduler.now()
+        sequence.listener, sequence.served, sequence.voiced = listener, self.scheduler.now(), None
 
     def heard(self, sequence: Sequence, seconds: float) -> None:
         """The listener has played so much of the reply by now."""
@@ -278,6 +283,8 @@ class Engine:
         places = agreed(work.drafted, drawn.rows)
         last = 1 + places[-1] if places else 0
         sequence.hidden = None if drawn.hidden is None else drawn.hidden[last]
+        if sequence.states is not None and drawn.hidden is not None:
+            sequence.states.append(drawn.hidden[[0, *(1 + place for place in places)]])
         self.runner.keep(sequence, places)
         sequence.cached += len(places)
         emissions = [self._accept(sequence, row) for row in [*(work.drafted[p] for p in places), drawn.rows[last]]]
@@ -293,6 +300,12 @@ class Engine:
         sequence.generated += 1
         sequence.unread += 1
         sequence.mode = self.model.next_mode(sequence.mode, row)
+        if (
+            sequence.voiced is None
+            and sequence.listener is not None
+            and sequence.listener.is_voiced(sequence.generated)
+        ):
+            sequence.voiced = self.scheduler.now()
         finish: FinishReason | None = None
         if self.model.ends(row):
             finish = "stop"
@@ -322,6 +335,19 @@ class Engine:
                 f"{len(sequence) + len(rows)} rows are more than the {self.capacity} a sequence may have here; "
                 "shorten the prompt or raise cache_rows and context"
             )
+
+
+def _cache_dtype(model: GenerativeModel, device: Device, dtype: torch.dtype, kv: str) -> torch.dtype:
+    """The type in which keys and values are kept, refused where something would have to compute with it that cannot."""
+    if kv == "float":
+        return dtype
+    if kv != "fp8":
+        raise InputError(f"kv must be 'float' or 'fp8', not {kv!r}")
+    if not getattr(model, "takes_narrow_cache", False):
+        raise InputError(f"{type(model).__name__} keeps keys and values as floats only; leave kv at 'float'")
+    if device.kind == "mps" or (device.kind == "cuda" and torch.cuda.get_device_capability(device.index) < (8, 9)):
+        raise InputError(f"{device.name} does not compute with float8; leave kv at 'float'")
+    return NARROW
 
 
 def _rows_that_fit(model: GenerativeModel, device: Device, dtype: torch.dtype) -> int:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivavoce.engine.captured import Captured
+from vivavoce.engine.packing import Packing
 from vivavoce.engine.sampling import NO_ROW, Generation, SamplingTables, SlotDraw, Wish
 from vivavoce.engine.scheduler import Plan, Work
 from vivavoce.engine.sequence import Sequence
@@ -48,26 +50,6 @@ class Drawn:
     hidden: Tensor | None = None  # [row, …]: the states they were drawn from, where drafts are made of them
 
 
-class Captured:
-    """A step as a graph, with the tensor it reads and those it writes, each beside its twin in pinned memory."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, given: Tensor, made: Tensor, hidden: Tensor) -> None:
-        self.graph, self.given, self.made, self.hidden = graph, given, made, hidden
-        self._sent = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
-        self._got = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
-        self._written = self._sent.numpy()
-
-    def replay(self, packed: np.ndarray) -> list[list[int]]:
-        """The rows that this step makes; the device is done with it all when this returns."""
-        np.copyto(self._written, packed)
-        self.given.copy_(self._sent, non_blocking=True)
-        self.graph.replay()
-        self._got.copy_(self.made, non_blocking=True)
-        torch.cuda.current_stream(self.given.device).synchronize()
-        rows: list[list[int]] = self._got.tolist()
-        return rows
-
-
 class Runner:
     """Owns the device's side of the engine: cache, page tables, sampling tables, graphs."""
 
@@ -82,10 +64,9 @@ class Runner:
         self._page_table_host = np.zeros((slots + 1, width), dtype=np.int32)  # the last slot is for filler rows
         self._page_table = torch.zeros(slots + 1, width, dtype=torch.int32, device=self.device)
         self._tables = SamplingTables.allocate(slots + 1, model.vocabularies, self.device)
-        self._recall: int = getattr(model, "recall", 0)
+        self._packing = Packing(model, filler=slots)
         self._slots: OrderedDict[int, Slot] = OrderedDict()
         self._unused = list(range(slots))
-        self._filler = slots
         self._lone_modes: tuple[int, ...] = getattr(model, "lone_modes", ())
         self._graphs: dict[tuple[int, bool, int, bool, int | None], Captured] = {}
         self._pool: Any = None  # of graph memory, shared by all buckets
@@ -139,8 +120,8 @@ class Runner:
         ]
         slot, position, mode, generated = torch.tensor(facts, device=self.device).unbind(-1)
         recent = None
-        if self._recall:
-            recalled = np.stack([self._recent(sequence, ()) for sequence in sequences]).repeat(places, axis=0)
+        if self._packing.recall:
+            recalled = np.stack([self._packing.recent(sequence, ()) for sequence in sequences]).repeat(places, axis=0)
             recent = torch.from_numpy(recalled).to(self.device)
         generations = [sequence.generation for sequence in sequences if sequence.generation is not None]
         plain = self._is_greedy(sequences) and not any(self._penalises(generation) for generation in generations)
@@ -158,7 +139,7 @@ class Runner:
         moves = [(sequence.cached + place, sequence.cached + kept) for kept, place in enumerate(places)]
         pages = torch.tensor(sequence.pages, device=self.device)
         source, target = torch.tensor(moves, device=self.device).unbind(1)
-        for tensor in (self.cache.keys, self.cache.values):
+        for tensor in self.cache.tensors():
             tensor[:, pages[target // size], target % size] = tensor[:, pages[source // size], source % size]
 
     def forget(self, sequence: Sequence) -> None:
@@ -173,7 +154,7 @@ class Runner:
         # Rows the decode kernel takes stand first; without kernels there are none, and every work is a piece.
         order = sorted(range(len(works)), key=lambda index: not self._goes_row_by_row(works[index]))
         works, slots = [works[index] for index in order], [slots[index] for index in order]
-        packed, ends = self._pack(works, slots, longest)
+        packed, ends = self._packing.pack(works, slots, longest)
         singles = sum(work.total for work in works if self._goes_row_by_row(work))
         pieces = tuple(
             Piece(slice(end - work.total, end), slot, work.start, self._seen(work))
@@ -200,7 +181,7 @@ class Runner:
     ) -> list[Drawn]:
         mode = None if ahead else self._shared_mode(works)
         captured = self._graph(bucket, narrow, ahead, plain, mode)
-        packed, ends = self._pack(works, slots, ahead, bucket)
+        packed, ends = self._packing.pack(works, slots, ahead, bucket)
         rows = captured.replay(packed)
         drawing = [(work, _drawing(work, end)) for work, end in zip(works, ends, strict=True) if work.samples]
         return [_drawn(work, rows[places.start : places.stop], captured.hidden, places) for work, places in drawing]
@@ -225,73 +206,6 @@ class Runner:
         read = work.total * (work.start + work.total) * self._row_bytes
         is_near = self.use_kernels and work.drafted.is_chain and read <= READ_AGAIN
         return is_near or self._is_single(work)
-
-    def _pack(
-        self, works: list[Work], slots: list[int], ahead: int = 0, size: int | None = None
-    ) -> tuple[np.ndarray, list[int]]:
-        """A row of the step as integers: ids, slot, position, mode, rows generated, whether penalties count it.
-
-        Then the last rows of the reply, if the model wants to recall them, and room for `ahead` drafted rows that stand
-        before the one to be drawn. Beside all this, where each work ends.
-        """
-        channels = self.model.channels
-        total = size or sum(work.total for work in works)
-        packed = np.zeros((total, channels * (1 + self._recall + ahead) + 5), dtype=np.int32)
-        packed[:, channels] = self._filler
-        packed[:, channels + 4] = 1
-        packed[:, channels * (1 + self._recall) + 5 :] = NO_ROW
-        end, ends = 0, []
-        singles: list[tuple[int, ...]] = []
-        places: list[int] = []
-        for work, slot in zip(works, slots, strict=True):
-            sequence = work.sequence
-            begin, end = end, end + work.total
-            ends.append(end)
-            if work.total == 1 and not self._recall:
-                counted = sequence.first_counted <= work.start
-                singles.append(
-                    (*sequence.rows[work.start], slot, work.start, sequence.mode, sequence.generated + 1, counted)
-                )
-                places.append(begin)
-                continue
-            packed[begin:end, :channels] = [*sequence.rows[work.start : work.start + work.count], *work.drafted]
-            packed[begin:end, channels] = slot
-            packed[begin:end, channels + 1] = range(work.start, work.start + work.total)
-            if not work.drafted.is_chain:
-                depths = [len(work.drafted.branch(place)) for place in range(len(work.drafted))]
-                packed[end - len(depths) : end, channels + 1] = work.start + work.count - 1 + np.array(depths)
-            packed[begin:end, channels + 2] = sequence.mode
-            packed[begin:end, channels + 3] = sequence.generated + 1
-            uncounted = min(max(0, sequence.first_counted - work.start), work.count)
-            packed[begin : begin + uncounted, channels + 4] = 0
-            if work.samples:
-                self._pack_replies(packed[end - 1 - len(work.drafted) : end], work)
-        if singles:  # one assignment for all: most steps are nothing else
-            packed[places, : channels + 5] = singles
-        return packed, ends
-
-    def _pack_replies(self, packed: np.ndarray, work: Work) -> None:
-        """What the draw behind the last row must know, and those behind the drafted rows if those are right."""
-        channels, sequence, mode = self.model.channels, work.sequence, work.sequence.mode
-        recalled = channels + 5 + channels * self._recall
-        modes = [mode]
-        for place in range(len(packed)):
-            so_far = tuple(work.drafted[before] for before in work.drafted.branch(place - 1))
-            if place:
-                modes.append(self.model.next_mode(modes[1 + work.drafted.parents[place - 1]], so_far[-1]))
-                packed[place, channels + 2 : channels + 5] = modes[-1], sequence.generated + 1 + len(so_far), 0
-                ahead = channels * len(so_far)
-                packed[place, recalled : recalled + ahead] = np.asarray(so_far, dtype=np.int32).reshape(-1)
-            if self._recall:
-                packed[place, channels + 5 : recalled] = self._recent(sequence, so_far).reshape(-1)
-
-    def _recent(self, sequence: Sequence, drafted: tuple[Row, ...]) -> np.ndarray:
-        """The last rows of the reply so far, with NO_ROW before its beginning.  # [row, channel]"""
-        recent = np.full((self._recall, self.model.channels), NO_ROW, dtype=np.int32)
-        reply = [*sequence.rows[len(sequence) - min(self._recall, sequence.generated) :], *drafted][-self._recall :]
-        if reply:
-            recent[-len(reply) :] = reply
-        return recent
 
     def _wish(self, works: list[Work]) -> Wish | None:
         """The drafted rows as wishes of the draws before them, where acceptance is relaxed."""
@@ -330,7 +244,7 @@ class Runner:
         slots, positions = packed[:, channels].contiguous(), packed[:, channels + 1].contiguous()
         if counts:
             counted = packed[:, channels + 4] != 0
-            self._tables.note(torch.where(counted, slots, self._filler), rows)
+            self._tables.note(torch.where(counted, slots, self._packing.filler), rows)
         places = None
         if any(piece.visible is not None for piece in pieces):
             places = positions.clone()
@@ -343,9 +257,9 @@ class Runner:
         if packed.shape[0] == 0:
             return rows[:0], hidden
         slot, position, mode, generated = packed[:, channels : channels + 4].long().unbind(-1)
-        others = packed[:, channels + 5 :].unflatten(-1, (self._recall + ahead, channels))
-        recent = others[:, : self._recall] if self._recall else None
-        drafted = others[:, self._recall :] if ahead else None
+        others = packed[:, channels + 5 :].unflatten(-1, (self._packing.recall + ahead, channels))
+        recent = others[:, : self._packing.recall] if self._packing.recall else None
+        drafted = others[:, self._packing.recall :] if ahead else None
         draw = SlotDraw(
             self._tables, slot, position + 1, mode, generated, narrow, recent, drafted, wish, plain, shared_mode
         )
@@ -357,7 +271,7 @@ class Runner:
         """The captured step of a bucket."""
         key = (bucket, narrow, ahead, plain, mode)
         if key not in self._graphs:
-            given = torch.from_numpy(self._pack([], [], ahead, bucket)[0]).to(self.device)
+            given = torch.from_numpy(self._packing.pack([], [], ahead, bucket)[0]).to(self.device)
             side = torch.cuda.Stream(self.device)
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
@@ -444,8 +358,9 @@ class Runner:
         )
 
     def _is_plain(self, works: list[Work]) -> bool:
-        """Whether every draw is to be the likeliest id and nobody's penalties count."""
-        return not self._counts(works) and self._is_greedy([work.sequence for work in works if work.samples])
+        """Whether there are draws, each is to be the likeliest id, and nobody's penalties count."""
+        drawing = [work.sequence for work in works if work.samples]
+        return bool(drawing) and not self._counts(works) and self._is_greedy(drawing)
 
     def _counts(self, works: list[Work]) -> bool:
         """Whether somebody's penalties ask for what stands before. Nobody: a history is caught up with when asked."""
@@ -473,5 +388,5 @@ def _drawing(work: Work, end: int) -> range:
 
 def _drawn(work: Work, rows: list[list[int]], hidden: Tensor, places: range) -> Drawn:
     speculation = work.sequence.speculation
-    reads = speculation is not None and speculation.reads_hidden
+    reads = work.sequence.states is not None or (speculation is not None and speculation.reads_hidden)
     return Drawn([tuple(row) for row in rows], hidden[places.start : places.stop].clone() if reads else None)

@@ -165,6 +165,7 @@ class MossSpeech(nn.Module):
 
     channels = 2
     lone_modes = (AUDIO,)  # where nobody writes text, nobody asks the text head, nor the last layer before it
+    takes_narrow_cache = True
 
     def __init__(self, config: MossSpeechConfig) -> None:
         super().__init__()

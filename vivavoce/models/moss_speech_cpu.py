@@ -134,6 +134,8 @@ class CpuMossSpeech(MossSpeech):
 
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Both tails' states of every row.  # [row, 2] → [row, 2, hidden]"""
+        if batch.cache.is_narrow:
+            return super().forward(rows, batch)
         places = self._places(batch)
         x = self.model.embed(rows)
         for layer in self._shared_layers:

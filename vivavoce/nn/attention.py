@@ -38,21 +38,30 @@ class PagedAttention(nn.Module):
 
     def forward(self, x: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
         """Attend each row to its sequence's past and itself.  # [row, hidden] → [row, hidden]"""
-        queries = self.remember(x, rotary, layer, batch)
+        packed = self._packed(x)
+        if kernels.usable(packed) and kernels.takes_one_row(packed, batch, self.kv_heads):
+            given = (packed, self._norms(), rotary.cos, rotary.sin, layer, batch, self.kv_heads)
+            return project(self.o_proj, kernels.one_row_decode(*given).flatten(-2))
+        queries = self._store(packed, rotary, layer, batch)
         return project(self.o_proj, attend(queries, layer, batch).flatten(-2))
 
     def remember(self, x: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
         """Keep the rows' keys and values; their queries.  # [row, hidden] → [row, head, head_dim]"""
-        packed = project(self.qkv_proj, x).unflatten(-1, (-1, self.head_dim))  # [row, heads + 2 kv_heads, head_dim]
-        return self._store(packed, rotary, layer, batch)
+        return self._store(self._packed(x), rotary, layer, batch)
+
+    def _packed(self, x: Tensor) -> Tensor:
+        """Queries, keys and values.  # [row, hidden] → [row, heads + 2 kv_heads, head_dim]"""
+        return project(self.qkv_proj, x).unflatten(-1, (-1, self.head_dim))
+
+    def _norms(self) -> tuple[Tensor, Tensor, float] | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
 
     def _store(self, packed: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
         """Norm and rotate queries and keys, write keys and values to the cache, return the queries."""
         if kernels.usable(packed):
-            norms = None
-            if self.q_norm is not None and self.k_norm is not None:
-                norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-            return kernels.norm_rotate_store(packed, norms, rotary.cos, rotary.sin, layer, batch, self.kv_heads)
+            return kernels.norm_rotate_store(packed, self._norms(), rotary.cos, rotary.sin, layer, batch, self.kv_heads)
         queries, keys, values = packed.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
@@ -70,7 +79,7 @@ def attend(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
     if batch.singles:
         out[: batch.singles] = kernels.paged_decode(queries[: batch.singles], layer, batch)
     for piece in batch.pieces:
-        out[piece.rows] = _attend_piece(queries[piece.rows], *batch.read(layer, piece), piece)
+        out[piece.rows] = _attend_piece(queries[piece.rows], *batch.read(layer, piece, queries.dtype), piece)
     return out
 
 

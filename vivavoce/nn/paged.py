@@ -1,4 +1,7 @@
-"""Where attention keeps its past: keys and values in pages, and the rows of one step that read and extend them."""
+"""Where attention keeps its past: keys and values in pages, and the rows of one step that read and extend them.
+
+They are kept in the model's own type, or in float8 with a scale for each head of each row: half the memory of 16 bits.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,6 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+NARROW = torch.float8_e4m3fn
+LARGEST, SMALLEST_SCALE = 448.0, 1e-12  # of NARROW, and of a head whose numbers are all zero
+SCALE = torch.float32
 SCRATCH_PAGE = 0  # belongs to nobody; rows that only fill a batch up to its bucket write there
 
 
@@ -18,8 +24,9 @@ class KVShape:
     head_dim: int
 
     def bytes_per_row(self, dtype: torch.dtype) -> int:
-        """Bytes of keys and values one row costs."""
-        return 2 * self.layers * self.heads * self.head_dim * dtype.itemsize
+        """Bytes of keys and values one row costs, with their scales if they are kept narrow."""
+        scale = SCALE.itemsize if dtype == NARROW else 0
+        return 2 * self.layers * self.heads * (self.head_dim * dtype.itemsize + scale)
 
 
 @dataclass
@@ -28,6 +35,8 @@ class PagedCache:
 
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None = None  # [layer, page, row in page, head], where keys and values are kept narrow
+    value_scales: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -35,11 +44,31 @@ class PagedCache:
     ) -> "PagedCache":
         """A zeroed cache: a page is never read before it is written, but its unwritten rows may be, under a mask."""
         size = (shape.layers, pages, page_size, shape.heads, shape.head_dim)
-        return cls(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
+        if dtype != NARROW:
+            return cls(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
+        keys, values = (torch.zeros(size, dtype=torch.uint8, device=device).view(NARROW) for _ in range(2))
+        return cls(keys, values, *(torch.zeros(size[:-1], dtype=SCALE, device=device) for _ in range(2)))
 
     @property
     def page_size(self) -> int:
         return int(self.keys.shape[2])
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether keys and values are kept in fewer bits than they are computed in."""
+        return self.key_scales is not None
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Keys, values and their scales in one layer."""
+        if self.key_scales is None or self.value_scales is None:
+            return self.keys[layer], self.values[layer], None, None
+        return self.keys[layer], self.values[layer], self.key_scales[layer], self.value_scales[layer]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is kept, in types that every device can move: keys, values, and their scales if they have any."""
+        if self.key_scales is None or self.value_scales is None:
+            return self.keys, self.values
+        return self.keys.view(torch.uint8), self.values.view(torch.uint8), self.key_scales, self.value_scales
 
     @torch.no_grad()
     def copy_pages(self, pairs: list[tuple[int, int]]) -> None:
@@ -48,7 +77,7 @@ class PagedCache:
             return
         source = torch.tensor([pair[0] for pair in pairs], device=self.keys.device)
         target = torch.tensor([pair[1] for pair in pairs], device=self.keys.device)
-        for tensor in (self.keys, self.values):
+        for tensor in self.tensors():
             tensor[:, target] = tensor[:, source]
 
 
@@ -91,8 +120,12 @@ class RowBatch:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new rows' keys and values.  # each [row, head, head_dim]"""
         pages, rows = self.addresses
-        self.cache.keys[layer, pages, rows] = keys
-        self.cache.values[layer, pages, rows] = values
+        kept = (keys, values)
+        if self.cache.is_narrow:
+            (keys, key_scales), (values, value_scales) = narrowed(keys), narrowed(values)
+            kept = (keys, values, key_scales, value_scales)
+        for tensor, new in zip(self.cache.tensors(), kept, strict=True):
+            tensor[layer, pages, rows] = new
 
     @cached_property
     def addresses(self) -> tuple[Tensor, Tensor]:
@@ -101,10 +134,27 @@ class RowBatch:
         page_size = self.cache.page_size
         return self.page_table[self.slots.long(), places // page_size].long(), places % page_size
 
-    def read(self, layer: int, piece: Piece) -> tuple[Tensor, Tensor]:
-        """All keys and values a piece may attend to.  # each [context, head, head_dim]"""
+    def read(self, layer: int, piece: Piece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """All keys and values a piece may attend to; if they are kept narrow, in this type.
+
+        # each [context, head, head_dim]
+        """
         count = -(-piece.context // self.cache.page_size)
         pages = self.page_table[piece.slot, :count].long()
-        keys = self.cache.keys[layer, pages].flatten(0, 1)[: piece.context]
-        values = self.cache.values[layer, pages].flatten(0, 1)[: piece.context]
+        keys, values, *scales = (tensor[layer, pages].flatten(0, 1)[: piece.context] for tensor in self.cache.tensors())
+        if scales:
+            keys, values = widened(keys, scales[0], dtype), widened(values, scales[1], dtype)
         return keys, values
+
+
+def narrowed(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads in float8, as bytes, each scaled to use its whole range, and the scales.  # [.., head_dim] → .., [..]"""
+    wide = rows.float()
+    scale = (wide.abs().amax(-1) / LARGEST).clamp_min(SMALLEST_SCALE)
+    return (wide / scale[..., None]).to(NARROW).view(torch.uint8), scale
+
+
+def widened(heads: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `narrowed` made, as floats again.  # [.., head_dim], [..]"""
+    wide = torch.promote_types(dtype, torch.float32)
+    return (heads.view(NARROW).to(wide) * scale[..., None].to(wide)).to(dtype)

@@ -19,12 +19,15 @@ if AVAILABLE or TYPE_CHECKING:
     from vivavoce.nn.kernels.narrow_draw import WIDEST_DRAW, narrow_draw
     from vivavoce.nn.kernels.norm_linear import norm_linear
     from vivavoce.nn.kernels.norm_mish import norm_mish
+    from vivavoce.nn.kernels.one_row_decode import one_row_decode, takes_one_row
     from vivavoce.nn.kernels.page_attention import page_attention, store_rows
     from vivavoce.nn.kernels.paged_decode import paged_decode
     from vivavoce.nn.kernels.rms_norm import add_rms_norm
     from vivavoce.nn.kernels.rotary_store import norm_rotate_store
     from vivavoce.nn.kernels.rotate_first_head import rotate_first_head
     from vivavoce.nn.kernels.row_linear import MOST_ROWS, Pages, row_linear
+    from vivavoce.nn.kernels.rows_linear import MOST_ROWS as MOST_TILED_ROWS
+    from vivavoce.nn.kernels.rows_linear import Folded, rows_linear
     from vivavoce.nn.kernels.silu_multiply import silu_multiply
     from vivavoce.nn.kernels.snake import snake
     from vivavoce.nn.kernels.stream_conv import stream_conv
@@ -41,7 +44,9 @@ __all__ = [
     "AVAILABLE",
     "LONGEST_CHUNK",
     "MOST_ROWS",
+    "MOST_TILED_ROWS",
     "WIDEST_DRAW",
+    "Folded",
     "Pages",
     "Tile",
     "add_layer_norm",
@@ -56,14 +61,17 @@ __all__ = [
     "norm_linear",
     "norm_mish",
     "norm_rotate_store",
+    "one_row_decode",
     "page_attention",
     "paged_decode",
     "rotate_first_head",
     "row_linear",
+    "rows_linear",
     "silu_multiply",
     "snake",
     "store_rows",
     "stream_conv",
+    "takes_one_row",
     "tile_for",
     "tile_name",
     "transcript_rules",

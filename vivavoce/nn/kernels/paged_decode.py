@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vivavoce.nn.kernels.dependent_launch import begin, begin_small, dependent, fetch_near
+from vivavoce.nn.kernels.widening import widened
 from vivavoce.nn.paged import RowBatch
 
 PROGRAMS_WANTED = 264  # two for each of an H200's multiprocessors; more splits than that only add joining
@@ -13,12 +14,20 @@ MOST_SPLITS = 32
 
 
 @triton.jit
+def softened(scores, inside, peak):
+    """Scores against the highest so far, exponentiated; what earlier sums shrink by; and the highest now."""
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    highest = tl.maximum(peak, tl.max(scores, axis=1))
+    return tl.exp(scores - highest[:, None]), tl.exp(peak - highest), highest
+
+
+@triton.jit
 def _decode_split(
-    queries_ptr, keys_ptr, values_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, scale,
-    out_ptr, part_ptr, peak_ptr, weight_ptr,
+    queries_ptr, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, slots_ptr, positions_ptr, page_table_ptr,
+    table_width, scale, out_ptr, part_ptr, peak_ptr, weight_ptr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, LINE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    NARROW: tl.constexpr, FAST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -50,17 +59,18 @@ def _decode_split(
         place = first + tl.arange(0, BLOCK)
         inside = place < end
         page = tl.load(page_table_ptr + slot * table_width + place // PAGE, mask=inside, other=0).to(tl.int64)
-        offset = ((page * PAGE + place % PAGE) * KV_HEADS + kv_head) * DIM
-        keys = tl.load(keys_ptr + offset[:, None] + column[None, :], mask=inside[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        shrink = tl.exp(peak - new_peak)
-        chance = tl.exp(scores - new_peak[:, None])
-        values = tl.load(values_ptr + offset[:, None] + column[None, :], mask=inside[:, None], other=0.0)
-        total = total * shrink[:, None] + tl.dot(chance.to(values.dtype), values, input_precision=PRECISION)
+        cell = (page * PAGE + place % PAGE) * KV_HEADS + kv_head
+        keys = tl.load(keys_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
+        scores = tl.dot(queries, tl.trans(widened(keys, queries.dtype, FAST)), input_precision=PRECISION) * scale
+        if NARROW:
+            scores *= tl.load(key_scale_ptr + cell, mask=inside, other=0.0)[None, :]
+        chance, shrink, peak = softened(scores, inside, peak)
+        values = tl.load(values_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
         weight = weight * shrink + tl.sum(chance, axis=1)
-        peak = new_peak
+        if NARROW:
+            chance *= tl.load(value_scale_ptr + cell, mask=inside, other=0.0)[None, :]
+        chance, values = chance.to(queries.dtype), widened(values, queries.dtype, FAST)
+        total = total * shrink[:, None] + tl.dot(chance, values, input_precision=PRECISION)
 
     kept = group < GROUP
     if SPLITS == 1:
@@ -74,7 +84,7 @@ def _decode_split(
 
 
 @triton.jit
-def _join_splits(
+def join_splits(
     part_ptr, peak_ptr, weight_ptr, out_ptr, DIM: tl.constexpr, SPLITS: tl.constexpr, DEPENDENT: tl.constexpr
 ):
     begin_small(DEPENDENT)
@@ -93,9 +103,9 @@ def paged_decode(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
     """Attention of the first rows of a batch, one by one. Twin: `vivavoce.nn.attention._attend_single`."""
     queries = queries.contiguous()
     rows, heads, dim = queries.shape
-    keys, values = batch.cache.keys[layer], batch.cache.values[layer]
+    keys, values, key_scales, value_scales = batch.cache.of_layer(layer)
     kv_heads = keys.shape[2]
-    splits = _splits(rows * kv_heads)
+    splits = splits_for(rows * kv_heads)
     out = torch.empty_like(queries)
     parts, peaks, weights = out, out, out
     if splits > 1:
@@ -103,22 +113,21 @@ def paged_decode(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
         peaks = torch.empty(rows, heads, splits, dtype=torch.float32, device=queries.device)
         weights = torch.empty_like(peaks)
     _decode_split[(rows, kv_heads, splits)](
-        queries, keys, values, batch.slots, batch.positions, batch.page_table, batch.page_table.shape[1], dim**-0.5,
-        out, parts, peaks, weights,
+        queries, keys, values, key_scales, value_scales, batch.slots, batch.positions, batch.page_table,
+        batch.page_table.shape[1], dim**-0.5, out, parts, peaks, weights,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)),
-        DIM=dim, PAGE=batch.cache.page_size, SPLITS=splits, BLOCK=32 if splits > 1 else 64,
-        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32", LINE=min(dim, 128 // queries.element_size()),
-        num_warps=4, num_stages=3,
-        **dependent(queries.device),
+        DIM=dim, PAGE=batch.cache.page_size, SPLITS=splits, BLOCK=32 if splits > 1 or batch.cache.is_narrow else 64,
+        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32", LINE=min(dim, 128 // keys.element_size()),
+        NARROW=batch.cache.is_narrow, FAST=queries.is_cuda, num_warps=4, num_stages=3, **dependent(queries.device),
     )  # fmt: skip
     if splits > 1:
-        _join_splits[(rows * heads,)](
+        join_splits[(rows * heads,)](
             parts, peaks, weights, out, DIM=dim, SPLITS=splits, num_warps=1, **dependent(queries.device)
         )
     return out
 
 
-def _splits(programs: int) -> int:
+def splits_for(programs: int) -> int:
     """A power of two that brings the number of programs near what the chip holds."""
     wanted = max(1, PROGRAMS_WANTED // programs)
     return min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))

@@ -10,11 +10,25 @@ from vivavoce.nn.paged import RowBatch
 
 
 @triton.jit
+def _keep(low, high, heads_ptr, scale_ptr, cell, column, HALF: tl.constexpr, NARROW: tl.constexpr):
+    """Write the halves of a head to the cache. Twin of narrowing: `vivavoce.nn.paged.narrowed`."""
+    if NARROW:
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(low), axis=0), tl.max(tl.abs(high), axis=0))
+        scale = tl.maximum(largest / 448.0, 1e-12)
+        tl.store(scale_ptr + cell, scale)
+        low, high = low / scale, high / scale
+    target = heads_ptr + cell * 2 * HALF
+    tl.store(target + column, low.to(heads_ptr.dtype.element_ty))
+    tl.store(target + HALF + column, high.to(heads_ptr.dtype.element_ty))
+
+
+@triton.jit
 def _norm_rotate_store(
-    packed_ptr, queries_ptr, keys_ptr, values_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
-    slots_ptr, positions_ptr, page_table_ptr, table_width, eps,
+    packed_ptr, queries_ptr, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, q_weight_ptr, k_weight_ptr,
+    cos_ptr, sin_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
-    NORMED: tl.constexpr, DEPENDENT: tl.constexpr,
+    NORMED: tl.constexpr, NARROW: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)  # queries first, then keys, then values
@@ -31,9 +45,8 @@ def _norm_rotate_store(
     second = tl.load(source + HALF + column)
 
     if head >= HEADS + KV_HEADS:
-        target = values_ptr + (cache_row + head - HEADS - KV_HEADS) * DIM
-        tl.store(target + column, first)
-        tl.store(target + HALF + column, second)
+        cell = cache_row + head - HEADS - KV_HEADS
+        _keep(first, second, values_ptr, value_scale_ptr, cell, column, HALF, NARROW)
     else:
         low, high = first.to(tl.float32), second.to(tl.float32)
         if NORMED:
@@ -45,12 +58,14 @@ def _norm_rotate_store(
             high = ((high * scale).to(first.dtype) * high_weight).to(tl.float32)
         cos = tl.load(cos_ptr + position * HALF + column)
         sin = tl.load(sin_ptr + position * HALF + column)
+        low, high = (low * cos - high * sin).to(first.dtype), (high * cos + low * sin).to(first.dtype)
         if head < HEADS:
             target = queries_ptr + (row * HEADS + head) * DIM
+            tl.store(target + column, low)
+            tl.store(target + HALF + column, high)
         else:
-            target = keys_ptr + (cache_row + head - HEADS) * DIM
-        tl.store(target + column, (low * cos - high * sin).to(first.dtype))
-        tl.store(target + HALF + column, (high * cos + low * sin).to(first.dtype))
+            cell = cache_row + head - HEADS
+            _keep(low, high, keys_ptr, key_scale_ptr, cell, column, HALF, NARROW)
 
 
 def norm_rotate_store(
@@ -67,10 +82,11 @@ def norm_rotate_store(
     heads = all_heads - 2 * kv_heads
     q_weight, k_weight, eps = norms or (packed, packed, 0.0)  # without norms, nobody reads them
     queries = torch.empty(rows, heads, dim, dtype=packed.dtype, device=packed.device)
+    keys, values, key_scales, value_scales = batch.cache.of_layer(layer)
     _norm_rotate_store[(rows, all_heads)](
-        packed, queries, batch.cache.keys[layer], batch.cache.values[layer], q_weight, k_weight, cos, sin,
+        packed, queries, keys, values, key_scales, value_scales, q_weight, k_weight, cos, sin,
         batch.slots, batch.positions, batch.page_table, batch.page_table.shape[1], eps,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=batch.cache.page_size, NORMED=norms is not None, num_warps=1,
-        **dependent(packed.device),
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=batch.cache.page_size, NORMED=norms is not None,
+        NARROW=batch.cache.is_narrow, num_warps=1, **dependent(packed.device),
     )  # fmt: skip
     return queries
