@@ -20,6 +20,8 @@ from vivavoce.speech.mouth import CpuMouth, EngineMouth, before_text
 
 REFERENCE = tuple(tuple((7 * frame + 3 * book) % 24 for book in range(5)) for frame in range(6))
 PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())
+WIDER = dataclasses.replace(CONFIG, hidden_size=128, intermediate_size=256, num_heads=4)
+NEEDS_INT8 = pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
 SAMPLINGS = {
     "greedy": GREEDY,
     "greedy with a penalty": Sampling(0.0, repetition_penalty=1.5),
@@ -77,6 +79,34 @@ def test_a_past_is_a_value(model):
     assert torch.equal(past.keys_values, before)
 
 
+@pytest.mark.parametrize("is_int8", [False, pytest.param(True, marks=NEEDS_INT8)])
+def test_without_python_the_same_is_said(is_int8):
+    model = MossTTSNano.random(WIDER, deviation=0.1)
+    if is_int8:
+        to_int8(model)
+    slow, quick = CpuDecoder(model), CpuDecoder(model)
+    quick.compile()
+    assert type(quick.whole) is not type(slow.whole)
+    rows, more = before_text(PROMPT, REFERENCE), PROMPT.speech("Yes.")
+    pasts = [decoder.read(rows) for decoder in (slow, quick)]
+    assert torch.equal(pasts[0].keys_values, pasts[1].keys_values)
+    generation = Generation(SAMPLINGS["published"], 12, 12, penalise_prompt=False)
+    said = [list(decoder.speak(past, more, generation)) for decoder, past in zip((slow, quick), pasts, strict=True)]
+    assert said[0] == said[1] and len(said[0]) >= 11
+
+
+def test_products_that_cannot_be_compiled_stay_as_they_are():
+    other = MossTTSNano.random(WIDER)
+    other.transformer.h[0].mlp.fc_in = torch.nn.Linear(WIDER.hidden_size, WIDER.intermediate_size)
+    decoder = CpuDecoder(other)
+    whole = decoder.whole
+    decoder.compile()
+    assert (
+        decoder.whole is whole
+        and len(list(decoder.speak(decoder.read([(0,) * 6]), [(1,) * 6], Generation(GREEDY, 2, 3)))) == 2
+    )
+
+
 def test_two_sequences_of_one_decoder_do_not_meet(model):
     mouth, generation = CpuMouth(model, PROMPT), Generation(GREEDY, 8, 9)
     alone = {text: list(mouth.frames(REFERENCE, text, generation)) for text in ("Yes.", "No.")}
@@ -92,7 +122,7 @@ def test_noise_is_the_engine_s():
     ids = np.arange(24)
     for channel in range(channels):
         expected = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), channel, torch.from_numpy(ids)[None])
-        np.testing.assert_allclose(draw._noise(channel, ids), expected[0].float().numpy(), rtol=1e-6)
+        np.testing.assert_allclose(draw._noise[channel], expected[0].float().numpy(), rtol=1e-6)
 
 
 def test_leaving_off_leaves_nothing_in_the_engine(model):
@@ -120,10 +150,9 @@ def test_a_text_beyond_the_model_s_reach_is_refused():
         said(CpuMouth(small, PROMPT), Generation(GREEDY, 100))
 
 
-@pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
+@NEEDS_INT8
 def test_rounded_weights_say_nearly_the_same():
-    config = dataclasses.replace(CONFIG, hidden_size=128, intermediate_size=256, num_heads=4)
-    plain, rounded = (MossTTSNano.random(config, deviation=0.1) for _ in range(2))
+    plain, rounded = (MossTTSNano.random(WIDER, deviation=0.1) for _ in range(2))
     to_int8(rounded)
     rows = before_text(PROMPT, REFERENCE)
     expected, found = (CpuDecoder(each).read(rows).keys_values for each in (plain, rounded))

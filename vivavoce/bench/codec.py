@@ -38,16 +38,16 @@ from vivavoce.nn.allocation import allocating, fill_randomly
 SMALL_FLOW = FlowConfig(
     vocabulary=512,
     chunk=5,
-    encoder=FlowEncoderConfig(ratio=4, dim=64, heads=4, feed_forward=128, code_layers=2, frame_layers=2),
-    estimator=FlowEstimatorConfig(channels=64, middle_blocks=2, transformers=1, heads=4, head_dim=16),
-    euler_steps=4,
+    encoder=FlowEncoderConfig(ratio=4, dim=32, heads=2, feed_forward=64, code_layers=1, frame_layers=1),
+    estimator=FlowEstimatorConfig(channels=32, middle_blocks=1, transformers=1, heads=2, head_dim=16),
+    euler_steps=2,
 )
 SMALL_EAR = SpeechEncoderConfig(
     d_model=64, encoder_attention_heads=4, encoder_ffn_dim=128, quantize_position=2, quantize_vocab_size=512
 )
 SHAPES = {
     "true": (FlowConfig.moss_speech(5), SpeechEncoderConfig(), HiFTConfig()),
-    "small": (SMALL_FLOW, SMALL_EAR, HiFTConfig(channels=64, f0_channels=32)),
+    "small": (SMALL_FLOW, SMALL_EAR, HiFTConfig(channels=16, f0_channels=8)),
 }
 PROMPT_CODES = 125  # ten seconds of the voice
 FIRST_CODES = 8  # a chunk of 5 and its look-ahead of 3

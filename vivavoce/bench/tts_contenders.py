@@ -184,18 +184,17 @@ def _cpu_stages(mouth: CpuMouth) -> dict[str, Callable[[], object]]:
     decoder = mouth.decoder
     config = decoder.model.config
     rows = mouth.prompt.speech(TEXT)
-    room, frame_room = decoder.whole.room(VOICE_FRAMES + 400), decoder.local.room(decoder.model.channels)
-    room.keys_values.zero_()
-    hidden = decoder._after(torch.tensor(rows), room, 0)
+    room, frame_room = decoder.room(VOICE_FRAMES + 400).zero_(), decoder.frame_room()
+    hidden = decoder.after(decoder.model.embed(torch.tensor(rows)), room, 0)
     samplings = SpeechSettings().generation(config.n_vq, len(TEXT), 0).per_channel(decoder.model.channels)
     draw = SequenceDraw(samplings, 0, config.audio_vocab_size)
-    row = decoder._row((0,) * decoder.model.codebooks)
+    codes = (0,) * decoder.model.codebooks
 
     def local() -> None:
         draw.start_row(len(rows))
-        decoder._frame(hidden, frame_room, draw, may_stop=False)
+        decoder.frame(hidden, frame_room, draw, may_stop=False)
 
-    return {"global": lambda: decoder._after(row, room, len(rows) + VOICE_FRAMES), "local": local}
+    return {"global": lambda: decoder.after(decoder.embedded(codes), room, len(rows) + VOICE_FRAMES), "local": local}
 
 
 def _plain(setup: Setup) -> Speaks:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.export.nano_onnx_codec import CODE_TOLERANCE, attended, codec_graphs
+from vivavoce.export.nano_onnx_codec import CODE_TOLERANCE, attended, codec_graphs, turned
 from vivavoce.export.onnx_graph import Graph
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import Layer, MossTTSNano, Transformer
 from vivavoce.models.moss_tts_nano_config import NanoSampling
-from vivavoce.nn.rope import rotate_pairs
 from vivavoce.speech.settings import SpeechSettings
 
 HIDDEN, TEXT_STEP, AUDIO_STEP = 0, 1, 2  # `step_type` of the cached local step
@@ -42,8 +41,7 @@ class Rows(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """New rows after a layer, and all keys and values up to them.  # [batch, row, head, dim]"""
         assert isinstance(layer, Layer)
-        queries, keys, values = layer.attn.c_attn(layer.ln_1(x)).unflatten(-1, (3, layer.attn.heads, -1)).unbind(-3)
-        queries, keys = rotate_pairs(queries, *turns), rotate_pairs(keys, *turns)
+        queries, keys, values = turned(layer.attn.c_attn(layer.ln_1(x)), layer.attn.heads, turns)
         if past:
             keys, values = torch.cat([past[0], keys], dim=1), torch.cat([past[1], values], dim=1)
         x = x + layer.attn.c_proj(attended(queries, keys, values, seen))

@@ -19,18 +19,23 @@ SOUND_TOLERANCE = 1e-3
 
 def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     """# [batch, new, head, dim], [batch, row, head, dim] twice, bool [batch, new, row] → [batch, new, head · dim]"""
-    scores = torch.einsum("bqhd,bkhd->bhqk", queries * queries.shape[-1] ** -0.5, keys)
-    chances = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min).softmax(-1)
-    return torch.einsum("bhqk,bkhd->bqhd", chances, values).flatten(2)
+    scores = (queries * queries.shape[-1] ** -0.5).transpose(1, 2) @ keys.permute(0, 2, 3, 1)
+    chances = torch.where(seen[:, None], scores, torch.finfo(scores.dtype).min).softmax(-1)
+    return (chances @ values.transpose(1, 2)).transpose(1, 2).flatten(2)
+
+
+def turned(packed: Tensor, heads: int, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, turned in one go, and values.  # [batch, new, 3 · head · dim], turns [batch, new, dim / 2]"""
+    parts = packed.unflatten(-1, (3 * heads, -1))
+    query, key = rotate_pairs(parts[:, :, : 2 * heads], *turns).split(heads, dim=2)
+    return query, key, parts[:, :, 2 * heads :]
 
 
 def _windowed(layer: nn.Module, x: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor, past: tuple[Tensor, ...]) -> Any:
     """A codec layer over explicit keys and values.  # x [batch, time, d_model], past [batch, head, slot, dim]"""
     assert isinstance(layer, CodecLayer)
     attention = layer.self_attn
-    packed = attention.in_proj(layer.norm1(x)).unflatten(-1, (3, attention.heads, -1))
-    query, key, value = packed.unbind(2)
-    query, key = rotate_pairs(query, *turns), rotate_pairs(key, *turns)
+    query, key, value = turned(attention.in_proj(layer.norm1(x)), attention.heads, turns)
     if past:
         key = torch.cat([past[0].transpose(1, 2), key], dim=1)
         value = torch.cat([past[1].transpose(1, 2), value], dim=1)

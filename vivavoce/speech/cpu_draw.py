@@ -1,7 +1,7 @@
 """The engine's draw for one sequence on the CPU: the same settings, the same noise, in NumPy.
 
-A draw is some dozens of operations on a few numbers. There NumPy's smaller cost of a call counts: an eighth of torch's
-time, for the same codes.
+A draw is a dozen operations on a few numbers. There NumPy's smaller cost of a call counts: an eighth of torch's time,
+for the same codes. Calls are few, because weights sweep the caches between draws; so a row's noise is made at once.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ Words = NDArray[np.uint32]
 LOW_32 = 0xFFFFFFFF
 FIRST, SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 PLACE, CHANNEL, TOKEN = 0x9E3779B9, 0x85EBCA77, np.uint32(0xC2B2AE3D)
+FEWEST_WAYS = 2  # to go on: speak, or stop
 
 
 class ChannelSampling(Protocol):
@@ -34,21 +35,26 @@ class SequenceDraw:
     """Draws the channels of one reply's rows; it remembers what it drew, for penalties."""
 
     def __init__(self, samplings: Sequence[ChannelSampling], seed: int, entries: int) -> None:
-        self.samplings, self.seed = samplings, seed
+        self.samplings = samplings
         self.generated = 0
         channels = len(samplings)
-        self._seen = np.zeros((channels, entries), dtype=bool)
-        self._noise_of_channel = np.zeros(channels, dtype=np.uint32)
+        self._is_greedy = all(sampling.temperature == 0 for sampling in samplings)
+        self._penalties = np.ones((channels, entries), np.float32)  # what each id's logit is to be made less likely by
+        self._seed = _mixed(_mixed(np.array([[seed & LOW_32]], np.uint32)) ^ np.uint32(seed >> 32 & LOW_32))
+        numbers = np.arange(1, channels + 1, dtype=np.uint64) * np.uint64(CHANNEL)
+        self._channels = numbers.astype(np.uint32)[:, None]
+        self._ids = np.arange(max(entries, FEWEST_WAYS), dtype=np.uint32) * TOKEN
+        self._noise: Floats = np.empty((channels, 0), np.float32)  # [channel, id], of the row that is drawn
 
     def start_row(self, position: int) -> None:
         """The next row will stand at this position of the sequence."""
         self.generated += 1
-        seed = self.seed
-        state = _mixed(np.array([seed & LOW_32], np.uint32))
-        state = _mixed(state ^ np.uint32(seed >> 32 & LOW_32))
-        state = _mixed(state + np.uint32(position * PLACE & LOW_32))
-        channels = np.arange(1, len(self.samplings) + 1, dtype=np.uint64) * np.uint64(CHANNEL)
-        self._noise_of_channel = _mixed(state + channels.astype(np.uint32))
+        if self._is_greedy:
+            return
+        state = _mixed(_mixed(self._seed + np.uint32(position * PLACE & LOW_32)) + self._channels)
+        bits = _mixed(_mixed(state + self._ids) ^ state)
+        uniform = ((bits >> np.uint32(8)).astype(np.float64) + 0.5) / 2**24
+        self._noise = -np.log(-np.log(uniform)).astype(np.float32)
 
     def choose(self, channel: int, logits: Floats) -> int:
         """One of a few ways to go on, whatever was drawn before.  # [way]"""
@@ -56,40 +62,43 @@ class SequenceDraw:
         if sampling.temperature == 0:
             return int(logits.argmax())
         scaled = logits / np.float32(sampling.temperature)
-        ids, scores = _likely(scaled, sampling)
-        return int(ids[(scores + self._noise(channel, ids)).argmax()])
+        noise = self._noise[channel]
+        ids = _best(scaled, sampling.top_k)
+        if ids is not None:
+            scaled, noise = scaled[ids], noise[ids]
+        drawn = _drawn(scaled, noise[: len(scaled)], sampling.top_p)
+        return drawn if ids is None else int(ids[drawn])
 
     def sample(self, channel: int, logits: Floats) -> int:
         """An id of a codebook, those drawn before made less likely.  # [id]"""
         penalty = self.samplings[channel].repetition_penalty
-        seen = self._seen[channel, : len(logits)]
-        if penalty != 1.0:
-            told = logits[seen]
-            logits = logits.copy()
-            logits[seen] = np.where(told < 0, told * np.float32(penalty), told / np.float32(penalty))
-        drawn = self.choose(channel, logits)
-        seen[drawn] = True
+        if penalty == 1.0:
+            return self.choose(channel, logits)
+        penalties = self._penalties[channel, : len(logits)]
+        either = np.minimum if penalty > 1 else np.maximum  # of a positive and of a negative logit, what is meant
+        drawn = self.choose(channel, either(logits * penalties, logits / penalties))
+        penalties[drawn] = penalty
         return drawn
 
-    def _noise(self, channel: int, ids: NDArray[np.int64]) -> Floats:
-        state = self._noise_of_channel[channel]
-        bits = _mixed(_mixed(state + ids.astype(np.uint32) * TOKEN) ^ state)
-        uniform = ((bits >> np.uint32(8)).astype(np.float64) + 0.5) / 2**24
-        return np.asarray(-np.log(-np.log(uniform)), dtype=np.float32)
+
+def _best(scaled: Floats, top_k: int) -> NDArray[np.int64] | None:
+    """The ids of the `top_k` best, in any order; None for all."""
+    count = len(scaled)
+    return np.argpartition(scaled, count - top_k)[count - top_k :] if 0 < top_k < count else None
 
 
-def _likely(scaled: Floats, sampling: ChannelSampling) -> tuple[NDArray[np.int64], Floats]:
-    """Ids that survive top-k, then top-p over what top-k left, and their scores, the best first."""
-    count = min(sampling.top_k or len(scaled), len(scaled))
-    ids = np.argpartition(-scaled, count - 1)[:count] if count < len(scaled) else np.arange(len(scaled))
-    ids = ids[np.argsort(-scaled[ids], kind="stable")]
-    scores = scaled[ids]
-    if sampling.top_p < 1.0:
-        chances = np.exp(scores - scores[0])
-        chances /= chances.sum()
-        kept = max(1, int((np.cumsum(chances) - chances < sampling.top_p).sum()))
-        ids, scores = ids[:kept], scores[:kept]
-    return ids, scores
+def _drawn(scores: Floats, noise: Floats, top_p: float) -> int:
+    """The one that noise makes the best, of those before which less than `top_p` of all chances stand."""
+    noisy = scores + noise
+    if top_p >= 1.0:
+        return int(noisy.argmax())
+    chances = np.exp(scores - scores.max())
+    least = top_p * chances.sum()
+    while True:
+        drawn = int(noisy.argmax())
+        if chances[scores > scores[drawn]].sum() < least:
+            return drawn
+        noisy[drawn] = -np.inf
 
 
 def _mixed(x: Words) -> Words:

@@ -69,7 +69,8 @@ class CpuMouth:
         return self.decoder.speak(past, rows, generation)
 
     def warm_up(self) -> None:
-        """Nothing is worth doing ahead."""
+        """Take Python out of the steps."""
+        self.decoder.compile()
 
 
 class EngineMouth:

@@ -1,7 +1,8 @@
 """Frames become sound in chunks that grow with the lead over an imagined player.
 
 The first chunk is decoded at once, for a quick start. On a CPU with another core free, later ones are decoded there
-while the next frames are made; on other devices, the chunks that several texts wait for are decoded together.
+while the next frames are made: short ones, since the last is waited for, unless more frames wait already. On other
+devices, the chunks that several texts wait for are decoded together.
 """
 
 import os
@@ -20,6 +21,7 @@ Samples = NDArray[np.float32]
 Frame = tuple[int, ...]
 State = TypeVar("State")
 """Where a codec's stream stands; a value."""
+LONGEST, LONGEST_BESIDE = 1.6, 0.32  # seconds of a chunk
 
 
 def spare_cores() -> int:
@@ -55,7 +57,8 @@ class Sounding(Generic[State]):
     """Whether sound is wanted as soon as it is there; if not, the chunks are always the same ones."""
 
     def __post_init__(self) -> None:
-        self.policy = LeadPolicy(Grain(frame_seconds=self.frame_seconds))
+        longest = LONGEST if self.beside is None else LONGEST_BESIDE
+        self.policy = LeadPolicy(Grain(frame_seconds=self.frame_seconds), longest=longest)
         self.chunks = 0
 
     def sounds(self, frames: Iterator[Frame]) -> Iterator[Samples]:
@@ -81,7 +84,11 @@ class Sounding(Generic[State]):
 
     def _due(self, waiting: int, is_last: bool) -> int:
         """How many of the waiting frames are to be decoded now."""
-        return next_chunk(self.policy, waiting, is_last, self.chunks, self.player.lead(self.clock())) if waiting else 0
+        lead = self.player.lead(self.clock())
+        count = next_chunk(self.policy, waiting, is_last, self.chunks, lead) if waiting else 0
+        if count and self.is_live and self.beside is not None:  # the codec may be slower than the language model
+            return min(waiting, round(LONGEST / self.frame_seconds))
+        return count
 
     def _decoded(self, codes: list[Frame]) -> tuple[Samples, State]:
         return self.decode(self.state, codes)

@@ -20,7 +20,7 @@ from vivavoce.speech.interface import Manner
 from vivavoce.speech.mouth import CpuMouth, EngineMouth, Mouth
 from vivavoce.speech.rounds import Rounds
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.speech.sounding import Sounding, beside
+from vivavoce.speech.sounding import Sounding, beside, spare_cores
 from vivavoce.speech.telling import Before, Frames, FrameSpeaker
 from vivavoce.speech.threads import settle_threads
 from vivavoce.speech.voices import VoiceShelf
@@ -121,7 +121,8 @@ class Speaker(FrameSpeaker):
 
     def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> Sounding[State]:
         seconds = 1 / self.codec.config.frame_rate
-        return Sounding(self.decode, self.decode.start(), seconds, player, clock, self._beside, is_live)
+        beside = self._beside if torch.get_num_threads() <= spare_cores() else None  # no core is left for it
+        return Sounding(self.decode, self.decode.start(), seconds, player, clock, beside, is_live)
 
     def _frames(self, text: str, before: Before, seed: int, greedy: bool) -> Frames:
         tokens = self.prompt.count_tokens(text)
