@@ -17,11 +17,11 @@ import torch
 
 from vivavoce.bench.asr_speech import Spoken, spoken_sentences
 from vivavoce.bench.progress import stage
-from vivavoce.device import Device, pick, resolve_dtype
+from vivavoce.device import Device, dtype_name, pick
 from vivavoce.errors import MissingDependencyError, VivaError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper_transcriber import Padding, WhisperTranscriber, Wish
-from vivavoce.recognition.backends import Backend, MoonshineBackend, OwnBackend, int8_listener
+from vivavoce.recognition.backends import Backend, MoonshineBackend, OwnBackend, own_listener
 from vivavoce.recognition.converted import load_converted
 from vivavoce.recognition.drafting import DraftChoice
 from vivavoce.recognition.many import TranscribingEngine
@@ -92,7 +92,7 @@ def run(
     place = pick(device)
     with stage("loading"):
         spoken = spoken_sentences(speech, most)
-        listener = _listener(resolve(model), place, dtype)
+        listener = own_listener(resolve(model), place, dtype)
         choices = _choices(draft, heads, width)
         contenders = _contenders(listener, place, choices, padding)
         if peer:
@@ -108,7 +108,8 @@ def run(
         "what": "speech recognition",
         "model": model,
         "device": place.name,
-        "dtype": dtype if dtype == "int8" else str(listener.model.encoder.conv1.weight.dtype).removeprefix("torch."),
+        "dtype": dtype if dtype == "int8" else dtype_name(listener.model.decoder.embed_tokens.weight.dtype),
+        "encoder_dtype": dtype_name(listener.model.encoder.conv1.weight.dtype),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -129,12 +130,6 @@ def run(
         out.mkdir(parents=True, exist_ok=True)
         (out / "asr.json").write_text(json.dumps(result, indent=2), encoding="utf8")
     return result
-
-
-def _listener(source: Path, device: Device, dtype: str) -> WhisperTranscriber:
-    if dtype == "int8":
-        return int8_listener(source, device)
-    return WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
 
 
 def _choices(drafts: Sequence[str], heads: str | None, width: int) -> dict[str, DraftChoice]:
@@ -246,7 +241,8 @@ def print_result(result: Mapping[str, Any]) -> None:
 
     console = Console(stderr=True, soft_wrap=True, highlight=False, width=160)
     console.print(
-        f"{result['model']} ({result['dtype']}) on {result['device']}, {result['threads']} thread(s): "
+        f"{result['model']} ({result['dtype']}, encoder {result['encoder_dtype']}) on {result['device']}, "
+        f"{result['threads']} thread(s): "
         f"{result['recordings']} recordings, {result['sound_seconds']} s, padding {result['padding']}; {result['how']}"
     )
     columns = ("", "WER", "CER", "RTF", "p50 ms", "p95 ms", "tokens/s", "× plain", "same text", "tokens/pass", "kept")

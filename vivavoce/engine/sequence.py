@@ -40,9 +40,13 @@ class Sequence:
     """Who hears the reply while it is made, if anybody does."""
     served: float = 0.0
     """When a step last computed some of its rows, on the scheduler's clock."""
+    voiced: float | None = None
+    """When the rows of its first sound were there."""
     speculation: Speculation | None = None
     hidden: Tensor | None = None
     """The model's state from which the newest row was drawn, kept where a draft is made of it."""
+    states: list[Tensor] | None = None
+    """The states from which all rows of the reply were drawn, [row, …] each, where somebody keeps them."""
 
     def __len__(self) -> int:
         return len(self.rows)

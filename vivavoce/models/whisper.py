@@ -137,7 +137,7 @@ class WhisperEncoder(nn.Module):
         x = x + self.embed_positions.weight[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)
-        states: Tensor = self.layer_norm(x)
+        states: Tensor = self.layer_norm(x.to(self.layer_norm.weight.dtype))
         return states
 
 

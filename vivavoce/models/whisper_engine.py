@@ -16,11 +16,12 @@ from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Draw, Row
 from vivavoce.models.whisper import CrossAttention, WhisperDecoder, WhisperDecoderLayer, WindowMemory
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_decoding import Text, no_speech_chances
+from vivavoce.models.whisper_decoding import Text
 from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper_lean import laid_out
 from vivavoce.models.whisper_rules import FORBIDDEN, TimestampRules
 from vivavoce.models.whisper_settings import WhisperSettings
-from vivavoce.models.whisper_step import Look, is_single, single_rows_step
+from vivavoce.models.whisper_step import Look, fold, is_single, single_rows_step, spelt
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn import kernels
 from vivavoce.nn.attention import attend
@@ -67,6 +68,7 @@ class WindowStore:
         self.arrived = torch.zeros(MOST_ROWS * heads, dtype=torch.int32, device=like.device)
         self._positions = [1] * (windows + 1)
         self._free = list(range(windows, NOBODY, -1))
+        self._starts: dict[int, Tensor] = {}
 
     @property
     def free(self) -> int:
@@ -94,6 +96,16 @@ class WindowStore:
         if window in self._free or not 1 <= window <= self.windows:
             raise InputError(f"window {window} is not held")
         self._free.append(window)
+        self._starts.pop(window, None)
+
+    def note_starts(self, hidden: Tensor, starts: Tensor, windows: Tensor) -> None:
+        """Keep the states with which texts of windows start.  # [row, d_model], [row] bool, [row]"""
+        for row in starts.nonzero()[:, 0].tolist():
+            self._starts[int(windows[row])] = hidden[row].clone()
+
+    def start(self, window: int) -> Tensor | None:
+        """The state with which a text of a held window started, where it was kept.  # [d_model]"""
+        return self._starts.get(window)
 
     def memory(self, window: int) -> WindowMemory:
         """What is held of a window, without a copy."""
@@ -137,6 +149,7 @@ class WhisperWriter:
             "LATEST_SHIFT": LATEST_SHIFT,
         }
         self._packed = pack_projections(model.decoder)
+        self._folded = fold(model.decoder, self._packed)
 
     def prompt(self, window: int, prompt: Sequence[int], timestamps: bool) -> list[Row]:
         """The rows a text of a held window starts from."""
@@ -149,12 +162,14 @@ class WhisperWriter:
         x = decoder.embed_tokens(rows[:, TOKEN]) + decoder.embed_positions(batch.positions.long())
         look = self.looking(windows)
         if self._packed and is_single(x, batch):
-            return single_rows_step(decoder, self._packed, x, batch, look)
+            return single_rows_step(decoder, self._packed, self._folded, self.store.arrived, x, batch, look)
         for index, layer in enumerate(decoder.stack):
             x = x + self._attend_text(layer, index, x, batch)
             x = x + self._attend_window(layer, index, x, look)
             x = layer.feed_forward(x)
         hidden: Tensor = decoder.layer_norm(x)
+        if rows.shape[0] > 1 and not kernels.usable(x):
+            self.store.note_starts(hidden, rows[:, TOKEN] == self.tokens.startoftranscript, windows)
         return hidden
 
     def _attend_text(self, layer: WhisperDecoderLayer, index: int, x: Tensor, batch: RowBatch) -> Tensor:
@@ -193,7 +208,8 @@ class WhisperWriter:
         for window, count in runs:
             keys, values = self.store.read(index, window)
             queries = query[begin : begin + count].transpose(0, 1)
-            mixed.append(functional.scaled_dot_product_attention(queries, keys, values).transpose(0, 1))
+            found = functional.scaled_dot_product_attention(queries[None], keys[None], values[None])[0]
+            mixed.append(found.transpose(0, 1))
             begin += count
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
@@ -206,9 +222,8 @@ class WhisperWriter:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What each state says of the next token, before any rule.  # [row, d_model] → [row, vocabulary] float32"""
-        if self._packed and kernels.usable(hidden) and hidden.shape[0] <= kernels.MOST_ROWS:
-            weight = self.model.decoder.embed_tokens.weight
-            return kernels.row_linear(hidden.contiguous(), weight, None, dtype=torch.float32)
+        if self._packed and kernels.usable(hidden):
+            return spelt(hidden.contiguous(), self.model.decoder, self.store.arrived)
         return self.model.decoder.logits(hidden)
 
     def ruled(self, logits: Tensor, modes: Tensor) -> Tensor:
@@ -234,21 +249,30 @@ class WhisperWriter:
         timestamps: bool,
         ended: bool,
         begun: bool = False,
+        states: Tensor | None = None,
     ) -> Text:
-        """How far a finished text of a held window can be trusted, found in one pass."""
-        decoder, memory = self.model.decoder, self.store.memory(window)
-        ids = torch.tensor([[*prompt, *written]], device=self._ids.device)
-        hidden = decoder(ids, memory)
+        """How far a finished text of a held window can be trusted.
+
+        Found of the states from which its tokens were drawn, where somebody kept them, or else in one pass.
+        # states [token, d_model]
+        """
+        decoder, start = self.model.decoder, self.store.start(window)
         taken = [*written, self.tokens.endoftext] if ended else list(written)
+        if states is None or start is None:
+            ids = torch.tensor([*prompt, *written], device=self._ids.device)
+            hidden = decoder(ids[None], self.store.memory(window))[0]
+            start = hidden[list(prompt).index(self.tokens.startoftranscript)]
+            states = hidden[len(prompt) - 1 :]
         modes = [self.start_mode((0, 2 * window + timestamps)) | (BEGUN if begun else 0)]
         for token in taken[:-1]:
             modes.append(self.next_mode(modes[-1], (token, 2 * window + timestamps)))
         logprob = 0.0
         if taken:
-            logits = decoder.logits(hidden[0, len(prompt) - 1 : len(prompt) - 1 + len(taken)])
-            ruled = self.ruled(logits, torch.tensor(modes, device=ids.device)).log_softmax(-1)
-            logprob = float(ruled.gather(1, torch.tensor(taken, device=ids.device)[:, None]).sum())
-        (silence,) = no_speech_chances(decoder, self.tokens, hidden, ids[:, : len(prompt)])
+            device = states.device
+            logits = decoder.logits(states[: len(taken)])
+            ruled = self.ruled(logits, torch.tensor(modes, device=device)).log_softmax(-1)
+            logprob = float(ruled.gather(1, torch.tensor(taken, device=device)[:, None]).sum())
+        silence = float(decoder.logits(start).softmax(-1)[self.tokens.nospeech])
         return Text(list(written), logprob, ended, silence)
 
     def start_mode(self, last: Row) -> int:
@@ -282,13 +306,17 @@ def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
         parts = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
         if any(type(part) is not nn.Linear for part in [*parts, layer.fc1, layer.fc2]):
             return []
-        weight = torch.cat([part.weight.detach() for part in parts])
+        weight = laid_out(torch.cat([part.weight.detach() for part in parts]))
         like = parts[0].bias.detach()
         bias = torch.cat([torch.zeros_like(like) if part.bias is None else part.bias.detach() for part in parts])
         for part, its_weight, its_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
             part.weight.data = its_weight
             if part.bias is not None:
                 part.bias.data = its_bias
+        for part in (layer.self_attn.out_proj, layer.encoder_attn.q_proj, layer.encoder_attn.out_proj):
+            part.weight.data = laid_out(part.weight.detach())
+        for part in (layer.fc1, layer.fc2):
+            part.weight.data = laid_out(part.weight.detach())
         packed.append((weight, bias))
     return packed
 

@@ -24,6 +24,11 @@ class LeanText:
     length: int = 0
 
 
+def laid_out(weight: Tensor) -> Tensor:
+    """The same matrix, on a CPU column by column: so a few rows are multiplied by it in two thirds of the time."""
+    return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
+
+
 class LeanLayer:
     """What a layer multiplies with."""
 
@@ -32,7 +37,7 @@ class LeanLayer:
         parts = (text.q_proj, text.k_proj, text.v_proj)
         nothing = torch.zeros_like(text.q_proj.bias)
         bias = [nothing if part.bias is None else part.bias.detach() for part in parts]
-        self.packed: Product = (torch.cat([part.weight.detach() for part in parts]), torch.cat(bias))
+        self.packed: Product = (laid_out(torch.cat([part.weight.detach() for part in parts])), torch.cat(bias))
         self.text_out: Product = (text.out_proj.weight, text.out_proj.bias)
         self.query: Product = (window.q_proj.weight, window.q_proj.bias)
         self.window_out: Product = (window.out_proj.weight, window.out_proj.bias)
@@ -85,12 +90,12 @@ class LeanDecoder:
         first, end = places
         heads = (layer.heads, layer.head_dim)
         past[first:end] = functional.linear(self._normed(layer, 0, x), *layer.packed)
-        query, key, value = past[:end].view(end, 3, *heads).permute(1, 2, 0, 3).unbind(0)
-        mixed = functional.scaled_dot_product_attention(query[:, first:], key, value, attn_mask=seen)
-        x = x + functional.linear(mixed.transpose(0, 1).reshape(x.shape), *layer.text_out)
-        query = functional.linear(self._normed(layer, 1, x), *layer.query).view(-1, *heads).transpose(0, 1)
-        mixed = functional.scaled_dot_product_attention(query, memory.keys[index, 0], memory.values[index, 0])
-        x = x + functional.linear(mixed.transpose(0, 1).reshape(x.shape), *layer.window_out)
+        query, key, value = past[:end].view(1, end, 3, *heads).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = functional.scaled_dot_product_attention(query[:, :, first:], key, value, attn_mask=seen)
+        x = x + functional.linear(mixed.transpose(1, 2).reshape(x.shape), *layer.text_out)
+        query = functional.linear(self._normed(layer, 1, x), *layer.query).view(1, -1, *heads).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(query, memory.keys[index], memory.values[index])
+        x = x + functional.linear(mixed.transpose(1, 2).reshape(x.shape), *layer.window_out)
         inner = functional.gelu(functional.linear(self._normed(layer, 2, x), *layer.inner))
         return x + functional.linear(inner, *layer.outer)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.files import Source, read
 from vivavoce.audio.sound import Sound
-from vivavoce.device import pick, resolve_dtype
+from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper_tokens import Task
@@ -86,8 +86,9 @@ def load_transcriber(model: str | Path, device: str = "auto", dtype: str = "auto
 def _loaded(model: str, device: str, dtype: str) -> WhisperTranscriber:
     path = Path(model).expanduser()
     source = path if path.is_file() else resolve(model)
-    picked = pick(device)
-    return WhisperTranscriber.load(source, picked.torch_device, resolve_dtype(dtype, picked))
+    from vivavoce.recognition.backends import own_listener
+
+    return own_listener(source, pick(device), dtype)
 
 
 def _samples(sound: Sound | Source | NDArray[np.floating]) -> tuple[torch.Tensor, float]:

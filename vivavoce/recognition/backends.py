@@ -11,10 +11,11 @@ from typing import Literal, Protocol
 
 import torch
 
-from vivavoce.device import Device, pick, resolve_dtype
+from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_encoding import narrow
 from vivavoce.models.whisper_int8 import to_int8
 from vivavoce.models.whisper_transcriber import Segment, WhisperTranscriber, Wish
 from vivavoce.recognition.converted import CONVERTED, load_converted
@@ -126,10 +127,17 @@ def load_backend(
     if chosen == "faster-whisper":
         compute = "float16" if picked.kind == "cuda" else "int8" if dtype in ("auto", "int8") else dtype
         return load_converted(source, picked.kind, compute)
+    return OwnBackend(own_listener(source, picked, dtype), picked, drafts, gate)
+
+
+def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTranscriber:
+    """A Whisper for our own engine. A CPU that multiplies bfloat16 several times as fast encodes with it, if it may."""
     if dtype == "int8":
-        return OwnBackend(int8_listener(source, picked), picked, drafts, gate)
-    listener = WhisperTranscriber.load(source, picked.torch_device, resolve_dtype(dtype, picked))
-    return OwnBackend(listener, picked, drafts, gate)
+        return int8_listener(source, device)
+    listener = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
+    if dtype == "auto" and device.kind == "cpu" and bfloat16_is_fast_here():
+        narrow(listener.model.encoder)
+    return listener
 
 
 def int8_listener(source: Path, device: Device) -> WhisperTranscriber:

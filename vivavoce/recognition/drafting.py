@@ -25,10 +25,10 @@ from vivavoce.models.whisper import Whisper, WhisperDecoder
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_draft import draft_kind, load_decoder
 from vivavoce.models.whisper_engine import TOKEN, WhisperWriter, WindowHeads
-from vivavoce.models.whisper_guess import GuessingDecoder
 from vivavoce.models.whisper_heads import WhisperHeads
 from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.models.whisper_transcriber import WhisperTranscriber, WriteText
+from vivavoce.recognition.guessing import GuessingDecoder
 
 MOST_PIECES = 24  # tokens of a guessed text that are checked in one pass
 BRANCHES = 3  # places where a text that departed from the guess may stand in it
@@ -135,9 +135,9 @@ class Drafter:
         sources += [source for source in (self._by_heads, self._by_model) if source is not None]
         if not sources:
             return None
-        follows_text = bool(earlier) or window in self._guessed
+        guesses_texts = bool(earlier) or window in self._guessed or isinstance(self._by_model, GuessingDecoder)
         source = sources[0] if len(sources) == 1 else FirstGuess(sources)
-        most = MOST_PIECES if follows_text else self.choice.most
+        most = MOST_PIECES if guesses_texts else self.choice.most
         return Speculation(source, most, reads_hidden=self._by_heads is not None)
 
     def close(self) -> None:

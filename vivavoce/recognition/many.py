@@ -231,6 +231,7 @@ class TranscribingEngine:
             speculation = self.drafter.speculation(one.window, asked, one.earlier)
             self.engine.generate(text, generation, speculation=speculation)
             text.mode |= BEGUN if asked.is_begun else 0
+            text.states = None if self.engine.runner.use_kernels else []
             one.texts.append(text)
 
     def _best(self, one: Listening, asked: WriteText) -> Text:
@@ -243,7 +244,8 @@ class TranscribingEngine:
             is_ended = bool(written) and written[-1] == end
             written = written[:-1] if is_ended else written
             timed = bool(asked.wish.timestamps)
-            judged.append(self.writer.judge(one.window, asked.prompt, written, timed, is_ended, asked.is_begun))
+            states = torch.cat(text.states) if text.states else None
+            judged.append(self.writer.judge(one.window, asked.prompt, written, timed, is_ended, asked.is_begun, states))
             self.engine.close(text)
         one.texts.clear()
         one.earlier = ()

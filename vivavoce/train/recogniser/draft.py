@@ -2,7 +2,8 @@
 
 A decoder of few layers, distilled from the model's own: it begins as some of the layers and learns what the whole
 decoder finds likely. It hears through the model's encoder and shares its tables, so it adds little memory. With
-`--pieces`, a few layers on the frozen encoder that guess the whole text at once, taught by CTC.
+`--pieces`, a few layers on the frozen encoder that guess the whole text at once, taught by CTC; they begin with the
+head that the model itself was taught with, where it lies in the model's folder.
 """
 
 from collections.abc import Sequence
@@ -54,10 +55,12 @@ class PiecesApprentice:
 
     peak_rate = 2e-3
 
-    def __init__(self, model: Whisper, text_ids: int) -> None:
+    def __init__(self, model: Whisper, text_ids: int, begun: PieceGuesser | None = None) -> None:
         self.model = model
         config = model.config
         guesser = PieceGuesser(config.d_model, text_ids, PIECE_LAYERS, config.encoder_attention_heads)
+        if begun is not None:  # fresh layers change nothing: it begins as good as the one the model learnt beside
+            guesser.pieces.load_state_dict(begun.pieces.state_dict())
         self.module = self.guesser = guesser.to(model.decoder.embed_tokens.weight.device)
 
     def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
@@ -82,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def make(model: Whisper, vocabulary: Vocabulary) -> DecoderApprentice | PiecesApprentice:
         if given.pieces:
-            return PiecesApprentice(model, vocabulary.tokens.endoftext)
+            folder = given.asr / PieceGuesser.kind
+            begun = PieceGuesser.load(folder, model.config) if folder.is_dir() else None
+            return PiecesApprentice(model, vocabulary.tokens.endoftext, begun)
         return DecoderApprentice(model, min(given.layers, model.config.decoder_layers - 1))
 
     train_draft(given, make)
