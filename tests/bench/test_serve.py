@@ -18,7 +18,7 @@ REPLY = 1.6
 def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("serve")
     result = serve.run(
-        "cpu", "auto", "tiny", [2, 1], seconds=REPLY, question=0.4, spread=0.2, newcomers=1, keep_going=True, out=out
+        "cpu", "auto", "tiny", [1, 2], seconds=REPLY, question=0.4, spread=0.2, newcomers=1, keep_going=True, out=out
     )
     return result, out
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vivavoce.bench.virtual_time import VirtualLoop, VirtualWorkers
+from vivavoce.bench.virtual_time import VirtualDevice, VirtualLoop, VirtualWorkers
 from vivavoce.dialogue.gathering import Gathering
 
 
@@ -75,3 +75,23 @@ def test_a_slower_machine_takes_longer():
             loop.close()
 
     assert took(3.0) == pytest.approx(3 * took(1.0), rel=0.3)
+
+
+@pytest.mark.parametrize(("fills", "takes"), [(0.5, 0.1), (1.0, 0.2)])
+def test_what_is_on_a_device_at_once_is_slowed_where_it_overfills_it(fills, takes):
+    loop = VirtualLoop(slowdown=0.0)
+    device, told = VirtualDevice(loop), []
+
+    async def compute():
+        for _ in range(2):
+            device.spend(0.1, fills)
+            device.begin(device.asked(), lambda: told.append(loop.time()))
+        begun = loop.time()
+        await asyncio.sleep(1.0)
+        return [moment - begun for moment in told]
+
+    try:
+        assert loop.run_until_complete(compute()) == pytest.approx([takes, takes])
+        assert device.busy == pytest.approx(takes)
+    finally:
+        loop.close()

@@ -123,3 +123,21 @@ def test_a_gap_is_bridged_by_as_much_sound_as_everybody_s_next_chunk_takes():
     for _ in range(40):
         bridge.note(0.16, 8)
     assert bridge.wait(0.17, 8) == 0, "many together cost less each"
+
+
+def test_frames_that_wait_already_are_taken_together_where_long_chunks_cost_little():
+    policy = LeadPolicy(Grain(5, 3), share=0.8, doubles=True, making=1.0)
+    assert [next_chunk(policy, waiting, False, 1, 0.3) for waiting in (7, 8, 12, 13, 40)] == [0, 5, 5, 10, 10]
+    assert [next_chunk(policy, waiting, False, 1, 1.1) for waiting in (12, 13, 22, 23, 60)] == [0, 10, 10, 20, 20]
+    assert next_chunk(policy, 40, False, 0, 0.0) == 5, "a first sound is as short as can be"
+    assert next_chunk(policy, 4, True, 3, 1.1) == 4
+
+
+def test_where_passes_are_shared_a_crowd_does_not_make_a_first_chunk_wait():
+    bridge = Bridge(margin=0.1, are_together=True)
+    bridge.note(0.05, replies=1)
+    assert bridge.wait(0.24, replies=64) == 0
+    bridge.note(0.4, replies=64)
+    assert bridge.wait(0.24, replies=1) == pytest.approx(0.26)
+    bridge.note(0.05, replies=64)
+    assert 0 < bridge.wait(0.24, replies=64) < 0.26

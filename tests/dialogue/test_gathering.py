@@ -93,3 +93,27 @@ async def test_jobs_that_wait_when_it_closes_fail():
         await waiting
     with pytest.raises(VivaError, match="not running"):
         await worker.gathering.do(1)
+
+
+async def test_jobs_wait_for_company_until_a_batch_is_full_or_one_is_due_and_give_way():
+    batches, first_sounds = [], [True]
+
+    def work(jobs):
+        batches.append(sorted(jobs))
+        return jobs
+
+    def gathering(early):
+        return Gathering("viva-test", work, 2, early=early, gives_way=lambda: bool(first_sounds))
+
+    patient = gathering(early=0.01)
+    patient.start()
+    jobs = [asyncio.ensure_future(patient.do(number, urgency=60.0 + number)) for number in range(3)]
+    await asyncio.sleep(0.05)
+    assert batches == []
+    first_sounds.clear()
+    patient.look()
+    assert await asyncio.gather(*jobs[:2]) == [0, 1]
+    assert batches == [[0, 1]] and not jobs[2].done()
+    assert await patient.do(3, urgency=0.0) == 3
+    assert await jobs[2] == 2 and batches[1:] == [[2, 3]]
+    await patient.close()

@@ -219,3 +219,15 @@ async def test_clocks_wait_for_their_moment():
     begun = wall.now()
     await wall.until(begun + 0.001)
     assert wall.now() >= begun + 0.001
+
+
+def test_sound_that_nobody_reads_is_not_resampled_and_does_not_pile_up():
+    timeline, read = OutputTimeline(24_000, 16_000), OutputTimeline(24_000, 16_000)
+    sound = talk(1.0, 1)
+    for number in range(600):
+        moment, piece = 10 + number / 20, np.roll(sound, -number * 1200)[:1200]
+        timeline.play(moment, piece)
+        read.play(moment, piece)
+        read.read(moment, 100)
+    assert len(timeline._sound) == 0 and len(timeline._played) < 20 * 20
+    np.testing.assert_allclose(timeline.read(35.0, 16_000), read.read(35.0, 16_000), atol=1e-5)

@@ -100,9 +100,24 @@ def test_where_nobody_presses_steps_keep_a_pace_and_all_share_them():
     stage.time += POLICY.pace
     assert stage.scheduler.rests() == 0
     stage.step()
-    pressed = stage.reply(heard=0.0, generated=ahead(1.9))
+    hastens = stage.reply(heard=0.0, generated=ahead(1.9))
+    assert stage.scheduler.rests() == pytest.approx(POLICY.pace * POLICY.haste - 0.01)
+    pressed = stage.reply(heard=0.0, generated=ahead(0.9))
     assert stage.scheduler.rests() == 0
-    assert pressed in planned(stage.step())
+    assert {hastens, pressed} <= set(planned(stage.step()))
+
+
+def test_a_reply_rests_while_its_first_sound_is_made_unless_a_step_is_taken_anyway():
+    stage = Stage(places=8)
+    reply = stage.reply(generated=FIRST_ROWS)
+    reply.voiced = stage.time
+    assert stage.scheduler.rests() == pytest.approx(POLICY.voicing)
+    other = stage.reply()
+    assert stage.scheduler.rests() == 0
+    assert set(planned(stage.step())) == {reply, other}
+    del stage.scheduler.sequences[other.id]
+    reply.listener = reply.listener.heard(stage.time, 0.0)
+    assert stage.scheduler.rests() == 0
 
 
 def test_nothing_to_do_rests_for_ever():

@@ -168,3 +168,18 @@ async def test_closing_the_engine_cancels_what_runs():
     assert reply.finish == "cancelled"
     with pytest.raises(VivaError, match="not running"):
         await engine.open()
+
+
+async def test_rows_that_are_there_come_together_and_a_reply_is_begun_in_one_go():
+    core, prompt, short = make_engine(), speech(12, 3), Generation(GREEDY, max_new_rows=7, min_new_rows=7)
+    expected = alone(prompt, short)
+    async with StreamingEngine(core) as engine:
+        past = await engine.open(prompt[:9])
+        reply = await engine.answer(past, prompt, 9, short, most_unread=24)
+        first = await reply.several(3)
+        rest = await reply.several(10)
+        assert len(first) >= 3 and first + rest == expected
+        assert await reply.several(1) == [] and len(past.rows) == 9
+        with pytest.raises(InputError):
+            await engine.answer(past, [(10**9, 0)], 0, short)
+        assert len(core.scheduler.sequences) == 2, "what could not begin leaves nothing"

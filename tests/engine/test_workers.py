@@ -2,7 +2,7 @@
 
 import threading
 
-from vivavoce.engine.workers import Workers, most_urgent
+from vivavoce.engine.workers import WorkerEach, Workers, most_urgent
 
 
 class Chores:
@@ -85,3 +85,30 @@ def test_two_threads_do_two_duties_at_once_but_never_one():
 
 def test_nothing_to_do_is_nobody():
     assert most_urgent([Chores([])]) == (float("inf"), None)
+
+
+def test_a_worker_for_each_duty_does_not_wait_for_the_others():
+    met, workers = threading.Barrier(2), WorkerEach("viva-test")
+
+    class Meets(Chores):
+        """Done only when another is at it too, on a thread of its own name."""
+
+        def __init__(self, name, done):
+            super().__init__(done, 0.0)
+            self.name = name
+
+        def do_next(self):
+            met.wait(10)
+            self.done.append(threading.current_thread().name)
+            super().do_next()
+
+    done: list[object] = []
+    duties = [Meets("viva-one", done), Meets("viva-two", done)]
+    workers.start()
+    for duty in duties:
+        workers.add(duty)
+    assert all(duty.is_empty.wait(10) for duty in duties)
+    workers.remove(duties[0])
+    workers.wake(duties[0])
+    workers.close()
+    assert {"viva-one", "viva-two"} <= set(done)

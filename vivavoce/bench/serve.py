@@ -7,7 +7,7 @@ its replies.
 """
 
 import asyncio
-import contextlib
+import functools
 import gc
 import platform
 from collections.abc import Callable, Sequence
@@ -21,10 +21,12 @@ import torch
 from vivavoce.audio.buzz import buzz
 from vivavoce.bench.power import PowerMeter
 from vivavoce.bench.progress import stage
+from vivavoce.bench.serve_host import HostWatch
 from vivavoce.bench.serve_parts import Load, build
 from vivavoce.bench.serve_report import print_level, print_result, print_stages, save
 from vivavoce.bench.serve_stages import stages
 from vivavoce.device import Device, pick
+from vivavoce.dialogue.gathering import Gathering
 from vivavoce.dialogue.guards import GuardLimits
 from vivavoce.dialogue.interface import ConversationSettings, ReplyAudio, ReplyDone, Samples, TurnSettings
 from vivavoce.dialogue.player import SimulatedPlayer
@@ -32,11 +34,11 @@ from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError, VivaError
 from vivavoce.models.moss_speech_codec import EAR_RATE
+from vivavoce.pipelines.codec_here import EAR
 from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
 
 PACKET_SECONDS = 0.08
 PROBE_SECONDS = 1.6  # of a newcomer's reply
-LAG_SECONDS = 0.02
 AUDIBLE = 0.01
 BATCHES = (1, 4, 16, 32)  # few, so that warming up does not take longer than measuring
 PERCENTILES = (50, 95, 99)
@@ -89,9 +91,16 @@ class Level:
     """The least time a listener had left when a row of the language model came."""
     passes: int
     replies_a_pass: float
+    ways: dict[str, dict[str, float]]
+    """Of the ear and each way of the voice: passes, jobs in one, milliseconds of one, and the share of time it took."""
+    first_sound_parts_ms: dict[str, float]
+    """Where the wait for a first sound goes, medians: turn heard, reply begun, codes there, sound made, let out."""
     loop_lag_ms: float
     """The latest that the event loop was, at the 99th percentile."""
+    threads: dict[str, float]
+    """Shares of a core."""
     memory_bytes: int | None
+    reserved_bytes: int | None
     watts: float | None
     failed: list[str] = field(default_factory=list)
 
@@ -113,13 +122,18 @@ def run(
     left_chunks: int = 8,
     keep_going: bool = False,
     out: Path | None = None,
+    batches: Sequence[int] = BATCHES,
+    passes: bool = True,
 ) -> dict[str, Any]:
-    """Measure level by level until a listener hears a gap, print, write `serve.json` and `serve.png`, return it."""
+    """Measure level by level until a listener hears a gap, print, write `serve.json` and `serve.png`, return it.
+
+    `batches` of the voice are captured; with `passes` they are measured by themselves first.
+    """
     if not sessions or min(sessions) < 1:
         raise InputError(f"sessions are 1 or more at each level, not {list(sessions)}")
     place = pick(device)
     load = Load(max(sessions), question, seconds)
-    warm = [batch for batch in BATCHES if batch < 2 * load.sessions]
+    warm = [batch for batch in batches if batch < 2 * load.sessions]
     options = MossSpeechOptions(seed=1, left_chunks=left_chunks, voices_together=warm[-1], warm_batches=tuple(warm))
     with stage(f"building {shape} for {load.sessions} sessions"):
         pipeline = build(shape, place, dtype, load, options)
@@ -147,7 +161,7 @@ def run(
             save(result, out)
 
     script = Script(question, seconds, spread, newcomers)
-    asyncio.run(_measure(pipeline, place, sorted(sessions), script, keep_going, keep))
+    asyncio.run(_measure(pipeline, place, sessions, script, keep_going, passes, keep))
     print_result(result)
     return result
 
@@ -165,34 +179,39 @@ class Script:
 async def _measure(
     pipeline: MossSpeechPipeline,
     place: Device,
-    counts: list[int],
+    counts: Sequence[int],
     script: Script,
     keep_going: bool,
+    passes: bool,
     keep: Callable[[dict[str, Any], list[Level]], None],
 ) -> None:
     levels: list[Level] = []
     async with pipeline:
         with stage("warming up"):
             await pipeline.warm_up()
-        with stage("passes by themselves"):
-            costs = stages(pipeline, place, pipeline.options.warm_batches)
-            print_stages(costs)
+        costs: dict[str, Any] = {}
+        if passes:
+            with stage("passes by themselves"):
+                costs = stages(pipeline, place, pipeline.options.warm_batches)
+                print_stages(costs)
         for count in counts:
             with stage(f"{count} sessions"):
-                levels.append(await _level(pipeline, count, script))
+                levels.append(await measure_level(pipeline, count, script))
             print_level(levels[-1])
             keep(costs, levels)
             if not levels[-1].holds and not keep_going:
                 break
 
 
-async def _level(pipeline: MossSpeechPipeline, count: int, script: Script) -> Level:
+async def measure_level(pipeline: MossSpeechPipeline, count: int, script: Script) -> Level:
+    """So many sessions at once, and newcomers beside them."""
     gc.collect()
-    loop = asyncio.get_running_loop()
+    loop, is_cuda = asyncio.get_running_loop(), pipeline.core.runner.device.type == "cuda"
     before = _Counters.of(pipeline)
     pipeline.core.slack.begin_anew()
-    begun, watch = loop.time(), LoopWatch()
-    async with watch, PowerMeter() as power:
+    pipeline.first_sounds.clear()
+    begun = loop.time()
+    async with HostWatch() as host, PowerMeter() as power:
         gap = script.spread / count
         crowd = [
             asyncio.create_task(_talk(pipeline, script.question, script.reply, begun + number * gap))
@@ -200,8 +219,7 @@ async def _level(pipeline: MossSpeechPipeline, count: int, script: Script) -> Le
         ]
         newcomers = await _newcomers(pipeline, script, begun + script.spread + script.question + 1.0)
         talked = await asyncio.gather(*crowd)
-    wall, after = loop.time() - begun, _Counters.of(pipeline)
-    steps, passes = after.steps - before.steps, after.passes - before.passes
+    wall, spent = loop.time() - begun, _Counters.of(pipeline).since(before)
     slack = pipeline.core.slack
     return Level(
         sessions=count,
@@ -213,14 +231,18 @@ async def _level(pipeline: MossSpeechPipeline, count: int, script: Script) -> Le
         dry_seconds=sum(each.dry_seconds for each in [*talked, *newcomers]),
         sound_seconds=sum(each.sound_seconds for each in talked),
         wall_seconds=wall,
-        engine_busy=(after.busy - before.busy) / wall,
-        step_ms=(after.busy - before.busy) / max(1, steps) * 1e3,
+        engine_busy=spent.busy / wall,
+        step_ms=spent.busy / max(1, spent.steps) * 1e3,
         longest_step_ms=slack.longest_ever * 1e3,
         least_slack_ms=None if slack.least_ever is None else slack.least_ever * 1e3,
-        passes=passes,
-        replies_a_pass=(after.jobs - before.jobs) / max(1, passes),
-        loop_lag_ms=watch.lag * 1e3,
-        memory_bytes=torch.cuda.max_memory_allocated() if pipeline.core.runner.device.type == "cuda" else None,
+        passes=spent.passes,
+        replies_a_pass=spent.jobs / max(1, spent.passes),
+        ways={name: way.told(wall) for name, way in spent.ways.items()},
+        first_sound_parts_ms=_parts(pipeline),
+        loop_lag_ms=host.lag * 1e3,
+        threads=host.threads,
+        memory_bytes=torch.cuda.max_memory_allocated() if is_cuda else None,
+        reserved_bytes=torch.cuda.memory_reserved() if is_cuda else None,
         watts=power.mean,
         failed=sorted({each.reason for each in [*talked, *newcomers] if each.reason}),
     )
@@ -255,7 +277,7 @@ async def _talk(pipeline: MossSpeechPipeline, question: float, reply: float, beg
 
 async def _ask(conversation: LiveConversation, question: float, begins: float) -> float:
     """Speak the question as a microphone would bring it; when it was over."""
-    loop, sound = asyncio.get_running_loop(), buzz(question, EAR_RATE).samples[0]
+    loop, sound = asyncio.get_running_loop(), _question(question)
     size = round(PACKET_SECONDS * EAR_RATE)
     for start in range(0, len(sound), size):
         packet = sound[start : start + size]
@@ -265,6 +287,12 @@ async def _ask(conversation: LiveConversation, question: float, begins: float) -
     conversation.commit()
     conversation.reply()
     return ended
+
+
+@functools.cache
+def _question(seconds: float) -> Samples:
+    """What everybody asks; made once, for making it takes as long as much of what is measured."""
+    return buzz(seconds, EAR_RATE).samples[0]
 
 
 async def _listen(conversation: LiveConversation, ended: float) -> Talked:
@@ -293,46 +321,53 @@ def _percentiles(seconds: Sequence[float | None]) -> dict[int, float]:
     return {part: float(np.percentile(known, part)) for part in PERCENTILES} if known else {}
 
 
+def _parts(pipeline: MossSpeechPipeline) -> dict[str, float]:
+    known = [first.seconds for first in pipeline.first_sounds]
+    return {part: float(np.median([each[part] for each in known])) * 1e3 for part in known[0]} if known else {}
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What was done one way."""
+
+    passes: int
+    jobs: int
+    busy: float
+
+    def since(self, before: "_Way") -> "_Way":
+        return _Way(self.passes - before.passes, self.jobs - before.jobs, self.busy - before.busy)
+
+    def told(self, wall: float) -> dict[str, float]:
+        passes = max(1, self.passes)
+        each = {"jobs": self.jobs / passes, "ms": self.busy / passes * 1e3}
+        return {"passes": self.passes, **each, "share": self.busy / wall}
+
+
 @dataclass(frozen=True)
 class _Counters:
     steps: int
     busy: float
-    passes: int
-    jobs: int
+    ways: dict[str, _Way]
 
     @classmethod
     def of(cls, pipeline: MossSpeechPipeline) -> "_Counters":
-        return cls(pipeline.core.steps, pipeline.core.slack.busy, pipeline.voice.batches, pipeline.voice.jobs)
+        gatherings: list[Gathering[Any, Any]] = [pipeline.ear, *pipeline.voice.ways]
+        ways = {each.name: _Way(each.batches, each.jobs, each.busy) for each in gatherings}
+        return cls(pipeline.core.steps, pipeline.core.slack.busy, ways)
 
-
-class LoopWatch:
-    """How late the event loop is: with many sessions it is what runs out first. Use as `async with`."""
-
-    def __init__(self) -> None:
-        self._lags: list[float] = []
-        self._task: asyncio.Task[None] | None = None
+    def since(self, before: "_Counters") -> "_Counters":
+        ways = {name: way.since(before.ways[name]) for name, way in self.ways.items()}
+        return _Counters(self.steps - before.steps, self.busy - before.busy, ways)
 
     @property
-    def lag(self) -> float:
-        """Seconds, at the 99th percentile."""
-        return float(np.percentile(self._lags, 99)) if self._lags else 0.0
+    def passes(self) -> int:
+        """Of the voice."""
+        return sum(way.passes for name, way in self.ways.items() if name != EAR)
 
-    async def __aenter__(self) -> "LoopWatch":
-        self._task = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LAG_SECONDS
-            await asyncio.sleep(LAG_SECONDS)
-            self._lags.append(loop.time() - due)
+    @property
+    def jobs(self) -> int:
+        """Of the voice."""
+        return sum(way.jobs for name, way in self.ways.items() if name != EAR)
 
 
-__all__ = ["Level", "LoopWatch", "Script", "Talked", "run"]
+__all__ = ["Level", "Script", "Talked", "measure_level", "run"]

@@ -25,6 +25,14 @@ def print_level(level: "Level") -> None:
         file=sys.stderr,
         flush=True,
     )
+    parts = ", ".join(f"{part} {each:.0f}" for part, each in level.first_sound_parts_ms.items())
+    ways = "; ".join(
+        f"{name} {way['passes']:.0f} × {way['ms']:.0f} ms of {way['jobs']:.1f} ({way['share']:.0%})"
+        for name, way in level.ways.items()
+    )
+    threads = ", ".join(f"{name} {share:.0%}" for name, share in level.threads.items() if share >= 0.005)
+    reserved = "" if level.reserved_bytes is None else f"; {level.reserved_bytes / 1e9:.0f} GB reserved"
+    print(f"  first sound: {parts} ms; {ways}; of a core: {threads}{reserved}", file=sys.stderr, flush=True)
 
 
 def print_stages(costs: dict[str, Any]) -> None:

@@ -9,11 +9,14 @@ import selectors
 import time
 from collections.abc import Callable
 from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVarTuple, Unpack
 
 from vivavoce.engine.workers import EARLY_SECONDS, Duty, Workers, most_urgent
 
 Given = TypeVarTuple("Given")
+SHORTEST = 1e-9  # seconds: what is left of work that is done
 LONGEST_WAIT = 60.0  # real seconds for a thread that is not ours, when nothing else is left to wait for
 
 
@@ -80,12 +83,81 @@ class _Skipping(selectors.DefaultSelector):
         return found
 
 
+@dataclass
+class _OnDevice:
+    left: float  # seconds, if it were alone
+    fills: float
+    done: Callable[[], None]
+
+
+class VirtualDevice:
+    """What computes for the workers while they wait: what is on it at once is slowed by as much as it is overfull."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.busy = 0.0
+        """Seconds in which it had anything to do."""
+        self._loop, self._since = loop, 0.0
+        self._asked, self._fills = 0.0, 1.0
+        self._left: dict[int, _OnDevice] = {}
+        self._count = 0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def spend(self, seconds: float, fills: float = 1.0) -> None:
+        """The work that is being done now takes so long on it, alone, and fills such a share of it meanwhile."""
+        self._asked, self._fills = self._asked + seconds, fills
+
+    def asked(self) -> float:
+        """What the work just done needs."""
+        asked, self._asked = self._asked, 0.0
+        return asked
+
+    def begin(self, seconds: float, done: Callable[[], None]) -> None:
+        """Compute for so long, if nothing else did; then tell."""
+        self._advance()
+        self._count += 1
+        self._left[self._count] = _OnDevice(seconds, self._fills, done)
+        self._plan()
+
+    def _advance(self) -> None:
+        now = self._loop.time()
+        if self._left:
+            self.busy += now - self._since
+            passed = (now - self._since) / self._slower
+            for each in self._left.values():
+                each.left -= passed
+        self._since = now
+
+    def _plan(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._left:
+            least = min(each.left for each in self._left.values())
+            self._alarm = self._loop.call_later(max(0.0, least) * self._slower, self._finish)
+
+    @property
+    def _slower(self) -> float:
+        return max(1.0, sum(each.fills for each in self._left.values()))
+
+    def _finish(self) -> None:
+        self._advance()
+        over = [key for key, each in self._left.items() if each.left <= SHORTEST]
+        for each in [self._left.pop(key) for key in over]:
+            each.done()
+        self._plan()
+
+
 class VirtualWorkers(Workers):
     """Workers without threads: what they do is done at once, and known when their cores would have done it."""
 
-    def __init__(self, loop: VirtualLoop, threads: int = 1, early: float = EARLY_SECONDS) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        threads: int = 1,
+        early: float = EARLY_SECONDS,
+        device: VirtualDevice | None = None,
+    ) -> None:
         super().__init__("virtual", 0, early)
-        self._loop, self._idle = loop, threads
+        self._loop, self._idle, self._device = loop, threads, device
         self._alarm: asyncio.TimerHandle | None = None
         self.worked = 0.0
         """Seconds of the processor that they have needed."""
@@ -105,7 +177,7 @@ class VirtualWorkers(Workers):
         """A duty is no more."""
         self._duties = [each for each in self._duties if each is not duty]
 
-    def wake(self) -> None:
+    def wake(self, duty: Duty | None = None) -> None:
         """Something may have become due."""
         self._loop.call_soon_threadsafe(self._look)
 
@@ -113,20 +185,27 @@ class VirtualWorkers(Workers):
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if not self._idle or not self._is_open:
-            return
-        due, duty = most_urgent([duty for duty in self._duties if id(duty) not in self._busy])
-        if duty is None:
-            return
-        rest = due - self.now() - self.early
-        if rest > 0:
-            self._alarm = self._loop.call_later(rest, self._look)
-            return
+        while self._idle and self._is_open:
+            due, duty = most_urgent([duty for duty in self._duties if id(duty) not in self._busy])
+            if duty is None:
+                return
+            rest = due - self.now() - self.early
+            if rest > 0:
+                self._alarm = self._loop.call_later(rest, self._look)
+                return
+            self._begin(duty)
+
+    def _begin(self, duty: Duty) -> None:
         self._idle -= 1
         self._busy.add(id(duty))
         spent, told = self._loop.aside(duty.do_next)
         self.worked, self.longest = self.worked + spent, max(self.longest, spent)
-        self._loop.call_later(spent * self._loop.slowdown, self._done, duty, told)
+        done = partial(self._done, duty, told)
+        asked = 0.0 if self._device is None else self._device.asked()
+        if self._device is not None and asked:
+            self._loop.call_later(spent * self._loop.slowdown, self._device.begin, asked, done)
+        else:
+            self._loop.call_later(spent * self._loop.slowdown, done)
 
     def _done(self, duty: Duty, told: list[Callable[[], object]]) -> None:
         self._idle += 1

@@ -32,6 +32,10 @@ class ChunkPolicy(Protocol):
         """Frames the next chunk should have, after so many chunks, with so many seconds of lead over the player."""
         ...
 
+    def most(self, chunks: int, lead: float) -> int:
+        """Frames it may have where they are there already."""
+        ...
+
 
 @dataclass(frozen=True)
 class LeadPolicy:
@@ -42,6 +46,9 @@ class LeadPolicy:
     longest: float = 1.6
     doubles: bool = False
     """Whether chunks are one, two, four … grains long, so that those of many replies are alike."""
+    making: float | None = None
+    """Seconds in which the longest chunk is made. With such a lead frames that wait already are taken together, with
+    less of it two grains of them; None: never."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or self.longest <= 0:
@@ -52,6 +59,13 @@ class LeadPolicy:
         affordable = min(lead * self.share, self.longest) / self.grain.frame_seconds
         grains = max(1, int(affordable / self.grain.frames + 1e-9))
         return (1 << (grains.bit_length() - 1) if self.doubles else grains) * self.grain.frames
+
+    def most(self, chunks: int, lead: float) -> int:
+        """Frames to take at once if they are there already: long chunks cost a crowd much less than short ones."""
+        if self.making is None or chunks == 0:
+            return self.wanted(chunks, lead)
+        longest = self.longest / self.grain.frame_seconds
+        return max(2 * self.grain.frames, round(longest)) if lead >= self.making else 2 * self.grain.frames
 
     def sizes(self) -> list[int]:
         """Frames of every chunk it may ask for."""
@@ -77,10 +91,16 @@ class FixedPolicy:
         frames = self.first if chunks == 0 else self.then
         return -(-frames // self.grain.frames) * self.grain.frames
 
+    def most(self, chunks: int, lead: float) -> int:
+        """The same."""
+        return self.wanted(chunks, lead)
+
 
 def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, lead: float) -> int:
     """Frames to decode now, of those waiting; 0: wait for more. `is_last`: no more will come, take what is left."""
-    wanted = policy.wanted(chunks, lead)
+    wanted, most = policy.wanted(chunks, lead), policy.most(chunks, lead)
+    while 2 * wanted <= most and waiting >= 2 * wanted + policy.grain.lookahead:
+        wanted *= 2
     if waiting >= wanted + policy.grain.lookahead and not (is_last and waiting <= wanted):
         return wanted
     return waiting if is_last else 0
@@ -95,15 +115,22 @@ class Bridge:
     """Of the newest in what is expected."""
     margin: float = 0.03
     """Seconds more than is expected, for each of them."""
+    are_together: bool = False
+    """Whether chunks of many replies are made in one pass, so that a crowd hardly takes longer than one."""
 
     def note(self, seconds: float, replies: float) -> None:
         """A second chunk came so long after the first, among so many replies."""
-        each = seconds / max(1.0, replies)
-        self.seconds = each if self.seconds == 0 else (1 - self.share) * self.seconds + self.share * each
+        each = seconds / self._shares(replies)
+        expected = each if self.seconds == 0 else (1 - self.share) * self.seconds + self.share * each
+        # Who waits in a crowd for a pass waits now short, now long, and the next may be as unlucky as the last.
+        self.seconds = max(each, expected) if self.are_together else expected
 
     def wait(self, sound: float, replies: float) -> float:
         """Seconds to keep so much sound back for it to last until the next comes, if so many replies want theirs."""
-        return max(0.0, (self.seconds + self.margin) * max(1.0, replies) - sound)
+        return max(0.0, (self.seconds + self.margin) * self._shares(replies) - sound)
+
+    def _shares(self, replies: float) -> float:
+        return 1.0 if self.are_together else max(1.0, replies)
 
 
 @dataclass(frozen=True)

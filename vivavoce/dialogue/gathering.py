@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,13 +18,25 @@ Result = TypeVar("Result")
 class _Waiting(Generic[Job, Result]):
     deadline: float
     job: Job
-    done: "Future[Result]"
+    done: "asyncio.Future[Result]"
+    result: Result | Exception | None = None
+
+    def tell(self) -> None:
+        """On its own thread: what came of it, to whoever still waits."""
+        if self.done.done():
+            return
+        if isinstance(self.result, Exception):
+            self.done.set_exception(self.result)
+        else:
+            self.done.set_result(self.result)  # type: ignore[arg-type]  # None only where that is the result
 
 
 class Gathering(Generic[Job, Result]):
     """Jobs come one by one and are worked on in batches of at most `most`. A job that fails fails alone.
 
     With `kind`, only jobs of the same kind are worked on together: others would wait for one another and gain nothing.
+    With `early`, jobs wait for company until so many seconds before they are due, or until a batch is full; where it
+    `gives_way` to something, only those that are due within half of that are begun.
     They are done on a thread of their own, or are a duty of `workers` that others started and will close.
     """
 
@@ -35,14 +47,19 @@ class Gathering(Generic[Job, Result]):
         most: int = 16,
         kind: Callable[[Job], Hashable] | None = None,
         workers: Workers | None = None,
+        early: float | None = None,
+        gives_way: Callable[[], bool] | None = None,
     ) -> None:
         self.name, self.most = name, most
         self.batches = self.jobs = 0
+        self.busy = 0.0
+        """Seconds in which it worked."""
         self._work, self._kind = work, kind or (lambda job: None)
+        self._early, self._gives_way = early, gives_way or (lambda: False)
         self._waiting: list[_Waiting[Job, Result]] = []
         self._list = threading.Lock()
         self._workers, self._owns_workers = workers or Workers(name), workers is None
-        self._is_open = False
+        self._is_open = self._is_working = False
 
     def start(self) -> None:
         """Begin to work."""
@@ -56,15 +73,25 @@ class Gathering(Generic[Job, Result]):
         """Jobs that nobody works on yet."""
         return len(self._waiting)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits for it."""
+        return bool(self._waiting) or self._is_working
+
+    def look(self) -> None:
+        """What it gives way to may be over."""
+        self._workers.wake(self)
+
     async def do(self, job: Job, urgency: float = 0.0) -> Result:
         """The result of one job, for which `urgency` seconds are left; of those waiting, what is due first is done."""
-        waiting = _Waiting[Job, Result](self._workers.now() + urgency, job, Future())
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(self._workers.now() + urgency, job, done)
         with self._list:
             if not self._is_open:
                 raise VivaError(f"{self.name} is not running")
             self._waiting.append(waiting)
-        self._workers.wake()
-        return await asyncio.wrap_future(waiting.done)
+        self._workers.wake(self)
+        return await done
 
     async def close(self) -> None:
         """Stop; jobs that wait fail."""
@@ -74,8 +101,8 @@ class Gathering(Generic[Job, Result]):
             self._is_open = False
             left, self._waiting = self._waiting, []
         for waiting in left:
-            if waiting.done.set_running_or_notify_cancel():
-                waiting.done.set_exception(VivaError(f"{self.name} was closed"))
+            waiting.result = VivaError(f"{self.name} was closed")
+        _tell(left)
         await asyncio.to_thread(self._workers.remove, self)
         if self._owns_workers:
             await asyncio.to_thread(self._workers.close)
@@ -85,35 +112,73 @@ class Gathering(Generic[Job, Result]):
     def due(self) -> float | None:
         """When the most urgent job must be done."""
         with self._list:
-            return min((waiting.deadline for waiting in self._waiting), default=None)
+            first = min((waiting.deadline for waiting in self._waiting), default=None)
+            if first is None or self._early is None:
+                return first
+            gives_way = self._gives_way()
+            if not gives_way and len(self._fullest()) >= self.most:
+                return min(first, self._workers.now())
+            return first - self._early / (2 if gives_way else 1) + self._workers.early
 
     def do_next(self) -> None:
         """Do the most urgent jobs."""
-        batch = [waiting for waiting in self._next() if waiting.done.set_running_or_notify_cancel()]
+        batch = [waiting for waiting in self._next() if not waiting.done.cancelled()]
         if batch:
+            begun, self._is_working = self._workers.now(), True
             self._do(batch)
+            self.busy, self._is_working = self.busy + self._workers.now() - begun, False
+            _tell(batch)
 
     def _next(self) -> list[_Waiting[Job, Result]]:
         with self._list:
             if not self._waiting:
                 return []
             self._waiting.sort(key=lambda waiting: waiting.deadline)
-            kind = self._kind(self._waiting[0].job)
-            alike = [waiting for waiting in self._waiting if self._kind(waiting.job) == kind]
-            batch = alike[: self.most]
-            self._waiting = [waiting for waiting in self._waiting if waiting not in batch]
+            batch = self._alike()[: self.most]
+            taken = set(map(id, batch))
+            self._waiting = [waiting for waiting in self._waiting if id(waiting) not in taken]
             self.batches, self.jobs = self.batches + 1, self.jobs + len(batch)
             return batch
+
+    def _alike(self) -> list[_Waiting[Job, Result]]:
+        """The jobs of one kind whose turn it is: that of the most urgent, or of the most where nobody presses."""
+        first = self._waiting[0]
+        if self._early is not None and first.deadline - self._workers.now() > self._early:
+            return self._fullest()
+        kind = self._kind(first.job)
+        return [waiting for waiting in self._waiting if self._kind(waiting.job) == kind]
+
+    def _fullest(self) -> list[_Waiting[Job, Result]]:
+        """Those of the kind that most jobs have."""
+        kinds: dict[Hashable, list[_Waiting[Job, Result]]] = {}
+        for waiting in self._waiting:
+            kinds.setdefault(self._kind(waiting.job), []).append(waiting)
+        return max(kinds.values(), key=len, default=[])
 
     def _do(self, batch: list[_Waiting[Job, Result]]) -> None:
         try:
             results = self._work([waiting.job for waiting in batch])
         except Exception as error:
             if len(batch) == 1:
-                batch[0].done.set_exception(error)
+                batch[0].result = error
             else:
                 for waiting in batch:
                     self._do([waiting])
             return
         for waiting, result in zip(batch, results, strict=True):
-            waiting.done.set_result(result)
+            waiting.result = result
+
+
+def _tell(batch: Sequence[_Waiting[Job, Result]]) -> None:
+    """To all who wait, with one wake-up for each event loop: every further one would cost as much as a job."""
+
+    def tell(some: list[_Waiting[Job, Result]]) -> None:
+        for waiting in some:
+            waiting.tell()
+
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Waiting[Job, Result]]] = {}
+    for waiting in batch:
+        by_loop.setdefault(waiting.done.get_loop(), []).append(waiting)
+    for loop, some in by_loop.items():
+        with suppress(RuntimeError):  # the loop has gone, and with it whoever waited
+            loop.call_soon_threadsafe(tell, some)

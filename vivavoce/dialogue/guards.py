@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vivavoce.dialogue.interface import Samples
 
@@ -39,6 +40,7 @@ class SoundGuard:
         self.limits = limits or GuardLimits()
         self.block = round(BLOCK_SECONDS * rate)
         self.rate = rate
+        self._window = np.hanning(self.block).astype(np.float32)
 
     def initial_state(self) -> GuardState:
         """Before the first sample."""
@@ -47,25 +49,34 @@ class SoundGuard:
     def step(self, state: GuardState, samples: Samples) -> tuple[str | None, GuardState]:
         """What is wrong with the reply, if anything, and the state after these samples."""
         held = samples if state.held is None else np.concatenate([state.held, samples])
-        whole = len(held) // self.block * self.block
-        for start in range(0, whole, self.block):
-            state = self._block(state, held[start : start + self.block])
+        whole = len(held) // self.block
+        if whole:
+            state = self._blocks(state, held[: whole * self.block].reshape(whole, self.block))
         seconds = state.seconds + len(samples) / self.rate
-        state = replace(state, held=held[whole:], seconds=seconds)
+        state = replace(state, held=held[whole * self.block :], seconds=seconds)
         return self._complaint(state), state
 
-    def _block(self, state: GuardState, block: Samples) -> GuardState:
-        power = float(np.square(block, dtype=np.float64).mean())
-        is_silent = 10 * np.log10(power + 1e-12) < self.limits.silence_dbfs
-        spectrum = np.abs(np.fft.rfft(block * np.hanning(len(block)))[: len(block) // 4]).astype(np.float32)
-        shape = spectrum / max(float(np.linalg.norm(spectrum)), 1e-9)
-        is_same = state.shape is not None and float(shape @ state.shape) > self.limits.stuck_likeness
-        return replace(
-            state,
-            silent=state.silent + BLOCK_SECONDS if is_silent else 0.0,
-            stuck=state.stuck + BLOCK_SECONDS if is_same and not is_silent else 0.0,
-            shape=shape,
-        )
+    def _blocks(self, state: GuardState, blocks: Samples) -> GuardState:
+        """After these blocks: for how long it has been silent, or the same, without a break.  # [block, sample]"""
+        limits = self.limits
+        silent, stuck, shape = state.silent, state.stuck, state.shape
+        power = np.einsum("bs,bs->b", blocks, blocks) / self.block
+        is_silent = power < 10 ** (limits.silence_dbfs / 10)
+        is_same = np.zeros(len(blocks), bool)
+        if limits.stuck_seconds is not None:
+            is_same, shape = self._alike(shape, blocks)
+        for quiet, same in zip(is_silent.tolist(), is_same.tolist(), strict=True):
+            silent = silent + BLOCK_SECONDS if quiet else 0.0
+            stuck = stuck + BLOCK_SECONDS if same and not quiet else 0.0
+        return replace(state, silent=silent, stuck=stuck, shape=shape)
+
+    def _alike(self, before: Samples | None, blocks: Samples) -> tuple[NDArray[np.bool_], Samples]:
+        """Which blocks have the spectrum of the one before them, and that of the last."""
+        spectra = np.abs(np.fft.rfft(blocks * self._window)[:, : self.block // 4]).astype(np.float32)
+        shapes = spectra / np.maximum(np.linalg.norm(spectra, axis=1, keepdims=True), 1e-9)
+        joined = np.concatenate([np.zeros_like(shapes[:1]) if before is None else before[None], shapes])
+        likeness = np.einsum("bf,bf->b", joined[:-1], joined[1:])
+        return likeness > self.limits.stuck_likeness, shapes[-1]
 
     def _complaint(self, state: GuardState) -> str | None:
         limits = self.limits

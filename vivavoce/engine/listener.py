@@ -20,6 +20,10 @@ class Listener:
         """Whether so many rows are too few for a first sound."""
         return self.playing is None and rows < self.first_rows
 
+    def is_voiced(self, rows: int) -> bool:
+        """Whether so many rows are enough for a first sound, of which nothing was heard yet."""
+        return self.playing is None and rows >= self.first_rows
+
     def runs_dry(self, rows: int) -> float:
         """When so many rows will have been played; before anything was, as if it had been from the beginning."""
         return (self.since if self.playing is None else self.playing) + rows * self.row_seconds
@@ -39,5 +43,9 @@ class SoundPolicy:
     """Seconds ahead at which a reply no longer presses: it is served when a step is due anyway."""
     pace: float = 0.06
     """Seconds from step to step where nobody presses: reading the weights for many costs hardly more than for one."""
-    spare: float = 1.0
+    spare: float = 2.2
     """Seconds ahead at which a reply lets a step be shorter, for those who have heard nothing yet."""
+    haste: float = 0.5
+    """Of the pace, from step to step, while somebody is neither calm nor short of sound."""
+    voicing: float = 0.1
+    """Seconds for which a reply rests once its first sound can be made: the voice has the device for itself."""

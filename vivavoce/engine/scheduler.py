@@ -104,11 +104,28 @@ class Scheduler:
         busy = [sequence for sequence in self.sequences.values() if sequence.has_work]
         if not busy:
             return None
-        ahead = [_ahead(sequence, now) for sequence in busy]
-        are_heard = any(sequence.listener is not None for sequence in busy)
-        presses = any(s.is_generating and lead <= sound.calm for s, lead in zip(busy, ahead, strict=True))
-        until_due = 0.0 if presses or not are_heard else self._planned + sound.pace - now
-        return max(0.0, until_due, min(ahead) - sound.furthest)
+        until_voiced = [self._until_voiced(sequence, now) for sequence in busy]
+        awake = [sequence for sequence, rest in zip(busy, until_voiced, strict=True) if rest <= 0]
+        if not awake:
+            return min(until_voiced)
+        ahead = [_ahead(sequence, now) for sequence in awake]
+        rest = self._planned + self._pace(awake, ahead) - now
+        return max(0.0, rest, min(ahead) - sound.furthest)
+
+    def _pace(self, awake: list[Sequence], ahead: list[float]) -> float:
+        """Seconds from the last step to the next: none where somebody is short of sound, or nobody is heard."""
+        sound = self.sound
+        least = min((lead for s, lead in zip(awake, ahead, strict=True) if s.is_generating), default=sound.furthest)
+        if least <= sound.spare or all(sequence.listener is None for sequence in awake):
+            return 0.0
+        return sound.pace * (sound.haste if least <= sound.calm else 1.0)
+
+    def _until_voiced(self, sequence: Sequence, now: float) -> float:
+        """Seconds for which a reply rests because its first sound is being made."""
+        listener, voiced = sequence.listener, sequence.voiced
+        if listener is None or voiced is None or listener.playing is not None or not sequence.is_generating:
+            return 0.0
+        return voiced + self.sound.voicing - now
 
     def _ready(self, now: float) -> list[Sequence]:
         """Who is served: not those far ahead, nor, while somebody has heard nothing, those with sound to spare."""

@@ -6,7 +6,9 @@ A step takes every sequence that has work along. When it is taken is for the mos
 import asyncio
 import queue
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Sequential
 from concurrent.futures import Future
 from typing import Self, TypeVar
 
@@ -38,7 +40,9 @@ class Reply:
         self.finish: FinishReason | None = None
         self._engine = engine
         self._loop = loop
-        self._rows: asyncio.Queue[Row | BaseException | None] = asyncio.Queue()
+        self._rows: deque[Row] = deque()
+        self._error: BaseException | None = None
+        self._waits: tuple[int, asyncio.Future[None]] | None = None  # for how many rows somebody waits
         self._taken = 0
 
     async def __aenter__(self) -> Self:
@@ -51,15 +55,27 @@ class Reply:
         return self
 
     async def __anext__(self) -> Row:
-        if self.finish is not None and self._rows.empty():
+        rows = await self.several(1, most=1)
+        if not rows:
             raise StopAsyncIteration
-        item = await self._rows.get()
-        if item is None:
-            raise StopAsyncIteration
-        if isinstance(item, BaseException):
-            raise item
-        self._note_taken()
-        return item
+        return rows[0]
+
+    async def several(self, count: int, most: int | None = None) -> list[Row]:
+        """The rows that are there, `count` at least, unless the reply is over. Who waits is woken once for all."""
+        count = min(count, self.sequence.most_unread or count)
+        if len(self._rows) < count and self.finish is None:
+            ready: asyncio.Future[None] = self._loop.create_future()
+            self._waits = (count, ready)
+            try:
+                await ready
+            finally:
+                self._waits = None
+        if not self._rows and self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        rows = [self._rows.popleft() for _ in range(min(most or len(self._rows), len(self._rows)))]
+        self._note_taken(len(rows))
+        return rows
 
     def needed_by(self, moment: float) -> None:
         """The next row is needed by this moment, on the event loop's clock; at once unless told."""
@@ -74,9 +90,9 @@ class Reply:
         if self.finish is None:
             self._engine._post_stop(self.sequence)
 
-    def _note_taken(self) -> None:
+    def _note_taken(self, rows: int) -> None:
         """Tell the engine now and then that it may go on; a reply that is never made to wait needs no telling."""
-        self._taken += 1
+        self._taken += rows
         most = self.sequence.most_unread
         if most is not None and self._taken >= min(TAKEN_TOGETHER, most):
             taken, self._taken = self._taken, 0
@@ -84,11 +100,16 @@ class Reply:
 
     def _deliver(self, item: Row | BaseException | None, finish: FinishReason | None) -> None:
         """Called on the event loop's thread."""
-        if item is not None:
-            self._rows.put_nowait(item)
+        if isinstance(item, BaseException):
+            self._error = item
+        elif item is not None:
+            self._rows.append(item)
         if finish is not None:
             self.finish = finish
-            self._rows.put_nowait(None)
+        if self._waits is not None:
+            count, ready = self._waits
+            if (finish is not None or len(self._rows) >= count) and not ready.done():
+                ready.set_result(None)
 
 
 class _WeakReply:
@@ -130,12 +151,14 @@ class StreamingEngine:
     It steps on a thread of its own, or is a duty of `workers` that others started and will close.
     """
 
+    name = "viva-engine"
+
     def __init__(self, engine: Engine, workers: Workers | None = None) -> None:
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._replies: dict[int, _WeakReply] = {}
         self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
-        self._workers, self._owns_workers = workers or Workers("viva-engine"), workers is None
+        self._workers, self._owns_workers = workers or Workers(self.name), workers is None
         self._lane = Lane(engine.runner.device, urgent=True)
         self._is_closed = False
 
@@ -178,8 +201,9 @@ class StreamingEngine:
 
     def due_by(self, sequence: Sequence, moment: float) -> None:
         """What this sequence has to do must be done by this moment, on the event loop's clock."""
-        self._due[sequence.id] = moment
-        self._workers.wake()
+        before, self._due[sequence.id] = self._due.get(sequence.id, AT_ONCE), moment
+        if moment < before:
+            self._workers.wake(self)
 
     async def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence that shares the first one's past."""
@@ -216,24 +240,56 @@ class StreamingEngine:
 
         With a `listener`, who is told of by `heard`, it comes by when they need it.
         """
-        reply = Reply(self, sequence, asyncio.get_running_loop())
-        handle = _WeakReply(reply)
+        loop = asyncio.get_running_loop()
 
-        def start() -> None:
+        def start() -> Reply:
             self._engine.generate(sequence, generation, most_unread, speculation, listener)
-            self._replies[sequence.id] = handle
-            self._due.pop(sequence.id, None)
+            return self._reply(sequence, loop)
 
-        try:
-            await self._call(start)
-        except BaseException:
-            reply.finish = "error"
-            raise
+        return await self._call(start)
+
+    async def answer(
+        self,
+        past: Sequence | None,
+        rows: Sequential[Row],
+        same: int,
+        generation: Generation,
+        most_unread: int | None = None,
+        listener: Listener | None = None,
+    ) -> Reply:
+        """Start a reply to these rows on a sequence of its own, whose first `same` rows are those of `past`.
+
+        All in one go: whoever asks for a fork, more rows and a reply one by one waits for a step each time.
+        """
+        loop = asyncio.get_running_loop()
+
+        def start() -> Reply:
+            engine = self._engine
+            sequence = engine.open() if past is None else engine.fork(past)
+            try:
+                engine.rewind(sequence, min(same, len(sequence)))
+                engine.append(sequence, rows[len(sequence) :])
+                engine.generate(sequence, generation, most_unread, listener=listener)
+            except Exception:
+                engine.close(sequence)
+                raise
+            return self._reply(sequence, loop)
+
+        return await self._call(start)
+
+    def _reply(self, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> Reply:
+        reply = Reply(self, sequence, loop)
+        self._replies[sequence.id] = _WeakReply(reply)
+        self._due.pop(sequence.id, None)
         return reply
 
     def heard(self, sequence: Sequence, seconds: float) -> None:
-        """The listener of its reply has played so much of it by now."""
-        self._post(lambda: self._engine.heard(sequence, seconds))
+        """The listener of its reply has played so much of it by now; the engine learns of it before it next plans."""
+        self._commands.put(lambda: self._engine.heard(sequence, seconds))
+
+    def sounds(self, sequence: Sequence) -> None:
+        """The first sound of its reply is there: it goes on."""
+        self._post(lambda: self._engine.heard(sequence, 0.0))
 
     async def _call(self, action: Callable[[], Result]) -> Result:
         """Run on the engine's thread, between steps."""
@@ -254,7 +310,7 @@ class StreamingEngine:
     def _post(self, action: Callable[[], None]) -> None:
         """Run on the engine's thread some time soon; nobody waits."""
         self._commands.put(action)
-        self._workers.wake()
+        self._workers.wake(self)
 
     def _post_stop(self, sequence: Sequence) -> None:
         # A reply may be forgotten anywhere, also by the thread that would have to be woken, with its lock held.

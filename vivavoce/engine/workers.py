@@ -14,6 +14,8 @@ EARLY_SECONDS = 0.9  # before it is due, work is begun; the later, the more of i
 class Duty(Protocol):
     """Work of one kind, a piece at a time, done by one thread at a time."""
 
+    name: str
+
     def due(self) -> float | None:
         """When the most urgent of what there is to do must be done, by `Workers.now`; None: there is nothing."""
         ...
@@ -71,8 +73,8 @@ class Workers:
             if thread.is_alive():
                 thread.join()
 
-    def wake(self) -> None:
-        """Something may have become due."""
+    def wake(self, duty: Duty | None = None) -> None:
+        """Something may have become due, of this duty if one is named."""
         with self._changed:
             self._changed.notify()
 
@@ -93,6 +95,39 @@ class Workers:
                     return duty
                 self._changed.wait(None if duty is None else due - self.now() - self.early)
             return None
+
+
+class WorkerEach(Workers):
+    """A thread for every duty: where they only wait for a device they need not take turns, nor wake one another."""
+
+    def __init__(self, name: str, early: float = EARLY_SECONDS) -> None:
+        super().__init__(name, 0, early)
+        self._own: dict[int, Workers] = {}
+
+    def add(self, duty: Duty) -> None:
+        """One more duty, and its thread."""
+        own = self._own[id(duty)] = Workers(duty.name, 1, self.early)
+        own.start()
+        own.add(duty)
+
+    def remove(self, duty: Duty) -> None:
+        """A duty is no more; returns when nobody is at it."""
+        own = self._own.pop(id(duty), None)
+        if own is not None:
+            own.remove(duty)
+            own.close()
+
+    def close(self) -> None:
+        """Stop, when what is being done is done."""
+        self._is_open = False
+        for own in self._own.values():
+            own.close()
+
+    def wake(self, duty: Duty | None = None) -> None:
+        """Something of this duty may have become due."""
+        own = self._own.get(id(duty))
+        if own is not None:
+            own.wake()
 
 
 def most_urgent(duties: list[Duty]) -> tuple[float, Duty | None]:

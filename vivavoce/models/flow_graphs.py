@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.models.flow_addresses import WINDOWS, FlowAddresses, addressable, addressed_pasts
-from vivavoce.models.flow_state import FlowCache, FlowPass, FlowState
+from vivavoce.models.flow_state import FlowCache, FlowPass, FlowState, FlowVoice
 from vivavoce.models.flow_stream import StreamingFlow
 from vivavoce.nn.chunk_mask import Span
 from vivavoce.nn.conv import CausalConv1d
@@ -34,14 +34,37 @@ class Hop(NamedTuple):
     left_chunks: int
 
 
+class SpareWindows:
+    """Windows that no reply needs any more, for others to write: hundreds of megabytes that need not be asked for."""
+
+    def __init__(self) -> None:
+        self._spare: dict[int, list[FlowCache]] = {}  # by slots
+
+    def take(self, code_slots: int) -> FlowCache | None:
+        """A cache whose windows nobody looks at, its contexts anybody's; None where there is none."""
+        try:
+            return self._spare[code_slots].pop()
+        except (KeyError, IndexError):
+            return None
+
+    def give(self, cache: FlowCache, after: FlowCache) -> None:
+        """The windows of a state that was used up, unless the one after it has the same; the device is done."""
+        pairs = [(getattr(cache, name), getattr(after, name)) for name in WINDOWS]
+        if all(_is_whole(old) and old.data_ptr() != new.data_ptr() for old, new in pairs):
+            self._spare.setdefault(cache.code_slots, []).append(cache)
+
+
 class GraphedFlow(StreamingFlow):
     """A flow decoder, on the weights of another, that replays its hops."""
 
-    def __init__(self, flow: StreamingFlow, prefix_step: int = PREFIX_STEP) -> None:
+    def __init__(self, flow: StreamingFlow, prefix_step: int = PREFIX_STEP, spare: SpareWindows | None = None) -> None:
         """Voices whose lengths lie within the same `prefix_step` codes share their graphs."""
         super().__init__(flow.config, flow.input_embedding, flow.spk_embed_affine_layer)
         self.flow, self._prefix_step = flow, prefix_step
         self.buckets: Sequence[int] = BUCKETS
+        self.times: Sequence[int] = ()
+        """Hops of so many codes have their graphs; the last one of a reply is filled up to one of them."""
+        self.spare = spare or SpareWindows()
         for module in flow.modules():
             # Once only: graphs that were captured read the weight where it lies.
             if isinstance(module, CausalConv1d) and module.weight.stride(1) != 1:
@@ -51,8 +74,20 @@ class GraphedFlow(StreamingFlow):
         self._graphs = Graphed(self._replayed)
 
     def beside(self) -> "GraphedFlow":
-        """The same flow with graphs of its own."""
-        return GraphedFlow(self.flow, self._prefix_step)
+        """The same flow with graphs of its own; windows go from one to the other."""
+        return GraphedFlow(self.flow, self._prefix_step, self.spare)
+
+    def start(self, voice: FlowVoice, left_chunks: int | None = None, recompute: bool = False) -> FlowState:
+        """As the decoder's; in inference mode, in the windows of another reply where there are any."""
+        slots = 0 if left_chunks is None else left_chunks * self.config.chunk
+        is_served = torch.is_inference_mode_enabled() and slots > 0 and not recompute
+        spare = self.spare.take(slots) if is_served else None
+        if spare is None:
+            return super().start(voice, left_chunks, recompute)
+        contexts = {name: getattr(voice.cache, name).clone() for name in FlowCache.CONTEXT_AXES}
+        windows = {name: getattr(spare, name).zero_() for name in WINDOWS}
+        tail = voice.codes[voice.sink :]
+        return FlowState(voice, left_chunks, replace(spare, **windows, **contexts), tail, voice.sink, voice.sink)
 
     def decode(self, given: FlowPass) -> Tensor:
         """The decoder's own pass."""
@@ -76,7 +111,7 @@ class GraphedFlow(StreamingFlow):
             return super()._step_together(states, final)
         self.capture(*hop)
         caches = [state.cache.contiguous() for state in states if state.cache is not None]
-        after = [cache.unwritten() for cache in caches]
+        after = [self.spare.take(cache.code_slots) or cache.unwritten() for cache in caches]
         mels, *contexts = self._graphs(hop, self._given(states, caches, after, hop, final))
         results = []
         for index, (state, cache) in enumerate(zip(states, after, strict=True)):
@@ -95,6 +130,7 @@ class GraphedFlow(StreamingFlow):
         """The graph that serves such states, if one can; the last codes of a reply are filled up to whole chunks."""
         left_chunks, cache, chunk = states[0].left_chunks, states[0].cache, self.config.chunk
         time = -(-(self._decodable(states[0], final) - states[0].position) // chunk) * chunk
+        time = next((each for each in self.times if each >= time), time) if final else time
         if left_chunks is None or cache is None or time > MOST_CHUNKS * chunk or len(states) > self.buckets[-1]:
             return None
         voices = {id(state.voice): state.voice for state in states}
@@ -154,6 +190,11 @@ class GraphedFlow(StreamingFlow):
         codes, chunk = packed[:, NUMBERS:], self.config.chunk
         mel = self.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, chunk, hop.left_chunks))
         return mel, *_contexts(after)
+
+
+def _is_whole(window: Tensor) -> bool:
+    """Whether it lies in memory of its own, in one piece."""
+    return window.is_contiguous() and window.untyped_storage().nbytes() == window.nbytes
 
 
 def bucket_of(streams: int, buckets: Sequence[int] = BUCKETS) -> int:

@@ -75,7 +75,8 @@ class HiFTStream:
         self, states: Sequence[HiFTState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[HiFTState]]:
         """The next hop of several streams; those of equal shape run together."""
-        joined = [_joined(self.hift, state.mel, mel, end) for state, mel, end in zip(states, mels, final, strict=True)]
+        _check(self.hift, mels, final)
+        joined = [_joined(state.mel, mel) for state, mel in zip(states, mels, strict=True)]
         groups: dict[_Shape, list[int]] = {}
         for index, (state, mel, end) in enumerate(zip(states, joined, final, strict=True)):
             groups.setdefault(self._shape(state, mel, end), []).append(index)
@@ -137,9 +138,17 @@ class HiFTStream:
         return HiFTState(state.mel[..., :0], state.f0[:, :0], start)
 
 
-def _joined(hift: HiFT, held: Tensor, mel: Tensor, final: bool) -> Tensor:
-    if not final or mel.shape[-1]:
-        hift.check(mel)
+def _check(hift: HiFT, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
+    """Raise if one of them is no mel; one look at all that are alike, for each would wait for the device."""
+    alike: dict[torch.Size, list[Tensor]] = {}
+    for mel, is_last in zip(mels, final, strict=True):
+        if not is_last or mel.shape[-1]:
+            alike.setdefault(mel.shape, []).append(mel)
+    for some in alike.values():
+        hift.check(torch.cat(some) if len(some) > 1 else some[0])
+
+
+def _joined(held: Tensor, mel: Tensor) -> Tensor:
     if mel.shape[0] != held.shape[0]:
         raise InputError(f"mels of {mel.shape[0]} streams were passed with a state of {held.shape[0]}")
     return torch.cat([held, mel.to(held)], dim=-1)
@@ -190,7 +199,8 @@ class PublishedHiFTStream:
 
         # [batch, mel, frame] → [batch, sample]
         """
-        joined = _joined(self.hift, state.mel, mel, final)
+        _check(self.hift, [mel], [final])
+        joined = _joined(state.mel, mel)
         hop, frames = self.hift.config.hop, joined.shape[-1]
         if frames * hop == state.sound.shape[1]:
             sound, source = state.sound, state.source

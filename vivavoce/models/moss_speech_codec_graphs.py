@@ -80,6 +80,12 @@ class GraphedCodec(MossSpeechCodec):
         """A reply about to begin."""
         return super().start(voice, left_chunks, seed)
 
+    def give_back(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
+        """These states were used up by those after them, and the device is done: others may write where they lie."""
+        for old, new in zip(used, after, strict=True):
+            if old.flow.cache is not None and new.flow.cache is not None:
+                cast(GraphedFlow, self.flow).spare.give(old.flow.cache, new.flow.cache)
+
     def warm_up(
         self,
         voice: FlowVoice,
@@ -97,9 +103,13 @@ class GraphedCodec(MossSpeechCodec):
         left_chunks = LEFT_CHUNKS if left_chunks is None else left_chunks
         if max(batches) > BUCKETS[-1]:
             raise InputError(f"batches go up to {BUCKETS[-1]}; {max(batches)} was asked for")
-        cast(GraphedFlow, self.flow).buckets = self.vocoder.buckets = sorted(batches)
+        flow, first = cast(GraphedFlow, self.flow), config.chunk + len(voice.codes) - voice.sink
+        flow.buckets = self.vocoder.buckets = sorted(batches)
+        flow.times = sorted({first, config.chunk, *sizes})
         for streams in sorted(batches, reverse=True):  # the largest first: the smaller ones reuse its memory
             states = [self.start(voice, left_chunks, seed) for seed in range(streams)]
             for size in pieces:
-                codes = [torch.zeros(size, dtype=torch.int64)] * streams
-                _, states = self.step_batch(states, codes, [False] * streams)
+                codes, before = [torch.zeros(size, dtype=torch.int64)] * streams, states
+                sounds, states = self.step_batch(before, codes, [False] * streams)
+                torch.cat(sounds).cpu()  # until it is done
+                self.give_back(before, states)

@@ -21,9 +21,11 @@ EarJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn
 EarResult = tuple[list[int], SpeechStreamState]
 VoiceJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
 VoiceResult = tuple[Tensor, SpokenState]
+EAR = "viva-ear"
 EARS_TOGETHER = 32
 VOICES_TOGETHER = {"cpu": 2, "cuda": 32}
-SOON_SECONDS = 0.6  # what is needed within this goes the quick way
+SOON_SECONDS = 1.0  # what is needed within this goes the quick way
+COMPANY_SECONDS = 2.0  # before it is needed, sound is made, with whoever came until then or as soon as a pass is full
 
 
 class Voices:
@@ -31,32 +33,32 @@ class Voices:
 
     def __init__(self, usual: Gathering[VoiceJob, VoiceResult], quick: Gathering[VoiceJob, VoiceResult] | None) -> None:
         self._usual, self._quick = usual, quick
-        self._ways = [usual] if quick is None else [usual, quick]
+        self.ways = [usual] if quick is None else [usual, quick]
 
     def start(self) -> None:
         """Begin to work."""
-        for way in self._ways:
+        for way in self.ways:
             way.start()
 
     async def close(self) -> None:
         """Stop; jobs that wait fail."""
-        for way in self._ways:
+        for way in self.ways:
             await way.close()
 
     @property
     def waiting(self) -> int:
         """Jobs that nobody works on yet."""
-        return sum(way.waiting for way in self._ways)
+        return sum(way.waiting for way in self.ways)
 
     @property
     def jobs(self) -> int:
         """Jobs that were begun."""
-        return sum(way.jobs for way in self._ways)
+        return sum(way.jobs for way in self.ways)
 
     @property
     def batches(self) -> int:
         """Passes they were done in."""
-        return sum(way.batches for way in self._ways)
+        return sum(way.batches for way in self.ways)
 
     @property
     def most(self) -> int:
@@ -65,8 +67,12 @@ class Voices:
 
     async def do(self, job: VoiceJob, urgency: float = 0.0) -> VoiceResult:
         """The sound of some codes, for which `urgency` seconds are left."""
-        way = self._quick if self._quick is not None and urgency < SOON_SECONDS else self._usual
-        return await way.do(job, urgency)
+        if self._quick is None or urgency >= SOON_SECONDS:
+            return await self._usual.do(job, urgency)
+        result = await self._quick.do(job, urgency)
+        if not self._quick.is_busy:
+            self._usual.look()
+        return result
 
 
 class CodecHere:
@@ -83,13 +89,16 @@ class CodecHere:
         device = codec.ear.device
         self._ear_lane, self._lanes = Lane(device, urgent=True), [Lane(device), Lane(device, urgent=True)]
         together = voices_together or VOICES_TOGETHER.get(device.type, 16)
-        self.ear: Gathering[EarJob, EarResult] = Gathering("viva-ear", self._hear, EARS_TOGETHER, workers=workers)
+        self.ear: Gathering[EarJob, EarResult] = Gathering(EAR, self._hear, EARS_TOGETHER, workers=workers)
         self._codecs = [codec, codec.beside()] if isinstance(codec, GraphedCodec) else [codec]
-        ways = [
-            Gathering(f"viva-voice-{place}", self._speaker(place), together, _pass, workers)
-            for place in range(len(self._codecs))
-        ]
-        self.voice = Voices(ways[0], ways[1] if len(ways) > 1 else None)
+        if isinstance(codec, GraphedCodec):
+            quick = Gathering("viva-quick", self._speaker(1), together, _pass, workers)
+            usual = Gathering(
+                "viva-voice", self._speaker(0), together, _pass, workers, COMPANY_SECONDS, lambda: quick.is_busy
+            )
+            self.voice = Voices(usual, quick)
+        else:
+            self.voice = Voices(Gathering("viva-voice", self._speaker(0), together, _pass, workers), None)
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
         """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""
@@ -100,7 +109,8 @@ class CodecHere:
             if isinstance(codec, GraphedCodec):
                 with torch.inference_mode(), lane():
                     # Those who will soon run dry are not given long hops, which are for who has sound to spare.
-                    codec.warm_up(voice, batches, sizes if place == 0 else (), self.left_chunks)
+                    short = [size for size in sizes if size <= 2 * codec.flow.config.chunk]
+                    codec.warm_up(voice, batches, sizes if place == 0 else short, self.left_chunks)
 
     def reply_bytes(self, voice: FlowVoice) -> float:
         """What a reply in this voice keeps while it is spoken, as far as a left window bounds it."""
@@ -125,7 +135,10 @@ class CodecHere:
                     for each, _, _ in jobs
                 ]
                 sounds, states = codec.step_batch(begun, [codes for _, codes, _ in jobs], [last for _, _, last in jobs])
-                return list(zip(_read_back(sounds), states, strict=True))
+                heard = _read_back(sounds)
+            if isinstance(codec, GraphedCodec):
+                codec.give_back(begun, states)
+            return list(zip(heard, states, strict=True))
 
         return speak
 

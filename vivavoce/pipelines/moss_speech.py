@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import os
+import sys
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -18,7 +20,7 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.slack import Admission
 from vivavoce.engine.streaming import StreamingEngine
-from vivavoce.engine.workers import Workers
+from vivavoce.engine.workers import WorkerEach, Workers
 from vivavoce.errors import InputError
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech import MossSpeech
@@ -26,11 +28,14 @@ from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCo
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.pipelines.codec_here import CodecHere
+from vivavoce.pipelines.codec_here import SOON_SECONDS, CodecHere
 from vivavoce.pipelines.moss_speech_mind import MossSpeechMind
+from vivavoce.pipelines.moss_speech_reply import FirstSound
 from vivavoce.pipelines.moss_speech_words import MossSpeechWords
 
 AS_EARLY_AS_CAN_BE = 3600.0  # seconds
+FIRST_SOUNDS_KEPT = 256
+FEW_MINDS = 16  # so few do not fill passes of the ear, however long they wait for one another
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class MossSpeechOptions:
     """Torch threads on a CPU; None: half its cores, for engine and voice work at the same time."""
     workers: int | None = None
     """Threads that share engine, ears and voices; None: one for each, on a CPU not more than it has cores to spare."""
+    switch_seconds: float = 0.0005
+    """For how long a thread that computes keeps those waiting that have the device to look after."""
     voices_together: int | None = None
     """Replies whose sound is made in one pass; None: 16, on a CPU 2, where a pass saves less and all wait for it."""
     warm_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -96,8 +103,10 @@ class MossSpeechPipeline:
         flow = codec.flow.config
         grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE)
         self.policy = _policy(grain, core.runner.device.type, isinstance(codec, GraphedCodec))
-        self.bridge = Bridge()
+        self.bridge = Bridge(margin=0.13, are_together=True) if isinstance(codec, GraphedCodec) else Bridge()
         self._minds: weakref.WeakSet[MossSpeechMind] = weakref.WeakSet()
+        self.first_sounds: deque[FirstSound] = deque(maxlen=FIRST_SOUNDS_KEPT)
+        """Of the latest replies, where their listeners' wait went."""
         self.speaking = 0
         """Replies whose sound is being made."""
         self.words = MossSpeechWords(self)
@@ -107,6 +116,7 @@ class MossSpeechPipeline:
     async def __aenter__(self) -> Self:
         if self.codec.ear.device.type == "cpu":
             torch.set_num_threads(self.options.threads or max(1, (os.cpu_count() or 2) // 2))
+        sys.setswitchinterval(self.options.switch_seconds)
         self.workers.start()
         await self.engine.__aenter__()
         self.ear.start()
@@ -134,6 +144,11 @@ class MossSpeechPipeline:
     def crowd(self) -> float:
         """Replies that want sound now, and of the turns under way those that soon will, if every second does."""
         return self.speaking + 0.5 * sum(mind.hears_turn for mind in self._minds)
+
+    @property
+    def hears_at_once(self) -> bool:
+        """Whether every code of a turn is made as its sound comes, so that little is left to do when it ends."""
+        return isinstance(self.codec, GraphedCodec) and len(self._minds) <= FEW_MINDS
 
     async def warm_up(self) -> None:
         """Hear and say something once, so that the first caller does not wait for what is slow only at first."""
@@ -163,11 +178,15 @@ def _workers(device: str, threads: int | None) -> Workers:
     if device == "cpu":
         return Workers("viva-model", threads or min(3, max(1, (os.cpu_count() or 2) - 1)))
     # Threads only wait for the device, on which work that begins early takes nothing from what is urgent.
-    return Workers("viva-model", threads or 4, early=AS_EARLY_AS_CAN_BE)
+    if threads is None:
+        return WorkerEach("viva", early=AS_EARLY_AS_CAN_BE)
+    return Workers("viva-model", threads, early=AS_EARLY_AS_CAN_BE)
 
 
 def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
     """How chunks grow: on a CPU one pass of two costs little more than of one; graphs serve a crowd by long hops."""
+    if is_graphed:
+        return LeadPolicy(grain, share=0.8, doubles=True, making=SOON_SECONDS)
     if device == "cpu":
         return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds)
-    return LeadPolicy(grain, share=0.8, doubles=True) if is_graphed else LeadPolicy(grain)
+    return LeadPolicy(grain)

@@ -65,6 +65,7 @@ class MossSpeechMind:
         self._rows: list[Row] = []
         self._adopted: MossSpeechReply | None = None
         self._replies: set[MossSpeechReply] = set()
+        self._asked = 0  # replies that are to begin once the orders before them are done
         self._orders: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._work())
 
@@ -93,6 +94,7 @@ class MossSpeechMind:
         """Begin a reply; held."""
         reply = MossSpeechReply(self._pipeline, plan, self._order, self._adopt, self._ended)
         self._replies.add(reply)
+        self._asked += 1
         self._order(lambda: self._begin(reply))
         return reply
 
@@ -140,7 +142,8 @@ class MossSpeechMind:
         if self._turn is None:
             self._turn = HeardTurn(self._pipeline.codec.ear.initial_state())
         self._turn.waiting.append(samples)
-        if self._turn.waits >= HEARD_TOGETHER * self._pipeline.codec.ear.samples_per_code:
+        together = 1 if self._pipeline.hears_at_once else HEARD_TOGETHER
+        if self._turn.waits >= together * self._pipeline.codec.ear.samples_per_code:
             await self._encode(self._turn)
             await self._settle()
 
@@ -154,15 +157,17 @@ class MossSpeechMind:
             self._turn = None
 
     async def _begin(self, reply: MossSpeechReply) -> None:
+        self._asked -= 1
         if reply.is_dropped:
+            await self._settle()
             return
-        engine, plan = self._pipeline.engine, reply.plan
+        plan = reply.plan
         modality: Modality = "text" if plan.settings.modality == "text" else "speech"
         head = self._pipeline.prompt.open_reply(modality)
         try:
             if plan.past is not None:
                 rows = await self._past_rows(plan.past, plan.settings) + head
-                await reply.begin(await engine.open(rows), rows, None)
+                await reply.begin(None, 0, rows, None)
                 return
             codes = None
             rows = await self._seen_rows(plan.settings)
@@ -170,14 +175,7 @@ class MossSpeechMind:
                 codes = await self._whole_turn(self._turn)
                 rows = rows + self._turn_rows(codes)
             rows = rows + head
-            same = _common(self._rows, rows)
-            if self._sequence is None:
-                fork = await engine.open(rows)
-            else:
-                fork = await engine.fork(self._sequence)
-                await engine.rewind(fork, min(same, len(self._rows)))
-                await engine.append(fork, rows[same:])
-            await reply.begin(fork, rows, codes)
+            await reply.begin(self._sequence, _common(self._rows, rows), rows, codes)
         except Exception as error:  # the reply fails, the conversation goes on
             reply.fail(error)
 
@@ -210,6 +208,8 @@ class MossSpeechMind:
         """Make the sequence what it should be."""
         if self._adopted is not None:
             return  # it is being written to; when the reply is over, the past will be told
+        if self._asked and self._sequence is not None:
+            return  # a reply is to begin: what is missing comes with it, so that it does not wait for another step
         engine = self._pipeline.engine
         rows = await self._seen_rows(self._settings)
         if self._turn is not None:

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +41,31 @@ VOICE_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be
 Order = Callable[[Callable[[], Awaitable[None]]], None]
 
 
+@dataclass
+class FirstSound:
+    """When, on the event loop's clock, a reply came how far. 0: not yet."""
+
+    asked: float
+    heard: float = 0.0
+    """All of the turn is codes."""
+    begun: float = 0.0
+    """The engine has taken it on."""
+    written: float = 0.0
+    """The codes of its first sound are there."""
+    made: float = 0.0
+    """The voice has made sound of them."""
+    out: float = 0.0
+    """It was let out."""
+
+    PARTS: ClassVar = ("heard", "begun", "written", "made", "out")
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long each part took."""
+        times = [self.asked, *(getattr(self, part) for part in self.PARTS)]
+        return {part: after - before for part, (before, after) in zip(self.PARTS, pairwise(times), strict=True)}
+
+
 class MossSpeechReply:
     """A `ReplyStream` on a sequence of its own, a fork of the conversation's."""
 
@@ -69,6 +96,7 @@ class MossSpeechReply:
         self._first_at: float | None = None  # when the first chunk was made; inf after the second
         self._is_whole = False
         self._written: list[int] = []
+        self.first = FirstSound(asyncio.get_running_loop().time())
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """What it consists of, as it is made."""
@@ -99,12 +127,19 @@ class MossSpeechReply:
         spoken = sum(row[TEXT] == pad for row in self.rows)
         return Usage(len(self.rows) - spoken, spoken, len(self._written), len(self.codes))
 
-    async def begin(self, sequence: EngineSequence, rows: list[Row], turn_codes: list[int] | None) -> None:
-        """Start to generate on this sequence, which is the reply's from now on."""
-        self.sequence, self.rows, self.turn_codes = sequence, rows, turn_codes
+    async def begin(
+        self, past: EngineSequence | None, same: int, rows: list[Row], turn_codes: list[int] | None
+    ) -> None:
+        """Start to generate behind these rows, the first `same` of which are those of `past`."""
+        self.rows, self.turn_codes = rows, turn_codes
+        self.first.heard = asyncio.get_running_loop().time()
         is_spoken = self.plan.settings.modality != "text"
         listener = self._listener() if is_spoken else None
-        reply = await self._pipeline.engine.generate(sequence, self._generation(), MOST_UNREAD_ROWS, listener=listener)
+        reply = await self._pipeline.engine.answer(
+            past, rows, same, self._generation(), MOST_UNREAD_ROWS, listener=listener
+        )
+        self.sequence = reply.sequence
+        self.first.begun = asyncio.get_running_loop().time()
         make = self._speak if is_spoken else self._write
         self._task = asyncio.get_running_loop().create_task(self._make(make, reply))
 
@@ -173,18 +208,22 @@ class MossSpeechReply:
         try:
             is_last = False
             while not is_last:
-                row = await anext(reply, None)
-                is_last = row is None or not self._take(row)
+                lacks = voice.lacks(self.codes, self._made_seconds - self.plan.played())
+                rows = await reply.several(lacks)
+                is_last = not all(self._take(row) for row in rows) or len(rows) < lacks
                 lead = self._made_seconds - self.plan.played()
                 size = voice.ready(self.codes, is_last, lead)
                 if size == 0 and not is_last:
                     continue
                 self._need_more(reply, size)
+                self.first.written = self.first.written or asyncio.get_running_loop().time()
                 samples, said = await voice.say(self.codes, size, is_last, lead - SAFETY_SECONDS + self._spare)
                 self.left_out = voice.left_out
                 if said or captions.are_first:
                     captions.hear(samples, said)
                 if len(samples):
+                    if not self._made_seconds:
+                        self._pipeline.engine.sounds(reply.sequence)
                     self._made_seconds += len(samples) / VOICE_RATE
                     self._need_more(reply)
                     if not captions.are_first:
@@ -209,23 +248,33 @@ class MossSpeechReply:
 
     async def _let_out(self, samples: Samples, is_last: bool) -> None:
         """The next sound; a first chunk too short to last until the second comes waits for as long as it lacks."""
-        bridge, crowd, loop = self._pipeline.bridge, self._pipeline.crowd, asyncio.get_running_loop()
+        bridge, loop = self._pipeline.bridge, asyncio.get_running_loop()
+        crowd = 1.0 if bridge.are_together else self._pipeline.crowd
         first_at, self._first_at = self._first_at, loop.time() if self._first_at is None else np.inf
         if first_at is not None and first_at < np.inf:
             bridge.note(loop.time() - first_at, crowd)
+        if first_at is None:
+            self.first.made = loop.time()
         self._kept.append(samples)
         wait = bridge.wait(len(samples) / VOICE_RATE, crowd) if first_at is None and not is_last else 0.0
         if wait:
             self._waiting = loop.call_later(wait, self._let_kept_out)
             return
         self._stop_waiting()
+        self._note_first()
         await self._pieces.put(Spoke(np.concatenate(self._kept)))
         self._kept.clear()
 
     def _let_kept_out(self) -> None:
         if not self._pieces.full():
+            self._note_first()
             self._pieces.put_nowait(Spoke(np.concatenate(self._kept)))
             self._kept.clear()
+
+    def _note_first(self) -> None:
+        if not self.first.out:
+            self.first.out = asyncio.get_running_loop().time()
+            self._pipeline.first_sounds.append(self.first)
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
@@ -264,6 +313,12 @@ class ChunkedVoice:
     def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
         """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
         return next_chunk(self._pipeline.policy, len(codes) - self._spoken, is_last, self._chunks, lead)
+
+    def lacks(self, codes: list[int], lead: float) -> int:
+        """How many more codes to wait for before looking again: those of the next chunk, a grain at a time at most."""
+        policy = self._pipeline.policy
+        wanted = policy.wanted(self._chunks, lead) + policy.grain.lookahead
+        return max(0, min(policy.grain.frames + policy.grain.lookahead, wanted - (len(codes) - self._spoken)))
 
     async def say(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
         """The next chunk of sound, of `size` codes, and its codes; it is needed in `urgency` seconds."""

@@ -1,0 +1,90 @@
+"""Windows that a reply has used up serve another, whose sound does not change."""
+
+import asyncio
+
+import pytest
+import torch
+
+from vivavoce.minis.untrained import untrained_codec
+from vivavoce.models.flow_graphs import SpareWindows
+from vivavoce.models.flow_state import FlowCache, VoicePrompt
+from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
+from vivavoce.pipelines.codec_here import CodecHere
+
+LEFT = 2
+SIZES = (8, 5, 10, 5, 4)
+
+
+def prompt():
+    generator = torch.Generator().manual_seed(0)
+    mel, speaker = torch.randn(52, 80, generator=generator), torch.randn(192, generator=generator)
+    return VoicePrompt(torch.arange(13), mel, speaker)
+
+
+def codes(seed):
+    return torch.randint(64, (sum(SIZES),), generator=torch.Generator().manual_seed(seed)).split(SIZES)
+
+
+def alone(codec, seed):
+    state, sounds = codec.start(codec.flow.voice(prompt()), LEFT), []
+    for number, piece in enumerate(codes(seed), start=1):
+        sound, state = codec.step(state, piece, final=number == len(SIZES))
+        sounds.append(sound)
+    return torch.cat(sounds)
+
+
+async def served(here, voice, seeds):
+    """Replies at once, each in pieces, now one way, now the other."""
+
+    async def reply(seed):
+        state, sounds = voice, []
+        for number, piece in enumerate(codes(seed), start=1):
+            urgency = 0.1 if (seed + number) % 2 else 1.5
+            sound, state = await here.voice.do((state, piece, number == len(SIZES)), urgency)
+            sounds.append(sound)
+        return torch.cat(sounds)
+
+    return await asyncio.gather(*map(reply, seeds))
+
+
+@pytest.mark.gpu
+def test_replies_in_windows_of_others_sound_as_if_they_were_alone():
+    tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    plain = untrained_codec()
+    expected = {seed: alone(plain, seed) for seed in range(4)}
+    here = CodecHere(GraphedCodec(untrained_codec("cuda")), LEFT)
+    voice = here.codec.flow.voice(prompt())
+    here.warm_up(voice, (1, 2), (5, 10))
+
+    async def serve():
+        here.ear.start()
+        here.voice.start()
+        sounds = [sound for seeds in ((0, 1), (2, 3), (0, 3)) for sound in await served(here, voice, seeds)]
+        await here.ear.close()
+        await here.voice.close()
+        return sounds
+
+    sounds = asyncio.run(serve())
+    for seed, sound in zip((0, 1, 2, 3, 0, 3), sounds, strict=True):
+        assert sound.shape == expected[seed].shape
+        assert (sound - expected[seed]).abs().max() <= 2e-4 * max(1.0, expected[seed].abs().max())
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def cache(flow, slots):
+    sizes, like = flow.config, flow.spk_embed_affine_layer.weight
+    return FlowCache.blank(sizes.encoder, sizes.estimator, sizes.euler_steps, like).continued(slots)
+
+
+def test_only_windows_of_its_own_are_given_to_others():
+    flow, spare = untrained_codec().flow, SpareWindows()
+    one, two = cache(flow, 10), cache(flow, 10)
+    spare.give(one, one)
+    both = FlowCache.stack([one, two])
+    spare.give(both.stream(0, 10), two)
+    assert spare.take(10) is None
+    spare.give(one, two)
+    assert spare.take(15) is None
+    taken = spare.take(10)
+    assert taken is not None and taken.mel_windows.data_ptr() == one.mel_windows.data_ptr()
+    assert spare.take(10) is None
