@@ -94,6 +94,19 @@ def test_a_user_who_speaks_over_the_output_is_heard(delay):
     assert (chances[first:last] >= 0.5).mean() > 0.8
 
 
+def test_what_was_played_to_headphones_in_a_silent_room_is_known_when_somebody_speaks():
+    played = talk(3.0, seed=3)[: 80 * BLOCK]
+    guard, state = EchoGuard(), EchoGuard().initial_state()
+    blocks = played.reshape(-1, BLOCK)
+    for block in blocks[:-1]:
+        _, share, state = guard.step(state, np.zeros(BLOCK, "f"), block)
+    assert share == 0 and state.passed_over  # nothing was computed for it
+    heard, _, state = guard.step(state, (0.1 * talk(1.0, seed=4)[:BLOCK]).astype("f"), blocks[-1])
+    assert np.abs(heard).max() > 0 and not state.passed_over
+    pairs = np.stack([played[end - 2 * BLOCK : end] for end in range(len(played), 0, -BLOCK)][: guard.partitions])
+    np.testing.assert_allclose(state.played, np.fft.rfft(pairs), atol=1e-3)
+
+
 def test_without_output_nothing_is_changed():
     microphone = talk(1.0)
     left, shares = through(EchoGuard(), microphone, np.zeros(len(microphone)))

@@ -39,6 +39,7 @@ class EchoState:
     loudest: float  # power a sample of the loudest block played of late
     turn: int  # the partition whose path is trimmed next
     gain: float
+    passed_over: tuple[Samples, ...] = ()  # [block] each: played of late, and not in `played` yet
 
 
 class EchoGuard:
@@ -82,8 +83,10 @@ class EchoGuard:
         if quiet > self.partitions:
             return microphone, 0.0, replace(state, reference=reference, quiet=quiet, gain=1.0)
         state = self._resumed(state) if state.quiet > self.partitions else state
-        newest = np.fft.rfft(np.concatenate([state.reference, reference])).astype(np.complex64)
-        played = np.concatenate([newest[None], state.played[:-1]])
+        heard = float(np.square(microphone).mean())
+        if state.calm >= CALM and heard < FAINT_ECHO * max(loud, state.loudest):
+            return microphone, 0.0, self._passed_over(state, reference, loud, quiet)
+        played = self._played(state, reference)
         left = microphone - np.fft.irfft((played * state.path).sum(axis=0))[BLOCK:].astype(np.float32)
         error = np.fft.rfft(np.concatenate([np.zeros(BLOCK, np.float32), left])).astype(np.complex64)
         state = replace(
@@ -92,18 +95,38 @@ class EchoGuard:
             played=played,
             quiet=quiet,
             practice=state.practice + (loud > 1e-7),
-            calm=_calm(state, loud, float(np.square(microphone).mean())),
+            calm=_calm(state, loud, heard),
             loudest=max(loud, 0.97 * state.loudest),
+            passed_over=(),
         )
         loudness, power = _power(played), _power(error)
         expected = 0.5 * (loudness * state.doubt).sum(axis=0)  # half, because half of each transform is padding
         learned = self._learn(state, error, power, loudness, expected)
         return self._gated(microphone, left, power, expected, state, learned)
 
+    def _passed_over(self, state: EchoState, reference: Samples, loud: float, quiet: int) -> EchoState:
+        """Headphones and a silent room: there is nothing to take out or to learn, only to remember what was played."""
+        return replace(
+            state,
+            passed_over=(*state.passed_over, reference)[-self.partitions :],
+            quiet=quiet,
+            practice=state.practice + (loud > 1e-7),
+            loudest=max(loud, 0.97 * state.loudest),
+            gain=1.0,
+        )
+
+    def _played(self, state: EchoState, reference: Samples) -> Spectrum:
+        """The spectra of what was played, this block's first."""
+        blocks = np.concatenate([state.reference, *state.passed_over, reference])
+        pairs = np.lib.stride_tricks.sliding_window_view(blocks, 2 * BLOCK)[::BLOCK]
+        newest = np.fft.rfft(pairs).astype(np.complex64)[::-1]
+        return np.concatenate([newest, state.played])[: self.partitions]
+
     def _resumed(self, state: EchoState) -> EchoState:
         """After a silence the way may be a little longer or shorter."""
         doubt = np.maximum(state.doubt, 0.1 * self.initial_state().doubt)
-        return replace(state, played=np.zeros_like(state.played), doubt=doubt, practice=0, calm=0, loudest=0.0)
+        silence = np.zeros_like(state.played)
+        return replace(state, played=silence, doubt=doubt, practice=0, calm=0, loudest=0.0, passed_over=())
 
     def _learn(self, state: EchoState, error: Spectrum, power: Power, loud: Power, explained: Power) -> EchoState:
         """The path and its doubt after what was left unexplained: `error`, and its power."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from vivavoce import quick_loop
 from vivavoce.bench import turn_report
 from vivavoce.bench.progress import stage
 from vivavoce.bench.turn_caller import Caller
@@ -79,7 +80,7 @@ def run(
         material = gather(speech)
     session = session_of(detection, silence_ms, instructions)
     plan = Plan(material, script(material, turns, scenes), turns, sessions, session, at_once=at_once)
-    result, calls = asyncio.run(measure(lambda: connect(address, api_key), plan))
+    result, calls = quick_loop.run(measure(lambda: connect(address, api_key), plan))
     result = {"what": "turn-taking over the Realtime protocol", "url": _without_secrets(address), **result}
     result["how"] = f"{detection}" + (f", {silence_ms} ms of silence" if detection == "server_vad" else "")
     result["how"] += f", {at_once} scenes at a time" if at_once > 1 else ""

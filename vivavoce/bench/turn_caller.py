@@ -16,7 +16,6 @@ from vivavoce.bench.turn_wire import OPEN_SECONDS, Event, Wire, WireClosedError
 from vivavoce.errors import InputError
 
 PACKET = RATE // 50
-POLL_SECONDS = 0.01
 NOISE_SECONDS = 10.0
 QUIET_ROOM_DBFS = -70.0
 SOUND = {"response.output_audio.delta", "response.audio.delta"}
@@ -114,6 +113,7 @@ class Caller:
         """Replies that are under way at the server."""
         self.closed: str | None = None
         self._ready = asyncio.Event()
+        self._packet_due = asyncio.Event()
 
     async def __aenter__(self) -> "Caller":
         self._receiver = asyncio.create_task(self._receive())
@@ -145,13 +145,14 @@ class Caller:
         return self.microphone.say(samples, kind, pause)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for something to become so; whether it did."""
-        deadline = self.now() + seconds
-        while not condition():
-            self._check_open()
-            if self.now() >= deadline:
-                return False
-            await asyncio.sleep(POLL_SECONDS)
+        """Wait for something to become so, looking with every packet: a wake-up costs more than what it looks at."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    self._check_open()
+                    await self._packet_due.wait()
+        except TimeoutError:
+            return condition()
         return True
 
     async def wait(self, moment: float) -> None:
@@ -183,11 +184,14 @@ class Caller:
             due = microphone.began + (microphone.sent + 1) * PACKET / RATE
             await asyncio.sleep(max(0.0, due - self.now()))
             microphone.lateness.append(self.now() - due)
+            self._packet_due.set()
+            self._packet_due = asyncio.Event()
             pcm = float_to_pcm16(microphone.packet()).astype("<i2", copy=False).tobytes()
             try:
                 await self.wire.send({"type": "input_audio_buffer.append", "audio": base64.b64encode(pcm).decode()})
             except WireClosedError as error:
                 self.closed = self.closed or str(error)
+                self._packet_due.set()
                 return
 
     async def _receive(self) -> None:

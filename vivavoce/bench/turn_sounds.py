@@ -1,5 +1,7 @@
 """What is heard on a line besides questions: hums, coughs, knocks, a room, a talker far off. All made of arithmetic."""
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -99,14 +101,17 @@ def far_off(samples: Samples) -> Samples:
     return at_level(dull.astype(np.float32), SPEECH_DBFS - 18)
 
 
+@lru_cache(maxsize=32)
 def room_noise(seconds: float, dbfs: float, seed: int = 0) -> Samples:
-    """Steady noise that falls with frequency as traffic and fans do; it can be looped."""
+    """Steady noise that falls with frequency as traffic and fans do; it can be looped, and is not to be written to."""
     source = np.random.default_rng(seed)
     size = round(seconds * RATE)
     frequency = np.fft.rfftfreq(size, 1 / RATE)
     spectrum = np.fft.rfft(source.standard_normal(size)) / np.sqrt(np.maximum(frequency, 50.0))
     noise = np.fft.irfft(spectrum, size)
-    return (noise * from_db(dbfs - rms_dbfs(noise.astype(np.float32)))).astype(np.float32)
+    levelled = (noise * from_db(dbfs - rms_dbfs(noise.astype(np.float32)))).astype(np.float32)
+    levelled.flags.writeable = False
+    return levelled
 
 
 def hesitated(samples: Samples, seconds: float) -> tuple[Samples, int]:

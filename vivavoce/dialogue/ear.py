@@ -14,6 +14,7 @@ from vivavoce.dialogue.interface import Samples
 from vivavoce.errors import InputError
 
 BLOCK = RATE // 250  # samples: 4 ms
+SETTLED_WINDOWS = 16  # of silence, after which more of it tells a detector nothing new
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,15 @@ class Hush:
     """Hears at once that a voice has stopped, where the room is quiet enough to tell: detectors linger for 100 ms."""
 
     floor_db: float = -60.0
-    peak_db: float = -60.0
+    peak_db: float = -36.0
+    SOFTEST_PEAK_DB = -36.0  # of a voice that is meant to be heard
     UNDER_PEAK_DB, OVER_FLOOR_DB = 28.0, 8.0
-    FAR_UNDER_PEAK_DB = 36.0  # whatever the room is like: a breath, or what is left of a consonant
-    FORGET_DB, RISE_DB = 0.3, 0.15  # a window
+    FAR_UNDER_PEAK_DB = 32.0  # whatever the room is like: a breath, or what is left of a consonant
+    FORGET_DB, RISE_DB = 0.2, 0.15  # a window
 
     def step(self, level_db: float) -> bool:
         """Whether the window of this level is silence, surely."""
-        self.peak_db = max(level_db, self.peak_db - self.FORGET_DB)
+        self.peak_db = max(level_db, self.peak_db - self.FORGET_DB, self.SOFTEST_PEAK_DB)
         self.floor_db = min(level_db, self.floor_db + self.RISE_DB)
         return level_db < self.limit_db
 
@@ -88,6 +90,8 @@ class Ear:
         self._reference = reference
         self._held = np.zeros(0, np.float32)
         self._hush = Hush()
+        self._hushed = 0  # windows of silence up to now
+        self._passed_over: Samples | None = None  # the last window that the detector was not asked about
         self._heard = 0  # samples at 16 kHz that became windows
         self._offsets: deque[float] = deque(maxlen=64)
 
@@ -121,6 +125,18 @@ class Ear:
             reference = self._reference(spoken, WINDOW)
             samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
         self._heard += WINDOW
-        chance, self._activity_state = self._activity.step(self._activity_state, samples)
         is_hush = self._hush.step(rms_dbfs(samples))
+        self._hushed = self._hushed + 1 if is_hush else 0
+        chance = self._chance(samples)
         return Window(samples, 0.0 if is_hush else chance, share, self._hush.quiet_ms(samples))
+
+    def _chance(self, samples: Samples) -> float:
+        """How likely it is speech. In a long silence nobody is asked: it is what a detector costs most of the time."""
+        if self._hushed > SETTLED_WINDOWS:
+            self._passed_over = samples
+            return 0.0
+        if self._passed_over is not None:  # what came right before belongs to what is heard now
+            _, self._activity_state = self._activity.step(self._activity_state, self._passed_over)
+            self._passed_over = None
+        chance, self._activity_state = self._activity.step(self._activity_state, samples)
+        return chance

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 START_BUFFER_SECONDS = 0.08
+ROUNDING_SECONDS = 1e-6  # sound that comes just when it is needed is not late
 
 
 @dataclass
@@ -33,12 +34,12 @@ class SimulatedPlayer:
         elapsed, self._now = now - self._now, now
         if not self._is_playing:
             return
-        if elapsed > self._buffered:
+        if elapsed > self._buffered + ROUNDING_SECONDS:
             self._dry_since = now - (elapsed - self._buffered)
             self._buffered, self._is_playing = 0.0, False
             self.underruns += 1
         else:
-            self._buffered -= elapsed
+            self._buffered = max(0.0, self._buffered - elapsed)
 
     def finish(self, now: float) -> None:
         """The reply is complete: what is buffered will be played, and running out now is no underrun."""

@@ -11,7 +11,7 @@ from vivavoce.dialogue.interface import TurnSettings
 
 WINDOW_MS = 32
 HYSTERESIS = 0.15
-LIKELY_END_MS = 80
+LIKELY_END_MS = 72
 SHORTEST_SPEECH_MS = 64
 # After how much silence a turn that the model thinks unfinished is over all the same.
 PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}

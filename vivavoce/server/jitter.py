@@ -5,28 +5,33 @@ that is late is late for both.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from vivavoce.engine.slack import Extreme
 
 WINDOW_SECONDS = 5.0
 FEWEST = 10  # arrivals from which something can be said
 
 
-@dataclass
 class Arrivals:
     """When sound came that should have come evenly."""
 
-    _late: deque[tuple[float, float]] = field(default_factory=deque)  # when, and how much later than the first
+    def __init__(self) -> None:
+        self._latest, self._soonest = Extreme(WINDOW_SECONDS), Extreme(WINDOW_SECONDS)
+        self._newest: deque[float] = deque(maxlen=FEWEST)  # when they came
 
     def note(self, now: float, heard: float) -> None:
         """By now, so many seconds of sound have come."""
-        self._late.append((now, now - heard))
-        while self._late[0][0] < now - WINDOW_SECONDS:
-            self._late.popleft()
+        late = now - heard
+        self._latest.note(now, late)
+        self._soonest.note(now, -late)
+        self._newest.append(now)
 
     def unevenness(self, now: float) -> float | None:
         """Seconds between the soonest and the latest of the last moments; None where too little came."""
-        late = [late for moment, late in self._late if moment >= now - WINDOW_SECONDS]
-        return max(late) - min(late) if len(late) >= FEWEST else None
+        latest, soonest = self._latest.largest(now), self._soonest.largest(now)
+        is_known = len(self._newest) == FEWEST and self._newest[0] >= now - WINDOW_SECONDS
+        return latest + soonest if is_known and latest is not None and soonest is not None else None
 
 
 @dataclass(frozen=True)

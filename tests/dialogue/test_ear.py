@@ -1,0 +1,63 @@
+"""Windows of what is heard: who is asked about them, and how soon it is known that a voice has stopped."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.dialogue.voices import RATE, silence, talk
+from vivavoce.audio.voice_activity import WINDOW, voice_activity
+from vivavoce.dialogue.ear import SETTLED_WINDOWS, Ear, Window
+
+PACKET = RATE // 50
+
+
+class Counted:
+    """Silero's network, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self._activity, self.asked = voice_activity(), 0
+
+    def initial_state(self):
+        return self._activity.initial_state()
+
+    def step(self, state, samples):
+        self.asked += 1
+        return self._activity.step(state, samples)
+
+
+def heard(samples: np.ndarray, activity=None) -> list[Window]:
+    """The windows of a sound that comes in packets."""
+    ear = Ear(RATE, activity or voice_activity(), None, lambda moment, count: np.zeros(count, "f"))
+    packets = range(0, len(samples), PACKET)
+    return [window for start in packets for window in ear.hear(samples[start : start + PACKET], start / RATE)]
+
+
+@cache
+def room(seconds: float, seed: int = 0) -> np.ndarray:
+    return silence(seconds) + 3e-4 * np.random.default_rng(seed).standard_normal(round(seconds * RATE)).astype("f")
+
+
+def test_nobody_is_asked_about_a_long_silence_and_a_voice_after_it_is_heard_as_ever():
+    counted, asked = Counted(), voice_activity()
+    sound = np.concatenate([talk(0.6, seed=1), room(4.0), talk(1.0, seed=2)]).astype("f")
+    windows = heard(sound, counted)
+    assert counted.asked < len(windows) - 4.0 * RATE / WINDOW + SETTLED_WINDOWS + 8
+    state, chances = asked.initial_state(), []
+    for window in windows:
+        chance, state = asked.step(state, window.samples)
+        chances.append(chance)
+    begins = round(4.6 * RATE / WINDOW) + 1
+    told = [window.chance for window in windows]
+    assert told[begins + 1 :] == pytest.approx(chances[begins + 1 :], abs=0.1)
+    assert [chance > 0.5 for chance in told[begins:]] == [chance > 0.5 for chance in chances[begins:]]
+    assert max(told[begins : begins + 6]) > 0.9
+
+
+def test_a_voice_that_has_stopped_is_known_to_within_the_window():
+    sound = np.concatenate([room(0.5), talk(0.8, seed=3), room(0.5, seed=1)]).astype("f")
+    windows = heard(sound)
+    voiced = [place for place, window in enumerate(windows) if window.quiet_ms < WINDOW * 1000 // RATE]
+    ended = (voiced[-1] + 1) * WINDOW / RATE - windows[voiced[-1]].quiet_ms / 1e3
+    assert ended == pytest.approx(1.3, abs=0.03)
+    assert all(window.chance == 0 for window in windows[voiced[-1] + 1 :])  # a network alone would linger
