@@ -21,4 +21,4 @@ def test_each_corpus_holds_the_voices_it_should(tmp_path):
 
 
 def test_counts_keep_their_mixture():
-    assert Counts().scaled(0.001) == Counts(26, 5, 3, 1)
+    assert Counts().scaled(0.001) == Counts(26, 9, 2, 1)

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
+from vivavoce.errors import InputError
 from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
 from vivavoce.models.speech_encoder_stream import SpeechStream
 from vivavoce.nn.allocation import fill_randomly
@@ -180,3 +181,8 @@ def test_an_ear_learns_and_what_it_saves_is_a_codecs_ear(tmp_path, corpus):
     loaded = SpeechEncoder.load(tmp_path / "ear")
     assert loaded.config.quantize_vocab_size == 81
     assert len(encode_corpus(loaded, corpus, "cpu")) == len(SENTENCES)
+    ear.main([*command, "--out", str(tmp_path / "on"), "--init", str(tmp_path / "ear"), "--tiny", "--device", "cpu"])
+    went_on = [json.loads(line)["loss"] for line in (tmp_path / "on/course/log.jsonl").read_text().splitlines()]
+    assert went_on[0] < 0.8 * losses[0], "it begins where the other ended"
+    with pytest.raises(InputError, match="other sizes"):
+        ear.begin_as(tmp_path / "ear", new_encoder(ear.EarPlan().config, Lattice(ear.EarPlan().levels)), None)

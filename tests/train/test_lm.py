@@ -92,6 +92,15 @@ def test_the_commands_run_from_words_to_figures(tmp_path, monkeypatch, capsys):
     assert config.audio_pad_token_id > config.eosp_token_id, "no code is taken for filler"
 
 
+def test_a_course_may_begin_with_an_earlier_model(learned, tmp_path):
+    folder, data = learned
+    few = dataclasses.replace(BY_HEART, steps=(1, 1, 2), log_every=1)
+    lm.train(few, data, tmp_path, None, torch.device("cpu"), report=lambda line: None, earlier=folder)
+    assert _losses(tmp_path, "both", "loss")[0] < 0.3 * _losses(folder, "both", "loss")[0]
+    assert not (tmp_path / lm.LAST_STATES / "text").exists()
+    assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
 def test_stages_freeze_what_they_should():
     data, _ = lm_data.spelled_data(FEW, 64)
     backend = train_tokenizer(data.written, 300)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.models.tiny_nano import tiny_nano_codec
 from tests.train.tts_buzzes import VOICES, buzzes
@@ -152,5 +153,10 @@ def test_the_command_trains_saves_and_measures(tmp_path):
     codes = codec.encode(sound)
     torch.testing.assert_close(later.encode(sound), codes)  # a language model knows them
     assert (later.decode(codes) - codec.decode(codes)).abs().max() > 0
+    anew = ["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "anew"), "--tiny", "--device", "cpu"]
+    main([*anew, "--init", str(tmp_path / "codec"), "--new-codes"])
+    other = MossAudioTokenizerNano.load(tmp_path / "anew")
+    before, after = (each.quantizer.quantizers[0].codebook.weight for each in (codec, other))
+    assert 0.3 < functional.cosine_similarity(before, after).mean() < 0.9999  # moved on from where they were
     names = {file.name for file in (tmp_path / "codec").iterdir()}
     assert {"samples.wav", "samples.json", "log.jsonl", "curves.png", "model.safetensors"} <= names

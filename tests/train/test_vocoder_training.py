@@ -15,7 +15,8 @@ from vivavoce.train.discriminators import Discriminators, deceiving_loss, featur
 from vivavoce.train.loop import Learner
 from vivavoce.train.spectral import HarmonicDistance, SpectralDistance
 from vivavoce.train.voice.teacher import Speech, segment_starts, upsampled
-from vivavoce.train.voice.vocoder import TINY, Lesson, Segments, main, measure, untaught
+from vivavoce.train.voice.vocoder import TINY, VOCODER, Lesson, Segments, main, measure
+from vivavoce.train.voice.vocoder_start import LOUDNESS, untaught
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_every_weight_of_the_vocoder_learns_but_the_mixture_of_harmonics(speech,
 def test_the_loss_falls(speech, lesson):
     learner = Learner({"hift": lesson.hift}, lesson.speaking, 2e-3, betas=(0.8, 0.99), clip=500.0)
     losses = [float(learner.step(_batch(speech, seed=step), 1.0)["loss"]) for step in range(25)]
-    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+    assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
 
 
 def test_sidebands_of_the_lowest_harmonics_are_heard():
@@ -133,6 +134,18 @@ def test_what_judges_say_of_a_pair_is_what_they_say_of_each():
     assert feature_distance(recorded, recorded) == 0
     assert feature_distance(recorded, made) > 0
     assert judging_loss(recorded, made) > 0 and deceiving_loss(made) > 0
+
+
+@torch.no_grad()
+def test_the_excitation_is_heard_before_anything_is_learned():
+    hift = untaught(VOCODER, "cpu", seed=0)
+    mel = torch.full((1, VOCODER.mels, 50), -4.0)
+    excitation = hift.m_source(torch.full((1, 50), 120.0), hift.m_source.start(1, None))
+    given, made = (torch.fft.rfft(sound[0, 2400:-2400]) for sound in (excitation, hift.decode(mel, excitation)))
+    spacing = 24_000 / (48 * 400)  # Hz of a bin, so that harmonics are whole bins
+    harmonics = [round(120.0 * number / spacing) for number in range(1, 11)]
+    assert ((made / given)[harmonics] / LOUDNESS - 1).abs().max() < 0.5
+    assert made[harmonics[0] // 2].abs() < 0.02 * made[harmonics[0]].abs()  # nothing between them
 
 
 def test_the_command_leaves_a_vocoder_that_loads(tmp_path):

@@ -1,10 +1,27 @@
 """Synthetic voices: they speak, whole voices stay unheard, and they can be carried to a bare machine."""
 
+import random
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from vivavoce.errors import InputError, MissingDependencyError
-from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, TRAINING, VOICES, Voice, programs, speak, speak_many
+from vivavoce.train.voices import (
+    HELD_OUT,
+    OPTIONAL,
+    RATE,
+    TEACHER,
+    TRAINING,
+    VOICES,
+    Voice,
+    draw,
+    guests,
+    programs,
+    speak,
+    speak_many,
+    trimmed,
+)
 from vivavoce.train.voices_programs import Programs, bundle
 
 SENTENCE = "Could I book a table for four, please?"
@@ -24,6 +41,17 @@ def test_there_are_many_voices_and_some_are_never_heard():
     assert TEACHER in VOICES and not TEACHER.held_out
 
 
+def test_optional_voices_are_guests_where_their_data_is():
+    bare = Programs({program: (program,) for program in PROGRAMS})
+    assert guests(bare) == TRAINING
+    richer = Programs({**bare.commands, "mbrola": ("mbrola",)}, parts=frozenset({"us1", "it3"}))
+    assert {voice.part for voice in set(guests(richer)) - set(TRAINING)} == {"us1"}
+    everybody = (*TRAINING, *OPTIONAL)
+    drawn = Counter(draw(random.Random(7), 1, everybody)[0].program for _ in range(2_000))
+    assert drawn["espeak-ng"] < 0.4 * 2_000 < drawn["flite"] + drawn["mbrola"] + drawn["pico2wave"]
+    assert not {"awb", "ked_diphone", "mb-en-gb-x-rp"} & {word for voice in OPTIONAL for word in voice.arguments}
+
+
 @pytest.mark.debian(*PROGRAMS)
 @pytest.mark.parametrize("voice", [*VOICES[::9], *HELD_OUT], ids=lambda voice: voice.name)
 def test_voices_speak(voice):
@@ -41,6 +69,13 @@ def test_a_little_silence_is_left_around_speech():
         quiet = samples < 0.03 * samples.max()
         lead, trail = np.argmin(quiet), np.argmin(quiet[::-1])
         assert 0.01 < lead / RATE < 0.11 and 0.03 < trail / RATE < 0.25
+
+
+def test_a_click_long_before_speech_is_cut_off():
+    speech = np.sin(np.arange(RATE) * 0.2).astype(np.float32)
+    click = np.zeros(RATE // 4, np.float32)
+    click[:100] = 0.01
+    assert len(trimmed(np.concatenate([click, speech]))) <= len(speech) + RATE // 10
 
 
 @pytest.mark.debian(*PROGRAMS)
@@ -83,5 +118,10 @@ def test_a_bundle_speaks_as_the_machine_it_comes_from(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     carried = programs(moved)
     monkeypatch.undo()
-    for voice in (TEACHER, named("festival-slt"), named("festival-ked-1.1"), named("espeak-en-us-m1")):
+    more = {voice.part: voice for voice in OPTIONAL if voice.part in programs().parts}
+    assert set(guests(programs())) == set(guests(carried))
+    for voice in (
+        *(TEACHER, named("festival-slt"), named("festival-ked-1.1"), named("espeak-en-us-m1")),
+        *more.values(),
+    ):
         assert np.array_equal(speak(voice, SENTENCE, carried), speak(voice, SENTENCE, programs()))

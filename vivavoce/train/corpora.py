@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivavoce.train.corpus import Corpus, build, held_out_plan, teacher_plan, training_plan
-from vivavoce.train.voices import HELD_OUT, TEACHER, VOICES
+from vivavoce.train.voices import HELD_OUT, OPTIONAL, TEACHER, VOICES, guests, programs
 
 SECOND_VOICE = next(voice for voice in VOICES if voice.name == "flite-slt-1.0")
 ONE_OF_OTHERS = 20  # utterances of other voices that the speaker's corpus takes one of
@@ -23,8 +23,8 @@ class Counts:
     """Utterances of each kind."""
 
     training: int = 26_000
-    teacher: int = 5_000
-    second_voice: int = 3_000
+    teacher: int = 9_000
+    second_voice: int = 1_500
     held_out: int = 1_000
 
     def scaled(self, share: float) -> "Counts":
@@ -39,7 +39,8 @@ def write_corpora(
     """Speak everything once and write each corpus; by name."""
     replies = teacher_plan(counts.teacher, seed)
     second = [(text, SECOND_VOICE) for text, _ in teacher_plan(counts.second_voice, seed + 1)]
-    plan = [*training_plan(seed, counts.training), *replies, *second, *held_out_plan(seed, counts.held_out)]
+    spoken = training_plan(seed, counts.training, voices=guests(programs(root)))
+    plan = [*spoken, *replies, *second, *held_out_plan(seed, counts.held_out)]
     everything = build(plan, workers, seed, None, root)
     said = {text for text, _ in (*replies, *second)}
     unheard = {voice.name for voice in HELD_OUT}
@@ -80,6 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     counts = Counts().scaled(given.scale)
+    if missing := sorted({voice.part for voice in OPTIONAL} - programs(given.synthesizers).parts):
+        print(f"goes without the optional voices {', '.join(missing)}")
     for name, corpus in write_corpora(given.out, counts, given.workers, given.seed, given.synthesizers).items():
         print(f"{name}: {len(corpus)} utterances, {corpus.seconds / 3600:.2f} h, {len(set(corpus.voices))} voices")
 

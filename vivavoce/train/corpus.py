@@ -8,6 +8,7 @@ import re
 import wave
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
 from vivavoce.train.front_desk import general_sentences, reply_sentences, user_sentences
-from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, Voice, draw, programs, speak_many
+from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
+from vivavoce.train.front_desk.vocabulary import word_strings
+from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, TRAINING, Voice, draw, programs, speak_many
 from vivavoce.train.voices_programs import Programs
 
 Plan = list[tuple[str, Voice]]
@@ -26,8 +29,7 @@ ASTERISK_SOUNDS = Path("/usr/share/asterisk/sounds/en")
 POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
 FULL_SCALE = np.float32(32768)
 MOST_FAILURES = 0.01
-SHARES = {"espeak-ng": 0.5, "flite": 0.4, "festival": 0.1}  # of what is spoken for training, by program
-REPLIES_OF_TEACHER = 0.25  # share of what the voice of the replies is learned from
+TEACHER_SHARES = {"replies": 0.2, "replies again": 0.1, "strings": 0.25}  # of what is learned from; the rest: anything
 BATCH = 32  # sentences of one voice that a process takes at once
 
 
@@ -104,14 +106,14 @@ def build(
     return Corpus.of([(found[number], plan[number][0], plan[number][1].name) for number in order])
 
 
-def training_plan(seed: int, count: int, general: float = 0.4) -> Plan:
-    """So many utterances by training voices: guests' sentences and general ones, each by two or three of them."""
+def training_plan(seed: int, count: int, general: float = 0.4, voices: Sequence[Voice] = TRAINING) -> Plan:
+    """So many utterances by these voices: guests' sentences and general ones, each by two or three of them."""
     source = random.Random(f"training plan {seed}")
     distinct = -(-count // 2)
     wanted = round(distinct * general)
     sentences = general_sentences(wanted, seed) + user_sentences("train", distinct - wanted, seed)
     source.shuffle(sentences)
-    plan = [(sentence, voice) for sentence in sentences for voice in draw(source, source.choice((2, 3)))]
+    plan = [(sentence, voice) for sentence in sentences for voice in draw(source, source.choice((2, 3)), voices)]
     return plan[:count]
 
 
@@ -123,13 +125,17 @@ def held_out_plan(seed: int, count: int) -> Plan:
 
 
 def teacher_plan(count: int, seed: int = 0) -> Plan:
-    """What the voice of the replies is learned from: replies, and sentences about anything.
+    """What the voice of the replies is learned from: replies, sentences about anything, and words without a sense.
 
-    Distinct replies are nearly all bookings of tables; a voice that learns from those alone says little else well.
+    Distinct replies are nearly all bookings of tables; a voice that learns from those alone says little else well. So
+    the few others are said again and again.
     """
-    replies = reply_sentences(max(1, round(REPLIES_OF_TEACHER * count)), seed)
-    others = general_sentences(max(0, count - len(replies)), seed)
-    return [(sentence, TEACHER) for sentence in dict.fromkeys([*replies, *others])]
+    counts = {kind: round(share * count) for kind, share in TEACHER_SHARES.items()}
+    replies = reply_sentences(max(1, counts["replies"]), seed)
+    strings = word_strings(counts["strings"], seed)
+    again = list(islice(cycle([*fixed_replies(), *slotted_replies()]), counts["replies again"]))
+    anything = general_sentences(max(0, count - len(replies) - len(strings) - len(again)), seed)
+    return [(sentence, TEACHER) for sentence in (*dict.fromkeys([*replies, *anything, *strings]), *again)]
 
 
 def _jobs(plan: Sequence[tuple[str, Voice]]) -> list[tuple[list[int], Voice, list[str]]]:

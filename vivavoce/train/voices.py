@@ -1,4 +1,7 @@
-"""Synthetic speakers: the voices of installable programs, the one that replies, and those that training never hears."""
+"""Synthetic speakers: the voices of installable programs, the one that replies, and those that training never hears.
+
+Some come in packages that are not free software; training goes without those that a machine does not have.
+"""
 
 import random
 import subprocess
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +20,7 @@ from vivavoce.train.voices_programs import DEBIAN_PACKAGES, Programs, bundle, pr
 
 __all__ = [
     "HELD_OUT",
+    "OPTIONAL",
     "RATE",
     "TEACHER",
     "TRAINING",
@@ -23,6 +28,7 @@ __all__ = [
     "Voice",
     "bundle",
     "draw",
+    "guests",
     "programs",
     "speak",
     "speak_many",
@@ -33,18 +39,20 @@ LEAD = RATE * 2 // 100  # samples of silence left before the speech: a reply's f
 TAIL = RATE * 7 // 100  # and after it
 FRAME = RATE // 100
 QUIET = 10 ** (-42 / 20)  # of the loudest frame: below it there is no speech
+CLICK = 10 ** (-38 / 20)  # below it none begins: flite's "I" has a click 150 ms before it
 FESTIVAL_BATCH = 64  # sentences a process; its start costs as much as ten of them
 SECONDS_A_PROCESS = 120
 
 
 @dataclass(frozen=True)
 class Voice:
-    """One way of speaking of one program; `held_out` voices are for tests alone."""
+    """One way of speaking of one program; `held_out` voices are for tests alone, `part` is data of an optional one."""
 
     name: str
     program: str
     arguments: tuple[str, ...]
     held_out: bool = False
+    part: str = ""
 
 
 def _flite() -> list[Voice]:
@@ -104,19 +112,57 @@ def _espeak_voice(accent: str, variant: str, pitch: int, speed: int, held_out: b
     return Voice(f"espeak-{accent}-{variant}", "espeak-ng", arguments, held_out)
 
 
+MBROLA_SPEAKERS = {"us1": "us1", "us2": "us2", "us3": "us3", "en1": "en1", "sw2-en": "sw2"}
+PICO_SPEAKERS = ("en-US", "en-GB")
+
+
+def _mbrola() -> list[Voice]:
+    """Recorded diphones, told by espeak-ng what to say; the one from Sweden speaks English with an accent."""
+    return [
+        Voice(f"mbrola-{part}-{pitch}-{speed}", "mbrola", ("-v", f"mb-{name}", "-p", pitch, "-s", speed), part=part)
+        for name, part in MBROLA_SPEAKERS.items()
+        for pitch, speed in (("38", "140"), ("50", "130"), ("50", "155"), ("50", "175"), ("62", "145"), ("70", "165"))
+    ]
+
+
+def _pico() -> list[Voice]:
+    """Two women, modelled from recordings, whose pitch and speed are set in per cent."""
+    return [
+        Voice(f"pico-{speaker}-{pitch}-{speed}", "pico2wave", (speaker, pitch, speed), part=speaker)
+        for speaker in PICO_SPEAKERS
+        for pitch, speed in (("85", "95"), ("100", "85"), ("100", "100"), ("100", "120"), ("115", "105"))
+    ]
+
+
+def _more_festival() -> list[Voice]:
+    """Two more of the kind of the one that is held out."""
+    return [
+        Voice(f"festival-{speaker}-{stretch}", "festival", (f"{speaker}_diphone", stretch), part=f"{speaker}_diphone")
+        for speaker in ("kal", "don")
+        for stretch in ("0.9", "1.1", "1.25")
+    ]
+
+
 VOICES = (*_flite(), *_festival(), *_espeak())
 TRAINING = tuple(voice for voice in VOICES if not voice.held_out)
 HELD_OUT = tuple(voice for voice in VOICES if voice.held_out)
-SHARES = {"flite": 0.4, "espeak-ng": 0.55, "festival": 0.05}  # of a corpus: espeak has many voices, flite human ones
+OPTIONAL = (*_mbrola(), *_pico(), *_more_festival())
+SHARES = {"flite": 0.28, "mbrola": 0.22, "pico2wave": 0.1, "festival": 0.08, "espeak-ng": 0.32}  # the last: no people
 TEACHER = next(voice for voice in VOICES if voice.name == "flite-rms-1.0")
 
 
-def draw(source: random.Random, count: int) -> list[Voice]:
-    """So many different training voices, each program by its share."""
+def guests(programs: Programs) -> tuple[Voice, ...]:
+    """Who may speak in training where these programs are."""
+    return (*TRAINING, *(voice for voice in OPTIONAL if voice.part in programs.parts))
+
+
+def draw(source: random.Random, count: int, voices: Sequence[Voice] = TRAINING) -> list[Voice]:
+    """So many different voices of these, each program by its share."""
+    shares = {program: share for program, share in SHARES.items() if any(v.program == program for v in voices)}
     drawn: list[Voice] = []
     while len(drawn) < count:
-        (program,) = source.choices(list(SHARES), list(SHARES.values()))
-        voice = source.choice([voice for voice in TRAINING if voice.program == program])
+        (program,) = source.choices(list(shares), list(shares.values()))
+        voice = source.choice([voice for voice in voices if voice.program == program])
         if voice not in drawn:
             drawn.append(voice)
     return drawn
@@ -134,12 +180,25 @@ def speak_many(voice: Voice, texts: Sequence[str], programs: Programs) -> list[N
     if voice.program == "festival":
         batches = [texts[begin : begin + FESTIVAL_BATCH] for begin in range(0, len(texts), FESTIVAL_BATCH)]
         return [sound for batch in batches for sound in _speak_festival(voice, batch, programs)]
+    if voice.program == "pico2wave":
+        return [_speak_pico(voice, text, programs) for text in texts]
     return [_at_rate(_speak_once(voice, text, programs), voice, text) for text in texts]
 
 
 def _speak_once(voice: Voice, text: str, programs: Programs) -> bytes:
-    to_stdout = ("--stdout", "--", text) if voice.program == "espeak-ng" else ("-t", text, "-o", "/dev/stdout")
-    return _run([*programs.command(voice.program), *voice.arguments, *to_stdout], voice, programs)
+    if voice.program == "flite":
+        return _run([*programs.command("flite"), *voice.arguments, "-t", text, "-o", "/dev/stdout"], voice, programs)
+    programs.command(voice.program)  # espeak-ng speaks with mbrola's voices too, where mbrola is
+    return _run([*programs.command("espeak-ng"), *voice.arguments, "--stdout", "--", text], voice, programs)
+
+
+def _speak_pico(voice: Voice, text: str, programs: Programs) -> NDArray[np.float32]:
+    speaker, pitch, speed = voice.arguments
+    marked = f'<pitch level="{pitch}"><speed level="{speed}">{escape(text)}</speed></pitch>'
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "said.wav")  # it writes to names that end so, and nowhere else
+        _run([*programs.command("pico2wave"), "-l", speaker, "-w", str(file), marked], voice, programs)
+        return _at_rate(file.read_bytes(), voice, text)
 
 
 def _speak_festival(voice: Voice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
@@ -197,7 +256,8 @@ def trimmed(samples: NDArray[np.float32], complaint: str = "the sound is silent"
     frames = np.abs(samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)).max(axis=1, initial=0.0)
     if frames.size == 0 or frames.max() < 1e-3:
         raise InputError(complaint)
-    loud = np.flatnonzero(frames > QUIET * frames.max())
-    begin, end = loud[0] * FRAME - LEAD, (loud[-1] + 1) * FRAME + TAIL
+    first = np.flatnonzero(frames > CLICK * frames.max())[0]
+    last = np.flatnonzero(frames > QUIET * frames.max())[-1]
+    begin, end = first * FRAME - LEAD, (last + 1) * FRAME + TAIL
     padding = (max(0, -begin), max(0, end - len(samples)))
     return np.pad(samples[max(0, begin) : end], padding).astype(np.float32)

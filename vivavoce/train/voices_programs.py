@@ -6,27 +6,39 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vivavoce.errors import InputError, MissingDependencyError
 
+MBROLA_PACKAGES = "mbrola mbrola-us1 mbrola-us2 mbrola-us3 mbrola-en1 mbrola-sw2"
 DEBIAN_PACKAGES = {
     "flite": "flite",
     "espeak-ng": "espeak-ng",
     "festival": "festival festvox-kdlpc16k festvox-us-slt-hts",
+    "mbrola": f"{MBROLA_PACKAGES} (contrib and non-free)",
+    "pico2wave": "libttspico-utils (non-free)",
 }
+OPTIONAL = ("mbrola", "pico2wave")
 FESTIVAL_DATA = Path("/usr/share/festival")
+MBROLA_DATA = Path("/usr/share/mbrola")
+PICO_DATA = Path("/usr/share/pico")
 ARCHIVE = ".tar.xz"
 LOADER = "ld-linux-x86-64.so.2"
+MBROLA_ITSELF = "mbrola-itself"
 
 
 @dataclass(frozen=True)
 class Programs:
-    """How to start each synthesizer here: the words before its own arguments, and the environment it wants."""
+    """How to start each synthesizer here: the words before its own arguments, and the environment it wants.
+
+    `parts` names the data of optional voices that are here: databases of mbrola, languages of pico, festival's voices.
+    """
 
     commands: dict[str, tuple[str, ...]]
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    parts: frozenset[str] = frozenset()
 
     def command(self, program: str) -> tuple[str, ...]:
         """The words that start a program; MissingDependencyError, naming its package, where it is not to be had."""
@@ -39,7 +51,8 @@ def programs(root: Path | None = None) -> Programs:
     """The synthesizers of this machine, or those of a folder or an archive that `bundle` wrote."""
     if root is None:
         found = {program: shutil.which(program) for program in DEBIAN_PACKAGES}
-        return Programs({program: (path,) for program, path in found.items() if path})
+        installed: dict[str, tuple[str, ...]] = {program: (path,) for program, path in found.items() if path}
+        return Programs(installed, parts=_parts(installed, MBROLA_DATA, PICO_DATA, FESTIVAL_DATA))
     folder = _unpacked(Path(root).resolve())
     loader = folder / "lib" / LOADER
     if not loader.exists():
@@ -47,7 +60,19 @@ def programs(root: Path | None = None) -> Programs:
     start = (str(loader), "--library-path", str(folder / "lib"))
     data = {"espeak-ng": (f"--path={folder}",), "festival": ("--libdir", str(folder / "festival"))}
     present = [program for program in DEBIAN_PACKAGES if (folder / "bin" / program).exists()]
-    return Programs({program: (*start, str(folder / "bin" / program), *data.get(program, ())) for program in present})
+    here = {program: (*start, str(folder / "bin" / program), *data.get(program, ())) for program in present}
+    finding_mbrola = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}"}
+    parts = _parts(here, folder / "espeak-ng-data" / "mbrola", folder / "pico", folder / "festival")
+    return Programs(here, finding_mbrola, parts)
+
+
+def _parts(commands: Container[str], mbrola: Path, pico: Path, festival: Path) -> frozenset[str]:
+    found = [path.name for path in festival.glob("voices/*/*")]
+    if "mbrola" in commands:
+        found += [path.name for path in mbrola.glob("*")]
+    if "pico2wave" in commands:
+        found += [path.name.removesuffix("_ta.bin") for path in pico.glob("lang/*_ta.bin")]
+    return frozenset(found)
 
 
 def bundle(target: Path) -> None:
@@ -84,12 +109,32 @@ def _gather(folder: Path) -> None:
     for part in ("bin", "lib"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     for program in DEBIAN_PACKAGES:
+        if program in OPTIONAL and program not in here.commands:
+            continue
         binary = Path(here.command(program)[0]).resolve()
-        shutil.copy2(binary, folder / "bin" / program)
+        shutil.copy2(binary, folder / "bin" / (MBROLA_ITSELF if program == "mbrola" else program))
         for library in _libraries(binary):
             shutil.copy2(library.resolve(), folder / "lib" / library.name)
     _copy_espeak_data(folder / "espeak-ng-data")
     _copy_festival_data(folder / "festival")
+    if "mbrola" in here.commands:
+        _copy_mbrola(folder)
+    if "pico2wave" in here.commands:
+        for path in PICO_DATA.glob("lang/en-*"):
+            _copy(path, folder / "pico" / "lang" / path.name)
+
+
+def _copy_mbrola(folder: Path) -> None:
+    """Databases where espeak-ng looks for them, and under mbrola's name a script that starts it with our libraries."""
+    script, libraries = folder / "bin" / "mbrola", '"${0%/*}"/../lib'
+    shutil.copy2(folder / "lib" / LOADER, folder / "lib" / "mbrola")  # espeak-ng waits for a process of this name
+    start = f'exec {libraries}/mbrola --library-path {libraries} "${{0%/*}}"/{MBROLA_ITSELF} "$@"'
+    script.write_text(f"#!/bin/sh\n{start}\n")
+    script.chmod(0o755)
+    for package in MBROLA_PACKAGES.split()[1:]:
+        name = package.removeprefix("mbrola-")
+        if (MBROLA_DATA / name / name).exists():
+            _copy(MBROLA_DATA / name / name, folder / "espeak-ng-data" / "mbrola" / name)
 
 
 def _libraries(binary: Path) -> list[Path]:
@@ -100,16 +145,17 @@ def _libraries(binary: Path) -> list[Path]:
 def _copy_espeak_data(target: Path) -> None:
     version = subprocess.run(["espeak-ng", "--version"], capture_output=True, text=True, check=True).stdout
     source = Path(version.split("Data at:")[1].strip())
-    for name in ("intonations", "phondata", "phonindex", "phontab", "en_dict", "lang/gmw", "voices/!v"):
+    phonemes = ("intonations", "phondata", "phonindex", "phontab", "mbrola_ph")
+    for name in (*phonemes, "en_dict", "lang/gmw", "voices/!v", "voices/mb"):
         _copy(source / name, target / name)
 
 
 def _copy_festival_data(target: Path) -> None:
-    """Everything but the voice that flite has too."""
+    """Everything that festival reads; not the source of a dictionary."""
     if not FESTIVAL_DATA.is_dir():
         raise MissingDependencyError(f"{FESTIVAL_DATA} is missing: apt install {DEBIAN_PACKAGES['festival']}")
     for path in FESTIVAL_DATA.rglob("*"):
-        if path.is_file() and "kal_diphone" not in path.parts:
+        if path.is_file() and not path.name.startswith("cuvoald"):
             _copy(path, target / path.relative_to(FESTIVAL_DATA))
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import published_tensors
 from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
 from vivavoce.train.corpus import Corpus
@@ -89,6 +90,11 @@ class EarPlan:
         single = [Shape(seconds, max(1, round(self.batch_seconds / seconds))) for seconds in self.seconds]
         return [*single, Shape(self.joined_seconds, max(1, round(self.batch_seconds / self.joined_seconds)), 3)]
 
+    @property
+    def going_on(self) -> "EarPlan":
+        """The plan for an ear that knows its codes: all is rounded at once, and it learns in smaller steps."""
+        return dataclasses.replace(self, rounding_from=-1.0, rounding_to=0.0, peak_rate=0.6 * self.peak_rate)
+
     def rounded_share(self, progress: float) -> float:
         """Share of rows that are rounded."""
         return min(1.0, max(0.0, (progress - self.rounding_from) / (self.rounding_to - self.rounding_from)))
@@ -155,14 +161,24 @@ class EarLoss:
         return _mean((clean == heard).all(-1, keepdim=True).float(), there)
 
 
-def train(corpus: Corpus, folder: Path, plan: EarPlan, device: torch.device, seconds: float, seed: int) -> Hearing:
-    """An ear trained on a corpus for so long; the folder keeps its log and state."""
+def train(
+    corpus: Corpus,
+    folder: Path,
+    plan: EarPlan,
+    device: torch.device,
+    seconds: float,
+    seed: int,
+    earlier: Path | None = None,
+) -> Hearing:
+    """An ear trained on a corpus for so long, from nothing or from an earlier one; the folder keeps log and state."""
     torch.manual_seed(seed)
     lattice = Lattice(plan.levels, device)
     encoder = new_encoder(plan.config, Lattice(plan.levels)).to(device)
     probe = Probe(lattice.dimensions, plan.probe_size, plan.heads, plan.probe_slow, plan.probe_fast, plan.bins).to(
         device
     )
+    if earlier is not None:
+        begin_as(earlier, encoder, probe)
     loss = EarLoss(plan, encoder, probe, lattice)
     learner = Learner({"encoder": encoder, "probe": probe}, loss, plan.peak_rate, average=plan.average, orthogonal=True)
     speech = Speech.of(corpus, TEACHER.name, device)
@@ -176,6 +192,15 @@ def train(corpus: Corpus, folder: Path, plan: EarPlan, device: torch.device, sec
         course.record(learner.step(batch, step.rate_share))
     learner.swap_average()
     return Hearing(encoder.eval().requires_grad_(False), probe.eval().requires_grad_(False), lattice)
+
+
+def begin_as(folder: Path, encoder: SpeechEncoder, probe: Probe) -> None:
+    """Let an ear begin as the one of a folder that `save` wrote."""
+    known = SpeechEncoder.load(folder)
+    if known.config != encoder.config:
+        raise InputError(f"the ear of {folder} has other sizes than this plan; train from nothing")
+    encoder.load_state_dict(known.state_dict())
+    probe.load_state_dict(load_file(folder / "probe.safetensors"))
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
@@ -201,6 +226,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--init", type=Path, help="folder of an earlier ear: goes on from it, everything rounded")
     parser.add_argument("--seconds", type=float, default=400.0, help="for everything, measuring included")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -210,6 +236,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     given = parser.parse_args(arguments)
     started = time.monotonic()
     plan = EarPlan.tiny() if given.tiny else EarPlan()
+    if given.init is not None:
+        plan = plan.going_on
     changes: dict[str, Any] = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
     if given.steps:
         changes["steps"] = given.steps
@@ -218,7 +246,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     spent = time.monotonic() - started
     for_measuring = min(25.0, 0.1 * given.seconds)
     device = torch.device(given.device)
-    hearing = train(corpus, given.out / "course", plan, device, given.seconds - spent - for_measuring, given.seed)
+    hearing = train(
+        corpus, given.out / "course", plan, device, given.seconds - spent - for_measuring, given.seed, given.init
+    )
     save(hearing, given.out)
     metrics = measure(hearing, held_out, corpus, TEACHER.name, most=40 if given.tiny else 600)
     metrics |= {"plan": dataclasses.asdict(plan), "seed": given.seed, "seconds": round(time.monotonic() - started, 1)}

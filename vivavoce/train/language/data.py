@@ -30,7 +30,7 @@ from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sent
 from vivavoce.train.language.corpus import Ragged, SpokenDialogues, Utterances
 from vivavoce.train.language.hearing import LIVE, NONE, Change, Listener, Silence, elsewhere, over_noise
 from vivavoce.train.voices import HELD_OUT as UNHEARD
-from vivavoce.train.voices import TEACHER, Voice, draw
+from vivavoce.train.voices import TEACHER, TRAINING, Voice, draw, guests, programs
 
 CLEAN, NOISY = 0, 1
 TRAIN, HELD_OUT = "train.npz", "held_out.npz"
@@ -94,7 +94,7 @@ def spelled_data(plan: Plan, code_count: int) -> tuple[SpokenDialogues, SpokenDi
     return SpokenDialogues(lines, heard, replies, code_count), SpokenDialogues(tests, both, answers, code_count)
 
 
-def speech_plan(plan: Plan) -> list[tuple[str, Voice]]:
+def speech_plan(plan: Plan, voices: Sequence[Voice] = TRAINING) -> list[tuple[str, Voice]]:
     """Who says what: guests, guests held out, the desk. Nobody but the desk has its voice."""
     random_source = np.random.default_rng(plan.seed)
     lines, sentences = train_dialogues(plan)
@@ -104,7 +104,7 @@ def speech_plan(plan: Plan) -> list[tuple[str, Voice]]:
     said = [
         (sentence, voice)
         for sentence, count in voices_of(lines, sentences).items()
-        for voice in _guests(random.Random(f"{plan.seed} {sentence}"), count)
+        for voice in _guests(random.Random(f"{plan.seed} {sentence}"), count, voices)
     ]
     said += [(sentence, voice) for sentence in asked for voice in _some(UNHEARD, 1, random_source)]
     return said + [(sentence, TEACHER) for sentence in replies]
@@ -190,9 +190,9 @@ def _declined(text: str) -> list[Exchange]:
     return [Exchange("decline", text, DECLINE)]
 
 
-def _guests(source: random.Random, count: int) -> list[Voice]:
-    """Different training voices, none of them the desk's."""
-    return [voice for voice in draw(source, count + 1) if voice != TEACHER][:count]
+def _guests(source: random.Random, count: int, voices: Sequence[Voice]) -> list[Voice]:
+    """Different voices of these, none of them the desk's."""
+    return [voice for voice in draw(source, count + 1, voices) if voice != TEACHER][:count]
 
 
 def _some(voices: Sequence[Any], count: int, random_source: np.random.Generator) -> list[Any]:
@@ -242,7 +242,7 @@ def _corpus(path: Path, plan: Plan, workers: int, root: Path | None) -> Corpus:
     if path.with_suffix(".npz").is_file():
         return Corpus.load(path)
     begun = time.monotonic()
-    corpus = build(speech_plan(plan), workers, plan.seed, _progress(), root)
+    corpus = build(speech_plan(plan, guests(programs(root))), workers, plan.seed, _progress(), root)
     path.parent.mkdir(parents=True, exist_ok=True)
     corpus.save(path)
     _say(f"spoke {len(corpus)} sentences, {corpus.seconds / 3600:.1f} h, in {time.monotonic() - begun:.0f} s")

@@ -45,6 +45,7 @@ from vivavoce.train.language.tokenizer import MODALITY_PAD, PAD, SPARE, SPEECH_S
 from vivavoce.train.loop import Batch, Budget, Course, Learner, LossFunction, plot_curves
 
 AHEAD = 6  # batches made before they are needed
+GOING_ON = 0.7  # of the rate, where a model has learned before
 LAST_STATES = "courses"  # folder of the stages' logs and states
 
 
@@ -242,9 +243,29 @@ def train(
     device: torch.device,
     seed: int = 0,
     report: Callable[[str], None] = print,
+    earlier: Path | None = None,
 ) -> tuple[MossSpeech, TextTokenizer]:
-    """All stages; the model with its averaged weights, saved with config and tokenizer."""
+    """All stages, or the last from an earlier model; the averaged weights, saved with config and tokenizer."""
     out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    model, tokenizer = begin(recipe, data, out, device, seed) if earlier is None else begin_as(earlier, out, device)
+    config = model.config
+    size = sum(parameter.numel() for parameter in model.parameters())
+    report(f"{size / 1e6:.2f} M parameters, {config.vocab_size} text ids, {config.audio_vocab_size} audio ids")
+    strange = general_sentences(500, seed + 3)
+    last = dataclasses.replace(STAGES[-1], share=1.0, peak_rate=GOING_ON * STAGES[-1].peak_rate)
+    for number, stage in enumerate(STAGES) if earlier is None else [(len(STAGES) - 1, last)]:
+        lessons = Lessons(config, tokenizer, data, stage.mix, strange)
+        budget = Budget(recipe.steps[number], seconds * stage.share if seconds else None, recipe.warmup)
+        _run_stage(model, stage, recipe, lessons, budget, out, seed + 1000 * number, report)
+        save_weights(model, out)
+    return model, tokenizer
+
+
+def begin(
+    recipe: Recipe, data: SpokenDialogues, out: Path, device: torch.device, seed: int
+) -> tuple[MossSpeech, TextTokenizer]:
+    """Fresh weights, and a tokenizer learned from what is written in the data."""
     frames = [f"{role}\n" for role in ("system", "user", "assistant")]
     frames += [TRANSCRIBE, READ, *(text for texts in SYSTEMS.values() for text in texts)]
     backend = train_tokenizer([*data.written, *frames * 200], recipe.text_entries)
@@ -252,18 +273,16 @@ def train(
     tokenizer = TextTokenizer(backend)
     config = make_config(recipe, tokenizer, backend.get_vocab_size(), data.code_count)
     config.write(out)
-    torch.manual_seed(seed)
     model = MossSpeech.random(config, device=device, seed=seed)
     initialise(model, seed)
-    size = sum(parameter.numel() for parameter in model.parameters())
-    report(f"{size / 1e6:.2f} M parameters, {config.vocab_size} text ids, {config.audio_vocab_size} audio ids")
-    strange = general_sentences(500, seed + 3)
-    for number, stage in enumerate(STAGES):
-        lessons = Lessons(config, tokenizer, data, stage.mix, strange)
-        budget = Budget(recipe.steps[number], seconds * stage.share if seconds else None, recipe.warmup)
-        _run_stage(model, stage, recipe, lessons, budget, out, seed + 1000 * number, report)
-        save_weights(model, out)
     return model, tokenizer
+
+
+def begin_as(folder: Path, out: Path, device: torch.device) -> tuple[MossSpeech, TextTokenizer]:
+    """The model of a folder that `train` wrote, for codes of an ear that went on from the one it knows."""
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy2(folder / name, out / name)
+    return MossSpeech.load(folder, device=device, dtype=torch.float32), TextTokenizer.load(folder)
 
 
 def _run_stage(
@@ -307,6 +326,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder that vivavoce.train.language.data wrote")
     parser.add_argument("--out", type=Path, required=True, help="where the model, its figures and curves go")
+    parser.add_argument("--init", type=Path, help="folder of an earlier model, for the last stage to begin with")
     parser.add_argument("--seconds", type=float, help="time for training and exam; the default is by steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -320,7 +340,7 @@ def main(arguments: list[str] | None = None) -> None:
     recipe = dataclasses.replace(recipe, **changes, use_graph=not given.eager)
     data, held_out = (SpokenDialogues.load(given.data / name) for name in (TRAIN, HELD_OUT))
     left = given.seconds - recipe.exam_seconds - (time.monotonic() - begun) if given.seconds else None
-    model, tokenizer = train(recipe, data, given.out, left, torch.device(given.device), given.seed, _say)
+    model, tokenizer = train(recipe, data, given.out, left, torch.device(given.device), given.seed, _say, given.init)
     picture = plot_curves(given.out / LAST_STATES / STAGES[-1].name)
     if picture is not None:
         shutil.copy(picture, given.out / "curves.png")

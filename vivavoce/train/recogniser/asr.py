@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
-from vivavoce.errors import InputError
 from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.nn.sinusoids import sinusoids
+from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.train.augment import mask_mel
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.ctc import BLANK, ctc_loss
 from vivavoce.train.hearing.surroundings import Surroundings, warp_bands
 from vivavoce.train.loop import Batch, Budget, Course, Learner, Step, plot_curves
+from vivavoce.train.recogniser.beginnings import begin_as, begin_as_ear, initialise, known_pieces
 from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, Judgement, judge_texts, transcribe_all
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowMaker, WindowShape
@@ -48,9 +48,9 @@ class Recipe:
         encoder_layers=5,
         encoder_attention_heads=4,
         encoder_ffn_dim=1024,
-        decoder_layers=2,
+        decoder_layers=4,
         decoder_attention_heads=4,
-        decoder_ffn_dim=512,
+        decoder_ffn_dim=256,
         max_source_positions=500,
         max_target_positions=192,
     )
@@ -68,7 +68,7 @@ class Recipe:
     dropout: float = 0.1
     smoothing: float = 0.1
     average: float = 0.998
-    ctc_shares: tuple[float, float] = (0.6, 0.15)  # of the loss, at the beginning and from half of the course on
+    ctc_shares: tuple[float, float] = (0.6, 0.3)  # of the loss, at the beginning and from half of the course on
     wrong_tokens: float = 0.06  # share of the decoder's inputs that are replaced, so that it listens
     augmentation: float = 1.0
     judged: int = 400
@@ -139,40 +139,6 @@ class Hearing(nn.Module):
         )
 
 
-@torch.no_grad()
-def initialise(model: Whisper) -> None:
-    """Fresh weights: small at what is added to the residual stream, fixed sinusoids at the encoder's positions."""
-    config = model.config
-    layers = config.encoder_layers + config.decoder_layers
-    for name, parameter in model.named_parameters():
-        if "layer_norm" in name:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        elif name.endswith("bias"):
-            parameter.zero_()
-        elif "embed" in name:
-            parameter.normal_(0.0, 0.02)
-        else:
-            scale = (2 * layers) ** -0.5 if "out_proj" in name or "fc2" in name else 1.0
-            parameter.normal_(0.0, scale * parameter[0].numel() ** -0.5)
-    positions = model.encoder.embed_positions.weight
-    positions.copy_(sinusoids(config.max_source_positions, config.d_model))
-    positions.requires_grad_(False)
-
-
-@torch.no_grad()
-def begin_as_ear(model: Whisper, ear: SpeechEncoder) -> None:
-    """Let the encoder begin as the lower layers of an ear, which hears the past alone; it will learn to look on."""
-    mine, theirs = model.encoder, ear.config
-    sizes = (mine.config.d_model, mine.config.encoder_ffn_dim, mine.config.num_mel_bins)
-    if sizes != (theirs.d_model, theirs.encoder_ffn_dim, theirs.num_mel_bins) or len(mine.layers) > len(ear.layers):
-        raise InputError("this ear has other sizes than the recogniser's encoder, or fewer layers; train it anew")
-    for name in ("conv1", "conv2"):
-        getattr(mine, name).load_state_dict(getattr(ear, name).state_dict())
-    for layer, heard in zip(mine.layers, ear.layers, strict=False):
-        layer.load_state_dict(heard.state_dict())
-    mine.embed_positions.weight.copy_(ear.embed_positions.weight[: len(mine.embed_positions.weight)])
-
-
 def add_dropout(model: Whisper, share: float) -> None:
     """While the model trains, drop a share of what each sublayer adds to the residual stream."""
 
@@ -222,14 +188,22 @@ class Training:
         seed: int = 0,
         report: Callable[[str], None] = print,
         ear: SpeechEncoder | None = None,
+        earlier: Path | None = None,
     ) -> None:
         self.recipe, self.seed = recipe or Recipe(), seed
         recipe = self.recipe
-        self.vocabulary = Vocabulary.learn(recordings.texts, recipe.merges, recipe.config.window_seconds)
+        self.vocabulary = (
+            Vocabulary.learn(recordings.texts, recipe.merges, recipe.config.window_seconds)
+            if earlier is None
+            else Vocabulary.read(earlier)
+        )
         torch.manual_seed(seed)
         self.hearing = Hearing(recipe, self.vocabulary)
         if ear is not None:
             begin_as_ear(self.hearing.model, ear)
+        if earlier is not None:
+            report(f"{begin_as(self.hearing.model, Whisper.load(earlier))} % of the weights are those of {earlier}")
+            self.hearing.pieces.load_state_dict(known_pieces(earlier, self.hearing.pieces))
         self.hearing.to(device)
         self.listening = Listening(recipe.config.num_mel_bins, device, recipe.augmentation)
         self.maker = WindowMaker(recordings.to(device), self.vocabulary, seed=seed)
@@ -274,8 +248,12 @@ class Training:
         return first + (last - first) * min(1.0, 2 * progress)
 
     def save(self, folder: str | Path) -> None:
-        """The model as a Whisper checkpoint in Hugging Face's layout, in half precision."""
+        """The model as a Whisper checkpoint in Hugging Face's layout, in half precision; `pieces` has its CTC head."""
         save_whisper(self.hearing.model, self.vocabulary, Path(folder))
+        config = self.hearing.model.config
+        guesser = PieceGuesser(config.d_model, self.hearing.text_ids, layers=0, heads=config.encoder_attention_heads)
+        guesser.pieces.load_state_dict(self.hearing.pieces.state_dict())
+        guesser.half().save(Path(folder) / "pieces", config)
 
     def judge(self, sets: dict[str, Recordings], report: Callable[[str], None] = print) -> dict[str, Judgement]:
         """Word error rates on sets of recordings: in whole windows, in trimmed ones, and over noise."""
@@ -342,7 +320,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     until = began + options.seconds - min(SECONDS_AFTER_TRAINING, 0.1 * options.seconds)
     ear = None if options.ear is None else SpeechEncoder.load(options.ear)
-    training = Training(learning, options.out / "course", recipe, until, device, options.seed, ear=ear)
+    training = Training(
+        learning, options.out / "course", recipe, until, device, options.seed, ear=ear, earlier=options.init
+    )
     count = sum(p.numel() for p in training.hearing.model.parameters())
     print(f"{count / 1e6:.2f} M parameters, vocabulary {training.vocabulary.size}, on {device}", flush=True)
     training.run()
@@ -395,6 +375,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--held-out", type=Path, default=None, help="a corpus of voices and words to be judged by")
     parser.add_argument("--out", type=Path, required=True, help="for checkpoint and metrics; a course in it goes on")
     parser.add_argument("--ear", type=Path, default=None, help="folder of a trained ear, for the encoder to begin with")
+    parser.add_argument("--init", type=Path, default=None, help="folder of an earlier recogniser, to begin with")
     parser.add_argument("--seconds", type=float, default=400.0, help="for everything, judging included")
     parser.add_argument("--device", default=None, help="cpu, cuda, …; the GPU where there is one")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,8 @@
 """Train the codec of `mini-tts`: `viva train tts-codec --corpus DIR --out DIR --seconds 400`.
 
 First by mel distance alone, which is fast; then against discriminators, which makes it sound like speech. With
-`--init` a codec learns on to speak, while its codes stay what they are: a language model may learn them meanwhile.
+`--init` a codec learns on to speak, while its codes stay what they are: a language model may learn them meanwhile. With
+`--new-codes` too it learns on as a whole.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from vivavoce.train.spectral import SpectralDistance
 from vivavoce.train.voices import TEACHER
 
 SHARES = {TEACHER.name: 0.4, "flite-slt-1.0": 0.25, "": 0.35}
-SHARES_OF_SPEAKING = {TEACHER.name: 0.6, "flite-slt-1.0": 0.35, "": 0.05}
+SHARES_OF_LEARNING_ON = {TEACHER.name: 0.8, "flite-slt-1.0": 0.15, "": 0.05}
 MEL_WEIGHT, WAVE_WEIGHT, COMMITMENT_WEIGHT, LEFTOVER_WEIGHT = 45.0, 3.0, 1.0, 2.0
 DECEIVING_WEIGHT, FEATURE_WEIGHT = 3.0, 6.0
 
@@ -72,6 +73,10 @@ class CodecRecipe:
         return replace(
             self, batch=max(1, self.batch // 2), judged_from=0.02, all_codebooks_share=1.0, learns_codes=False
         )
+
+    def continuing(self) -> "CodecRecipe":
+        """How one learns on as a whole."""
+        return replace(self, batch=max(1, self.batch * 3 // 4), judged_from=0.02, all_codebooks_share=0.85)
 
 
 TINY = CodecRecipe(
@@ -143,8 +148,9 @@ def train_codec(
     device: torch.device,
     seed: int = 0,
     init: Path | None = None,
+    new_codes: bool = False,
 ) -> dict[str, float | list[float]]:
-    """Train, save and judge a codec, or train on the decoder of the one in `init`; its figures."""
+    """Train, save and judge a codec, or train on the one in `init`, its codes too or its decoder alone; its figures."""
     torch.manual_seed(seed)
     torch.backends.cudnn.benchmark = True
     with allocating(device, torch.float32):
@@ -153,18 +159,21 @@ def train_codec(
     initialise(codec, seed)
     if init is not None:
         codec.load_state_dict(MossAudioTokenizerNano.load(init, device).state_dict())
-        codec.encoder.requires_grad_(False)
-        codec.quantizer.requires_grad_(False)
-        recipe = recipe.refining()
+        codec.encoder.requires_grad_(new_codes)
+        if not new_codes:
+            codec.quantizer.requires_grad_(False)
+        recipe = recipe.continuing() if new_codes else recipe.refining()
     losses = CodecLosses(codec, judges, recipe)
+    if init is not None:
+        losses.means.begin(codec.quantizer, recipe.batch * recipe.frames)
     generator = Learner(
         {"codec": codec, "means": losses.means}, losses.of_codec, recipe.rate, betas=(0.8, 0.99), average=recipe.average
     )
     judge = Learner({"judges": judges}, losses.of_judges, recipe.judge_rate, betas=(0.8, 0.99), clip=10.0)
     learn, held_out = split_held_out(corpus)
     length = recipe.frames * recipe.config.frame_samples
-    crops = Crops(corpus, learn, length, SHARES if recipe.learns_codes else SHARES_OF_SPEAKING, device)
-    if recipe.learns_codes:
+    crops = Crops(corpus, learn, length, SHARES if init is None else SHARES_OF_LEARNING_ON, device)
+    if init is None:
         calibrate(codec, crops.batch(recipe.batch, torch.Generator(device).manual_seed(seed)))
     course = Course(out, {"generator": generator, "judge": judge}, budget, seed, log_every=max(1, budget.steps // 400))
     judged_steps, judges_alone = 0, max(1, recipe.warmup // 5)  # before the codec listens to what judges say
@@ -252,6 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=400.0, help="of training; measuring comes after")
     parser.add_argument("--steps", type=int, default=30_000, help="at most")
     parser.add_argument("--init", type=Path, help="folder of a codec, whose decoder is to learn on")
+    parser.add_argument("--new-codes", action="store_true", help="with --init: all of it is to learn on")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny codec, to try the recipe out")
@@ -268,6 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.device(given.device),
         given.seed,
         given.init,
+        given.new_codes,
     )
     print(json.dumps(figures | {"seconds_in_all": round(time.monotonic() - started, 1)}))
 

@@ -103,6 +103,14 @@ class CodebookMeans(nn.Module):
         sums.copy_(torch.where(is_dead[:, None], heard * mean_count, sums))
         book.codebook.weight.copy_(functional.normalize(sums, dim=-1))
 
+    @torch.no_grad()
+    def begin(self, quantizer: ProjectedResidualVQ, vectors: int) -> None:
+        """Go on from codebooks that were learned before, as if all codes had been used alike."""
+        for index, book in enumerate(quantizer.quantizers):
+            assert isinstance(book, ProjectedCodebook)
+            self.counts[index] = vectors / self.counts.shape[-1]
+            self.sums[index] = functional.normalize(book.codebook.weight, dim=-1) * self.counts[index][:, None]
+
     def perplexity(self) -> Tensor:
         """How many codes of each codebook are in use, by the entropy of their shares.  # [codebook]"""
         shares = self.counts / self.counts.sum(-1, keepdim=True)

@@ -16,7 +16,7 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.speaker.codec_forward import codes_of
 
 NOT_JUDGED = -100
-CLONED, CONTINUED = 0.65, 0.15  # shares of lessons: another sentence as reference; two in a row; else neither
+CLONED, CONTINUED = 0.4, 0.1  # shares of lessons: another sentence as reference; two in a row; else neither
 SHORT_SHARE = 0.4  # of a voice's sentences: those that two of are said in a row
 REFERENCE_FRAMES = (12, 44)
 ENCODED_SECONDS = 160.0  # of sound at once

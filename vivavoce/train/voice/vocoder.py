@@ -38,6 +38,7 @@ from vivavoce.train.voice.flow_lessons import CodedSpeech
 from vivavoce.train.voice.flow_mels import flow_mels, with_flow_mels
 from vivavoce.train.voice.results import keep_curves, write_part
 from vivavoce.train.voice.teacher import Speech, segment_starts
+from vivavoce.train.voice.vocoder_start import hand_excitation_through, keep_excited, untaught
 from vivavoce.train.voices import TEACHER
 
 VOCODER = HiFTConfig(
@@ -47,7 +48,7 @@ VOCODER = HiFTConfig(
     resblock_kernels=(3, 7),
     source_resblock_kernels=(3, 3, 3),
     dilations=(1, 3),
-    free_angles=True,
+    plain_spectrum=True,
 )
 EAGER_STEPS = 3  # of a step that has changed, before it is captured anew
 BETAS, CLIP = (0.8, 0.99), 500.0  # for adversaries: a short memory, and a clip for accidents alone
@@ -180,29 +181,6 @@ class Segments:
         }
 
 
-@torch.no_grad()
-def untaught(config: HiFTConfig, device: torch.device | str, seed: int) -> HiFT:
-    """A vocoder ready to learn: quiet, and with a voice of about the right height."""
-    torch.manual_seed(seed)
-    hift = HiFT(config)
-    assert hift.conv_post.bias is not None
-    hift.conv_post.weight.mul_(0.1)
-    hift.conv_post.bias[: len(hift.conv_post.bias) // 2] = -4.0
-    hift.f0_predictor.classifier.weight.mul_(50.0)
-    hift.f0_predictor.classifier.bias.fill_(60.0)
-    hift.to(device).requires_grad_(True)
-    keep_excited(hift)
-    return hift
-
-
-@torch.no_grad()
-def keep_excited(hift: HiFT) -> None:
-    """Mix all harmonics alike, for good: a mixture that learns dies before the network has learned to use it."""
-    mixture = hift.m_source.l_linear.requires_grad_(False)
-    mixture.weight.fill_(1.0)
-    mixture.bias.zero_()
-
-
 @dataclass(frozen=True)
 class Origins:
     """What a vocoder may start from: an earlier course, or its f0 alone; the ear and the flow whose mels it speaks."""
@@ -223,9 +201,14 @@ def teach(
     segments = _segments(corpus, learned, plan, device, origins)
     hift = untaught(plan.config, device, seed)
     if origins.vocoder is not None:
-        hift.load_state_dict(_earlier(origins.vocoder, device).state_dict())
+        earlier = _earlier(origins.vocoder, device)
+        hift.load_state_dict(earlier.state_dict())
         keep_excited(hift)
-        plan = plan.refining()
+        if earlier.config.plain_spectrum == plan.config.plain_spectrum:
+            plan = plan.refining()
+        else:  # its last layers said magnitudes and angles
+            hand_excitation_through(hift)
+            plan = plan.trusting()
     elif origins.f0 is not None:
         hift.f0_predictor.load_state_dict(_earlier(origins.f0, device).f0_predictor.state_dict())
         plan = plan.trusting()
