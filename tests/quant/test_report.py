@@ -1,6 +1,7 @@
 """The report holds what was measured, and its verdict follows from its thresholds."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 from vivavoce.quant.convert import quantise_folder
 from vivavoce.quant.every_method import run as every_method
+from vivavoce.quant.losses import losses
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.plan import byte_count, plan, weight_bytes
 from vivavoce.quant.policy import Part, policy_for
@@ -146,3 +148,14 @@ def test_every_method_has_a_row_in_one_table(tmp_path, capsys):
     table = (tmp_path / "out" / "table.md").read_text()
     assert list(found) == ["bf16"] and found["bf16"]["verdict"].partition(";")[0] in table
     assert "| qat | refused: qat is not for cosyvoice models" in table and table.strip() in capsys.readouterr().out
+
+
+def test_what_a_person_would_notice_is_told_beside_float(tmp_path):
+    (loss,) = losses("mini-asr", ["fp16"], most=1)
+    assert loss.of == len(project_set().items[0].text.split())
+    assert (loss.points, loss.visqol, loss.is_within) == (0.0, None, True)
+    assert not replace(loss, after=loss.before + 2.5).is_within
+    assert not replace(loss, visqol=0.9).is_within
+    assert replace(loss, visqol=0.97).cells()[4:] == ["0.970", f"{loss.agreement:.4f}", "yes"]
+    with pytest.raises(InputError, match="cosyvoice model; what is lost can be told of moss_speech"):
+        losses(str(write("cosyvoice", tmp_path / "source")), ["fp16"])

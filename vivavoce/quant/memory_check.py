@@ -38,11 +38,13 @@ METHOD_OF: dict[Scheme | None, str] = {
 }
 
 
-def run(device: str, is_small: bool, cap: int, out: Path | None = None) -> list[dict[str, Any]]:
-    """Measure, print, write `memory.json`."""
+def run(
+    device: str, is_small: bool, cap: int, out: Path | None = None, only: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Measure, print, write `memory.json`; `only` these methods if wanted."""
     place, config = pick(device), SMALL if is_small else MossSpeechConfig()
     dtype = torch.bfloat16 if place.kind == "cuda" else torch.float32
-    kept: list[Scheme | None] = [None, *able(place)]
+    kept = [scheme for scheme in (None, *able(place)) if not only or METHOD_OF[scheme].split()[0] in only]
     fits = {fit.method: fit for fit in plan(cap, config)}
     found = []
     for scheme in kept:
@@ -120,8 +122,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="a small shape, for a rehearsal anywhere")
     parser.add_argument("--cap", default="24GB", help="GPU memory to stay below")
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument(
+        "--only", nargs="+", default=(), help="of " + ", ".join(n.split()[0] for n in METHOD_OF.values())
+    )
     options = parser.parse_args(arguments)
-    run(options.device, options.small, byte_count(options.cap), options.out)
+    run(options.device, options.small, byte_count(options.cap), options.out, options.only)
 
 
 if __name__ == "__main__":

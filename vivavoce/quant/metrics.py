@@ -6,7 +6,7 @@ All from other projects' packages, none of which fetches anything: `visqol-pytho
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -34,17 +34,16 @@ class Likeness:
 class Ears:
     """The judges that are here, each made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Collection[str] = tuple(PACKAGES)) -> None:
         makers: dict[str, Callable[[], Callable[[Any, Any], float]]] = {
             "visqol": _visqol,
             "pesq": _pesq,
             "stoi": _stoi,
             "speaker": _speaker,
         }
-        self.judges = {
-            name: make() for name, make in makers.items() if importlib.util.find_spec(PACKAGES[name]) is not None
-        }
-        self.absent = sorted(set(makers) - set(self.judges))
+        here = [name for name in wanted if importlib.util.find_spec(PACKAGES[name]) is not None]
+        self.judges = {name: makers[name]() for name in here}
+        self.absent = sorted(set(wanted) - set(here))
 
     def compare(self, exact: Sound, other: Sound) -> Likeness:
         """How near a sound is to the one it should be; both are cut to the shorter."""

@@ -51,6 +51,10 @@ class HopPolicy:
         """Codes of the next hop."""
         return self.first if chunks == 0 else LeadPolicy(self.grain, longest=self.longest).wanted(chunks, lead)
 
+    def most(self, chunks: int, lead: float) -> int:
+        """No more: codes that wait already go along with the next hop."""
+        return self.wanted(chunks, lead)
+
 
 @dataclass(frozen=True)
 class Saying:
