@@ -21,7 +21,7 @@ from vivavoce.models.whisper_heads import WhisperHeads
 from vivavoce.models.whisper_lean import laid_out
 from vivavoce.models.whisper_rules import FORBIDDEN, TimestampRules
 from vivavoce.models.whisper_settings import WhisperSettings
-from vivavoce.models.whisper_step import Look, fold, is_single, single_rows_step, spelt
+from vivavoce.models.whisper_step import Look, is_single, single_rows_step
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn import kernels
 from vivavoce.nn.attention import attend
@@ -149,7 +149,6 @@ class WhisperWriter:
             "LATEST_SHIFT": LATEST_SHIFT,
         }
         self._packed = pack_projections(model.decoder)
-        self._folded = fold(model.decoder, self._packed)
 
     def prompt(self, window: int, prompt: Sequence[int], timestamps: bool) -> list[Row]:
         """The rows a text of a held window starts from."""
@@ -162,7 +161,7 @@ class WhisperWriter:
         x = decoder.embed_tokens(rows[:, TOKEN]) + decoder.embed_positions(batch.positions.long())
         look = self.looking(windows)
         if self._packed and is_single(x, batch):
-            return single_rows_step(decoder, self._packed, self._folded, self.store.arrived, x, batch, look)
+            return single_rows_step(decoder, self._packed, x, batch, look)
         for index, layer in enumerate(decoder.stack):
             x = x + self._attend_text(layer, index, x, batch)
             x = x + self._attend_window(layer, index, x, look)
@@ -222,8 +221,9 @@ class WhisperWriter:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What each state says of the next token, before any rule.  # [row, d_model] → [row, vocabulary] float32"""
-        if self._packed and kernels.usable(hidden):
-            return spelt(hidden.contiguous(), self.model.decoder, self.store.arrived)
+        if self._packed and kernels.usable(hidden) and hidden.shape[0] <= kernels.MOST_ROWS:
+            weight = self.model.decoder.embed_tokens.weight
+            return kernels.row_linear(hidden.contiguous(), weight, None, dtype=torch.float32)
         return self.model.decoder.logits(hidden)
 
     def ruled(self, logits: Tensor, modes: Tensor) -> Tensor:

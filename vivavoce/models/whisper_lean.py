@@ -1,18 +1,18 @@
 """A decoder of few layers on one text at a time, as nothing but products: for small models on a CPU.
 
-There a step costs what calling it costs. So the weights are at hand, keys and values are written where they stay, and
-going back to an earlier place of a text is a matter of its length.
+There a step costs what calling it costs. So the weights are at hand, keys and values are written where they stay, going
+back to an earlier place of a text is a matter of its length, and TorchScript runs the layers without Python.
 """
 
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.models.whisper import WhisperDecoder, WhisperDecoderLayer, WindowMemory
-
-Product = tuple[Tensor, Tensor]  # weight and bias
 
 
 @dataclass
@@ -29,76 +29,79 @@ def laid_out(weight: Tensor) -> Tensor:
     return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
 
 
-class LeanLayer:
-    """What a layer multiplies with."""
+class LeanLayer(nn.Module):
+    """A layer of a decoder over a past that is one block of memory."""
 
     def __init__(self, layer: WhisperDecoderLayer) -> None:
+        super().__init__()
         text, window = layer.self_attn, layer.encoder_attn
         parts = (text.q_proj, text.k_proj, text.v_proj)
         nothing = torch.zeros_like(text.q_proj.bias)
         bias = [nothing if part.bias is None else part.bias.detach() for part in parts]
-        self.packed: Product = (laid_out(torch.cat([part.weight.detach() for part in parts])), torch.cat(bias))
-        self.text_out: Product = (text.out_proj.weight, text.out_proj.bias)
-        self.query: Product = (window.q_proj.weight, window.q_proj.bias)
-        self.window_out: Product = (window.out_proj.weight, window.out_proj.bias)
-        self.inner: Product = (layer.fc1.weight, layer.fc1.bias)
-        self.outer: Product = (layer.fc2.weight, layer.fc2.bias)
-        self.norms = [
-            (norm.weight, norm.bias, norm.eps)
-            for norm in (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
-        ]
-        self.heads, self.head_dim = text.heads, text.head_dim
+        self.packed_weight = laid_out(torch.cat([part.weight.detach() for part in parts]))
+        self.packed_bias = torch.cat(bias)
+        self.text_out, self.query, self.window_out = text.out_proj, window.q_proj, window.out_proj
+        self.inner, self.outer = layer.fc1, layer.fc2
+        self.text_norm, self.window_norm = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm
+        self.last_norm = layer.final_layer_norm
+        self.heads = text.heads
+
+    def forward(self, x: Tensor, past: Tensor, first: int, seen: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
+        """The next places behind `first` older ones.  # x [place, d_model], keys [1, head, position, head_dim]"""
+        rows, width = x.size(0), x.size(1)
+        end = first + rows
+        past.narrow(0, first, rows).copy_(functional.linear(self.text_norm(x), self.packed_weight, self.packed_bias))
+        parts = past.narrow(0, 0, end).view(1, end, 3, self.heads, -1).transpose(1, 3)  # [1, head, part, place, dim]
+        query = parts.select(2, 0).narrow(2, first, rows)
+        mixed = functional.scaled_dot_product_attention(query, parts.select(2, 1), parts.select(2, 2), attn_mask=seen)
+        x = x + self.text_out(mixed.transpose(1, 2).reshape(rows, width))
+        query = self.query(self.window_norm(x)).view(1, rows, self.heads, -1).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(query, keys, values)
+        x = x + self.window_out(mixed.transpose(1, 2).reshape(rows, width))
+        return x + self.outer(functional.gelu(self.inner(self.last_norm(x))))
+
+
+class LeanStack(nn.Module):
+    """Tokens through all layers."""
+
+    def __init__(self, decoder: WhisperDecoder) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(LeanLayer(layer) for layer in decoder.stack)
+        self.tokens, self.places = decoder.embed_tokens.weight.detach(), decoder.embed_positions.weight.detach()
+        self.norm = decoder.layer_norm
+
+    def forward(self, ids: Tensor, past: Tensor, first: int, keys: Tensor, values: Tensor) -> Tensor:
+        """The state behind the last of the next tokens.  # [place], keys [layer, 1, head, position, dim] → [d_model]"""
+        rows = ids.size(0)
+        x = self.tokens.index_select(0, ids) + self.places.narrow(0, first, rows)
+        seen: Tensor | None = None
+        if rows > 1:
+            seen = torch.ones(rows, first + rows, dtype=torch.bool, device=x.device).tril(first)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, past.select(0, index), first, seen, keys.select(0, index), values.select(0, index))
+        return self.norm(x[-1])
 
 
 class LeanDecoder:
     """Reads tokens and gives the state behind the last of them: what `WhisperDecoder.step` gives."""
 
     def __init__(self, decoder: WhisperDecoder) -> None:
-        self.decoder = decoder
-        self.layers = [LeanLayer(layer) for layer in decoder.stack]
-        self.width = decoder.config.d_model
+        self.config = decoder.config
+        self._stack: Any = LeanStack(decoder)
+        if all(type(part) is nn.Linear for layer in decoder.stack for part in (layer.fc1, layer.self_attn.out_proj)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # what is to replace it needs a C++ compiler
+                self._stack = torch.jit.script(self._stack)
 
     def begin(self, memory: WindowMemory) -> LeanText:
         """A text of one window, not a token of which is read."""
-        size = (len(self.layers), self.decoder.config.max_target_positions, 3 * self.width)
+        size = (self.config.decoder_layers, self.config.max_target_positions, 3 * self.config.d_model)
         return LeanText(memory, memory.keys.new_empty(size))
 
     def read(self, text: LeanText, tokens: list[int]) -> Tensor:
         """The state behind the last of the next tokens.  # [d_model]"""
-        first, end = text.length, text.length + len(tokens)
-        decoder, device = self.decoder, text.past.device
-        x = decoder.embed_tokens.weight[torch.tensor(tokens, device=device)] + decoder.embed_positions.weight[first:end]
-        seen = None
-        if len(tokens) > 1:
-            seen = torch.ones(len(tokens), end, dtype=torch.bool, device=device).tril(first)
-        for index, layer in enumerate(self.layers):
-            x = self._layer(layer, x, text.past[index], (first, end), seen, text.memory, index)
-        text.length = end
-        norm = decoder.layer_norm
-        return functional.layer_norm(x[-1], (self.width,), norm.weight, norm.bias, norm.eps)
-
-    def _layer(
-        self,
-        layer: LeanLayer,
-        x: Tensor,
-        past: Tensor,
-        places: tuple[int, int],
-        seen: Tensor | None,
-        memory: WindowMemory,
-        index: int,
-    ) -> Tensor:
-        first, end = places
-        heads = (layer.heads, layer.head_dim)
-        past[first:end] = functional.linear(self._normed(layer, 0, x), *layer.packed)
-        query, key, value = past[:end].view(1, end, 3, *heads).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = functional.scaled_dot_product_attention(query[:, :, first:], key, value, attn_mask=seen)
-        x = x + functional.linear(mixed.transpose(1, 2).reshape(x.shape), *layer.text_out)
-        query = functional.linear(self._normed(layer, 1, x), *layer.query).view(1, -1, *heads).transpose(1, 2)
-        mixed = functional.scaled_dot_product_attention(query, memory.keys[index], memory.values[index])
-        x = x + functional.linear(mixed.transpose(1, 2).reshape(x.shape), *layer.window_out)
-        inner = functional.gelu(functional.linear(self._normed(layer, 2, x), *layer.inner))
-        return x + functional.linear(inner, *layer.outer)
-
-    def _normed(self, layer: LeanLayer, place: int, x: Tensor) -> Tensor:
-        weight, bias, eps = layer.norms[place]
-        return functional.layer_norm(x, (self.width,), weight, bias, eps)
+        first = text.length
+        text.length += len(tokens)
+        ids = torch.tensor(tokens, device=text.past.device)
+        state: Tensor = self._stack(ids, text.past, first, text.memory.keys, text.memory.values)
+        return state

@@ -17,7 +17,7 @@ from vivavoce.models.whisper_engine import BEGUN, TOKEN, WINDOW, WhisperWriter
 from vivavoce.models.whisper_lean import LeanDecoder, LeanText
 from vivavoce.models.whisper_rules import FORBIDDEN
 
-SURENESS = 0.2  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
+SURENESS = 0.1  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
 LEAVES = 8  # tokens that are guessed side by side at the last place
 LEAST_CHANCE = 0.03  # of a token that is guessed there
 
@@ -68,7 +68,7 @@ class GuessingDecoder:
                 best = sum(times.values())
             sureness *= best
             if sureness < SURENESS or token == end:
-                leaves = _likely(chances, end)
+                leaves, times = _likely(chances, end), {} if begins else times
                 break
             chain.append(token)
             fresh, barred = [token], self._barred[channel % 2]

@@ -26,8 +26,6 @@ if AVAILABLE or TYPE_CHECKING:
     from vivavoce.nn.kernels.rotary_store import norm_rotate_store
     from vivavoce.nn.kernels.rotate_first_head import rotate_first_head
     from vivavoce.nn.kernels.row_linear import MOST_ROWS, Pages, row_linear
-    from vivavoce.nn.kernels.rows_linear import MOST_ROWS as MOST_TILED_ROWS
-    from vivavoce.nn.kernels.rows_linear import Folded, rows_linear
     from vivavoce.nn.kernels.silu_multiply import silu_multiply
     from vivavoce.nn.kernels.snake import snake
     from vivavoce.nn.kernels.stream_conv import stream_conv
@@ -44,9 +42,7 @@ __all__ = [
     "AVAILABLE",
     "LONGEST_CHUNK",
     "MOST_ROWS",
-    "MOST_TILED_ROWS",
     "WIDEST_DRAW",
-    "Folded",
     "Pages",
     "Tile",
     "add_layer_norm",
@@ -66,7 +62,6 @@ __all__ = [
     "paged_decode",
     "rotate_first_head",
     "row_linear",
-    "rows_linear",
     "silu_multiply",
     "snake",
     "store_rows",

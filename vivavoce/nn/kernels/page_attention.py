@@ -8,7 +8,9 @@ from torch import Tensor
 from vivavoce.nn.kernels.dependent_launch import dependent, launch_next, wait_for_previous
 from vivavoce.nn.paged import RowBatch
 
-BLOCK = 128
+FEW_ROWS = 8
+BLOCK, WARPS = 128, 4  # positions at a time; of more rows, many small programs are done sooner than few large ones
+SMALL_BLOCK, SMALL_WARPS = 32, 1
 STORED = 1024  # columns a program stores
 
 
@@ -89,10 +91,11 @@ def page_attention(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
     rows, heads, dim = queries.shape
     assert queries.stride()[1:] == (dim, 1)
     out = torch.empty(rows, heads, dim, dtype=queries.dtype, device=queries.device)
+    block, warps = (BLOCK, WARPS) if rows <= FEW_ROWS else (SMALL_BLOCK, SMALL_WARPS)
     _page_attention[(heads, rows)](
         queries, batch.cache.keys[layer], batch.cache.values[layer], batch.slots, batch.positions, batch.page_table,
         batch.page_table.shape[1], queries.stride(0), dim**-0.5, out,
-        HEADS=heads, DIM=dim, PAGE=batch.cache.page_size, BLOCK=BLOCK, num_warps=4,
+        HEADS=heads, DIM=dim, PAGE=batch.cache.page_size, BLOCK=block, num_warps=warps,
         **dependent(queries.device),
     )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ from torch import Tensor
 from vivavoce.nn.kernels.dependent_launch import dependent, launch_next, wait_for_previous
 from vivavoce.nn.paged import RowBatch
 
-MOST_ROWS = 8
+MOST_ROWS = 4
 WEIGHTS_A_PROGRAM = 5120  # what the registers of a warp hold
 
 

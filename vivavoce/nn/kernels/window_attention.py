@@ -1,7 +1,8 @@
 """Attention of rows to encoded windows: neighbouring rows of one window read its keys and values once, together.
 
-A window is split among programs, each of which loads its share before it waits for the queries; the last one to finish
-joins what all have found.
+A window is split among programs; the last one to finish joins what all have found. Of few rows, each program loads its
+share before it waits for the queries; of many, there are programs enough for each to go through a long share, reading
+ahead of itself.
 """
 
 import torch
@@ -13,6 +14,8 @@ from vivavoce.nn.kernels.dependent_launch import dependent, launch_next, wait_fo
 
 BLOCK = 128  # positions of a share
 GROUP = 16  # rows a program may serve, of one aligned run of as many
+LONG_BLOCK, LONG_STAGES = 128, 2  # of programs with long shares: positions at a time, and how many such ahead
+ENOUGH = 512  # programs that keep all processors busy
 
 
 @triton.jit
@@ -35,6 +38,39 @@ def _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM: tl.constexpr, GROUP
     return total / shares[:, None]
 
 
+@triton.jit
+def _stop(windows_ptr, window, row, rows, GROUP: tl.constexpr):
+    """The first row behind this one that its program does not serve."""
+    aligned = row // GROUP * GROUP + tl.arange(0, GROUP)
+    theirs = tl.load(windows_ptr + aligned, mask=aligned < rows, other=-1)
+    return tl.min(tl.where((aligned > row) & (theirs != window), aligned, row // GROUP * GROUP + GROUP), axis=0)
+
+
+@triton.jit
+def _hand_in(
+    total, peak, weight, row, head, kept, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Write what a program has found; the last one of a row and head joins what all have."""
+    split = tl.program_id(0)
+    column = tl.arange(0, DIM)
+    member = (row + tl.arange(0, GROUP)).to(tl.int64)
+    target = (member * HEADS + head)[:, None] * DIM + column[None, :]
+    if SPLITS == 1:
+        tl.store(out_ptr + target, (total / weight[:, None]).to(out_ptr.dtype.element_ty), mask=kept[:, None])
+    else:
+        mine = (member * HEADS + head) * SPLITS
+        tl.store(part_ptr + (mine + split)[:, None] * DIM + column[None, :], total, mask=kept[:, None])
+        tl.store(peak_ptr + mine + split, peak, mask=kept)
+        tl.store(weight_ptr + mine + split, weight, mask=kept)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrived_ptr + row * HEADS + head, 1, sem="acq_rel")
+        if arrived == SPLITS - 1:
+            tl.store(arrived_ptr + row * HEADS + head, 0)
+            out = _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM, GROUP, SPLITS)
+            tl.store(out_ptr + target, out.to(out_ptr.dtype.element_ty), mask=kept[:, None])
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _window_attention(
     queries_ptr, keys_ptr, values_ptr, windows_ptr, lengths_ptr, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
@@ -52,9 +88,7 @@ def _window_attention(
     if before != window:  # else the row is served with the one before it
         group = tl.arange(0, GROUP)
         column = tl.arange(0, DIM)
-        aligned = row // GROUP * GROUP + group
-        theirs = tl.load(windows_ptr + aligned, mask=aligned < rows, other=-1)
-        stop = tl.min(tl.where((aligned > row) & (theirs != window), aligned, row // GROUP * GROUP + GROUP), axis=0)
+        stop = _stop(windows_ptr, window, row, rows, GROUP)
         length = tl.load(lengths_ptr + window)
         place = split * BLOCK + tl.arange(0, BLOCK)
         inside = place < length
@@ -74,19 +108,60 @@ def _window_attention(
         chance = tl.exp(scores - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
         weight = tl.sum(chance, axis=1)
         total = tl.dot(chance.to(values.dtype), values, input_precision=PRECISION)
-        if SPLITS == 1:
-            tl.store(out_ptr + target, (total / weight[:, None]).to(out_ptr.dtype.element_ty), mask=kept[:, None])
-        else:
-            mine = (member * HEADS + head) * SPLITS
-            tl.store(part_ptr + (mine + split)[:, None] * DIM + column[None, :], total, mask=kept[:, None])
-            tl.store(peak_ptr + mine + split, peak, mask=kept)
-            tl.store(weight_ptr + mine + split, weight, mask=kept)
-            tl.debug_barrier()
-            arrived = tl.atomic_add(arrived_ptr + row * HEADS + head, 1, sem="acq_rel")
-            if arrived == SPLITS - 1:
-                tl.store(arrived_ptr + row * HEADS + head, 0)
-                out = _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM, GROUP, SPLITS)
-                tl.store(out_ptr + target, out.to(out_ptr.dtype.element_ty), mask=kept[:, None])
+        _hand_in(
+            total, peak, weight, row, head, kept, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
+            HEADS, DIM, GROUP, SPLITS,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _long_window_attention(
+    queries_ptr, keys_ptr, values_ptr, windows_ptr, lengths_ptr, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
+    rows, scale,
+    HEADS: tl.constexpr, DIM: tl.constexpr, POSITIONS: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+    SHARE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    if DEPENDENT:
+        launch_next()
+    split = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    window = tl.load(windows_ptr + row)
+    before = tl.load(windows_ptr + row - 1, mask=row % GROUP > 0, other=-1)
+    if DEPENDENT:
+        wait_for_previous()
+    if before != window:
+        group = tl.arange(0, GROUP)
+        column = tl.arange(0, DIM)
+        stop = _stop(windows_ptr, window, row, rows, GROUP)
+        length = tl.load(lengths_ptr + window)
+        member = (row + group).to(tl.int64)
+        kept = row + group < stop
+        target = (member * HEADS + head)[:, None] * DIM + column[None, :]
+        queries = tl.load(queries_ptr + target, mask=kept[:, None], other=0.0)
+        origin = (window.to(tl.int64) * HEADS + head) * POSITIONS
+        peak = tl.full([GROUP], float("-inf"), tl.float32)
+        weight = tl.zeros([GROUP], tl.float32)
+        total = tl.zeros([GROUP, DIM], tl.float32)
+        for first in tl.range(split * SHARE, tl.minimum(length, split * SHARE + SHARE), BLOCK, num_stages=STAGES):
+            place = first + tl.arange(0, BLOCK)
+            inside = place < length
+            offset = (origin + place)[:, None] * DIM + column[None, :]
+            keys = tl.load(keys_ptr + offset, mask=inside[:, None], other=0.0)
+            values = tl.load(values_ptr + offset, mask=inside[:, None], other=0.0)
+            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+            higher = tl.maximum(peak, tl.max(scores, axis=1))
+            shrink = tl.exp(peak - higher)
+            chance = tl.exp(scores - higher[:, None])
+            weight = weight * shrink + tl.sum(chance, axis=1)
+            total = total * shrink[:, None]
+            total = tl.dot(chance.to(values.dtype), values, total, input_precision=PRECISION)
+            peak = higher
+        _hand_in(
+            total, peak, weight, row, head, kept, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
+            HEADS, DIM, GROUP, SPLITS,
+        )  # fmt: skip
 
 
 def window_attention(
@@ -103,17 +178,25 @@ def window_attention(
     """
     rows, heads, dim = queries.shape
     positions = keys.shape[2]
-    splits = triton.cdiv(positions, BLOCK)
+    long = rows * heads >= ENOUGH // 2
+    splits = max(1, ENOUGH // (rows * heads)) if long else triton.cdiv(positions, BLOCK)
     out = torch.empty_like(queries, memory_format=torch.contiguous_format)
     parts, peaks, weights = out, out, out
     if splits > 1:
         parts = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=queries.device)
         peaks = torch.empty(rows, heads, splits, dtype=torch.float32, device=queries.device)
         weights = torch.empty_like(peaks)
-    _window_attention[(splits, heads, rows)](
-        queries.contiguous(), keys, values, windows, lengths, out, parts, peaks, weights, arrived, rows, dim**-0.5,
-        HEADS=heads, DIM=dim, POSITIONS=positions, GROUP=GROUP, SPLITS=splits, BLOCK=BLOCK,
-        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32", num_warps=4,
-        **dependent(queries.device),
-    )  # fmt: skip
+    given = (queries.contiguous(), keys, values, windows, lengths, out, parts, peaks, weights, arrived, rows, dim**-0.5)
+    precision = "ieee" if queries.dtype == torch.float32 else "tf32"
+    sizes = {"HEADS": heads, "DIM": dim, "POSITIONS": positions, "GROUP": GROUP, "SPLITS": splits}
+    if long:
+        share = triton.cdiv(triton.cdiv(positions, splits), LONG_BLOCK) * LONG_BLOCK
+        _long_window_attention[(splits, heads, rows)](
+            *given, **sizes, SHARE=share, BLOCK=LONG_BLOCK, STAGES=LONG_STAGES, PRECISION=precision,
+            num_warps=4, **dependent(queries.device),
+        )  # fmt: skip
+    else:
+        _window_attention[(splits, heads, rows)](
+            *given, **sizes, BLOCK=BLOCK, PRECISION=precision, num_warps=4, **dependent(queries.device)
+        )
     return out
