@@ -61,11 +61,13 @@ def candidates(layer: Layer, rows: int) -> list[Candidate]:
         tiles = [Tile(16, 256, 4, 4, 4), Tile(16, 128, 4, 8, 8), Tile(16, 128, 6, 8, 8), Tile(16, 256, 3, 8, 8),
                  Tile(32, 256, 3, 8, 4), Tile(16, 256, 4, 1), Tile(32, 256, 4, 2)]  # fmt: skip
     elif rows > 1:
-        tiles = [Tile(64, 256, 4, 4), Tile(32, 256, 4, 2), Tile(64, 128, 4, 4), Tile(16, 512, 3, 1)]
+        tiles = [Tile(64, 256, 4, 4), Tile(32, 256, 4, 2), Tile(64, 128, 4, 4), Tile(16, 512, 3, 1),
+                 Tile(16, 256, 4, 4, 4), Tile(16, 256, 4, 2, 2), Tile(8, 256, 4, 2, 4)]  # fmt: skip
     elif narrow:
         tiles = [Tile(16, 256, 4, 4, 4, True), Tile(16, 256, 5, 2, 2), Tile(4, 4096, 0, 4), Tile(2, 4096, 0, 4),
                  Tile(8, 4096, 0, 8), Tile(4, 4096, 0, 8), Tile(4, 2048, 0, 4), Tile(8, 2048, 0, 4),
-                 Tile(2, 2048, 0, 2), Tile(4, 2048, 0, 2), Tile(1, 4096, 0, 2), Tile(2, 2048, 0, 4)]  # fmt: skip
+                 Tile(2, 2048, 0, 2), Tile(4, 2048, 0, 2), Tile(8, 1024, 0, 2), Tile(4, 1024, 0, 2),
+                 Tile(2, 2048, 0, 4)]  # fmt: skip
     else:
         tiles = [Tile(16, 256, 3, 4, 4), Tile(16, 256, 3, 4, 4, True), Tile(32, 128, 4, 4, 2), Tile(1, 2048, 0, 2),
                  Tile(1, 4096, 0, 4), Tile(4, 1024, 0, 4), Tile(2, 2048, 0, 4), Tile(2, 1024, 0, 2)]  # fmt: skip

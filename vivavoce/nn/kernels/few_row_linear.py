@@ -3,9 +3,9 @@
 Memory sets the pace, so weights stream through shared memory several tiles ahead, narrow ones widened on their way to
 the tensor cores. The matrix is the left operand: 16 outputs a product, and up to 8 rows cost no more than one.
 
-Where there is one row, the columns that stand idle serve to split it: part by part, its weights lie below one another
-as if they were more outputs, its inputs side by side as if they were more rows, and of all products those are summed
-in which both are of one part. So more warps share an output, and none waits for another.
+Where rows are few, the columns that stand idle serve to split them: part by part, weights lie below one another as if
+they were more outputs, inputs side by side as if they were more rows, and of all products those are summed in which
+both are of one part. So more warps share an output, and none waits for another.
 """
 
 import math
@@ -24,6 +24,7 @@ from vivavoce.nn.kernels.widening import widened, widened_nibbles
 from vivavoce.nn.quantised_weight import QuantisedWeight
 
 LEAST_ROWS = 8  # columns of the tensor cores' smallest product
+MOST_COLUMNS = 64
 
 
 @triton.jit
@@ -43,25 +44,31 @@ def _outputs(OUTPUTS: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr
 
 
 @triton.jit
-def _summed(total, part, ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr):
-    """What the parts of each output sum up to.  # [part and output, row] → [output, 1]"""
-    matching = part[:, None] == tl.arange(0, ROWS)[None, :]
-    own = tl.sum(tl.where(matching, total, 0.0), axis=1)
-    return tl.sum(tl.reshape(own, [PARTS, BLOCK_OUT]), axis=0)[:, None]
+def _summed(
+    total, part, ROWS: tl.constexpr, EACH: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """What the parts of each output sum up to.  # [part and output, part and row] → [output, row]"""
+    matching = part[:, None] == (tl.arange(0, ROWS) // EACH)[None, :]
+    own = tl.where(matching, total, 0.0)
+    if EACH == 1:
+        return tl.sum(tl.reshape(tl.sum(own, axis=1), [PARTS, BLOCK_OUT]), axis=0)[:, None]
+    else:
+        own = tl.sum(tl.reshape(own, [PARTS, BLOCK_OUT, ROWS // EACH, EACH]), axis=2)
+        return tl.sum(own, axis=0)
 
 
 @triton.jit
 def _finish(
     total, second, part, scale_ptr, bias_ptr, out_ptr, rows,
     OUTPUTS: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr,
+    EACH: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Parts summed up, scale, bias and gate, then the write."""
-    COUNT: tl.constexpr = ROWS if PARTS == 1 else 1
+    COUNT: tl.constexpr = ROWS if PARTS == 1 else EACH
     row = tl.arange(0, COUNT)
     if PARTS > 1:
-        total = _summed(total, part, ROWS, BLOCK_OUT, PARTS)
-        second = _summed(second, part, ROWS, BLOCK_OUT, PARTS)
+        total = _summed(total, part, ROWS, EACH, BLOCK_OUT, PARTS)
+        second = _summed(second, part, ROWS, EACH, BLOCK_OUT, PARTS)
     output = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     real = output < OUTPUTS
     safe = tl.where(real, output, 0)
@@ -83,17 +90,18 @@ def _finish(
 def _few_row_linear(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SCALED: tl.constexpr, FAST: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
+    BIAS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     PART: tl.constexpr = INPUTS // PARTS
     output, part = _outputs(OUTPUTS, BLOCK_OUT, PARTS)
     start = output[:, None].to(tl.int64) * INPUTS + part[:, None] * PART
     other = start + OUTPUTS * INPUTS
     within = tl.arange(0, BLOCK_IN)[None, :]
-    row = tl.arange(0, ROWS)
-    x_place = x_ptr + row[:, None] * PART + within
-    real_row = row[:, None] < rows * PARTS
+    row, of_part = tl.arange(0, ROWS)[:, None] % EACH, tl.arange(0, ROWS)[:, None] // EACH
+    x_place = x_ptr + row * INPUTS + of_part * PART + within
+    real_row = (row < rows) & (of_part < PARTS)
     total = tl.zeros([BLOCK_OUT * PARTS, ROWS], tl.float32)
     second = tl.zeros([BLOCK_OUT * PARTS, ROWS], tl.float32)
     if EARLY:  # weights are nobody's output, so the first of them need not wait
@@ -116,7 +124,21 @@ def _few_row_linear(
             gated = _read(weight_ptr, other + column, inside, EVEN)
             second = tl.dot(widened(gated, x.dtype, FAST), x, second, input_precision=PRECISION)
     _finish(
-        total, second, part, scale_ptr, bias_ptr, out_ptr, rows, OUTPUTS, SCALED, GATED, BIAS, ROWS, BLOCK_OUT, PARTS
+        total,
+        second,
+        part,
+        scale_ptr,
+        bias_ptr,
+        out_ptr,
+        rows,
+        OUTPUTS,
+        SCALED,
+        GATED,
+        BIAS,
+        ROWS,
+        EACH,
+        BLOCK_OUT,
+        PARTS,
     )
 
 
@@ -169,7 +191,21 @@ def _few_row_linear_of_groups(
                     INPUTS // 2, ALL, HALF, FAST, PRECISION,
                 )  # fmt: skip
     _finish(
-        total, second, part, pairs_ptr, bias_ptr, out_ptr, rows, OUTPUTS, False, GATED, BIAS, ROWS, BLOCK_OUT, PARTS
+        total,
+        second,
+        part,
+        pairs_ptr,
+        bias_ptr,
+        out_ptr,
+        rows,
+        OUTPUTS,
+        False,
+        GATED,
+        BIAS,
+        ROWS,
+        1,
+        BLOCK_OUT,
+        PARTS,
     )
 
 
@@ -190,16 +226,19 @@ def few_row_linear(
     data = weight.data if isinstance(weight, QuantisedWeight) else weight
     outputs = data.shape[0] // (2 if gated else 1)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    parts = tile.parts if rows == 1 and inputs % (tile.parts * 16) == 0 else 1
+    each = triton.next_power_of_2(rows)
+    is_grouped = quantised is not None and quantised.scheme == "int4"
+    most = 1 if is_grouped and rows > 1 else MOST_COLUMNS // each
+    parts = tile.parts if tile.parts <= most and inputs % (tile.parts * 16) == 0 else 1
     common: dict[str, Any] = {
         "INPUTS": inputs, "OUTPUTS": outputs, "FAST": x.is_cuda, "GATED": gated, "BIAS": bias is not None,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "ROWS": max(LEAST_ROWS, triton.next_power_of_2(rows)), "BLOCK_OUT": tile.outputs, "PARTS": parts,
+        "ROWS": max(LEAST_ROWS, each * (1 if is_grouped else parts)), "BLOCK_OUT": tile.outputs, "PARTS": parts,
         "STAGES": tile.stages, "num_warps": tile.warps,
     } | dependent(x.device)  # fmt: skip
     grid = (triton.cdiv(outputs, tile.outputs),)
     biased = x if bias is None else bias
-    if quantised is not None and quantised.scheme == "int4":
+    if quantised is not None and is_grouped:
         parts = math.gcd(parts, inputs // quantised.group)
         common["PARTS"] = parts
         groups = math.gcd(max(1, tile.inputs // quantised.group), inputs // parts // quantised.group)
@@ -210,7 +249,7 @@ def few_row_linear(
     _few_row_linear[grid](
         x, data, x if quantised is None else quantised.scale, biased, out, rows,
         SCALED=quantised is not None, EVEN=inputs % (parts * tile.inputs) == 0, BLOCK_IN=tile.inputs, EARLY=tile.early,
-        **common,
+        EACH=each, **common,
     )  # fmt: skip
     return out
 

@@ -27,7 +27,7 @@ class Tile:
     """Outputs and inputs of one round of a program, and its warps.
 
     `stages` is how many rounds are under way at once; 0 stands for the kernel of one row, which has no tensor cores.
-    One row is cut into `parts` (up to 8) that a program multiplies side by side. `early` asks for the first weights
+    Few rows are cut into `parts` (up to 8) that a program multiplies side by side. `early` asks for the first weights
     before the kernel before this one has ended.
     """
 
@@ -48,18 +48,18 @@ SHIPPED: dict[str, Entries] = {
         "bfloat16 12288x4096 rows 1": Tile(2, 2048, 0, 4),
         "bfloat16 4096x6144 rows 1": Tile(2, 2048, 0, 4),
         "bfloat16 4096x4096 rows 1": Tile(2, 2048, 0, 4),
-        "int8 4096x24576 gated rows 1": Tile(2, 4096, 0, 4),
-        "int8 12288x4096 rows 1": Tile(16, 256, 5, 2, 2),
-        "int8 4096x6144 rows 1": Tile(16, 256, 4, 4, 4, True),
-        "int8 4096x4096 rows 1": Tile(16, 256, 5, 2, 2),
+        "int8 4096x24576 gated rows 1": Tile(4, 2048, 0, 2),
+        "int8 12288x4096 rows 1": Tile(8, 2048, 0, 4),
+        "int8 4096x6144 rows 1": Tile(8, 2048, 0, 4),
+        "int8 4096x4096 rows 1": Tile(4, 2048, 0, 4),
         "int4 4096x24576 gated rows 1": Tile(16, 128, 4, 8, 8),
         "int4 12288x4096 rows 1": Tile(16, 128, 4, 8, 8),
         "int4 4096x6144 rows 1": Tile(16, 128, 4, 8, 8),
         "int4 4096x4096 rows 1": Tile(16, 128, 4, 8, 8),
-        "float8 4096x24576 gated rows 1": Tile(2, 4096, 0, 4),
-        "float8 12288x4096 rows 1": Tile(16, 256, 5, 2, 2),
-        "float8 4096x6144 rows 1": Tile(16, 256, 4, 4, 4, True),
-        "float8 4096x4096 rows 1": Tile(16, 256, 5, 2, 2),
+        "float8 4096x24576 gated rows 1": Tile(4, 2048, 0, 2),
+        "float8 12288x4096 rows 1": Tile(4, 4096, 0, 8),
+        "float8 4096x6144 rows 1": Tile(4, 2048, 0, 4),
+        "float8 4096x4096 rows 1": Tile(4, 2048, 0, 4),
         "bfloat16 4096x24576 gated rows 8": Tile(32, 256, 4, 2),
         "bfloat16 4096x24576 gated rows 32": Tile(64, 128, 4, 4),
         "bfloat16 12288x4096 rows 8": Tile(32, 256, 4, 2),
