@@ -12,8 +12,8 @@ import pytest
 from tests.dialogue.voices import at_level, cough, hum, silence, talk
 from vivavoce.audio.files import read
 from vivavoce.audio.voice_activity import WINDOW, voice_activity
-from vivavoce.dialogue.overlap import Levels, OverlapJudge, OverlapWatch, Verdict, is_backchannel
-from vivavoce.dialogue.voice_traits import change, traits
+from vivavoce.dialogue.overlap import Levels, OverlapJudge, OverlapState, OverlapWatch, Verdict, is_backchannel
+from vivavoce.dialogue.voice_traits import Traits, change, traits
 
 USUAL = Levels(user=-24.0)
 INTERRUPTIONS = [
@@ -85,6 +85,19 @@ def test_synthetic_voices():
     table.show()
     assert table.yields("interruption") >= 0.95 and table.latency("interruption", 90) <= 800
     assert table.yields("mm-hm") <= 0.1 and table.yields("cough") <= 0.1
+
+
+def test_who_begins_softly_and_then_speaks_up_is_not_taken_for_a_backchannel_any_more():
+    judge, state, verdicts = OverlapJudge(), OverlapState(), []
+    colours = [(-3.0, -20.0, *[-30.0] * 7), (-12.0, -2.0, *[-25.0] * 7)]
+    for place in range(13):
+        level = -31.0 if place < 9 else -20.0
+        window = Traits(level, 0.9, 120.0, 0.1, 0.02, colours[place % 2 if place >= 9 else 0])
+        state = judge.step(state, window, 0.98, 0.0, USUAL)
+        verdicts.append(state.verdict)
+    assert verdicts[8] is Verdict.BACKCHANNEL  # as it is at 288 ms
+    assert verdicts[11] is Verdict.INTERRUPTION  # at 384
+    assert verdicts[12] is Verdict.INTERRUPTION
 
 
 @pytest.mark.debian("flite", "espeak-ng")

@@ -224,7 +224,7 @@ async def test_a_reply_begun_too_soon_costs_nothing_but_time(parts):
 
 async def test_an_interrupted_reply_is_cut_to_the_codes_that_were_heard(parts):
     async with parts.pipeline() as pipeline:
-        caller = Caller.on(pipeline, settings=ConversationSettings(most_output_tokens=60))
+        caller = Caller.on(pipeline, settings=ConversationSettings(most_output_tokens=25))
         await caller.hear(asked())
         await caller.until(ReplyDone)
         reply = caller.all(ReplyStarted)[0].reply
@@ -237,7 +237,7 @@ async def test_an_interrupted_reply_is_cut_to_the_codes_that_were_heard(parts):
         made = mind._codes[cut.item.id]
         rows = mind._rows_of[cut.item.id][1]
         kept = [row[1] for row in rows if row[0] == config.modality_pad_token_id and row[1] != config.eosp_token_id]
-        assert len(made) == 60 and kept == made[:12]  # 12.5 frames a second, half a frame is none
+        assert len(made) == 25 and kept == made[:12]  # 12.5 frames a second, half a frame is none
         assert mind._sequence.rows[: len(mind._rows)] == mind._rows
         await caller.close()
         assert pages_held(pipeline) == 0

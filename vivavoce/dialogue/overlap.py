@@ -39,7 +39,7 @@ class Verdict(Enum):
 class OverlapLimits:
     """By which times it is decided, in milliseconds from the first sound, and by how much evidence."""
 
-    earliest_ms: int = 160
+    earliest_ms: int = 128
     usual_ms: int = 224
     """From here on, `enough` evidence is enough; before, more is asked for."""
     latest_ms: int = 288
@@ -50,8 +50,8 @@ class OverlapLimits:
     """A voice that goes on for longer is an interruption, whatever it began as."""
     farthest_db: float = -15.0
     """But for one so far under the user's level: it speaks to somebody else."""
-    enough: float = 1.2
-    early_more: float = 0.4
+    enough: float = 0.6
+    early_more: float = 0.55
     """Evidence asked for on top for every window before `usual_ms`."""
     lesser: float = -1.0
     """Below this the sound is no interruption at the latest time."""
@@ -93,7 +93,7 @@ class Levels:
 
 
 class OverlapJudge:
-    """Steps an `OverlapState`; its verdict is final but for a backchannel that goes on and on."""
+    """Steps an `OverlapState`; its verdict is final but for a sound that goes on and on, or soon grows to one."""
 
     def __init__(self, limits: OverlapLimits | None = None) -> None:
         self.limits = limits or OverlapLimits()
@@ -129,15 +129,15 @@ class OverlapJudge:
         limits, lasted = self.limits, state.lasted_ms
         if state.verdict is Verdict.INTERRUPTION or self._goes_on(state, levels):
             return Verdict.INTERRUPTION
-        if state.verdict is not None or lasted < limits.earliest_ms:
+        if lasted < limits.earliest_ms or (state.verdict is not None and lasted > limits.heard_out_ms):
             return state.verdict
         evidence = self.evidence(state, levels, words)
         early = max(0, limits.usual_ms - lasted) / WINDOW_MS
         if lasted <= limits.heard_out_ms and evidence > limits.enough + limits.early_more * early:
             return Verdict.INTERRUPTION
-        if lasted >= limits.latest_ms and evidence < limits.lesser:
+        if state.verdict is None and lasted >= limits.latest_ms and evidence < limits.lesser:
             return _lesser(state)
-        return None
+        return state.verdict
 
     def _goes_on(self, state: OverlapState, levels: Levels) -> bool:
         """Whether a voice, not one on the other side of the room, has gone on for longer than a backchannel does."""
