@@ -17,6 +17,7 @@ from vivavoce.bench.plan_figures import (
     MOSS_SPEECH,
     Curve,
     Question,
+    Talk,
     read_measured,
 )
 from vivavoce.bench.plan_report import save
@@ -30,7 +31,7 @@ STEADY = Fleet(calls=40, regions=ONE, is_flat=True, machines=4, places=12, call_
 
 
 def measured_files():
-    return [json.loads((BENCH / f"{name}_h200.json").read_text(encoding="utf8")) for name in ("lm", "codec")]
+    return [json.loads((BENCH / f"{name}_h200.json").read_text(encoding="utf8")) for name in ("lm", "serve")]
 
 
 def test_the_figures_are_those_of_the_bench():
@@ -44,13 +45,25 @@ def test_the_figures_are_those_of_the_bench():
 
 
 def test_the_sizes_are_those_of_the_bench():
-    lm, codec = measured_files()
+    lm, serve = measured_files()
     all_parameters = sum((MOSS_SPEECH.layer_parameters, MOSS_SPEECH.heads_parameters, MOSS_SPEECH.embedding_parameters))
     assert all_parameters == lm["parameters"]
     assert MOSS_SPEECH.read_each_step(METHODS["bf16"]) == lm["weight_bytes_per_step"]
     assert MOSS_SPEECH.kv_row_bytes == lm["kv_bytes_per_row"] == 160 * 1024
-    assert (MOSS_SPEECH.voice_bytes, MOSS_SPEECH.speaking_bytes) == (codec["voice_bytes"], codec["state_bytes"])
+    assert (MOSS_SPEECH.voice_bytes, MOSS_SPEECH.speaking_bytes) == (
+        serve["stages"]["voice_bytes"],
+        serve["stages"]["speaking_bytes"],
+    )
     assert MOSS_SPEECH.weights(METHODS["bf16"]) == pytest.approx(18.2e9, rel=0.01)
+
+
+def test_memory_is_reckoned_as_the_bench_saw_it():
+    _, serve = measured_files()
+    seen = serve.get("first_run_levels", serve["levels"])
+    level = next(level for level in seen if level["sessions"] == 64)
+    rows = round(136 / 64 * (12.5 * (serve["question_seconds"] + serve["reply_seconds"]) + 96))  # the bench's own cache
+    everybody = Question(context=rows, talk=Talk(user_share=0.0, machine_share=1.0))
+    assert load_of(everybody, 64).memory == pytest.approx(level["memory_bytes"], rel=0.1)
 
 
 def test_a_curve_goes_through_its_points_and_on():

@@ -83,8 +83,9 @@ def test_only_windows_of_its_own_are_given_to_others():
     both = FlowCache.stack([one, two])
     spare.give(both.stream(0, 10), two)
     assert spare.take(10) is None
+    assert spare.nbytes == 0
     spare.give(one, two)
-    assert spare.take(15) is None
+    assert spare.nbytes == one.nbytes and spare.take(15) is None
     taken = spare.take(10)
     assert taken is not None and taken.mel_windows.data_ptr() == one.mel_windows.data_ptr()
     assert spare.take(10) is None

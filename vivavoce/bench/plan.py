@@ -6,7 +6,6 @@ from typing import Any
 
 from vivavoce.bench.plan_figures import (
     ASSUMED,
-    CODES_A_HOP,
     FRAME_SECONDS,
     METHODS,
     Accelerator,
@@ -59,11 +58,11 @@ def load_of(question: Question, sessions: int) -> Load:
         weights=sizes.weights(method),
         codec=sizes.codec_bytes + sizes.voice_bytes,
         cache=sessions * question.context * sizes.kv_row_bytes * method.kv_share,
-        replies=math.ceil(speaking) * sizes.speaking_bytes,
+        replies=(math.ceil(speaking) + min(math.ceil(speaking), measured.written_together)) * sizes.speaking_bytes,
         reserve=question.reserve_bytes,
         language_model=step / (1e3 * FRAME_SECONDS),
-        voice=measured.hop(speaking) / (1e3 * FRAME_SECONDS * CODES_A_HOP),
-        ear=measured.ear(listening) / (1e3 * FRAME_SECONDS),
+        voice=measured.voice_share(speaking),
+        ear=measured.ear_share(listening),
         answer_ms=answer,
         voice_to_voice_ms=talk.silence_ms + answer + talk.network_ms,
     )

@@ -8,7 +8,6 @@ from typing import Any
 from vivavoce.errors import InputError
 
 FRAME_SECONDS = 0.08
-CODES_A_HOP = 5
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Measured:
-    """What `viva bench lm` and `viva bench codec` found on one accelerator."""
+    """What `viva bench lm` and `viva bench serve` found on one accelerator."""
 
     device: str
     step: Curve
     """The language model, by sequences in a step, at `context` rows each."""
     hop: Curve
-    """The voice: 5 codes, 0.4 s of sound, by replies in the pass."""
+    """The voice: the longest hop, by replies in the pass, up to as many as a pass takes."""
+    hop_codes: int
+    """Codes of that hop."""
     ear: Curve
     """The ear: one frame, 80 ms of sound, by users who speak."""
     first_codes: int
@@ -48,6 +49,21 @@ class Measured:
     prefill_rows_ms: float
     """Milliseconds a row of history to be read again."""
     context: int
+
+    @property
+    def written_together(self) -> int:
+        """Replies whose next windows are written while the old ones are read: full passes of the voice's two ways."""
+        return 2 * round(self.hop.points[-1][0])
+
+    def voice_share(self, replies: float) -> float:
+        """Share of the time in which so many replies are given their sound, passes as full as can be."""
+        most = self.hop.points[-1][0]
+        return self.hop(min(replies, most)) * max(1.0, replies / most) / (1e3 * FRAME_SECONDS * self.hop_codes)
+
+    def ear_share(self, users: float) -> float:
+        """Likewise for users who speak."""
+        most = self.ear.points[-1][0]
+        return self.ear(min(users, most)) * max(1.0, users / most) / (1e3 * FRAME_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -99,8 +115,8 @@ METHODS = {
         Method("int8", 8, 8, note="a scale a row; no loss that was heard"),
         Method("fp8", 8, 8, note="e4m3; needs Ada, Hopper or newer"),
         Method("int4", 4.5, 8, note="groups of 64; the audio tail keeps 8 bits"),
-        Method("int8+kv8", 8, 8, 0.5, "and a cache in 8 bits, which is not built yet"),
-        Method("int4+kv8", 4.5, 8, 0.5, "and a cache in 8 bits, which is not built yet"),
+        Method("int8+kv8", 8, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row"),
+        Method("int4+kv8", 4.5, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row"),
     )
 }
 
@@ -151,32 +167,38 @@ SIZES = {MOSS_SPEECH.name: MOSS_SPEECH}
 H200_MEASURED = Measured(
     device="NVIDIA H200",
     step=Curve(((1, 6.02), (8, 6.97), (32, 8.40), (64, 10.39), (128, 15.19))),
-    hop=Curve(((1, 22.75), (8, 49.57), (32, 99.28))),
-    ear=Curve(((1, 16.93), (8, 36.88), (32, 73.87))),  # alone 16.93; together as the voice grows, which is a guess
+    hop=Curve(((1, 28.64), (4, 49.74), (16, 89.97), (32, 148.96))),
+    hop_codes=20,
+    ear=Curve(((1, 2.67), (4, 3.31), (16, 5.17), (32, 5.99))),
     first_codes=8,
-    first_sound_ms=24.21,
+    first_sound_ms=22.25,
     prefill_rows_ms=37.56 / 512,
     context=1024,
 )
 
 
-def read_measured(lm: Mapping[str, Any], codec: Mapping[str, Any]) -> Measured:
-    """From the JSON of `viva bench lm` and `viva bench codec`."""
+def read_measured(lm: Mapping[str, Any], serve: Mapping[str, Any]) -> Measured:
+    """From the JSON of `viva bench lm` and `viva bench serve`."""
     try:
-        hop = Curve(tuple((each["sessions"], each["hop_ms"]) for each in codec["sessions"]))
-        ear = tuple((count, codec["ear"]["step_ms"] * ms / hop.points[0][1]) for count, ms in hop.points)
+        stages = serve["stages"]
+        longest = max(stages["hop_ms"], key=int)
         return Measured(
             device=lm["device"],
             step=Curve(tuple((each["batch"], each["step_ms"]) for each in lm["steps"])),
-            hop=hop,
-            ear=Curve(ear),
-            first_codes=codec["first_sound_codes"],
-            first_sound_ms=codec["first_sound_ms"],
+            hop=_by_count(stages["hop_ms"][longest]),
+            hop_codes=int(longest),
+            ear=_by_count(stages["ear_ms"]),
+            first_codes=stages["first_codes"],
+            first_sound_ms=stages["first_sound_ms"],
             prefill_rows_ms=lm["prefill"]["ms"] / lm["prefill"]["rows"],
             context=lm["context"],
         )
-    except (KeyError, TypeError, IndexError) as error:
-        raise InputError(f"the figures lack {error}; give the files of viva bench lm and viva bench codec") from error
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise InputError(f"the figures lack {error}; give the files of viva bench lm and viva bench serve") from error
+
+
+def _by_count(milliseconds: Mapping[str, float]) -> Curve:
+    return Curve(tuple(sorted((int(count), each) for count, each in milliseconds.items())))
 
 
 def on(card: Accelerator, measured: Measured, sizes: Sizes, method: Method) -> Measured:
@@ -235,7 +257,7 @@ class Question:
 
 
 ASSUMED = (
-    "the ear was measured alone; together with others it is taken to grow as the voice does",
+    "language model, voice and ear are taken to share a card's time; what overlaps is not counted as won",
     "on other cards and with other weights a step is scaled by bandwidth, what others add to a hop by compute",
     "a history is half full on average; prices are typical rents, not offers",
 )

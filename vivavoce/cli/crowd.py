@@ -24,15 +24,25 @@ def bench_serve(
     newcomers: Annotated[int, typer.Option(min=0, help="Sessions that come while all others speak.")] = 8,
     left_chunks: Annotated[int, typer.Option(min=1, help="Chunks the voice looks back.")] = 8,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Go on after a level with a gap.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="In virtual time, beside a table of an H200's times; device and shape unused."),
+    ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Conversations at once on one device until a listener hears a gap: latency, underruns, memory, power."""
     with progress_to(as_json):
-        from vivavoce.bench.serve import run
+        from vivavoce.bench import serve, serve_rehearsal
 
         counts = [int(part) for part in sessions.split(",")]
-        result = run(device, dtype, shape, counts, seconds, question, spread, newcomers, left_chunks, keep_going, out)
+        if rehearse:
+            script = serve.Script(question, seconds, spread, newcomers)
+            result = serve_rehearsal.run(counts, script, keep_going, out=out)
+        else:
+            result = serve.run(
+                device, dtype, shape, counts, seconds, question, spread, newcomers, left_chunks, keep_going, out
+            )
     if as_json:
         print_json(result)
 

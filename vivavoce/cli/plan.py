@@ -25,7 +25,7 @@ def plan(
     memory: Annotated[float | None, typer.Option(min=1.0, help="Gigabytes of a card, where it has others.")] = None,
     figures: Annotated[
         list[Path] | None,
-        typer.Option(dir_okay=False, help="JSON of viva bench lm, then again of viva bench codec, from your card."),
+        typer.Option(dir_okay=False, help="JSON of viva bench lm, then again of viva bench serve, from your card."),
     ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", rich_help_panel=DAY, help="Play a day of calls.")] = False,
     calls: Annotated[float, typer.Option(min=1.0, rich_help_panel=DAY, help="At once, when it is busiest.")] = 1000.0,
@@ -99,7 +99,7 @@ def plan(
 def _read(files: list[Path]) -> tuple[Any, Any]:
     if len(files) != 2:
         raise InputError(
-            f"--figures is given twice: the JSON of viva bench lm, then of viva bench codec; not {len(files)}"
+            f"--figures is given twice: the JSON of viva bench lm, then of viva bench serve; not {len(files)}"
         )
     try:
         first, second = (json.loads(file.read_text(encoding="utf8")) for file in files)

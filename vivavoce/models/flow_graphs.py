@@ -40,6 +40,11 @@ class SpareWindows:
     def __init__(self) -> None:
         self._spare: dict[int, list[FlowCache]] = {}  # by slots
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that waits here for a reply."""
+        return sum(cache.nbytes for caches in self._spare.values() for cache in list(caches))
+
     def take(self, code_slots: int) -> FlowCache | None:
         """A cache whose windows nobody looks at, its contexts anybody's; None where there is none."""
         try:

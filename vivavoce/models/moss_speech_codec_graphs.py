@@ -80,6 +80,11 @@ class GraphedCodec(MossSpeechCodec):
         """A reply about to begin."""
         return super().start(voice, left_chunks, seed)
 
+    @property
+    def spare_bytes(self) -> int:
+        """Memory of windows that were given back."""
+        return cast(GraphedFlow, self.flow).spare.nbytes
+
     def give_back(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
         """These states were used up by those after them, and the device is done: others may write where they lie."""
         for old, new in zip(used, after, strict=True):
@@ -103,7 +108,8 @@ class GraphedCodec(MossSpeechCodec):
         left_chunks = LEFT_CHUNKS if left_chunks is None else left_chunks
         if max(batches) > BUCKETS[-1]:
             raise InputError(f"batches go up to {BUCKETS[-1]}; {max(batches)} was asked for")
-        flow, first = cast(GraphedFlow, self.flow), config.chunk + len(voice.codes) - voice.sink
+        flow = cast(GraphedFlow, self.flow)
+        first = (len(voice.codes) + config.chunk) // config.chunk * config.chunk - voice.sink
         flow.buckets = self.vocoder.buckets = sorted(batches)
         flow.times = sorted({first, config.chunk, *sizes})
         for streams in sorted(batches, reverse=True):  # the largest first: the smaller ones reuse its memory

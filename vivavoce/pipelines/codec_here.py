@@ -112,6 +112,11 @@ class CodecHere:
                     short = [size for size in sizes if size <= 2 * codec.flow.config.chunk]
                     codec.warm_up(voice, batches, sizes if place == 0 else short, self.left_chunks)
 
+    @property
+    def spare_bytes(self) -> float:
+        """Memory that replies have left to those who come next."""
+        return self.codec.spare_bytes if isinstance(self.codec, GraphedCodec) else 0.0
+
     def reply_bytes(self, voice: FlowVoice) -> float:
         """What a reply in this voice keeps while it is spoken, as far as a left window bounds it."""
         window = (self.left_chunks or 0) * self.codec.flow.config.chunk

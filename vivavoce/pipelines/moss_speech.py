@@ -135,7 +135,8 @@ class MossSpeechPipeline:
         if self.options.admission is not None:
             slack = self.core.slack.least(self.core.scheduler.now())
             voice = self.here.reply_bytes(self.voice_of(None))
-            self.options.admission.check(slack, self.core.free_rows, self.core.free_bytes, voice)
+            free = self.core.free_bytes + self.here.spare_bytes
+            self.options.admission.check(slack, self.core.free_rows, free, voice)
         mind = MossSpeechMind(self)
         self._minds.add(mind)
         return mind
