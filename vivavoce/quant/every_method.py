@@ -30,17 +30,17 @@ def run(
     source = hub.resolve(model)
     speech = speech_for(policy_for(source).kind, wishes)
     found: dict[str, Figures] = {}
-    lines = [_row(HEAD), _row(["---"] * len(HEAD))]
+    lines = [row(HEAD), row(["---"] * len(HEAD))]
     print("\n".join(lines), flush=True)
     for method in methods:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 quantize(model, method, Path(folder) / method, wishes)
             except InputError as error:
-                lines.append(_row([method, f"refused: {error}"]))
+                lines.append(row([method, f"refused: {error}"]))
             else:
                 found[method] = write_report(source, Path(folder) / method, out / method, speech, moonshine)
-                lines.append(_row([method, *cells(found[method])]))
+                lines.append(row([method, *cells(found[method])]))
         print(lines[-1], flush=True)
     (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf8")
     (out / "table.json").write_text(json.dumps(found, indent=2, ensure_ascii=False), encoding="utf8")
@@ -70,7 +70,8 @@ def _both(values: dict[str, float | None]) -> str:
     return "–" if before is None or after is None else f"{100 * before:.1f} → {100 * after:.1f} %"
 
 
-def _row(texts: Sequence[str]) -> str:
+def row(texts: Sequence[str]) -> str:
+    """A line of a table."""
     return f"| {' | '.join(texts)} |"
 
 

@@ -179,21 +179,26 @@ def _opinion(sounds: Sequence[Sound]) -> float | None:
 
 def _transcripts(folders: dict[str, Path], items: Sequence[Spoken]) -> Figures:
     """Word errors of a recogniser on recordings whose words are known."""
-    known = [(item.text, item.sound) for item in items if item.sound is not None and item.text]
     rates: dict[str, float] = {}
     for name, folder in folders.items():
         try:
-            listener = WhisperTranscriber.load(folder)
+            wrong, words = misheard(folder, items)
         except Exception as error:  # a bare checkpoint has no tokenizer to write with
             return {"transcripts": {"why_not": str(error)}}
-        errors = words = 0
-        for text, sound in known:
-            segments = listener.segments(torch.from_numpy(sound.samples[0].copy()))
-            written = " ".join(segment.text for segment in segments)
-            errors += word_errors(normalise(text), normalise(written))
-            words += len(normalise(text).split())
-        rates[name] = errors / max(1, words)
-    return {"transcripts": {"wer": rates, "recordings": len(known)}}
+        rates[name] = wrong / max(1, words)
+    recordings = sum(item.sound is not None and bool(item.text) for item in items)
+    return {"transcripts": {"wer": rates, "recordings": recordings}}
+
+
+def misheard(folder: Path, items: Sequence[Spoken]) -> tuple[int, int]:
+    """Words that a recogniser gets wrong in recordings whose words are known, and how many there are."""
+    listener, wrong, words = WhisperTranscriber.load(folder), 0, 0
+    for item in items:
+        if item.sound is not None and item.text:
+            segments = listener.segments(torch.from_numpy(item.sound.samples[0].copy()))
+            wrong += word_errors(normalise(item.text), normalise(" ".join(segment.text for segment in segments)))
+            words += len(normalise(item.text).split())
+    return wrong, words
 
 
 def _keep_pairs(pairs: Sequence[tuple[Sound, Sound]], out: Path) -> None:
