@@ -32,7 +32,7 @@ MAY_IMPORT = {
         *("errors", "device", "hub", "audio", "nn", "models", "engine", "dialogue", "pipelines"),
         *("speech", "recognition"),
     },
-    "server": {"errors", "audio", "dialogue", "server"},
+    "server": {"errors", "audio", "dialogue", "engine.slack", "server"},
     "hub": {"errors", "known_models"},
     "known_models": set(),
     "codecs": {"errors", "audio", "models"},
@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "recognition": {"errors", "device", "hub", "audio", "models", "engine", "recognition"},
 }
 FRONT_AND_TOOLS = {
-    *("__init__", "cli", "conversing", "demo", "demo_cascade", "doctor", "loading", "serving"),
+    *("__init__", "cli", "conversing", "demo", "demo_cascade", "doctor", "loading", "quick_loop", "serving"),
     *("bench", "quant", "export", "train", "minis"),
 }
 BARE = {"errors", "device", "nn", "models", "engine"}

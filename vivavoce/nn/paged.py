@@ -120,7 +120,7 @@ class RowBatch:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new rows' keys and values.  # each [row, head, head_dim]"""
         pages, rows = self.addresses
-        kept = (keys, values)
+        kept: tuple[Tensor, ...] = (keys, values)
         if self.cache.is_narrow:
             (keys, key_scales), (values, value_scales) = narrowed(keys), narrowed(values)
             kept = (keys, values, key_scales, value_scales)
