@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from vivavoce.models.moss_audio_tokenizer_slots import SlotDecoder, SlotState
 from vivavoce.speech.codec_desk import Alone, Together
 from vivavoce.speech.mouth import EngineMouth
 from vivavoce.speech.rounds import Rounds
-from vivavoce.speech.sounding import Sounding
+from vivavoce.speech.sounding import Sounding, spare_cores
 
 FRAMES = [tuple(frame) for frame in torch.randint(32, (40, 6), generator=torch.Generator().manual_seed(0)).tolist()]
 
@@ -45,6 +45,57 @@ def test_decoding_beside_changes_nothing(codec, whole, is_live):
     with ThreadPoolExecutor(1) as beside:
         heard = joined(sounding(codec, beside=beside, is_live=is_live).sounds(iter(FRAMES)))
     np.testing.assert_allclose(heard, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(("is_beside", "longest"), [(True, 4), (False, 20)])
+def test_chunks_decoded_beside_are_short_so_that_little_is_left_at_the_end(codec, is_beside, longest):
+    with ThreadPoolExecutor(1) as pool:
+        speech = sounding(codec, beside=pool if is_beside else None, is_live=False)
+        lengths = []
+        for sound in speech.sounds(iter(FRAMES * 3)):
+            lengths.append(sound.shape[1] // CODEC_CONFIG.frame_samples)
+            speech.player.feed(0.0, lengths[-1] * speech.frame_seconds)
+    assert lengths[0] == 1 and max(lengths) == longest and sum(lengths) == 3 * len(FRAMES)
+
+
+class Lagging(Executor):
+    """Does nothing for a while, then everything at once."""
+
+    def __init__(self) -> None:
+        self.is_awake, self.kept = False, None
+
+    def submit(self, work, *given):
+        future = Future()
+        self.kept = lambda: future.set_result(work(*given))
+        if self.is_awake:
+            self.kept()
+        return future
+
+
+def test_a_codec_that_lags_behind_takes_all_that_waits(codec, whole):
+    pool = Lagging()
+
+    def frames():
+        for number, frame in enumerate(FRAMES):
+            if number == 12:
+                pool.is_awake = True
+                pool.kept()
+            yield frame
+
+    heard = list(sounding(codec, beside=pool).sounds(frames()))
+    assert [sound.shape[1] // CODEC_CONFIG.frame_samples for sound in heard[:3]] == [1, 1, 11]
+    np.testing.assert_allclose(np.concatenate(heard, axis=1), whole, atol=1e-5)
+
+
+def test_where_all_cores_make_frames_none_is_asked_to_decode_beside(tmp_path):
+    speaker, threads = tiny_speaker(tmp_path), torch.get_num_threads()
+    try:
+        for count in (spare_cores() + 1, max(1, spare_cores())):
+            torch.set_num_threads(count)
+            sounding = speaker._sounding(SimulatedPlayer(), lambda: 0.0, True)
+            assert (sounding.beside is None) == (count > spare_cores())
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_decoder_that_fails_beside_fails_here(codec):
