@@ -146,8 +146,10 @@ def _written(pipeline: MossSpeechPipeline, codes: Sequence[int]) -> str:
 
 def _figures(answers: Sequence[Answer], has_judge: bool) -> dict[str, Any]:
     by_intent: dict[str, list[bool]] = defaultdict(list)
+    by_speaker: dict[str, list[bool]] = defaultdict(list)
     for answer in answers:
         by_intent[answer.asked.exchange.intent].append(answer.is_right)
+        by_speaker[_speaker(answer.asked.voice)].append(answer.is_right)
     inside = [answer.is_right for answer in answers if answer.asked.exchange.intent != "decline"]
     right = [answer for answer in answers if answer.is_right]
     wrong = Counter(
@@ -163,11 +165,19 @@ def _figures(answers: Sequence[Answer], has_judge: bool) -> dict[str, Any]:
         "declined_outside": float(np.mean(by_intent["decline"])) if by_intent["decline"] else None,
         "word_error_rate_of_right_replies": errors / words if has_judge and words else None,
         "rtf": sum(answer.seconds for answer in answers) / seconds,
-        "by_intent": {
-            name: {"questions": len(results), "right": sum(results)} for name, results in sorted(by_intent.items())
-        },
+        "by_intent": _counts(by_intent),
+        "by_speaker": _counts(by_speaker),
         "wrong": [{"intent": intent, "said": said, "times": times} for (intent, said), times in wrong.most_common()],
     }
+
+
+def _speaker(voice: str) -> str:
+    """Whose voice it is: the name without how it was set."""
+    return voice.rpartition("-")[0]
+
+
+def _counts(results: dict[str, list[bool]]) -> dict[str, dict[str, int]]:
+    return {name: {"questions": len(found), "right": sum(found)} for name, found in sorted(results.items())}
 
 
 def _opinions(answers: Sequence[Answer]) -> dict[str, float | None]:
@@ -205,6 +215,8 @@ def _print(result: dict[str, Any]) -> None:
     for name, counts in result["by_intent"].items():
         table.add_row(name, str(counts["right"]), str(counts["questions"]))
     console.print(table)
+    heard = (f"{name} {counts['right']} of {counts['questions']}" for name, counts in result["by_speaker"].items())
+    console.print(f"right by who asked: {', '.join(heard)}", highlight=False)
     for name in ("right", "right_inside", "declined_outside", "word_error_rate_of_right_replies"):
         if result[name] is not None:
             console.print(f"{name.replace('_', ' ')}: {100 * result[name]:.1f} %", highlight=False)

@@ -37,13 +37,15 @@ class WindowEncoder:
 def narrow(encoder: WhisperEncoder) -> None:
     """Let an encoder compute in bfloat16, all but its last norm; its states stay as wide as they were.
 
-    Query, key and value are one product from here on.
+    Query, key and value are one product from here on. A quantised encoder has products of its own and is left alone.
     """
+    layers = [layer for layer in encoder.layers if isinstance(layer, WhisperLayer)]
+    if not all(isinstance(layer.self_attn.q_proj, nn.Linear) for layer in layers):
+        return
     width = encoder.layer_norm.weight.dtype
     encoder.to(torch.bfloat16)
     encoder.layer_norm.to(width)
-    for layer in encoder.layers:
-        assert isinstance(layer, WhisperLayer)
+    for layer in layers:
         _pack(layer.self_attn)
 
 
