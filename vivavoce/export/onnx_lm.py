@@ -43,8 +43,8 @@ class DenseRows:
         self.keys[layer] = torch.cat([self.past_keys[layer], keys])
         self.values[layer] = torch.cat([self.past_values[layer], values])
 
-    def read(self, layer: int, piece: Piece) -> tuple[Tensor, Tensor]:
-        """All of them.  # each [context, head, head_dim]"""
+    def read(self, layer: int, piece: Piece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """All of them, as they are.  # each [context, head, head_dim]"""
         return self.keys[layer], self.values[layer]
 
 
