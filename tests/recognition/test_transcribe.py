@@ -203,6 +203,14 @@ def test_settings_come_from_the_model(folder, tmp_path):
     assert mini.settings.shortest_window == 2.0 and mini.settings.latest_start == 2.0
 
 
+@pytest.mark.parametrize(("seconds", "asked", "is_timed"), [(1.5, None, False), (2.5, None, True), (1.5, True, True)])
+def test_short_sounds_are_timed_only_where_that_is_asked(listener, seconds, asked, is_timed):
+    assert listener.settings.untimed_up_to == 2.0
+    segments = listener.segments(torch.from_numpy(noise(seconds)), Wish(timestamps=asked))
+    tokens = [token for segment in segments for token in segment.tokens]
+    assert any(listener.tokens.is_timestamp(token) for token in tokens) == is_timed
+
+
 def test_a_window_is_cut_at_pairs_of_times():
     ids = WhisperTokens.of_vocabulary(51865)
     t = ids.timestamp
@@ -217,5 +225,5 @@ def test_a_window_is_cut_at_pairs_of_times():
 
 
 def test_wishes_left_open_are_settled_by_the_model(listener):
-    settled = listener._settled(Wish())
+    settled = listener._settled(Wish(), 3.0)
     assert (settled.language, settled.timestamps) == ("en", True)

@@ -50,6 +50,8 @@ class WhisperSettings:
     forget_prompt_above: float = 0.5
     writes_times: bool = True
     """Whether timestamps are asked for; a model tuned without them writes worse with them."""
+    untimed_up_to: float = 0.0
+    """Seconds of a sound that is written without times all the same, unless the caller asks for them."""
     language: str | None = None
     """The language it writes where the caller names none; None: it listens first."""
     shortest_window: float = 1.0
@@ -91,6 +93,7 @@ class WhisperSettings:
             ("no_speech_threshold", "no_speech"),
             ("likely_text_is_speech", "likely_text_is_speech"),
             ("writes_timestamps", "writes_times"),
+            ("untimed_up_to", "untimed_up_to"),
             ("default_language", "language"),
             ("shortest_window", "shortest_window"),
         ):

@@ -185,7 +185,7 @@ class WhisperTranscriber:
         """
         if samples.ndim != 1:
             raise InputError(f"a transcript is of one channel of samples, not of a tensor {list(samples.shape)}")
-        wish = self._settled(wish or Wish())
+        wish = self._settled(wish or Wish(), len(samples) / WhisperMel.RATE)
         mel = self.log_mel(samples)
         content = mel.shape[-1] - self.model.config.window_frames
         earlier: list[int] = self.tokenizer.encode(f" {wish.prompt.strip()}") if wish.prompt else []
@@ -243,12 +243,14 @@ class WhisperTranscriber:
             piece.copy_(whisper_normalise(piece[None], peak)[0])
         return log_mel
 
-    def _settled(self, wish: Wish) -> Wish:
-        """The wish with the model's own choices where the caller made none; the language may have to be heard."""
+    def _settled(self, wish: Wish, seconds: float) -> Wish:
+        """The wish for a sound with the model's own choices where the caller made none; its language may be unheard."""
         language = wish.language or self.usual_language
         if language is not None:
             self.tokens.prompt(language)  # refuses a language the model does not know
-        timestamps = self.settings.writes_times if wish.timestamps is None else wish.timestamps
+        timestamps = wish.timestamps
+        if timestamps is None:
+            timestamps = self.settings.writes_times and seconds > self.settings.untimed_up_to
         return replace(wish, language=language, timestamps=timestamps)
 
     def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:

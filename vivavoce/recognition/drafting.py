@@ -30,7 +30,7 @@ from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.models.whisper_transcriber import WhisperTranscriber, WriteText
 from vivavoce.recognition.guessing import GuessingDecoder
 
-MOST_PIECES = 24  # tokens of a guessed text that are checked in one pass
+MOST_PIECES = 16  # tokens of a guessed text that are checked in one pass
 BRANCHES = 3  # places where a text that departed from the guess may stand in it
 
 

@@ -18,8 +18,9 @@ from vivavoce.models.whisper_lean import LeanDecoder, LeanText
 from vivavoce.models.whisper_rules import FORBIDDEN
 
 SURENESS = 0.1  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
-LEAVES = 8  # tokens that are guessed side by side at the last place
+LEAVES = 4  # tokens that are guessed side by side at the last place
 LEAST_CHANCE = 0.03  # of a token that is guessed there
+OTHER_TIMES = 2  # beside the likeliest, at which the same text may begin
 
 
 @dataclass
@@ -72,7 +73,7 @@ class GuessingDecoder:
                 break
             chain.append(token)
             fresh, barred = [token], self._barred[channel % 2]
-        return _draft(chain, list(leaves), list(times)[1:], channel).first(most)
+        return _draft(chain, list(leaves), list(times)[1 : 1 + OTHER_TIMES], channel).first(most)
 
     def close(self) -> None:
         """Forget all texts."""
