@@ -113,7 +113,7 @@ class Vocoder(nn.Module):
         hift, half = self.hift, self.hift.config.n_fft // 2
         source = hift.m_source(hift.f0_predictor(mel), SourceStart(None, torch.zeros_like(seed), seed))
         spectrum = hift._spectrum(mel, hift.fourier(source), self.everything)
-        sound = hift.fourier.inverse(turned(spectrum, hift.config.free_angles, hift.config.plain_spectrum))
+        sound = hift.fourier.inverse(turned(spectrum, hift.config.plain_spectrum))
         return hift.limit(sound[:, half:-half])
 
 

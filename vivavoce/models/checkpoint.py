@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.packing import PACKING, SCALE, widen
+from vivavoce.models.packing import PACKING, SCALE, Narrow, narrow_matrices, widen
 from vivavoce.models.quantised import QuantisedNames, ReadQuantised, install
 from vivavoce.nn.linear import postponed
 
@@ -96,6 +96,7 @@ class Checkpoint:
             names = set(handle.keys())
             metadata = handle.metadata() or {}
             is_packed, quantised = PACKING in metadata, QuantisedNames(metadata, file)
+            narrow = narrow_matrices(metadata)
             for name in quantised:
                 read = quantised.reader(name, names, handle.get_tensor)
                 self._add(name, quantised.shape(name), partial(_dequantised, read), file)
@@ -108,7 +109,8 @@ class Checkpoint:
                     self._add(name, shape, partial(handle.get_tensor, name), file)
                 elif not name.endswith(SCALE):
                     scale = partial(handle.get_tensor, name + SCALE) if name + SCALE in names else None
-                    self._add(name, shape, partial(_widened, partial(handle.get_tensor, name), scale), file)
+                    packed, few = partial(handle.get_tensor, name), narrow.get(name)
+                    self._add(name, few.shape if few else shape, partial(_widened, packed, scale, few), file)
         except (SafetensorError, OSError, struct.error) as error:
             raise CheckpointError(
                 f"{file} cannot be read as safetensors ({error}); it is damaged or was cut short: fetch it again"
@@ -139,8 +141,8 @@ class Checkpoint:
         self.shapes[name] = shape
 
 
-def _widened(tensor: Callable[[], Tensor], scale: Callable[[], Tensor] | None) -> Tensor:
-    return widen(tensor(), scale() if scale is not None else None)
+def _widened(tensor: Callable[[], Tensor], scale: Callable[[], Tensor] | None, narrow: Narrow | None) -> Tensor:
+    return widen(tensor(), scale() if scale is not None else None, narrow)
 
 
 def _dequantised(read: ReadQuantised) -> Tensor:

@@ -111,12 +111,12 @@ def load_vocoder(make: Callable[[], Vocoder], file: str | Path, device: torch.de
     return hift
 
 
-def turned(spectrum: Tensor, free_angles: bool = False, plain: bool = False) -> Tensor:
-    """The network's log magnitudes and angles as real and imaginary parts.  # [batch, 2 · bin, frame]"""
+def turned(spectrum: Tensor, plain: bool = False) -> Tensor:
+    """Log magnitudes and angles as real and imaginary parts; `plain` ones are already.  # [batch, 2 · bin, frame]"""
     if plain:
         return spectrum
     magnitude, angle = spectrum.chunk(2, dim=1)
-    magnitude, angle = magnitude.exp().clamp(max=LOUDEST_BIN), angle if free_angles else angle.sin()
+    magnitude, angle = magnitude.exp().clamp(max=LOUDEST_BIN), angle.sin()  # within a radian
     return torch.cat([magnitude * angle.cos(), magnitude * angle.sin()], dim=1)
 
 
@@ -171,7 +171,7 @@ class HiFT(nn.Module):
         emit = emit or Span(0, frames)
         plan = decode_plan(self.config, emit, frames)
         spectrum = self._spectrum(mel, self.fourier(source), plan)
-        sound = self.fourier.inverse(turned(spectrum, self.config.free_angles, self.config.plain_spectrum))
+        sound = self.fourier.inverse(turned(spectrum, self.config.plain_spectrum))
         begin = plan.spectrum.start * self.config.fft_hop - self.config.n_fft // 2
         hop = self.config.hop
         return sound[:, emit.start * hop - begin : emit.stop * hop - begin]

@@ -26,7 +26,6 @@ class HiFTConfig:
     f0_kernel: int = 3
     slope: float = 0.1
     audio_limit: float = 0.99
-    free_angles: bool = False  # published angles are the sine of what the network says: within a radian
     plain_spectrum: bool = False  # ours: real and imaginary parts as the network says them, not magnitude and angle
 
     @property

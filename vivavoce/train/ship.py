@@ -1,19 +1,21 @@
 """Trained parts as a miniature small enough to ship: `viva train ship --lm … --codec … --out …`.
 
-With `--tts` and `--codec`, a voice; with `--asr`, a recogniser. Matrices become int8 with a scale a row; the vocoder,
-whose errors are heard at once, stays float16.
+With `--tts` and `--codec`, a voice; with `--asr`, a recogniser. Matrices become int8 with a scale a row, those of a
+voice less; of the vocoder float16 stays where errors are heard at once.
 """
 
 import argparse
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vivavoce.errors import InputError
 from vivavoce.models.packing import pack_file
 
-KEPT_WIDE = {"hift.safetensors": [""]}  # patterns of names that stay float16, by file
+KEPT_WIDE = {"hift.safetensors": ["f0_predictor", "conv_post", "source_downs"]}  # patterns of names, by file
+BITS_OF_SPEAKER = {"": 5}  # by patterns of names
+BITS_OF_ITS_CODEC = {"encoder": 5, "decoder": 6}
 REPLIES = {"temperature": 0.0, "left_chunks": 4}
 """A front desk gives one answer to a question; the flow was trained to look back two to ten chunks."""
 SPEECH_FILES = ("config.json", "tokenizer.json")
@@ -38,8 +40,8 @@ def ship_speech(lm: Path, codec: Path, out: Path) -> int:
 
 def ship_voice(tts: Path, codec: Path, out: Path) -> int:
     """Write the folder of a text-to-speech miniature; its size in bytes."""
-    _ship(tts, VOICE_FILES, out)
-    _ship(codec, ("config.json",), out / "codec")
+    _ship(tts, VOICE_FILES, out, BITS_OF_SPEAKER)
+    _ship(codec, ("config.json",), out / "codec", BITS_OF_ITS_CODEC)
     return _size(out)
 
 
@@ -49,11 +51,11 @@ def ship_recogniser(asr: Path, out: Path) -> int:
     return _size(out)
 
 
-def _ship(trained: Path, files: Sequence[str], out: Path) -> None:
+def _ship(trained: Path, files: Sequence[str], out: Path, narrow: Mapping[str, int] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in files:
         shutil.copy2(trained / name, out / name)
-    pack_file(trained / WEIGHTS, out / WEIGHTS)
+    pack_file(trained / WEIGHTS, out / WEIGHTS, narrow=narrow)
 
 
 def _size(folder: Path) -> int:

@@ -38,7 +38,7 @@ from vivavoce.train.voices import TEACHER
 VOICES = ("flite-rms", "flite-slt")  # how the names of the voices that are learned begin
 JUDGED_AT_ONCE = 8
 EXAM_EVERY = 300
-DRAWN = NanoSampling(audio_temperature=0.7, audio_top_p=0.9, audio_repetition_penalty=1.0, max_new_frames=250)
+DRAWN = NanoSampling(audio_temperature=0.3, audio_top_p=0.8, audio_repetition_penalty=1.0, max_new_frames=250)
 LONGEST_TEXT = 110  # letters said in one breath: what the lessons are made of
 FRAMES_A_LETTER = 2.5
 REFERENCE_FRAMES = 40
@@ -119,8 +119,9 @@ def train_speaker(
     budget: Budget,
     device: torch.device,
     seed: int = 0,
+    init: Path | None = None,
 ) -> dict[str, float | list[float]]:
-    """Train, save and judge a language model; its figures."""
+    """Train, save and judge a language model, or train on the one in `init`; its figures."""
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(out, recipe.config.vocab_size)
@@ -132,6 +133,8 @@ def train_speaker(
     with allocating(device, torch.float32):
         model = MossTTSNano(recipe.config)
     initialise(model, seed)
+    if init is not None:
+        model.load_state_dict(MossTTSNano.load(init, device).state_dict())
     loss = SpeakerLoss(model, recipe)
     learner = Learner(
         {"model": model},
@@ -222,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the model, its figures and samples")
     parser.add_argument("--seconds", type=float, default=400.0, help="of training; measuring comes after")
     parser.add_argument("--steps", type=int, default=60_000, help="at most")
+    parser.add_argument("--init", type=Path, help="folder of an earlier course, to learn on")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to try the recipe out")
@@ -239,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Budget(steps, given.seconds, recipe.warmup),
         device,
         given.seed,
+        given.init,
     )
     print(json.dumps(figures | {"seconds_in_all": round(time.monotonic() - started, 1)}))
 
