@@ -82,9 +82,13 @@ def test_the_miniature_writes_99_of_100_rows_as_it_does_on_floats():
     folder = hub.resolve("mini-speech", offline=True)
     model = MossSpeech.load(folder)
     prompt = MossSpeechPrompt(model.config, TextTokenizer.load(folder))
-    said = "Breakfast is served from seven until ten in the morning."
+    said = (
+        "Breakfast is served from seven until ten in the morning.",
+        "The vegetable curry is eleven euros.",
+        "The swimming pool is on the top floor.",
+    )
     prompts = [
-        prompt.rows([Turn("system", "Read this aloud."), Turn("user", said)], "speech"),
+        *(prompt.rows([Turn("system", "Read this aloud."), Turn("user", text)], "speech") for text in said),
         prompt.rows([Turn("system", DEFAULT_SYSTEM["text"]), Turn("user", "When is breakfast?")], "text"),
     ]
     plain = Engine(model, CPU, torch.float32, EngineLimits(cache_rows=1024))
@@ -94,6 +98,5 @@ def test_the_miniature_writes_99_of_100_rows_as_it_does_on_floats():
         found = greedy_behind(make_engine(model=model), rows, reply)
         same += sum(mine == other for mine, other in zip(found, reply, strict=True))
         total += len(reply)
-    print(same, total)
-    assert total > 50
+    assert total > 100
     assert same >= 0.99 * total, f"{same} of {total}"

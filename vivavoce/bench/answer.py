@@ -28,7 +28,7 @@ from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
-from vivavoce.train.augment import at_snr, noise
+from vivavoce.train.augment import NOISES, at_snr, noise
 from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
 from vivavoce.train.voices import HELD_OUT, TEACHER, programs, speak
 
@@ -94,7 +94,7 @@ def _bundled() -> list[Asked]:
         Asked(
             Exchange(entry["intent"], entry["text"], entry["reply"], tuple(tuple(pair) for pair in entry["slots"])),
             entry["voice"],
-            read(QUESTIONS / entry["file"], rate=EAR_RATE),
+            _surrounded(read(QUESTIONS / entry["file"], rate=EAR_RATE)),
         )
         for entry in listed
     ]
@@ -105,21 +105,26 @@ def _spoken(count: int, seed: int) -> list[Asked]:
     asked = []
     for (exchange,) in dialogues("held_out", count, 1000 + seed, (1, 1)):
         voice = source.choice(HELD_OUT)
-        asked.append(Asked(exchange, voice.name, Sound(speak(voice, exchange.user, found), EAR_RATE)))
+        asked.append(Asked(exchange, voice.name, _surrounded(Sound(speak(voice, exchange.user, found), EAR_RATE))))
     return asked
 
 
+def _surrounded(sound: Sound) -> Sound:
+    before, after = (np.zeros(int(seconds * EAR_RATE), np.float32) for seconds in (LEAD, TAIL))
+    return Sound(np.concatenate([before, sound.samples[0], after]), EAR_RATE)
+
+
 def _noisy(asked: Asked, decibels: float, number: int) -> Asked:
+    """A question over a bed that is there before it and after it too; of all kinds by turns."""
     samples = torch.from_numpy(asked.sound.samples)
-    bed = noise("pink", samples, torch.Generator().manual_seed(number))
+    bed = noise(NOISES[number % len(NOISES)], samples, torch.Generator().manual_seed(number))
     return Asked(asked.exchange, asked.voice, Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), EAR_RATE))
 
 
 @torch.no_grad()
 def _answer(pipeline: MossSpeechPipeline, asked: Asked, heard_by: Moonshine | None) -> Answer:
     codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
-    quiet = [np.zeros(int(seconds * EAR_RATE), np.float32) for seconds in (LEAD, TAIL)]
-    codes = codec.encode(Sound(np.concatenate([quiet[0], asked.sound.samples[0], quiet[1]]), EAR_RATE))
+    codes = codec.encode(asked.sound)
     begun = time.perf_counter()
     turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes.tolist())]
     sequence = core.open(prompt.rows(turns, "speech"))
