@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 
 import pytest
 import torch
@@ -20,9 +21,14 @@ LONGEST = (  # files that take longest stand first, so that no worker is left wi
 )
 
 
-def pytest_configure() -> None:
-    """Tensors of tiny models are slower on two threads, much slower where cores are shared."""
+def be_as_usual() -> None:
+    """Tensors of tiny models are slower on two threads, much slower where cores are shared; servers hurry their own."""
     torch.set_num_threads(1)
+    sys.setswitchinterval(0.005)
+
+
+def pytest_configure() -> None:
+    be_as_usual()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,6 +44,7 @@ def missing(marker: pytest.Mark) -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    be_as_usual()
     for name in ("gpu", "debian", "npm"):
         for marker in item.iter_markers(name):
             lack = missing(marker)
