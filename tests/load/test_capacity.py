@@ -13,7 +13,7 @@ from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.flow_state import VoicePrompt
 
 WARM, COUNT = 8, 10
-GROWTH = 6 * 2**20  # what one reply keeps of its sound alone is more than a megabyte
+GROWTH = COUNT * 2**20  # what one reply keeps of its sound alone is more than a megabyte
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,13 @@ def model(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_sessions_that_end_leave_no_memory_behind(model):
+def test_sessions_that_end_leave_no_memory_behind(model, monkeypatch):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # threads that each keep a little for themselves would look like growth
     questions = [Sound(talk(0.6, seed), 16_000).resampled(24_000).samples[0] for seed in range(4)]
     result = asyncio.run(sessions.measure(model, questions, COUNT, WARM, most_tokens=15, between=0.0))
-    assert len(result["sizes"]) == WARM + COUNT
-    assert result["at_the_end"] - result["after_warm_up"] < GROWTH
+    sizes = result["sizes"]
+    assert len(sizes) == WARM + COUNT
+    assert max(sizes[WARM:]) - max(sizes[:WARM]) < GROWTH  # spare windows come and go: the most is what tells
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
