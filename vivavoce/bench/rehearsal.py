@@ -5,14 +5,11 @@ passes by what the event loop and the workers need of the processor, so that the
 has nothing else to do, whatever this one does besides.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from vivavoce import hub
 from vivavoce.bench import turn_report
@@ -72,16 +69,8 @@ def run(
 
     `slowdown` makes every processor so much slower: the margin that is left.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     loop = VirtualLoop(slowdown)
-    asyncio.set_event_loop(loop)
-    try:
-        result = loop.run_until_complete(_rehearse(loop, model, scenes or ["none"], turns, sessions, silence_ms))
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
-        torch.set_num_threads(threads)
+    result = loop.live(_rehearse(loop, model, scenes or ["none"], turns, sessions, silence_ms))
     turn_report.show(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

@@ -2,10 +2,9 @@
 
 Time is virtual: a minute of a hundred sessions takes as long as their events take this machine. With a `slowdown` of 0
 the host costs nothing and a rehearsal is the same every time. It says whether a schedule can hold, before a device is
-at hand to show that it does. What is at once on the device shares it evenly, which is a guess.
+at hand to show that it does. What is at once on the device is slowed by as much as it is overfull, which is a guess.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -60,16 +59,8 @@ def run(
 
 def rehearse(sessions: int, script: Script, times: PassTimes = H200, slowdown: float = 0.0) -> tuple[Level, float]:
     """What so many sessions would go through, and the share of time in which the device had anything to do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     loop = VirtualLoop(slowdown)
-    asyncio.set_event_loop(loop)
-    try:
-        return loop.run_until_complete(_rehearse(loop, sessions, script, times))
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
-        torch.set_num_threads(threads)
+    return loop.live(_rehearse(loop, sessions, script, times))
 
 
 async def _rehearse(loop: VirtualLoop, sessions: int, script: Script, times: PassTimes) -> tuple[Level, float]:

@@ -7,15 +7,18 @@ what else this machine does meanwhile changes little. The event loop has one cor
 import asyncio
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+import torch
 
 from vivavoce.engine.workers import EARLY_SECONDS, Duty, Workers, most_urgent
 
 Given = TypeVarTuple("Given")
+Result = TypeVar("Result")
 SHORTEST = 1e-9  # seconds: what is left of work that is done
 LONGEST_WAIT = 60.0  # real seconds for a thread that is not ours, when nothing else is left to wait for
 
@@ -31,6 +34,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._since = time.thread_time()
         self._held: list[Callable[[], object]] | None = None
         super().__init__(_Skipping(self))
+
+    def live(self, main: Coroutine[Any, Any, Result]) -> Result:
+        """What comes of a coroutine that has this loop to itself, with tensors on one thread, whose time it counts."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        asyncio.set_event_loop(self)
+        try:
+            return self.run_until_complete(main)
+        finally:
+            asyncio.set_event_loop(None)
+            self.close()
+            torch.set_num_threads(threads)
 
     def time(self) -> float:
         """Seconds of the loop's clock."""

@@ -20,7 +20,6 @@ import torch
 
 from vivavoce import hub
 from vivavoce.audio.sound import Sound
-from vivavoce.bench.judges import word_errors
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
@@ -31,13 +30,13 @@ from vivavoce.quant.every_method import row
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.metrics import Ears
 from vivavoce.quant.policy import policy_for
-from vivavoce.quant.report import misheard
+from vivavoce.quant.report import misheard, misheard_words
 from vivavoce.quant.run import Wishes, quantize
 from vivavoce.quant.speech_set import Spoken, project_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS, Lesson
 from vivavoce.quant.voices import MossSpeechVoice, NanoVoice, Voice
 from vivavoce.recognition.moonshine import Moonshine
-from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
+from vivavoce.train.front_desk import Exchange, dialogues, judge
 
 MODELS = ("mini-speech", "mini-asr", "mini-tts")
 FREE = tuple(name for name, method in METHODS.items() if not method.trains)
@@ -205,9 +204,8 @@ def readings(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, mo
         voice, wrong, words = NanoVoice(folder), 0, 0
         for number, text in enumerate(texts if listener is not None else ()):
             assert listener is not None
-            heard = listener.transcribe(voice.say(Spoken(text), seed=number).sound)
-            wrong += word_errors(normalise(text), normalise(heard))
-            words += len(normalise(text).split())
+            errors, of = misheard_words(text, listener.transcribe(voice.say(Spoken(text), seed=number).sound))
+            wrong, words = wrong + errors, words + of
         return Trial(wrong, words, _aligned("moss_tts_nano", folder, voice, lessons))
 
     return judged

@@ -196,9 +196,15 @@ def misheard(folder: Path, items: Sequence[Spoken]) -> tuple[int, int]:
     for item in items:
         if item.sound is not None and item.text:
             segments = listener.segments(torch.from_numpy(item.sound.samples[0].copy()))
-            wrong += word_errors(normalise(item.text), normalise(" ".join(segment.text for segment in segments)))
-            words += len(normalise(item.text).split())
+            errors, of = misheard_words(item.text, " ".join(segment.text for segment in segments))
+            wrong, words = wrong + errors, words + of
     return wrong, words
+
+
+def misheard_words(text: str, heard: str) -> tuple[int, int]:
+    """Words of a text that were heard wrongly, and how many it has."""
+    meant = normalise(text)
+    return word_errors(meant, normalise(heard)), len(meant.split())
 
 
 def _keep_pairs(pairs: Sequence[tuple[Sound, Sound]], out: Path) -> None:
