@@ -17,7 +17,7 @@ from vivavoce.speech.interface import Manner, SpeechModel
 from vivavoce.speech.loading import open_speech_model
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 
-SEED = 1000  # of sentences that no training drew
+SEED = 1000  # of sentences about anything that no training drew; the replies of a desk are few, and it drew them all
 
 
 def judge_voice(
