@@ -12,11 +12,13 @@ from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.train.front_desk import Exchange
 from vivavoce.train.language import data as lm_data
 from vivavoce.train.language import lm
 from vivavoce.train.language.corpus import SpokenDialogues
 from vivavoce.train.language.exam import edit_distance, word_error_rate
 from vivavoce.train.language.lessons import HEARD, READ, SAID, SPOKEN, TRANSCRIBE
+from vivavoce.train.language.straying import Straying
 from vivavoce.train.language.tokenizer import train_tokenizer
 
 FEW = lm_data.Plan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
@@ -130,6 +132,23 @@ def test_only_codes_are_spoiled_and_guests_more_than_the_desk():
     assert shown[..., 1].max() == 51
 
 
+def test_guests_codes_stray_to_their_neighbours_and_no_others_do():
+    torch.manual_seed(0)
+    straying = Straying((4, 3), "cpu")
+    kinds = torch.tensor([HEARD, SPOKEN]).repeat_interleave(600).expand(6, -1)
+    rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 4)], dim=-1)  # 4 = 1 · 3 + 1
+    rows[:, 0, 1] = straying.size  # the end of speech
+    shown = lm.strayed(straying, rows, kinds, 0.2)
+    assert torch.equal(shown[..., 0], rows[..., 0]) and (shown[:, 0, 1] == straying.size).all()
+    assert torch.equal(shown[kinds == SPOKEN], rows[kinds == SPOKEN])
+    heard = shown[:, 1:, 1][kinds[:, 1:] == HEARD]
+    share = [(heard == code).float().mean() for code in range(12)]
+    assert 0 < 1 - share[4] < 0.5 and share[1] + share[3] + share[5] + share[7] > 0.7 * (1 - share[4])
+    assert lm.strayed(straying, rows, kinds, 0.0) is rows
+    everything = straying(torch.arange(12).expand(50, -1), torch.ones(50, 1))
+    assert everything.min() >= 0 and everything.max() < 12
+
+
 def test_the_tokenizer_is_the_same_for_the_same_sentences_and_loses_nothing():
     sentences = [f"A table for {number} people, please." for number in ("two", "three", "four", "twenty two")]
     first, again = (train_tokenizer(order, 300) for order in (sentences, sentences[::-1]))
@@ -137,6 +156,14 @@ def test_the_tokenizer_is_the_same_for_the_same_sentences_and_loses_nothing():
     tokenizer = TextTokenizer(first)
     assert tokenizer.decode(tokenizer.encode("Zwölf Stühle, bitte! 桌子")) == "Zwölf Stühle, bitte! 桌子"
     assert len(tokenizer.encode("<|im_start|>")) == 1
+
+
+def test_a_sentence_has_as_many_voices_as_asked_for_and_more_where_it_is_often_said():
+    lines = lm_data.dialogues("train", 60, 0, (1, 1)) + 9 * [[Exchange("greeting", "Hello.", "Welcome.")]]
+    sentences = list(dict.fromkeys(line[0].user for line in lines))
+    for least in (1, 2):
+        voices = lm_data.voices_of(lines, sentences, least)
+        assert min(voices.values()) == least and voices["Hello."] >= least + 2
 
 
 def test_spoken_dialogues_are_kept_whole(tmp_path):

@@ -15,8 +15,10 @@ from vivavoce.train.front_desk.answers import (
     slotted_replies,
 )
 from vivavoce.train.front_desk.bookings import BOOKINGS
+from vivavoce.train.front_desk.composing import Near, composed, expanded, phrasings
 from vivavoce.train.front_desk.general import general_sentences
 from vivavoce.train.front_desk.judging import judge
+from vivavoce.train.front_desk.more_questions import MORE
 from vivavoce.train.front_desk.normalising import normalise
 from vivavoce.train.front_desk.outside import OUTSIDE, WORDS
 from vivavoce.train.front_desk.questions import QUESTIONS
@@ -45,8 +47,16 @@ NEEDS_MEMORY = ("repeat", "cancel", *REMEMBERED)
 ANSWERS = ("give_people", "give_time", "give_nights", "give_name")  # said only when the desk has asked
 OPENERS = tuple(intent for intent in INTENTS if intent not in (*NEEDS_MEMORY, *ANSWERS, "goodbye"))
 WEIGHTS = {"table": 5.0, "room": 2.5, "decline": 9.0, "directions": 3.0, "price": 2.5, "order": 2.5, "wake_up": 2.0}
+TRAIN_WEIGHTS = WEIGHTS | {"decline": 6.0}  # sentences about anything are declined in training besides
+COMPOSED = 0.45  # share of training's phrasings that were put together
 OPTIONAL = 0.4  # chance of an optional part
 BEFORE = ("um, ", "excuse me, ", "hello, ", "hi, ", "sorry, ", "well, ", "okay, ", "so, ", "oh, ", "and ", "uh, ")
+MORE_BEFORE = (  # in training alone, as are the endings
+    *BEFORE,
+    *("hey, ", "good morning, ", "good evening, ", "one question, ", "a quick question, ", "right, ", "yes, ", "ah, "),
+    *("now, ", "then ", "by the way, ", "one more thing, ", "tell me, ", "please, ", "thank you, and "),
+)
+AFTER = (", please", ", thank you", ", thanks", ", if I may ask", ", if possible", " right now", " then", ", sorry")
 PLAIN = ("greeting", "thanks", "goodbye", "repeat", "how_are_you", *ANSWERS)  # no filler makes these more natural
 
 
@@ -55,9 +65,37 @@ def templates(intent: str, split: str) -> tuple[str, ...]:
     """The templates of one intent that one side of the split may use."""
     if intent not in TEMPLATES or split not in SPLITS:
         raise InputError(f"no templates of {intent!r} in {split!r}; intents: {', '.join(INTENTS)}; splits: {SPLITS}")
-    every = [" ".join(template.split()) for template in TEMPLATES[intent].split("|")]
+    if split == "held_out":
+        return _divided(intent)[1]
+    return (*_written(intent), *_composed(intent))
+
+
+@cache
+def _divided(intent: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The templates that may be learned, and those that are held out."""
+    every = phrasings(TEMPLATES[intent])
     held_out = every[3::HELD_OUT_EVERY] + ([every[-1]] if len(every) % HELD_OUT_EVERY > 3 else [])
-    return tuple(template for template in every if (template in held_out) == (split == "held_out"))
+    learned = tuple(template for template in every if template not in held_out)
+    return learned, tuple(template for template in every if template in held_out)
+
+
+@cache
+def _held_out() -> Near:
+    return Near([template for intent in INTENTS for template in _divided(intent)[1]])
+
+
+@cache
+def _written(intent: str) -> tuple[str, ...]:
+    """Training's templates of an intent that somebody wrote, those written later only where they copy none held out."""
+    near, written_later = _held_out(), phrasings(MORE[intent]) if intent in MORE else []
+    more = [template for template in written_later if not any(way in near for way in expanded(template))]
+    return (*_divided(intent)[0], *more)
+
+
+@cache
+def _composed(intent: str) -> tuple[str, ...]:
+    """Training's templates of an intent that were put together, without copies of those held out."""
+    return tuple(phrasing for phrasing in composed(intent) if phrasing not in _held_out())
 
 
 def dialogues(split: str, count: int, seed: int, turns: tuple[int, int] = (1, 4)) -> list[list[Exchange]]:
@@ -69,7 +107,7 @@ def dialogues(split: str, count: int, seed: int, turns: tuple[int, int] = (1, 4)
 def user_sentences(split: str, count: int, seed: int) -> list[str]:
     """Distinct sentences of guests, every intent among them."""
     random_source = random.Random(f"sentences {split} {seed}")
-    weights = [max(WEIGHTS.get(intent, 1.0), 1.0) for intent in INTENTS]
+    weights = [max(_weight(intent, split), 1.0) for intent in INTENTS]
 
     def draw() -> str:
         (intent,) = random_source.choices(INTENTS, weights)
@@ -105,13 +143,17 @@ def _dialogue(split: str, turns: int, random_source: random.Random) -> list[Exch
     desk = Desk()
     exchanges: list[Exchange] = []
     for turn in range(turns):
-        intent = _next_intent(desk, turn, turns, random_source)
+        intent = _next_intent(desk, split, turn, turns, random_source)
         user, slots = _phrase(intent, split, random_source)
         exchanges.append(Exchange(intent, user, desk.answer(intent, dict(slots)), slots))
     return exchanges
 
 
-def _next_intent(desk: Desk, turn: int, turns: int, random_source: random.Random) -> str:
+def _weight(intent: str, split: str) -> float:
+    return (TRAIN_WEIGHTS if split == "train" else WEIGHTS).get(intent, 1.0)
+
+
+def _next_intent(desk: Desk, split: str, turn: int, turns: int, random_source: random.Random) -> str:
     awaited = desk.awaited()
     if awaited is not None and random_source.random() < 0.75:
         return f"give_{awaited}"
@@ -123,7 +165,7 @@ def _next_intent(desk: Desk, turn: int, turns: int, random_source: random.Random
         return random_source.choice(told)
     if chance > (0.9 if turn else 0.97):
         return _needs_memory(desk, random_source)
-    weights = [WEIGHTS.get(intent, 1.0) for intent in OPENERS]
+    weights = [_weight(intent, split) for intent in OPENERS]
     return random_source.choices(OPENERS, weights)[0]
 
 
@@ -140,16 +182,32 @@ def _needs_memory(desk: Desk, random_source: random.Random) -> str:
 
 def _phrase(intent: str, split: str, random_source: random.Random) -> tuple[str, tuple[tuple[str, str], ...]]:
     """One way to say an intent, and the slots it names."""
-    template = random_source.choice(templates(intent, split))
+    template = _template(intent, split, random_source)
     slots: dict[str, str] = {}
 
     def fill(match: re.Match[str]) -> str:
         return _fill(match.group(1), intent, slots, random_source)
 
     text = re.sub(r"\{(\w+)\}", fill, _choose(template, random_source))
-    if intent not in PLAIN and random_source.random() < 0.25:
-        text = random_source.choice(BEFORE) + text
+    if intent not in PLAIN:
+        text = _surrounded(text, split, random_source)
     return _sentence(text), tuple(slots.items())
+
+
+def _template(intent: str, split: str, random_source: random.Random) -> str:
+    if split == "train" and random_source.random() < COMPOSED:
+        return random_source.choice(_composed(intent))
+    return random_source.choice(_written(intent) if split == "train" else templates(intent, split))
+
+
+def _surrounded(text: str, split: str, random_source: random.Random) -> str:
+    """A phrasing with what people say before, and in training also after it, now and then."""
+    if random_source.random() < 0.25:
+        text = random_source.choice(MORE_BEFORE if split == "train" else BEFORE) + text
+    if split == "train" and "please" not in text and random_source.random() < 0.1:
+        bare = text.rstrip(".?!")
+        text = bare + random_source.choice(AFTER) + text[len(bare) :]
+    return text
 
 
 def _fill(gap: str, intent: str, slots: dict[str, str], random_source: random.Random) -> str:

@@ -48,6 +48,8 @@ class Plan:
     read: int = 2_000
     """Sentences read by the desk's voice besides its replies."""
     versions: int = 8
+    voices: int = 1
+    """Voices that say a sentence, at least; one that is often said has more."""
     held_out: int = 320
     held_out_general: int = 60
     seed: int = 0
@@ -75,10 +77,10 @@ def held_out_dialogues(plan: Plan) -> list[list[Exchange]]:
     return lines + [_declined(text) for text in fresh[-plan.held_out_general :]]
 
 
-def voices_of(dialogue_lines: Sequence[Sequence[Exchange]], sentences: Sequence[str]) -> dict[str, int]:
-    """In how many voices each sentence is spoken: one, and one more for every four times it is said, up to eight."""
+def voices_of(dialogue_lines: Sequence[Sequence[Exchange]], sentences: Sequence[str], least: int = 1) -> dict[str, int]:
+    """In how many voices each sentence is spoken: the least, and one more for every four times it is said, up to 8."""
     uses = Counter(exchange.user for line in dialogue_lines for exchange in line)
-    return {sentence: min(8, 1 + uses[sentence] // 4) for sentence in sentences}
+    return {sentence: min(max(8, least), least + uses[sentence] // 4) for sentence in sentences}
 
 
 def spelled_data(plan: Plan, code_count: int) -> tuple[SpokenDialogues, SpokenDialogues]:
@@ -103,7 +105,7 @@ def speech_plan(plan: Plan, voices: Sequence[Voice] = TRAINING) -> list[tuple[st
     replies = dict.fromkeys([*_replies(lines), *_replies(tests), *general_sentences(plan.read, plan.seed + 2)])
     said = [
         (sentence, voice)
-        for sentence, count in voices_of(lines, sentences).items()
+        for sentence, count in voices_of(lines, sentences, plan.voices).items()
         for voice in _guests(random.Random(f"{plan.seed} {sentence}"), count, voices)
     ]
     said += [(sentence, voice) for sentence in asked for voice in _some(UNHEARD, 1, random_source)]
@@ -216,10 +218,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spoken", type=int, help="dialogues that are spoken")
     parser.add_argument("--versions", type=int, help="hearings of each utterance of a guest")
+    parser.add_argument("--voices", type=int, help="voices that say each sentence of a guest, at least")
     parser.add_argument("--spelled", type=int, nargs="?", const=256, metavar="CODES", help="no speech, so many codes")
     parser.add_argument("--tiny", action="store_true", help="a few dialogues")
     given = parser.parse_args(arguments)
-    changes = {name: value for name in ("spoken", "versions", "seed") if (value := getattr(given, name)) is not None}
+    changes = {
+        name: value for name in ("spoken", "versions", "voices", "seed") if (value := getattr(given, name)) is not None
+    }
     plan = dataclasses.replace(TINY if given.tiny else Plan(), **changes)
     if (given.corpus is None) == (given.spelled is None):
         parser.error("either --corpus or --spelled is needed")

@@ -43,13 +43,13 @@ CLOSE = "<|im_end|>\n"
 COLUMNS = ("text", "audio", "position", "segment", "kind")
 TEXT_ONLY = {"text_text": 1.0}
 FULL_MIX = {
-    "speech_speech": 0.46,
-    "speech_text": 0.12,
-    "text_speech": 0.06,
-    "text_text": 0.04,
-    "mixed": 0.08,
-    "transcribe": 0.13,
-    "read": 0.11,
+    "speech_speech": 0.48,
+    "speech_text": 0.13,
+    "text_speech": 0.05,
+    "text_text": 0.05,
+    "mixed": 0.06,
+    "transcribe": 0.16,
+    "read": 0.07,
 }
 
 Rows = NDArray[np.int32]

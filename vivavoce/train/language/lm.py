@@ -9,6 +9,7 @@ head; then all together, on all modes. Then an exam on what was held out.
 import argparse
 import dataclasses
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ from vivavoce.train.language.lessons import (
     WRITTEN,
     Lessons,
 )
+from vivavoce.train.language.straying import Straying
 from vivavoce.train.language.tokenizer import MODALITY_PAD, PAD, SPARE, SPEECH_START, TURN_END, train_tokenizer
 from vivavoce.train.loop import Batch, Budget, Course, Learner, LossFunction, plot_curves
 
@@ -87,8 +89,12 @@ class Recipe:
     lines: int = 32
     length: int = 512
     dropout: float = 0.15
-    heard_noise: float = 0.25
+    heard_noise: float = 0.15
     """Most of a guest's codes that are replaced or hidden; the share is drawn for each line."""
+    heard_stray: float = 0.06
+    """Chance, at most, that a number of a guest's code is one step off, by noise and by voice each."""
+    lattice: tuple[int, ...] = (4, 4, 4, 4, 3, 3)
+    """Levels of the ear's codes; codes of another count have no neighbours and do not stray."""
     said_noise: float = 0.03
     heard_weight: float = 0.1
     weight_decay: float = 0.05
@@ -97,15 +103,15 @@ class Recipe:
     warmup: int = 200
     log_every: int = 100
     use_graph: bool = True
-    exam_seconds: float = 50.0
+    exam_seconds: float = 24.0
     steps: tuple[int, int, int] = (100_000, 100_000, 1_000_000)
     """Most steps of each stage, where time does not end it first."""
 
 
 TINY = Recipe(
     hidden=64, inner=128, shared_layers=1, modality_layers=1, heads=2, head_dim=32, text_entries=320, lines=4,
-    length=256, average=0.8, dropout=0.0, heard_noise=0.0, said_noise=0.0, warmup=5, log_every=10, exam_seconds=0.0,
-    steps=(40, 20, 120),
+    length=256, average=0.8, dropout=0.0, heard_noise=0.0, said_noise=0.0, heard_stray=0.0, warmup=5, log_every=10,
+    exam_seconds=0.0, steps=(40, 20, 120),
 )  # fmt: skip
 
 
@@ -168,10 +174,14 @@ def let_learn(model: MossSpeech, text: bool, audio: bool) -> None:
 def make_loss(model: MossSpeech, recipe: Recipe, dropout: float) -> LossFunction:
     """Next-row loss of a packed batch: reply text, reply speech, and a little of what guests say."""
 
+    is_lattice = math.prod(recipe.lattice) == model.config.eosp_token_id
+    straying = Straying(recipe.lattice, model.text_lm_head.weight.device) if is_lattice else None
+
     def loss(batch: Batch) -> dict[str, Tensor]:
         packed = batch["packed"].long()
         rows, positions, segments, kinds = packed[..., :2], packed[..., 2], packed[..., 3], packed[..., 4]
-        given = spoiled(model.config, rows, kinds, recipe.heard_noise, recipe.said_noise)
+        given = rows if straying is None else strayed(straying, rows, kinds, recipe.heard_stray)
+        given = spoiled(model.config, given, kinds, recipe.heard_noise, recipe.said_noise)
         text, audio = hidden_states(model, given, positions, within_segments(segments), dropout)
         following, kind = rows[:, 1:], kinds[:, 1:]
         written = _cross_entropy(model.text_lm_head(text[:, :-1]), following[..., TEXT])
@@ -185,6 +195,15 @@ def make_loss(model: MossSpeech, recipe: Recipe, dropout: float) -> LossFunction
         return {"loss": total, **parts, "speech_right": _mean(is_right.float(), kind == SPOKEN)}
 
     return loss
+
+
+def strayed(straying: Straying, rows: Tensor, kinds: Tensor, most: float) -> Tensor:
+    """The rows with guests' codes as other voices and noises would have them.  # [line, row, 2]"""
+    if not most:
+        return rows
+    audio, text = rows[..., AUDIO], rows[..., TEXT]
+    near = straying(audio.clamp(max=straying.size - 1), most * torch.rand(rows.shape[0], 1, device=rows.device))
+    return torch.stack([text, torch.where((kinds == HEARD) & (audio < straying.size), near, audio)], dim=-1)
 
 
 def spoiled(config: MossSpeechConfig, rows: Tensor, kinds: Tensor, heard: float, said: float) -> Tensor:
