@@ -172,8 +172,16 @@ def _figures(answers: Sequence[Answer], has_judge: bool) -> dict[str, Any]:
         "rtf": sum(answer.seconds for answer in answers) / seconds,
         "by_intent": _counts(by_intent),
         "by_speaker": _counts(by_speaker),
+        "answers": [_told(answer) for answer in answers],
         "wrong": [{"intent": intent, "said": said, "times": times} for (intent, said), times in wrong.most_common()],
     }
+
+
+def _told(answer: Answer) -> dict[str, Any]:
+    """One question for whoever reads the file: who asked what, what was right, and what the judge heard."""
+    exchange = answer.asked.exchange
+    asked = {"intent": exchange.intent, "voice": answer.asked.voice, "asked": exchange.user, "right": exchange.reply}
+    return asked | {"said": answer.said, "is_right": answer.is_right}
 
 
 def _speaker(voice: str) -> str:

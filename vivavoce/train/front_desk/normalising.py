@@ -10,7 +10,10 @@ ONES = listed(
 )
 TENS = listed("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
 UNITS = {"$": "dollars", "€": "euros", "£": "pounds", "%": "percent"}
-SPELLINGS = {"wi-fi": "wifi", "wi fi": "wifi", "check-in": "check in", "check-out": "check out", "o clock": "o'clock"}
+SPELLINGS = {
+    **{"wi-fi": "wifi", "wi fi": "wifi", "check-in": "check in", "check-out": "check out", "o clock": "o'clock"},
+    **{"icecream": "ice cream", "cheese burger": "cheeseburger", "carpark": "car park"},
+}
 ORDINALS = {"1st": "first", "2nd": "second", "3rd": "third", "4th": "fourth", "5th": "fifth"}
 
 
