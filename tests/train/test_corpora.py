@@ -22,4 +22,4 @@ def test_each_corpus_holds_the_voices_it_should(tmp_path):
 
 
 def test_counts_keep_their_mixture():
-    assert Counts().scaled(0.001) == Counts(26, 9, 2, 1)
+    assert Counts().scaled(0.001) == Counts(40, 9, 2, 1)

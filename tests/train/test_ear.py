@@ -21,7 +21,7 @@ from vivavoce.train.hearing.lattice import Lattice
 from vivavoce.train.hearing.lessons import Habits, Lessons, Shape, Speech
 from vivavoce.train.hearing.probe import LETTERS, read, spelled
 from vivavoce.train.hearing.report import edit_distance, error_rate
-from vivavoce.train.hearing.surroundings import Surroundings, warp_bands
+from vivavoce.train.hearing.surroundings import Surroundings, other_lengths, taken_at, warp_bands
 from vivavoce.train.voices import TEACHER
 
 LEVELS = (4, 3, 2, 3)
@@ -162,6 +162,17 @@ def test_bands_are_warped_and_time_is_not():
     assert (warped.sum(1).argmax(1) == 10).all()
     places = warped[:, :, 10].argmax(1)
     assert places.min() < 38 and places.max() > 42
+
+
+def test_sounds_last_otherwise_and_rows_as_long():
+    ends = torch.tensor([30, 50, 64, 64])
+    place = other_lengths(ends, 64, 1.0, torch.Generator().manual_seed(0))
+    assert (place.diff() >= 0).all() and not torch.allclose(place[3], torch.arange(64.0))
+    assert torch.equal(place[0, 30:], torch.arange(30.0, 64.0))
+    assert torch.allclose(place.gather(1, ends[:, None] - 1)[:, 0], ends - 1.0)
+    unchanged = other_lengths(ends, 64, 0.0, torch.Generator().manual_seed(0))
+    mel = torch.randn(4, 8, 64)
+    assert torch.equal(taken_at(mel, unchanged), mel) and not torch.equal(taken_at(mel, place), mel)
 
 
 def test_spelling_and_edits():

@@ -19,6 +19,7 @@ class Augmenter:
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.strength = strength
+        self.batches = 0
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,10 +54,13 @@ class Augmenter:
         return self.chance(share, changed, unchanged)
 
     def _with_noise(self, samples: Tensor, lengths: Tensor) -> Tensor:
-        """Each utterance over a bed of its own kind, at 0 to 30 dB."""
-        beds = torch.stack([noise(kind, samples, self.generator) for kind in NOISES])  # [kind, batch, time]
-        kinds = torch.randint(len(NOISES), (len(samples),), generator=self.generator, device=self.device)
-        bed = beds[kinds, torch.arange(len(samples), device=self.device)]
+        """Each utterance over a bed, at 0 to 30 dB; every kind is made only for those that have it."""
+        turn = self.batches % len(NOISES)
+        self.batches += 1
+        order = torch.rand(len(samples), generator=self.generator, device=self.device).argsort()
+        bed = torch.empty_like(samples)
+        for kind, rows in zip(NOISES[turn:] + NOISES[:turn], order.chunk(len(NOISES)), strict=False):
+            bed[rows] = noise(kind, samples[rows], self.generator)
         return at_snr(samples, bed, self.uniform(len(samples), 0.0, 30.0), lengths)
 
 

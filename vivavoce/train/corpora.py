@@ -22,7 +22,7 @@ ONE_OF_OTHERS = 20  # utterances of other voices that the speaker's corpus takes
 class Counts:
     """Utterances of each kind."""
 
-    training: int = 26_000
+    training: int = 40_000
     teacher: int = 9_000
     second_voice: int = 1_500
     held_out: int = 1_000

@@ -30,6 +30,7 @@ POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
 FULL_SCALE = np.float32(32768)
 MOST_FAILURES = 0.01
 TEACHER_SHARES = {"replies": 0.2, "replies again": 0.1, "strings": 0.25}  # of what is learned from; the rest: anything
+GUEST_SHARES = {"general": 0.3, "strings": 0.2}  # of what guests say in training; the rest: what they say at the desk
 BATCH = 32  # sentences of one voice that a process takes at once
 
 
@@ -106,15 +107,17 @@ def build(
     return Corpus.of([(found[number], plan[number][0], plan[number][1].name) for number in order])
 
 
-def training_plan(seed: int, count: int, general: float = 0.4, voices: Sequence[Voice] = TRAINING) -> Plan:
-    """So many utterances by these voices: guests' sentences and general ones, each by two or three of them."""
+def training_plan(seed: int, count: int, voices: Sequence[Voice] = TRAINING) -> Plan:
+    """So many utterances by these voices: guests' sentences, general ones and words without a sense.
+
+    None is said twice: an ear that hears the same sentences again and again knows those, and misspells others.
+    """
     source = random.Random(f"training plan {seed}")
-    distinct = -(-count // 2)
-    wanted = round(distinct * general)
-    sentences = general_sentences(wanted, seed) + user_sentences("train", distinct - wanted, seed)
+    general, strings = (round(share * count) for share in GUEST_SHARES.values())
+    sentences = general_sentences(general, seed) + word_strings(strings, seed + 10)
+    sentences += user_sentences("train", count - len(sentences), seed)
     source.shuffle(sentences)
-    plan = [(sentence, voice) for sentence in sentences for voice in draw(source, source.choice((2, 3)), voices)]
-    return plan[:count]
+    return [(sentence, draw(source, 1, voices)[0]) for sentence in sentences]
 
 
 def held_out_plan(seed: int, count: int) -> Plan:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.train.voices_loose import loosened
 from vivavoce.train.voices_programs import DEBIAN_PACKAGES, Programs, bundle, programs
 
 __all__ = [
@@ -46,13 +47,17 @@ SECONDS_A_PROCESS = 120
 
 @dataclass(frozen=True)
 class Voice:
-    """One way of speaking of one program; `held_out` voices are for tests alone, `part` is data of an optional one."""
+    """One way of speaking of one program; `held_out` voices are for tests alone, `part` is data of an optional one.
+
+    A `loose` one says each sentence in a way of its own.
+    """
 
     name: str
     program: str
     arguments: tuple[str, ...]
     held_out: bool = False
     part: str = ""
+    loose: bool = False
 
 
 def _flite() -> list[Voice]:
@@ -113,16 +118,26 @@ def _espeak_voice(accent: str, variant: str, pitch: int, speed: int, held_out: b
 
 
 MBROLA_SPEAKERS = {"us1": "us1", "us2": "us2", "us3": "us3", "en1": "en1", "sw2-en": "sw2"}
+LOOSE_TURNS = 12  # twice as many as by rule
 PICO_SPEAKERS = ("en-US", "en-GB")
 
 
 def _mbrola() -> list[Voice]:
-    """Recorded diphones, told by espeak-ng what to say; the one from Sweden speaks English with an accent."""
-    return [
+    """Recorded diphones, told by espeak-ng what to say; the one from Sweden speaks English with an accent.
+
+    More often than by rule they speak loosely: no two sentences alike.
+    """
+    by_rule = [
         Voice(f"mbrola-{part}-{pitch}-{speed}", "mbrola", ("-v", f"mb-{name}", "-p", pitch, "-s", speed), part=part)
         for name, part in MBROLA_SPEAKERS.items()
         for pitch, speed in (("38", "140"), ("50", "130"), ("50", "155"), ("50", "175"), ("62", "145"), ("70", "165"))
     ]
+    loose = [
+        Voice(f"mbrola-{part}-loose-{turn}", "mbrola", ("-v", f"mb-{name}"), part=part, loose=True)
+        for name, part in MBROLA_SPEAKERS.items()
+        for turn in range(LOOSE_TURNS)
+    ]
+    return by_rule + loose
 
 
 def _pico() -> list[Voice]:
@@ -135,11 +150,22 @@ def _pico() -> list[Voice]:
 
 
 def _more_festival() -> list[Voice]:
-    """Two more of the kind of the one that is held out."""
-    return [
+    """Two more of the kind of the one that is held out, at several speeds and pitches."""
+    plain = [
         Voice(f"festival-{speaker}-{stretch}", "festival", (f"{speaker}_diphone", stretch), part=f"{speaker}_diphone")
         for speaker in ("kal", "don")
         for stretch in ("0.9", "1.1", "1.25")
+    ]
+    manners = ("0.8 95 8", "0.95 125 22", "1.05 150 30", "1.2 110 5", "1.35 88 18")  # stretch, pitch and its deviation
+    return plain + [
+        Voice(
+            f"festival-{speaker}-{manner.replace(' ', '-')}",
+            "festival",
+            (f"{speaker}_diphone", *manner.split()),
+            part=f"{speaker}_diphone",
+        )
+        for speaker in ("kal", "don")
+        for manner in manners
     ]
 
 
@@ -147,7 +173,7 @@ VOICES = (*_flite(), *_festival(), *_espeak())
 TRAINING = tuple(voice for voice in VOICES if not voice.held_out)
 HELD_OUT = tuple(voice for voice in VOICES if voice.held_out)
 OPTIONAL = (*_mbrola(), *_pico(), *_more_festival())
-SHARES = {"flite": 0.28, "mbrola": 0.22, "pico2wave": 0.1, "festival": 0.08, "espeak-ng": 0.32}  # the last: no people
+SHARES = {"flite": 0.22, "mbrola": 0.27, "pico2wave": 0.09, "festival": 0.12, "espeak-ng": 0.3}  # the last: no people
 TEACHER = next(voice for voice in VOICES if voice.name == "flite-rms-1.0")
 
 
@@ -188,8 +214,17 @@ def speak_many(voice: Voice, texts: Sequence[str], programs: Programs) -> list[N
 def _speak_once(voice: Voice, text: str, programs: Programs) -> bytes:
     if voice.program == "flite":
         return _run([*programs.command("flite"), *voice.arguments, "-t", text, "-o", "/dev/stdout"], voice, programs)
+    if voice.loose:
+        return _speak_loosely(voice, text, programs)
     programs.command(voice.program)  # espeak-ng speaks with mbrola's voices too, where mbrola is
     return _run([*programs.command("espeak-ng"), *voice.arguments, "--stdout", "--", text], voice, programs)
+
+
+def _speak_loosely(voice: Voice, text: str, programs: Programs) -> bytes:
+    told = _run([*programs.command("espeak-ng"), *voice.arguments, "--pho", "-q", "--", text], voice, programs)
+    said = loosened(told.decode(), voice.part, random.Random(f"{voice.name} {text}"))
+    database = str(programs.database(voice.part))
+    return _run([*programs.command("mbrola"), "-e", database, "-", "-.wav"], voice, programs, said.encode())
 
 
 def _speak_pico(voice: Voice, text: str, programs: Programs) -> NDArray[np.float32]:
@@ -202,9 +237,13 @@ def _speak_pico(voice: Voice, text: str, programs: Programs) -> NDArray[np.float
 
 
 def _speak_festival(voice: Voice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
-    speaker, stretch = voice.arguments
+    speaker, stretch, *pitch = voice.arguments
     with tempfile.TemporaryDirectory() as folder:
         lines = [f"(voice_{speaker})", f"(Parameter.set 'Duration_Stretch {stretch})"]
+        if pitch:
+            model = "(model_f0_mean 170) (model_f0_std 34)"
+            mean, deviation = pitch
+            lines.append(f"(set! int_lr_params '((target_f0_mean {mean}) (target_f0_std {deviation}) {model}))")
         for index, text in enumerate(texts):
             utterance = f'(utt.synth (Utterance Text "{_quoted(text)}"))'
             lines.append(f'(utt.save.wave {utterance} "{folder}/{index}.wav" \'riff)')
@@ -219,10 +258,10 @@ def _quoted(text: str) -> str:
     return text.replace("\\", " ").replace('"', " ")
 
 
-def _run(command: list[str], voice: Voice, programs: Programs) -> bytes:
+def _run(command: list[str], voice: Voice, programs: Programs, told: bytes | None = None) -> bytes:
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=SECONDS_A_PROCESS, env=programs.environment, check=False
+            command, input=told, capture_output=True, timeout=SECONDS_A_PROCESS, env=programs.environment, check=False
         )
     except FileNotFoundError as error:
         package = DEBIAN_PACKAGES[voice.program]

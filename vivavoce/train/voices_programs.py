@@ -39,6 +39,11 @@ class Programs:
     commands: dict[str, tuple[str, ...]]
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     parts: frozenset[str] = frozenset()
+    mbrola: Path = MBROLA_DATA  # where its databases are
+
+    def database(self, name: str) -> Path:
+        """A database of mbrola: Debian puts each into a folder of its own, `bundle` does not."""
+        return self.mbrola / name / name if (self.mbrola / name).is_dir() else self.mbrola / name
 
     def command(self, program: str) -> tuple[str, ...]:
         """The words that start a program; MissingDependencyError, naming its package, where it is not to be had."""
@@ -61,9 +66,12 @@ def programs(root: Path | None = None) -> Programs:
     data = {"espeak-ng": (f"--path={folder}",), "festival": ("--libdir", str(folder / "festival"))}
     present = [program for program in DEBIAN_PACKAGES if (folder / "bin" / program).exists()]
     here = {program: (*start, str(folder / "bin" / program), *data.get(program, ())) for program in present}
+    databases = folder / "espeak-ng-data" / "mbrola"
+    if "mbrola" in here:
+        here["mbrola"] = (str(folder / "bin" / "mbrola"),)  # a script, which finds the loader itself
     finding_mbrola = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}"}
-    parts = _parts(here, folder / "espeak-ng-data" / "mbrola", folder / "pico", folder / "festival")
-    return Programs(here, finding_mbrola, parts)
+    parts = _parts(here, databases, folder / "pico", folder / "festival")
+    return Programs(here, finding_mbrola, parts, databases)
 
 
 def _parts(commands: Container[str], mbrola: Path, pico: Path, festival: Path) -> frozenset[str]:

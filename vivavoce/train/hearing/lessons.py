@@ -13,7 +13,7 @@ from vivavoce.models.speech_encoder import SpeechEncoderConfig
 from vivavoce.train.augment import mask_mel
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.hearing.probe import STEPS, spelled
-from vivavoce.train.hearing.surroundings import Surroundings, warp_bands
+from vivavoce.train.hearing.surroundings import Surroundings, other_lengths, taken_at, warp_bands
 from vivavoce.train.mel_batch import BatchMel
 
 RATE = WhisperMel.RATE
@@ -48,6 +48,7 @@ class Habits:
     tail: float = 0.3  # seconds of silence after the last, at most
     gain: tuple[float, float] = (-9.0, 4.0)  # dB
     warped: float = 0.5  # share of clean rows whose mel axis is warped
+    uneven: float = 0.5  # share of rows whose sounds last longer and shorter than they were spoken
     joined: float = 0.35  # how often sentences are heard joined, against how often one by one
     far_positions: float = 0.4  # share of rows that begin somewhere in a long turn
 
@@ -209,9 +210,14 @@ class Lessons:
         """Both hearings, normalised as a stream does."""
         generator = torch.Generator(self.device).manual_seed(seed)
         elsewhere = self.surroundings(samples, lengths, seed)
-        heard = warp_bands(self.mel(elsewhere, lengths, running=True), generator)
-        clean = self.mel(samples, lengths, running=True)
         reply = self.speech.is_reply_voice[rows.sentence[:, 0]]
+        frames = samples.shape[1] // WhisperMel.HOP
+        ends = lengths // WhisperMel.HOP
+        uneven = other_lengths(ends, frames, self.habits.uneven, generator)
+        as_spoken = torch.arange(frames, device=self.device).float()
+        place = torch.where(self._put(reply)[:, None], as_spoken, uneven)
+        heard = warp_bands(taken_at(self.mel(elsewhere, lengths, running=True), place), generator)
+        clean = taken_at(self.mel(samples, lengths, running=True), place)
         warped = self._put((random.random(len(reply)) < self.habits.warped) & ~reply)
         clean = torch.where(warped[:, None, None], warp_bands(clean, generator), clean)
         return clean, mask_mel(heard, generator)

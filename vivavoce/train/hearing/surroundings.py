@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vivavoce.train.augment import (
     NOISES,
@@ -17,6 +18,8 @@ from vivavoce.train.augment import (
 )
 
 BEDS_A_BATCH = 2  # kinds of noise in one batch: making all of them would cost more than the learning
+KNOTS = 6  # of the mel axis, between which bands move together
+FRAMES_A_KNOT = 12  # of time: about one sound
 
 
 class Surroundings:
@@ -44,15 +47,47 @@ class Surroundings:
         return out.clamp(-1, 1)
 
 
-def warp_bands(mel: Tensor, generator: torch.Generator, low: float = 0.86, high: float = 1.16) -> Tensor:
-    """Log-mels whose bands stand higher or lower, as those of a shorter or longer throat.  # [batch, band, frame]"""
-    bins = mel.shape[1]
-    stretch = torch.rand(len(mel), 1, generator=generator, device=mel.device) * (high - low) + low
-    place = (torch.arange(bins, device=mel.device) * stretch).clamp(max=bins - 1)  # [batch, band]
+def warp_bands(
+    mel: Tensor, generator: torch.Generator, low: float = 0.86, high: float = 1.16, moved: float = 2.0
+) -> Tensor:
+    """Log-mels of another throat: bands stand higher or lower, and here and there by up to `moved` bands besides.
+
+    # [batch, band, frame]
+    """
+    rows, bins = mel.shape[:2]
+    stretch = torch.rand(rows, 1, generator=generator, device=mel.device) * (high - low) + low
+    knots = (torch.rand(rows, 1, KNOTS, generator=generator, device=mel.device) * 2 - 1) * moved
+    apart = functional.interpolate(knots, size=bins, mode="linear", align_corners=True)[:, 0]
+    place = (torch.arange(bins, device=mel.device) * stretch + apart).clamp(0, bins - 1)  # [batch, band]
     below = place.floor()
     part = (place - below)[..., None]
     index = below.long()[..., None].expand_as(mel)
     return torch.lerp(mel.gather(1, index), mel.gather(1, (index + 1).clamp(max=bins - 1)), part)
+
+
+def other_lengths(
+    ends: Tensor, frames: int, share: float, generator: torch.Generator, deviation: float = 0.35
+) -> Tensor:
+    """Where each frame is taken from if sounds last longer or shorter by chance, and rows as long as before.
+
+    # frames [batch] → [batch, frame]
+    """
+    rows, device = len(ends), ends.device
+    knots = torch.randn(rows, 1, frames // FRAMES_A_KNOT + 2, generator=generator, device=device) * deviation
+    passed = functional.interpolate(knots, size=frames, mode="linear", align_corners=True)[:, 0].exp().cumsum(1)
+    whole = passed.gather(1, (ends[:, None] - 1).clamp(0, frames - 1))
+    time = torch.arange(frames, device=device).expand(rows, -1)
+    changes = torch.rand(rows, 1, generator=generator, device=device) < share
+    place = (passed / whole * ends[:, None] - 1).clamp(min=0)
+    return torch.where(changes & (time < ends[:, None]), torch.minimum(place, ends[:, None] - 1.0), time.float())
+
+
+def taken_at(mel: Tensor, place: Tensor) -> Tensor:
+    """Log-mels at times between frames.  # [batch, band, frame], [batch, frame]"""
+    below = place.floor()
+    index = below.long()[:, None].expand_as(mel)
+    after = (index + 1).clamp(max=mel.shape[2] - 1)
+    return torch.lerp(mel.gather(2, index), mel.gather(2, after), (place - below)[:, None])
 
 
 def _parts(samples: Tensor) -> list[tuple[int, Tensor]]:

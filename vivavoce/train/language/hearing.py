@@ -14,6 +14,7 @@ from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.train.augment import NOISES, Augmenter, at_snr, noise
 from vivavoce.train.codes import Sounds, encode_batch
 from vivavoce.train.corpus import Corpus
+from vivavoce.train.hearing.surroundings import other_lengths, taken_at, warp_bands
 from vivavoce.train.mel_batch import BatchMel
 
 RATE = 16_000
@@ -63,7 +64,7 @@ class Listener:
                 samples, lengths = self._surrounded(here, silence, generator)
                 if change is not None:
                     samples, lengths = change(functional.pad(samples, (0, self._spare(samples))), lengths)
-                found.update(zip(here.tolist(), self._encode(samples, lengths), strict=True))
+                found.update(zip(here.tolist(), self._encode(samples, lengths, change), strict=True))
         return [found[index] for index in chosen.tolist()]
 
     def _surrounded(
@@ -83,11 +84,14 @@ class Listener:
         level = 10 ** (self._uniform(len(chosen), *FLOOR_DB, generator) / 20)
         return heard + level[:, None] * torch.randn(heard.shape, generator=generator, device=self.device), total
 
-    def _encode(self, samples: Tensor, lengths: Tensor) -> list[NDArray[np.int16]]:
+    def _encode(self, samples: Tensor, lengths: Tensor, change: Change | None) -> list[NDArray[np.int16]]:
         per_code = self.sounds.samples_per_code
         whole = ((lengths + per_code - 1) // per_code * per_code).clamp(max=samples.shape[1])
         there = torch.arange(samples.shape[1], device=self.device) < lengths[:, None]
-        codes = encode_batch(self.encoder, self.mel(samples * there, whole, running=True), whole // WhisperMel.HOP)
+        mel, frames = self.mel(samples * there, whole, running=True), whole // WhisperMel.HOP
+        if isinstance(change, Elsewhere):
+            mel = change.of_mel(mel, frames)
+        codes = encode_batch(self.encoder, mel, frames)
         flat = torch.cat(codes).to(torch.int16).cpu().numpy()
         return np.split(flat, np.cumsum([len(row) for row in codes])[:-1])
 
@@ -101,9 +105,18 @@ class Listener:
         return torch.rand(count, generator=generator, device=self.device) * (high - low) + low
 
 
+class Elsewhere(Augmenter):
+    """Changes of sounds, and of the mels made from them: other throats, and sounds that last longer or shorter."""
+
+    def of_mel(self, mel: Tensor, frames: Tensor) -> Tensor:
+        """Mels of rows of so many frames.  # [batch, band, frame], [batch]"""
+        uneven = taken_at(mel, other_lengths(frames, mel.shape[2], 0.5, self.generator))
+        return self.chance(0.5, warp_bands(uneven, self.generator), uneven)
+
+
 def elsewhere(device: torch.device | str, seed: int, strength: float = 1.0) -> Change:
     """What makes each sound another person's, in another place."""
-    return Augmenter(device, seed, strength)
+    return Elsewhere(device, seed, strength)
 
 
 def over_noise(device: torch.device | str, seed: int, decibels: float) -> Change:
