@@ -21,7 +21,7 @@ from vivavoce.quant.methods import METHODS
 from vivavoce.quant.observers import OBSERVERS, input_range, observer
 from vivavoce.quant.policy import policy_for
 from vivavoce.quant.speech_set import project_set, read_set
-from vivavoce.quant.subjects import SUBJECTS
+from vivavoce.quant.subjects import SUBJECTS, Lesson
 
 needs_int8 = pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
 
@@ -82,17 +82,35 @@ def test_a_ranged_layer_does_not_look_at_its_neighbours():
 
 @needs_int8
 @pytest.mark.parametrize("kind", ["whisper", "cosyvoice"])
-def test_static_int8_has_a_range_for_every_layer_and_is_near_float(kind, tmp_path):
+def test_static_int8_has_ranges_and_is_near_float(kind, tmp_path):
     source, out = write(kind, tmp_path / "source"), tmp_path / "out"
     subject, policy = SUBJECTS[kind], policy_for(source)
     lessons = subject.lessons(source, project_set().items[:3])
     ranges = calibrate(subject, source, lessons, "mse")
     quantise_folder(source, out, METHODS["int8-static"], policy, Findings(ranges=ranges))
     kept = Checkpoint(out if kind == "whisper" else out / "llm.pt").quantised
-    assert all(read().input_range is not None for read in kept.values())
+    assert {read().input_range is not None: read().activations for read in kept.values()}[True] == "static"
+    assert all(read().activations in ("static", "dynamic") for read in kept.values())
     exact = opinions(subject, subject.load(source), lessons)
     near = closeness(exact, opinions(subject, subject.load(out), lessons))
     assert near.divergence < 0.02 and near.agreement > 0.8
+
+
+class LikeAndUnlike:
+    """A subject of two layers, of which one meets rows of one size, the other of many."""
+
+    def load(self, folder):
+        torch.manual_seed(0)
+        return torch.nn.ModuleDict({name: torch.nn.Linear(64, 32) for name in ("like", "unlike")})
+
+    def logits(self, model, lesson):
+        sizes = torch.logspace(0, 3, len(lesson.rows))[:, None]
+        return model["like"](lesson.rows) + model["unlike"](lesson.rows * sizes)
+
+
+def test_a_layer_whose_rows_differ_in_size_is_given_no_range(tmp_path):
+    lessons = [Lesson(torch.randn(200, 64, generator=torch.Generator().manual_seed(1)), 1)]
+    assert list(calibrate(LikeAndUnlike(), tmp_path, lessons)) == ["lm:like.weight"]
 
 
 def test_a_set_of_ones_own_is_read_and_hashed(tmp_path):

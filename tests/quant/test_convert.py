@@ -17,6 +17,7 @@ from vivavoce import hub
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, save_weights
 from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.packing import SMALLEST_MATRIX, pack_file
 from vivavoce.models.quantised import QUANTISED
 from vivavoce.models.whisper import Whisper
 from vivavoce.nn.linear import Linear
@@ -72,6 +73,26 @@ def test_every_method_is_written_read_elsewhere_and_runs_within_its_error(kind, 
     assert set(errors) == {method.name for method in able}
     for name, error in errors.items():
         assert error < LAYERS_ADD_UP * METHODS[name].error, (name, error)
+
+
+@pytest.mark.parametrize(
+    ("bits", "method", "is_exact"),
+    [
+        (5, "int8-weight", True),
+        (6, "int8-dynamic", True),
+        (8, "int8-weight", True),
+        (5, "fp8", True),
+        (6, "fp8", False),
+    ],
+)
+def test_a_matrix_that_was_shipped_in_few_bits_is_not_rounded_again(bits, method, is_exact, tmp_path):
+    whole, source, out = write("whisper", tmp_path / "whole"), tmp_path / "source", tmp_path / "out"
+    shutil.copytree(whole, source)
+    pack_file(whole / "model.safetensors", source / "model.safetensors", narrow={"weight$": bits})
+    quantise_folder(source, out, METHODS[method], policy_for(source))
+    with Checkpoint(source) as shipped, Checkpoint(out) as made:
+        packed = [name for name in made.quantised if shipped.tensor(name).numel() >= SMALLEST_MATRIX]
+        assert {torch.equal(made.tensor(name), shipped.tensor(name)) for name in packed} == {is_exact}
 
 
 @pytest.mark.parametrize("kind", KINDS)

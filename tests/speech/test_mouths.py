@@ -151,9 +151,12 @@ def test_a_text_beyond_the_model_s_reach_is_refused():
 
 
 @NEEDS_INT8
-def test_rounded_weights_say_nearly_the_same():
-    plain, rounded = (MossTTSNano.random(WIDER, deviation=0.1) for _ in range(2))
+@pytest.mark.parametrize(("hidden", "is_small"), [(128, False), (512, True)])
+def test_rounded_weights_say_nearly_the_same(hidden, is_small):
+    config = dataclasses.replace(WIDER, hidden_size=hidden)
+    plain, rounded = (MossTTSNano.random(config, deviation=12.8 / hidden) for _ in range(2))
     to_int8(rounded)
+    assert CpuDecoder(rounded).is_small == is_small and not CpuDecoder(plain).is_small
     rows = before_text(PROMPT, REFERENCE)
     expected, found = (CpuDecoder(each).read(rows).keys_values for each in (plain, rounded))
     assert (found - expected).norm() / expected.norm() < 0.03

@@ -76,6 +76,18 @@ def widen(tensor: Tensor, scale: Tensor | None, narrow: Narrow | None = None) ->
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
+def whole_numbers(tensor: Tensor, scale: Tensor | None, narrow: Narrow | None = None) -> tuple[Tensor, Tensor] | None:
+    """The int8 numbers and the scale a row that a packed matrix is the product of; None where it is no such product.
+
+    # [output, input], [output]
+    """
+    shape = tensor.shape if narrow is None else narrow.shape
+    if scale is None or len(shape) != 2 or len(scale) != shape[0] or not torch.isfinite(scale).all():
+        return None
+    numbers = tensor if narrow is None else _from_bits(tensor, narrow).view(shape).to(torch.int8)
+    return numbers, scale.float()
+
+
 def _is_matrix(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.ndim > 1 and tensor.numel() >= SMALLEST_MATRIX
 

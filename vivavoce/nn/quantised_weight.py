@@ -132,6 +132,21 @@ def quantise(
     return QuantisedWeight(scheme, rounded, scale, activations=activations, input_range=input_range)
 
 
+def taken_over(
+    numbers: Tensor, scale: Tensor, scheme: Scheme, activations: Activations = "float", span: InputRange | None = None
+) -> QuantisedWeight | None:
+    """A matrix of whole numbers with a scale a row, kept without rounding it again; None where a scheme cannot.
+
+    # numbers [output, input] int8, scale [output]
+    """
+    if scheme == "int8":
+        return QuantisedWeight(scheme, numbers, scale, activations=activations, input_range=span)
+    if scheme == "float8":
+        data = numbers.float().to(torch.float8_e4m3fn)
+        return QuantisedWeight(scheme, data, scale) if torch.equal(data.float(), numbers.float()) else None
+    return None
+
+
 def row_scale(weight: Tensor, largest: float) -> Tensor:
     """The size of a step for each row.  # [output, ..] → [output]"""
     return weight.flatten(1).abs().amax(dim=1).clamp_min(SMALLEST_SCALE * largest) / largest

@@ -19,8 +19,8 @@ from torch import Tensor
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.hub import free_disk
 from vivavoce.models.checkpoint import PICKLED, Checkpoint, weight_files
-from vivavoce.models.packing import SCALE
-from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, quantise
+from vivavoce.models.packing import PACKING, SCALE, narrow_matrices, whole_numbers
+from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, quantise, taken_over
 from vivavoce.quant.manifest import Manifest, file_hash, is_quantised
 from vivavoce.quant.methods import Method
 from vivavoce.quant.policy import Part, Policy
@@ -123,7 +123,7 @@ def _convert(
         for name in checkpoint.names():
             if name in unit.part.unused:
                 continue
-            rounded = _rounded(unit.part, name, checkpoint, method, findings)
+            rounded = _rounded(unit.part, name, checkpoint, raw, method, findings)
             if rounded is None:
                 writer.add(raw.tensors(name, checkpoint))
             else:
@@ -135,7 +135,7 @@ def _convert(
 
 
 def _rounded(
-    part: Part, name: str, checkpoint: Checkpoint, method: Method, findings: Findings
+    part: Part, name: str, checkpoint: Checkpoint, raw: "_Raw", method: Method, findings: Findings
 ) -> QuantisedWeight | None:
     """A tensor as the method, the policy and what was found would have it; None: as it is."""
     key = key_of(part, name)
@@ -149,9 +149,14 @@ def _rounded(
     if activations == "static":
         span = findings.ranges.get(key)
         activations = "dynamic" if span is None else "static"
+    activations = activations if scheme == "int8" else "float"
+    shipped = None if key in findings.tuned else raw.whole_numbers(name)
+    kept = None if shipped is None else taken_over(*shipped, scheme, activations, span)
+    if kept is not None:
+        return kept
     try:
         weight = findings.tuned.get(key, tensor)
-        return quantise(weight, scheme, activations=activations if scheme == "int8" else "float", input_range=span)
+        return quantise(weight, scheme, activations=activations, input_range=span)
     except InputError as error:
         raise InputError(f"{name} in {checkpoint.source}: {error}") from error
 
@@ -171,6 +176,7 @@ class _Raw:
         self.metadata: dict[str, str] = {}
         for handle in self.handles:
             self.metadata |= handle.metadata() or {}
+        self.narrow = narrow_matrices(self.metadata)
         self.places = {name: handle for handle in self.handles for name in handle.keys()}  # noqa: SIM118
 
     def __enter__(self) -> "_Raw":
@@ -186,6 +192,13 @@ class _Raw:
             return {name: checkpoint.tensor(name)}
         stored = [each for each in (name, name + SCALE) if each in self.places]
         return {each: self.places[each].get_tensor(each) for each in stored}
+
+    def whole_numbers(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """A packed matrix as the numbers and scales it was shipped in; None for any other."""
+        if PACKING not in self.metadata or name + SCALE not in self.places:
+            return None
+        stored, scale = (self.places[each].get_tensor(each) for each in (name, name + SCALE))
+        return whole_numbers(stored, scale, self.narrow.get(name))
 
 
 def _copy_the_rest(source: Path, target: Path, weights: set[Path]) -> None:

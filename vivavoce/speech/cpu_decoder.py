@@ -23,6 +23,7 @@ from vivavoce.nn.int8_linear import Int8Linear, int8_product
 from vivavoce.speech.cpu_draw import Floats, SequenceDraw
 from vivavoce.speech.cpu_transformer import FlatTransformer, compiled
 
+SMALLEST_ROUNDED = 512  # hidden size from which a row waits for memory rather than for calls
 TRIAL, TRIAL_RUNS = Generation(max_new_rows=2, min_new_rows=2), 2  # TorchScript settles in its first calls
 
 
@@ -39,7 +40,8 @@ class CpuDecoder:
 
     def __init__(self, model: MossTTSNano) -> None:
         self.model = model
-        self.is_int8 = any(isinstance(module, Int8Linear) for module in model.local_transformer.modules())
+        has_int8 = any(isinstance(module, Int8Linear) for module in model.local_transformer.modules())
+        self.is_small = has_int8 and model.config.hidden_size >= SMALLEST_ROUNDED
         heads = model.config.num_heads
         self.whole: Any = FlatTransformer(model.transformer, model.rotary, heads).eval()
         self.local: Any = FlatTransformer(model.local_transformer, model.rotary, heads).eval()
@@ -48,7 +50,7 @@ class CpuDecoder:
         self._ways = torch.stack([self._slot, vectors[model.config.audio_end_token_id]])
         self._codes, self._all_codes = list(tables), tables.flatten(0, 1)
         self._first_of_table = torch.arange(model.codebooks) * model.config.audio_vocab_size
-        self._heads = [Int8Linear.of_weight(table).packed for table in self._codes] if self.is_int8 else []
+        self._heads = [Int8Linear.of_weight(table).packed for table in self._codes] if self.is_small else []
 
     def compile(self) -> None:
         """Take Python out of the steps: a fifth of a second now, a tenth of every frame later."""
@@ -63,7 +65,7 @@ class CpuDecoder:
     def room(self, rows: int) -> Tensor:
         """For the keys and values of a sequence.  # [layer, row, 2 · hidden]"""
         # In bfloat16 looking back takes a third of the time, and it is finer than the weights are.
-        kept = torch.bfloat16 if self.is_int8 and bfloat16_is_fast_here() else torch.float32
+        kept = torch.bfloat16 if self.is_small and bfloat16_is_fast_here() else torch.float32
         return torch.empty(self.model.config.num_layers, rows, 2 * self.model.config.hidden_size, dtype=kept)
 
     def frame_room(self) -> Tensor:
@@ -130,6 +132,6 @@ class CpuDecoder:
         return tuple(codes)
 
     def _logits(self, codebook: int, state: Tensor) -> Floats:
-        if self.is_int8:
+        if self.is_small:
             return int8_product(state, self._heads[codebook], False)[0].numpy()
         return (self._codes[codebook] @ state[0]).numpy()

@@ -16,6 +16,7 @@ from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, Tokenizer
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from vivavoce.nn.int8_linear import int8_is_fast_here, to_int8
 from vivavoce.speech.codec_desk import Alone, State, Together
+from vivavoce.speech.cpu_decoder import SMALLEST_ROUNDED
 from vivavoce.speech.interface import Manner
 from vivavoce.speech.mouth import CpuMouth, EngineMouth, Mouth
 from vivavoce.speech.rounds import Rounds
@@ -28,7 +29,6 @@ from vivavoce.speech.voices import VoiceShelf
 __all__ = ["Manner", "Speaker"]
 OFFICIAL_CODEC = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano"
 CODEC_FOLDER = "codec"
-SMALLEST_ROUNDED = 512  # hidden size
 
 
 class Speaker(FrameSpeaker):
