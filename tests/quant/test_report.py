@@ -12,10 +12,11 @@ from vivavoce.errors import InputError
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 from vivavoce.quant.convert import quantise_folder
 from vivavoce.quant.every_method import run as every_method
-from vivavoce.quant.losses import losses
+from vivavoce.quant.losses import Effort, losses
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.plan import byte_count, plan, weight_bytes
 from vivavoce.quant.policy import Part, policy_for
+from vivavoce.quant.reading_aloud import Span
 from vivavoce.quant.report import write_report
 from vivavoce.quant.report_page import tests as thresholds
 from vivavoce.quant.report_page import training_lines, verdict
@@ -151,11 +152,12 @@ def test_every_method_has_a_row_in_one_table(tmp_path, capsys):
 
 
 def test_what_a_person_would_notice_is_told_beside_float(tmp_path):
-    (loss,) = losses("mini-asr", ["fp16"], most=1)
+    (loss,) = losses("mini-asr", ["fp16"], effort=Effort(items=1))
     assert loss.of == len(project_set().items[0].text.split())
-    assert (loss.points, loss.visqol, loss.is_within) == (0.0, None, True)
+    assert (loss.points, loss.alone, loss.visqol, loss.is_within) == (0.0, None, None, True)
     assert not replace(loss, after=loss.before + 2.5).is_within
     assert not replace(loss, visqol=0.9).is_within
-    assert replace(loss, visqol=0.97).cells()[4:] == ["0.970", f"{loss.agreement:.4f}", "yes"]
+    assert replace(loss, alone=Span(5.0, 1.0, 9.0)).is_within and not replace(loss, alone=Span(5.0, 2.5, 9.0)).is_within
+    assert replace(loss, visqol=0.97).cells()[4:6] == ["–", "0.970"] and loss.cells()[-1] == "yes"
     with pytest.raises(InputError, match="cosyvoice model; what is lost can be told of moss_speech"):
         losses(str(write("cosyvoice", tmp_path / "source")), ["fp16"])

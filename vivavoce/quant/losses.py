@@ -1,7 +1,8 @@
 """`python -m vivavoce.quant.losses --moonshine DIR`: what each method loses that a person would notice, in one table.
 
 Right answers of a model that answers, word errors of one that hears or reads aloud, and how its sound compares with
-float's at the same places of the same replies. What the float model does is done once; models are judged side by side.
+float's at the same places of the same replies. A voice is judged at the places of float's readings too, and told beside
+that left alone, with what chance does there (`reading_aloud.py` says why). Models are judged side by side.
 """
 
 import argparse
@@ -25,40 +26,52 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
 from vivavoce.models.moss_speech_prompt import Turn
-from vivavoce.quant.comparison import closeness, opinions
+from vivavoce.quant.comparison import Closeness, closeness, opinions
 from vivavoce.quant.every_method import row
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.metrics import Ears
 from vivavoce.quant.policy import policy_for
-from vivavoce.quant.report import misheard, misheard_words
+from vivavoce.quant.reading_aloud import KIND, Misses, Readers, Span, difference, texts_to_read
+from vivavoce.quant.report import misheard
 from vivavoce.quant.run import Wishes, quantize
-from vivavoce.quant.speech_set import Spoken, project_set, scene_set
+from vivavoce.quant.speech_set import project_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS, Lesson
 from vivavoce.quant.voices import MossSpeechVoice, NanoVoice, Voice
 from vivavoce.recognition.moonshine import Moonshine
 from vivavoce.train.front_desk import Exchange, dialogues, judge
 
-MODELS = ("mini-speech", "mini-asr", "mini-tts")
+MODELS = ("mini-tts", "mini-speech", "mini-asr")  # the slowest first
 FREE = tuple(name for name, method in METHODS.items() if not method.trains)
 MOST_POINTS, LEAST_VISQOL = 2.0, 0.95  # what int8 may lose, in hundredths; the share of ViSQOL that is to stay
-MOST_ITEMS, PAIRS, TEXTS = 300, 8, 16  # written questions; pairs of sounds; texts that are read aloud
+MOST_ITEMS, PAIRS, TEXTS = 300, 8, 48  # written questions; pairs of sounds; texts that are read aloud
+METHODS_A_TASK = 4  # one after another
 QUESTION_SEED = 4711
 LONGEST_ANSWER = 80  # rows
-HEAD = ("model", "method", "wrong, float → quantised", "points lost", "ViSQOL of float's", "same id", "within goals")
+AGAIN = "float, drawn again"
+HEAD = (
+    "model", "method", "wrong, float → quantised", "points lost", "left alone (95 %)", "ViSQOL of float's",
+    "divergence", "same id", "within goals",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Effort:
+    """By how much a model is judged: questions and recordings, texts that are read aloud, and how often each."""
+
+    items: int = MOST_ITEMS
+    texts: int = TEXTS
+    draws: int = 1
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one version did: how many answers or words were wrong of how many, and how it sounded."""
+    """What one version did: which answers or words were wrong, beside float and left alone, and how it sounded."""
 
-    wrong: int
-    of: int
-    sounds: tuple[Sound, ...]
-
-    @property
-    def share(self) -> float:
-        """In hundredths."""
-        return 100 * self.wrong / max(1, self.of)
+    misses: Misses
+    alone: Misses | None = None
+    again: Misses | None = None
+    """Of float, which draws once more."""
+    sounds: tuple[Sound, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,27 +81,37 @@ class Loss:
     model: str
     method: str
     before: float
-    after: float
+    after: float | None
     of: int
-    visqol: float | None
-    agreement: float
+    alone: Span | None = None
+    visqol: float | None = None
+    near: Closeness | None = None
 
     @property
     def points(self) -> float:
         """Lost, in hundredths."""
-        return self.after - self.before
+        return 0.0 if self.after is None else self.after - self.before
 
     @property
     def is_within(self) -> bool:
-        """Whether that is as little as int8 may lose."""
-        return self.points < MOST_POINTS and (self.visqol is None or self.visqol >= LEAST_VISQOL)
+        """Whether that is as little as int8 may lose, and nothing more was lost alone than chance may have taken."""
+        is_chance = self.alone is None or self.alone.low < MOST_POINTS
+        return self.points < MOST_POINTS and is_chance and (self.visqol is None or self.visqol >= LEAST_VISQOL)
 
     def cells(self) -> list[str]:
         """As a row."""
-        sound = "–" if self.visqol is None else f"{self.visqol:.3f}"
-        wrong = f"{self.before:.1f} → {self.after:.1f} % of {self.of}"
-        is_within = "yes" if self.is_within else "no"
-        return [self.model, self.method, wrong, f"{self.points:+.1f}", sound, f"{self.agreement:.4f}", is_within]
+        alone, near = self.alone, self.near
+        return [
+            self.model,
+            self.method,
+            f"{self.before:.1f}{'' if self.after is None else f' → {self.after:.1f}'} % of {self.of}",
+            "–" if self.after is None else f"{self.points:+.1f}",
+            "–" if alone is None else f"{alone.points:+.1f} ({alone.low:+.1f} … {alone.high:+.1f})",
+            "–" if self.visqol is None else f"{self.visqol:.3f}",
+            "–" if near is None else f"{near.divergence:.5f}",
+            "–" if near is None else f"{near.agreement:.4f}",
+            "–" if near is None else "yes" if self.is_within else "no",
+        ]
 
 
 def run(
@@ -96,17 +119,15 @@ def run(
     methods: Sequence[str],
     moonshine: Path | None = None,
     out: Path | None = None,
-    items: int = MOST_ITEMS,
+    effort: Effort | None = None,
 ) -> list[Loss]:
-    """Judge every method on every model, print the rows as they come, write `losses.md` and `losses.json`.
-
-    `items` bounds how many questions, recordings and texts each is judged by.
-    """
+    """Judge every method on every model, print the rows as they come, write `losses.md` and `losses.json`."""
     lines = [row(HEAD), row(["---"] * len(HEAD))]
     print("\n".join(lines), flush=True)
     found: list[Loss] = []
-    with ProcessPoolExecutor(min(len(models), os.cpu_count() or 1), get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(losses, model, methods, moonshine, items) for model in models]):
+    tasks = [(model, some) for model in models for some in _parts(model, methods)]
+    with ProcessPoolExecutor(min(len(tasks), os.cpu_count() or 1), get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(losses, *task, moonshine, effort or Effort()) for task in tasks]):
             found += done.result()
             lines += [row(loss.cells()) for loss in done.result()]
             print("\n".join(lines[-len(done.result()) :]), flush=True)
@@ -117,26 +138,42 @@ def run(
     return found
 
 
-def losses(model: str, methods: Sequence[str], moonshine: Path | None = None, most: int = MOST_ITEMS) -> list[Loss]:
+def _parts(model: str, methods: Sequence[str]) -> list[Sequence[str]]:
+    """A voice takes longest, so its methods are divided."""
+    if policy_for(hub.resolve(model)).kind != KIND:
+        return [methods]
+    todo = [AGAIN, *methods]
+    return [todo[first : first + METHODS_A_TASK] for first in range(0, len(todo), METHODS_A_TASK)]
+
+
+def losses(
+    model: str, methods: Sequence[str], moonshine: Path | None = None, effort: Effort | None = None
+) -> list[Loss]:
     """What each method loses on one model."""
     torch.set_num_threads(1)
-    source = hub.resolve(model)
+    effort, source = effort or Effort(), hub.resolve(model)
     kind = policy_for(source).kind
     if kind not in TRIALS:
         raise InputError(f"{model} is a {kind} model; what is lost can be told of {', '.join(TRIALS)}")
-    subject, items = SUBJECTS[kind], (scene_set() if kind == "moss_tts_nano" else project_set()).items
-    lessons, ears = subject.lessons(source, items[: min(most, PAIRS)]), Ears(["visqol"])
-    judged = TRIALS[kind](source, lessons, moonshine, most)
+    subject, items = SUBJECTS[kind], (scene_set() if kind == KIND else project_set()).items
+    lessons, ears = subject.lessons(source, items[: min(effort.items, PAIRS)]), Ears(["visqol"])
+    judged = TRIALS[kind](source, lessons, moonshine, effort)
     exact, truth = judged(source), opinions(subject, subject.load(source), lessons)
-    found = []
+    before, found = exact.misses, []
     for method in methods:
+        if method == AGAIN:
+            if exact.alone is not None and exact.again is not None:
+                spread = difference(exact.alone, exact.again)
+                found.append(Loss(model, method, before.share, None, sum(before.of), spread))
+            continue
         with tempfile.TemporaryDirectory() as folder:
             quantised = Path(folder) / method
             quantize(model, method, quantised, Wishes())
             near = closeness(truth, opinions(subject, subject.load(quantised), lessons))
             trial = judged(quantised)
-        visqol = _visqol(ears, exact.sounds, trial.sounds)
-        found.append(Loss(model, method, exact.share, trial.share, exact.of, visqol, near.agreement))
+        visqol, after = _visqol(ears, exact.sounds, trial.sounds), trial.misses
+        alone = None if exact.alone is None or trial.alone is None else difference(exact.alone, trial.alone)
+        found.append(Loss(model, method, before.share, after.share, sum(before.of), alone, visqol, near))
     return found
 
 
@@ -152,22 +189,23 @@ def _visqol(ears: Ears, exact: Sequence[Sound], other: Sequence[Sound]) -> float
 Judge = Callable[[Path], Trial]
 
 
-def answers(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, most: int) -> Judge:
+def answers(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, effort: Effort) -> Judge:
     """Right answers: the bundled spoken questions and held-out written ones, all answered in writing."""
-    asked = [(item.exchange, item.sound) for item in project_set().items[:most] if item.exchange is not None]
+    asked = [(item.exchange, item.sound) for item in project_set().items[: effort.items] if item.exchange is not None]
     heard: list[tuple[Exchange, str | list[int]]] = []
     codec = MossSpeechVoice(source).pipeline.codec
     for exchange, sound in asked:
         assert sound is not None
         heard.append((exchange, codec.encode(sound).tolist()))
-    written = dialogues("held_out", most, QUESTION_SEED, (1, 1))
+    written = dialogues("held_out", effort.items, QUESTION_SEED, (1, 1))
     questions = heard + [(exchange, exchange.user) for (exchange,) in written]
 
     def judged(folder: Path) -> Trial:
         voice = MossSpeechVoice(folder)
         texts = _written(voice, [content for _, content in questions])
-        wrong = sum(not judge(text, exchange) for text, (exchange, _) in zip(texts, questions, strict=True))
-        return Trial(wrong, len(questions), _aligned("moss_speech", folder, voice, lessons))
+        wrong = (int(not judge(text, exchange)) for text, (exchange, _) in zip(texts, questions, strict=True))
+        misses = Misses(tuple(wrong), (1,) * len(questions))
+        return Trial(misses, sounds=_aligned("moss_speech", folder, voice, lessons))
 
     return judged
 
@@ -189,32 +227,38 @@ def _written(voice: MossSpeechVoice, questions: Sequence[str | list[int]]) -> li
     ]
 
 
-def transcripts(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, most: int) -> Judge:
+def transcripts(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, effort: Effort) -> Judge:
     """Word errors on the bundled questions."""
-    items = project_set().items[:most]
-    return lambda folder: Trial(*misheard(folder, items), ())
-
-
-def readings(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, most: int) -> Judge:
-    """Word errors that a foreign recogniser hears in texts read aloud; none without it."""
-    texts = [exchange.reply for (exchange,) in dialogues("held_out", min(most, TEXTS), QUESTION_SEED, (1, 1))]
-    listener = None if moonshine is None else Moonshine(moonshine, threads=1)
+    items = project_set().items[: effort.items]
 
     def judged(folder: Path) -> Trial:
-        voice, wrong, words = NanoVoice(folder), 0, 0
-        for number, text in enumerate(texts if listener is not None else ()):
-            assert listener is not None
-            errors, of = misheard_words(text, listener.transcribe(voice.say(Spoken(text), seed=number).sound))
-            wrong, words = wrong + errors, words + of
-        return Trial(wrong, words, _aligned("moss_tts_nano", folder, voice, lessons))
+        wrong, of = misheard(folder, items)
+        return Trial(Misses((wrong,), (of,)))
 
     return judged
 
 
-TRIALS: dict[str, Callable[[Path, Sequence[Lesson], Path | None, int], Judge]] = {
+def readings(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, effort: Effort) -> Judge:
+    """Words that a foreign recogniser misses in texts read aloud; none are heard without it."""
+    texts = texts_to_read(min(effort.items, effort.texts))
+    readers = None if moonshine is None else Readers(source, texts, Moonshine(moonshine, threads=1), effort.draws)
+
+    def judged(folder: Path) -> Trial:
+        sounds = _aligned(KIND, folder, NanoVoice(folder), lessons)
+        if readers is None:
+            return Trial(Misses((), ()), sounds=sounds)
+        if folder == source:
+            alone, again = (readers.own(first, effort.draws) for first in (0, 1))
+            return Trial(readers.own(), alone, again, sounds)
+        return Trial(readers.beside(SUBJECTS[KIND].load(folder)), readers.alone(folder), sounds=sounds)
+
+    return judged
+
+
+TRIALS: dict[str, Callable[[Path, Sequence[Lesson], Path | None, Effort], Judge]] = {
     "moss_speech": answers,
     "whisper": transcripts,
-    "moss_tts_nano": readings,
+    KIND: readings,
 }
 
 
@@ -234,8 +278,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--moonshine", type=Path, default=None, help="unpacked npm package, to hear sounds with")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--items", type=int, default=MOST_ITEMS, help="judge by no more questions than so many")
+    parser.add_argument("--texts", type=int, default=TEXTS, help="to be read aloud")
+    parser.add_argument("--draws", type=int, default=1, help="readings of each text that is read aloud alone")
     options = parser.parse_args(arguments)
-    run(options.models, options.methods, options.moonshine, options.out, options.items)
+    effort = Effort(options.items, options.texts, options.draws)
+    run(options.models, options.methods, options.moonshine, options.out, effort)
 
 
 if __name__ == "__main__":

@@ -154,14 +154,10 @@ def _run(
     # A step turns some numbers over to the next code and back, so single moments jump; their running mean does not.
     mean = [weight.detach().clone() for weight in moved]
 
-    def loss_of(weights: Sequence[Tensor]) -> float:
-        now = [weight.detach().clone() for weight in moved]
-        _put(layers, weights)
-        found = closeness(material.checked, opinions(subject, student, material.checks)).divergence
-        _put(layers, now)
-        return found
+    def loss() -> float:
+        return closeness(material.checked, opinions(subject, student, material.checks)).divergence
 
-    best, best_step, best_weights = loss_of(mean), 0, [weight.clone() for weight in mean]
+    best, best_step, best_weights = loss(), 0, [weight.clone() for weight in mean]
     while step < course.steps and (elapsed := time.perf_counter() - begun) < course.most_seconds:
         progress = max(step / course.steps, elapsed / course.most_seconds)
         for group in optimiser.param_groups:
@@ -176,11 +172,12 @@ def _run(
         share = min(REMEMBERED, step / (step + 1))
         torch._foreach_lerp_(mean, [weight.detach() for weight in moved], 1 - share)
         if step % CHECKED_EVERY == 0 or step == course.steps:
-            moment = [weight.detach().clone() for weight in moved]
-            for weights in (mean, moment):
-                found = loss_of(weights)
-                if found < best:
-                    best, best_step, best_weights = found, step, [weight.clone() for weight in weights]
+            moment, found = [weight.detach().clone() for weight in moved], loss()
+            _put(layers, mean)
+            for weights, divergence in ((moment, found), (mean, loss())):
+                if divergence < best:
+                    best, best_step, best_weights = divergence, step, [weight.clone() for weight in weights]
+            _put(layers, moment)
             if report is not None:
                 report(f"step {step}: divergence {found:.5f}, best {best:.5f}")
     _put(layers, best_weights)
