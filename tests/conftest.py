@@ -1,5 +1,6 @@
 """Markers for what a machine may lack. `VIVA_MUST_RUN="debian npm"` turns a skip of such a test into a failure."""
 
+import gc
 import os
 import shutil
 import sys
@@ -29,6 +30,12 @@ def be_as_usual() -> None:
 
 def pytest_configure() -> None:
     be_as_usual()
+    gc.disable()  # until all is imported: nearly a million objects that live to the end
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # else every full collection walks through torch, transformers and all the others again
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
