@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from vivavoce.audio.buzz import buzz
+from vivavoce.device import bfloat16_is_fast_here
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.hift_cpu import NOISE_BLOCK, CpuHiFT
 from vivavoce.models.moss_speech_codec_cpu import CpuCodec
 from vivavoce.nn.snake import Snake
 
 PIECES = [(8,), (5,), (3, 2), (10,), (5,), (4,)]
-TOLERANCE = 2e-4
+TOLERANCE = 4e-4  # the plain source rounds the phase of every harmonic, the flat one that of the lowest
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,27 @@ def test_replies_made_together_sound_as_alone(codecs, voices):
             assert (alone - together[seed]).abs().max() < TOLERANCE * alone.abs().max()
 
 
+@pytest.mark.skipif(not bfloat16_is_fast_here(), reason="products in bfloat16 need a CPU with tiles")
+def test_in_bfloat16_mel_and_sound_are_the_same_but_for_coarse_rounding_however_they_are_cut(codecs, voices):
+    exact, coarse = codecs[1], CpuCodec(codecs[0], torch.bfloat16)
+    with torch.inference_mode():
+        voice = coarse.voice(buzz(2.0, 24_000, seed=1), torch.linspace(-1, 1, 192))
+        assert voice.cache.nbytes < 0.6 * voices[1].cache.nbytes
+        mel, _ = exact.flow.step(exact.flow.start(voices[1], 2), codes(30, 1), final=True)
+        whole, _ = coarse.flow.step(coarse.flow.start(voice, 2), codes(30, 1), final=True)
+        first, state = coarse.flow.step(coarse.flow.start(voice, 2), codes(30, 1)[:13])
+        cut = torch.cat([first, coarse.flow.step(state, codes(30, 1)[13:], final=True)[0]], dim=1)
+        sounds = [each.vocoder.step(each.vocoder.initial_state(), mel[None], final=True)[0] for each in (exact, coarse)]
+    for other, one in ((whole, mel), (cut, mel), (sounds[1], sounds[0])):
+        assert (other - one).square().mean() < 1e-3 * one.square().mean()
+
+
+def test_excitation_above_the_rate_is_not_looked_up(codecs):
+    plain, flat = (codec.vocoder.hift.m_source for codec in codecs)
+    f0 = torch.full((1, 4), 1.5 * plain.rate / plain.harmonics)
+    assert (plain(f0, plain.start(1, None)) - flat(f0, flat.start(1, None))).abs().max() < 1e-5
+
+
 def test_noise_that_is_looked_up_is_the_noise_of_its_place(codecs):
     plain, flat = (codec.vocoder.hift.m_source for codec in codecs)
     frames = NOISE_BLOCK // plain.hop + 7  # over a block's end
@@ -71,7 +93,7 @@ def test_noise_that_is_looked_up_is_the_noise_of_its_place(codecs):
         start = plain.start(1, seed)
         moved = plain.advance(f0[:, :3], start)
         for begin in (start, moved):
-            assert (plain(f0, begin) - flat(f0, begin)).abs().max() < 1e-5
+            assert (plain(f0, begin) - flat(f0, begin)).abs().max() < 4e-5
 
 
 def test_a_snake_that_is_too_flat_is_left_to_the_plain_vocoder(codecs):

@@ -167,10 +167,15 @@ class HiFT(nn.Module):
 
         # [batch, mel, frame], [batch, frame · 480] → [batch, emitted · 480]
         """
-        frames = mel.shape[-1]
-        emit = emit or Span(0, frames)
-        plan = decode_plan(self.config, emit, frames)
-        spectrum = self._spectrum(mel, self.fourier(source), plan)
+        return self._sound(mel, self.fourier(source), emit or Span(0, mel.shape[-1]))
+
+    def _sound(self, mel: Tensor, excitation: Tensor, emit: Span) -> Tensor:
+        """# excitation: its spectrum [batch, 2 · bins, frame · 120 + 1] → [batch, emitted · 480]"""
+        plan = decode_plan(self.config, emit, mel.shape[-1])
+        return self._waves(self._spectrum(mel, excitation, plan), plan, emit)
+
+    def _waves(self, spectrum: Tensor, plan: DecodePlan, emit: Span) -> Tensor:
+        """The sound of the frames `emit` in their spectrum.  # [batch, 2 · bins, frame] → [batch, emitted · 480]"""
         sound = self.fourier.inverse(turned(spectrum, self.config.plain_spectrum))
         begin = plan.spectrum.start * self.config.fft_hop - self.config.n_fft // 2
         hop = self.config.hop

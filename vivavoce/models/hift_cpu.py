@@ -1,8 +1,11 @@
 """HiFT on a CPU: the same sound in fewer passes over memory.
 
 A snake's scale goes into the convolutions on either side of it, so that it is a sine and one more pass; channels stand
-side by side, as the libraries' convolutions want them; the excitation's noise, which is a function of its place, is
-looked up. It runs on the weights of a `HiFT` and equals it but for rounding.
+side by side, as the libraries' convolutions want them; the excitation is looked up, its noise by its place, its sines
+by their phase. Streams are decoded one by one, a short stretch at a time, so that what a layer leaves is still in the
+cache when the next wants it; an end of any length is computed as one of a few, because the libraries make themselves
+ready for every new length at the cost of a pass. It runs on the weights of a `HiFT` and equals it but for rounding, which is coarse where
+convolutions multiply in bfloat16; what they add to stays in float32.
 """
 
 import math
@@ -14,14 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.models.hift import HiFT, ResBlock
-from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, Span
+from vivavoce.models.hift import F0Predictor, HiFT, ResBlock
+from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, Span, decode_plan
 from vivavoce.nn.counter_noise import normal_at
 from vivavoce.nn.short_fourier import ShortFourier
 from vivavoce.nn.sine_source import SineSource, SourceStart
 from vivavoce.nn.snake import Snake
 
 NOISE_BLOCK = 24_000  # samples looked up together
+SINE_PLACES = 1 << 16  # of a cycle, between which the mixture of all sines is taken to be straight
+STRETCH = 80  # mel frames decoded together
+LENGTHS = 20  # mel frames of which the last stretch is made a multiple
 SMALLEST_ALPHA = 1e-3  # a snake that is flatter than this is not divided by
 OUTER_SLOPE = 0.01
 
@@ -29,10 +35,12 @@ OUTER_SLOPE = 0.01
 class FlatConv:
     """A convolution over channels-last memory.  # [batch, channel, 1, time]"""
 
-    def __init__(self, conv: nn.Conv1d, weight: Tensor | None = None, bias: Tensor | None = None) -> None:
-        weight = conv.weight if weight is None else weight
-        self.weight = weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
-        self.bias = conv.bias if bias is None else bias
+    def __init__(
+        self, conv: nn.Conv1d, dtype: torch.dtype, weight: Tensor | None = None, bias: Tensor | None = None
+    ) -> None:
+        weight, bias = conv.weight if weight is None else weight, conv.bias if bias is None else bias
+        self.weight = weight.to(dtype).unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        self.bias = None if bias is None else bias.to(dtype)
         self.stride, self.padding, self.dilation = (
             (1, conv.stride[0]),
             (0, int(conv.padding[0])),
@@ -44,23 +52,90 @@ class FlatConv:
         return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
 
+class TapProduct:
+    """A convolution as one product, time first.  # [time, channel] → [place, channel]"""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> None:
+        """# weight [output, tap, input]"""
+        self.taps, self.stride, self.padding = weight.shape[1], stride, padding
+        self.weight, self.bias = weight.flatten(1).contiguous(), bias
+
+    @classmethod
+    def of(cls, conv: nn.Conv1d) -> "TapProduct":
+        """The product that a convolution is."""
+        return cls(conv.weight.transpose(1, 2), conv.bias, conv.stride[0], int(conv.padding[0]))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        padded = functional.pad(x, (0, 0, self.padding, self.padding)) if self.padding else x.contiguous()
+        time, channels = padded.shape
+        places = (time - self.taps) // self.stride + 1
+        seen = padded.as_strided((places, self.taps * channels), (self.stride * channels, 1))
+        return functional.linear(seen, self.weight, self.bias)
+
+
+class FlatUp:
+    """A transposed convolution as one product: each place sees its neighbours and becomes as many as the stride is."""
+
+    def __init__(self, conv: nn.ConvTranspose1d) -> None:
+        factor, kernel, padding = conv.stride[0], conv.kernel_size[0], int(conv.padding[0])
+        self.before, self.after = (kernel - 1 - padding) // factor, (factor - 1 + padding) // factor
+        seen = range(-self.before, self.after + 1)
+        weight = conv.weight.new_zeros(factor, conv.out_channels, len(seen), conv.in_channels)
+        for place in range(factor):
+            for index, offset in enumerate(seen):
+                tap = place + padding - offset * factor
+                if 0 <= tap < kernel:
+                    weight[place, :, index] = conv.weight[:, :, tap].T
+        assert conv.bias is not None
+        self.product = TapProduct(weight.flatten(0, 1), conv.bias.repeat(factor))
+        self.channels = conv.out_channels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """# [time, channel] → [time · stride, channel]"""
+        return self.product(functional.pad(x, (0, 0, self.before, self.after))).view(-1, self.channels)
+
+
+class FlatF0(F0Predictor):
+    """The f0 predictor, time first."""
+
+    def __init__(self, predictor: F0Predictor) -> None:
+        nn.Module.__init__(self)
+        convolutions = [layer for layer in predictor.condnet if isinstance(layer, nn.Conv1d)]
+        self.layers = [TapProduct.of(conv) for conv in convolutions]
+        self.classifier = predictor.classifier
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """f0 per frame.  # [batch, mel, frame] → [batch, frame]"""
+        return torch.stack([self._row(row.T) for row in mel])
+
+    def _row(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = functional.elu_(layer(x))
+        f0: Tensor = self.classifier(x).squeeze(-1)
+        return f0.abs()
+
+
 class FlatBlock:
     """A residual block whose snakes give α times their value, which the convolutions behind them expect."""
 
-    def __init__(self, block: ResBlock) -> None:
-        self.rounds = []
+    def __init__(self, block: ResBlock, dtype: torch.dtype) -> None:
+        self.rounds, self.dtype = [], dtype
         layers = zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in cast(Iterable[tuple[Snake, nn.Conv1d, Snake, nn.Conv1d]], layers):
             alpha1, alpha2 = snake1.alpha, snake2.alpha
             assert conv1.bias is not None
-            first = FlatConv(conv1, conv1.weight / alpha1[:, None] * alpha2[:, None, None], conv1.bias * alpha2)
-            second = FlatConv(conv2, conv2.weight / alpha2[:, None])
+            first = FlatConv(conv1, dtype, conv1.weight / alpha1[:, None] * alpha2[:, None, None], conv1.bias * alpha2)
+            second = FlatConv(conv2, dtype, conv2.weight / alpha2[:, None])
             self.rounds.append((alpha1[:, None, None], first, second))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The same shape."""
+    def __call__(self, x: Tensor, end: int) -> Tensor:
+        """The same shape; from `end` on there is nothing, before and after every convolution."""
         for alpha, first, second in self.rounds:
-            x = second(_snake(first(_snake(x * alpha)))).add_(x)
+            inner = first(_snake(x * alpha).to(self.dtype)).float()
+            inner[..., end:] = 0
+            x = second(_snake(inner).to(self.dtype)).float().add_(x)
+            x[..., end:] = 0
         return x
 
 
@@ -74,17 +149,29 @@ class CpuSource(SineSource):
         self.voiced_above = source.voiced_above
         self.l_linear = source.l_linear
         self._mixing = tuple(source.l_linear.weight[0].tolist())
+        self._fundamental = _Fundamental(source)
+        places = torch.arange(SINE_PLACES + 2, dtype=torch.float64)[:, None] / SINE_PLACES
+        angles = 2 * math.pi * places * torch.arange(1, self.harmonics + 1)
+        self._mixture = (self.sine_amplitude * angles.sin() @ source.l_linear.weight[0].double()).float()  # [place]
 
     def forward(self, f0: Tensor, start: SourceStart) -> Tensor:
         """The excitation of consecutive frames.  # [batch, frame] Hz → [batch, frame · hop]"""
         voiced = (f0 > self.voiced_above)[..., None]  # [batch, frame, 1]
-        sines = self._phase(f0, start.cycles).mul_(2 * math.pi).sin_()
-        mixed = torch.matmul(self.l_linear.weight * self.sine_amplitude, sines).view(*f0.shape, self.hop)
-        mixed = mixed.mul_(voiced)
+        mixed = self._sines(f0, start).view(*f0.shape, self.hop).mul_(voiced)
         if start.seed is not None:
             amplitude = torch.where(voiced, self.noise_amplitude, self.sine_amplitude / 3)
             mixed.addcmul_(self._mixed_noise(start, f0.shape[1]), amplitude)
         return mixed.add_(self.l_linear.bias).tanh_().flatten(1)
+
+    def _sines(self, f0: Tensor, start: SourceStart) -> Tensor:
+        """What the sines of all harmonics come to.  # [batch, sample]"""
+        if float(f0.max()) * self.harmonics >= self.rate:  # the highest go round more than once between two samples
+            sines = self._phase(f0, start.cycles).mul_(2 * math.pi).sin_()
+            return torch.matmul(self.l_linear.weight * self.sine_amplitude, sines)[:, 0]
+        before = None if start.cycles is None else start.cycles[:, :1]
+        place = self._fundamental._phase(f0.double(), before)[:, 0].mul_(SINE_PLACES)
+        below = place.long()
+        return torch.lerp(self._mixture[below], self._mixture[below + 1], (place - below).float())
 
     def _mixed_noise(self, start: SourceStart, frames: int) -> Tensor:
         """What the noise of all harmonics comes to.  # [batch, frame, hop]"""
@@ -96,6 +183,14 @@ class CpuSource(SineSource):
             noise = torch.cat([_noise_block(self._mixing, seed, block) for block in blocks])
             rows.append(noise[first - blocks.start * NOISE_BLOCK :][: end - first])
         return torch.stack(rows).view(len(rows), frames, self.hop)
+
+
+class _Fundamental(SineSource):
+    """The lowest of a source's sines alone: its phase is that of all."""
+
+    def __init__(self, source: SineSource) -> None:
+        nn.Module.__init__(self)
+        self.rate, self.hop, self.harmonics = source.rate, source.hop, 1
 
 
 @lru_cache(maxsize=256)
@@ -145,19 +240,23 @@ def _overlapped(frames: Tensor) -> Tensor:
 
 
 class CpuHiFT(HiFT):
-    """A vocoder on the weights of another."""
+    """A vocoder on the weights of another; the most of its convolutions multiply in `dtype`."""
 
-    def __init__(self, hift: HiFT) -> None:
+    def __init__(self, hift: HiFT, dtype: torch.dtype = torch.float32) -> None:
         nn.Module.__init__(self)
         self.config: HiFTConfig = hift.config
         self.m_source, self.fourier = CpuSource(hift.m_source), FlatFourier(hift.fourier)
-        self.conv_pre, self.ups, self.f0_predictor = hift.conv_pre, hift.ups, hift.f0_predictor
+        self.conv_pre, self.ups = hift.conv_pre, hift.ups
+        self.f0_predictor = FlatF0(hift.f0_predictor)
         self.source_downs, self.source_resblocks = hift.source_downs, hift.source_resblocks
         self.resblocks, self.conv_post = hift.resblocks, hift.conv_post
-        self._blocks = [FlatBlock(block) for block in cast(Iterable[ResBlock], hift.resblocks)]
-        self._source_blocks = [FlatBlock(block) for block in cast(Iterable[ResBlock], hift.source_resblocks)]
-        self._downs = [FlatConv(conv) for conv in cast(Iterable[nn.Conv1d], hift.source_downs)]
-        self._post = FlatConv(hift.conv_post)
+        self._blocks = [FlatBlock(block, dtype) for block in cast(Iterable[ResBlock], hift.resblocks)]
+        self._source_blocks = [FlatBlock(block, dtype) for block in cast(Iterable[ResBlock], hift.source_resblocks)]
+        self._downs = [TapProduct.of(conv) for conv in cast(Iterable[nn.Conv1d], hift.source_downs)]
+        self._ups = [FlatUp(conv) for conv in cast(Iterable[nn.ConvTranspose1d], hift.ups)]
+        self._pre = TapProduct.of(hift.conv_pre)
+        self._post = FlatConv(hift.conv_post, torch.float32)
+        self._values = self.config.rates[-1]  # of the spectrum in a mel frame
 
     @staticmethod
     def suits(hift: HiFT) -> bool:
@@ -166,31 +265,59 @@ class CpuHiFT(HiFT):
         steep = all(float(snake.alpha.abs().min()) >= SMALLEST_ALPHA for snake in snakes)
         return hift.conv_pre.weight.device.type == "cpu" and steep
 
-    def _spectrum(self, mel: Tensor, excitation: Tensor, plan: DecodePlan) -> Tensor:
-        x: Tensor = self.conv_pre(mel)
-        held = Span(0, x.shape[-1])
+    def _sound(self, mel: Tensor, excitation: Tensor, emit: Span) -> Tensor:
+        starts = range(emit.start, emit.stop, STRETCH)
+        stretches = [Span(start, min(start + STRETCH, emit.stop)) for start in starts]
+        rows = zip(mel.split(1), excitation.split(1), strict=True)
+        return torch.cat([torch.cat([self._stretch(*row, span) for span in stretches], dim=1) for row in rows])
+
+    def _stretch(self, mel: Tensor, excitation: Tensor, emit: Span) -> Tensor:
+        frames, length = mel.shape[-1], emit.stop - emit.start
+        lacks = -length % LENGTHS if emit.stop == frames else 0
+        if lacks:
+            mel, excitation = (functional.pad(x, (0, lacks * n)) for x, n in ((mel, 1), (excitation, self._values)))
+        plan = decode_plan(self.config, Span(emit.start, emit.stop + lacks), mel.shape[-1])
+        return self._waves(self._spectrum(mel, excitation, plan, frames), plan, emit)
+
+    def _spectrum(self, mel: Tensor, excitation: Tensor, plan: DecodePlan, frames: int | None = None) -> Tensor:
+        """As far as there are `frames`; what follows them is silence."""
+        frames = mel.shape[-1] if frames is None else frames
+        x = self._pre(mel[0].T)  # [frame, channel]
+        x[frames:] = 0
+        excitation = excitation[0].squeeze(1).T  # [frame, 2 · bins]
+        held = Span(0, len(x))
         per_stage, last = len(self.config.resblock_kernels), len(plan.stages) - 1
         for stage, (taken, source, mixed) in enumerate(plan.stages):
-            up = self.ups[stage](functional.leaky_relu(x[..., taken.inside(held)].flatten(1, -2), self.config.slope))
+            end = frames * self.config.rates[stage] + (stage == last)
+            up = self._ups[stage](functional.leaky_relu(x[taken.inside(held)], self.config.slope))
             if stage == last:
-                up = functional.pad(up, (1, 0), mode="reflect")
+                up = torch.cat([up[1:2], up])  # reflected
             upsampled = Span(taken.start * self.config.upsample_rates[stage], 0)
-            x = _channels_last(up[..., mixed.inside(upsampled)])
-            x = x + self._excite(stage, excitation, source)[..., mixed.inside(source)]
-            first, *others = [block(x) for block in self._blocks[stage * per_stage : (stage + 1) * per_stage]]
-            for other in others:
-                first += other
-            x = first.mul_(1 / per_stage)
+            excited = self._excite(stage, excitation, source, end)
+            mixture = up[mixed.inside(upsampled)] + excited[mixed.inside(source)]
+            mixture[max(0, end - mixed.start) :] = 0
+            x = _as_rows(self._blended(stage * per_stage, _as_image(mixture), max(0, end - mixed.start)))
             held = mixed
         wanted = plan.spectrum.widened(self.config.outer_kernel // 2).within(held.stop)
-        x = self._post(functional.leaky_relu(x[..., wanted.inside(held)], OUTER_SLOPE)).squeeze(2)
-        return x[..., plan.spectrum.inside(wanted)]
+        spectrum = self._post(_as_image(functional.leaky_relu(x[wanted.inside(held)], OUTER_SLOPE))).squeeze(2)
+        return spectrum[..., plan.spectrum.within(frames * self._values + 1).inside(wanted)]
 
-    def _excite(self, stage: int, excitation: Tensor, span: Span) -> Tensor:
+    def _blended(self, first: int, mixture: Tensor, end: int) -> Tensor:
+        """The mean of the residual blocks of a stage, of which this is the first."""
+        count = len(self.config.resblock_kernels)
+        blended, *others = [block(mixture, end) for block in self._blocks[first : first + count]]
+        for other in others:
+            blended += other
+        return blended.mul_(1 / count)
+
+    def _excite(self, stage: int, excitation: Tensor, span: Span, end: int | None = None) -> Tensor:  # [time, channel]
         stride, kernel = self.config.source_stride(stage), self.config.source_kernel(stage)
         first = span.start * stride
         length = (span.stop - span.start - 1) * stride + kernel - 2 * (stride // 2)
-        return self._source_blocks[stage](self._downs[stage](excitation[..., first : first + length]))
+        lowered = self._downs[stage](excitation[first : first + length])
+        end = len(lowered) if end is None else max(0, end - span.start)
+        lowered[end:] = 0
+        return _as_rows(self._source_blocks[stage](_as_image(lowered), end))
 
 
 def _snake(scaled: Tensor) -> Tensor:
@@ -199,6 +326,11 @@ def _snake(scaled: Tensor) -> Tensor:
     return scaled.addcmul_(sines, sines)
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """# [batch, channel, time] → [batch, channel, 1, time]"""
-    return x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+def _as_image(x: Tensor) -> Tensor:
+    """# [time, channel] → [1, channel, 1, time], where it lies"""
+    return x.contiguous().view(1, 1, *x.shape).permute(0, 3, 1, 2)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """# [1, channel, 1, time] → [time, channel], where it lies"""
+    return x[0, :, 0].T

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vivavoce.audio.files import read
-from vivavoce.device import Device, pick, resolve_dtype
+from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.slack import Admission
@@ -79,7 +79,9 @@ def load_codec(folder: Path, place: Device) -> MossSpeechCodec:
     if place.graphs:
         codec.flow.to(torch.float16)  # what a reply keeps is read at every hop; the ear and the vocoder stay exact
         return GraphedCodec(codec)
-    return CpuCodec(codec) if place.kind == "cpu" else codec
+    if place.kind == "cpu":
+        return CpuCodec(codec, torch.bfloat16 if bfloat16_is_fast_here() else torch.float32)
+    return codec
 
 
 @torch.no_grad()
