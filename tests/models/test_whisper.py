@@ -11,7 +11,7 @@ from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import SIZES, WhisperConfig
 from vivavoce.models.whisper_decoding import decode, language_chances
-from vivavoce.models.whisper_encoding import narrow
+from vivavoce.models.whisper_narrow import narrow
 from vivavoce.models.whisper_rules import Suppress, SuppressAtStart
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn.sinusoids import sinusoids
@@ -321,7 +321,10 @@ def test_an_encoder_in_bfloat16_gives_nearly_the_same_states_as_wide_as_before()
     model = Whisper.random(WhisperConfig(**SMALL, vocab_size=100), seed=2)
     mel = torch.randn(2, 80, 120, generator=torch.Generator().manual_seed(0))
     wide = model.encoder(mel)
-    narrow(model.encoder)
+    keys = model.decoder.remember(wide).keys
+    narrow(model)
     states = model.encoder(mel)
+    narrower = model.decoder.remember(wide).keys
+    assert narrower.shape == keys.shape and 0 < (narrower - keys).abs().max() < 0.02 * keys.abs().max()
     assert states.dtype == torch.float32 and model.encoder.layers[0].fc1.weight.dtype == torch.bfloat16
     assert 0 < (states - wide).abs().max() < 0.05 * wide.abs().max()

@@ -117,18 +117,19 @@ class HeadDrafts:
         return [by_place[first : first + places] for first in range(0, len(by_place), places)]
 
 
-def likeliest_tree(guesses: Many[Many[Guess]], most: int) -> Draft:
+def likeliest_tree(guesses: Many[Many[Guess]], most: int, least: float = 0.0) -> Draft:
     """The `most` likeliest branches of guesses that do not know of one another, each beginning with the first place.
 
-    What would be drawn (the first guess of a place) comes before all else at its place.
+    What would be drawn (the first guess of a place) comes before all else at its place. Rows that are less likely than
+    `least` are left out.
     """
-    if all(len(guess) == 1 for guess in guesses):
-        return Draft([guess[0][0] for guess in guesses[:most]])
     rows, parents = list[Row](), list[int]()
     waiting = [(-chance, place, -1, 0) for place, (_, chance) in enumerate(guesses[0])] if guesses else []
     heapq.heapify(waiting)
     while waiting and len(rows) < most:
         negative, rank, parent, depth = heapq.heappop(waiting)
+        if -negative < least:
+            break
         rows.append(guesses[depth][rank][0])
         parents.append(parent)
         if depth + 1 < len(guesses):

@@ -77,6 +77,7 @@ class Engine:
         )
         self.slack = Slack()
         self.runner = Runner(model, cache, self.capacity, limits.sequences_per_step, use_graphs and device.graphs)
+        self.scheduler.spare_rows = int(self.runner.goes_ahead)
         self.acceptance = Acceptance()
         self._next_id = 0
         self._steps = 0
@@ -115,6 +116,17 @@ class Engine:
         """Capture the steps of all batches that sequences can make, so that no conversation waits for it."""
         most = min(2 * self.limits.sequences_per_step, BUCKETS[-1])
         self.runner.warm_up(tuple(bucket for bucket in BUCKETS if bucket <= most))
+        if self.runner.use_graphs:
+            self._prefill_once()
+
+    def _prefill_once(self) -> None:
+        """Compute a prompt too long for any graph: what libraries load for it takes a second."""
+        sequence = self.open([(0,) * self.model.channels] * min(self.limits.rows_per_step, self.capacity))
+        left = 0
+        while left != sequence.pending > 0:  # or nothing moves, for want of pages
+            left = sequence.pending
+            self.step()
+        self.close(sequence)
 
     def open(self, rows: Iterable[Row] = ()) -> Sequence:
         """A new sequence, its first rows to be computed in the steps that follow."""

@@ -5,8 +5,9 @@ every step elsewhere, is the same code run eagerly. The only wait for the device
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +19,13 @@ from vivavoce.engine.sampling import NO_ROW, Generation, SamplingTables, SlotDra
 from vivavoce.engine.scheduler import Plan, Work
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import Draft
+from vivavoce.engine.steps_ahead import NextModes, StepAhead, follow, has_next
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn import kernels
+from vivavoce.nn.ahead import compiling_ahead
 from vivavoce.nn.paged import PagedCache, Piece, RowBatch
 
+Made = TypeVar("Made")
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SHORT_PIECE = 4  # in a mixed step, pieces up to this long go through the decode kernel, row by row
 READ_AGAIN = 1 << 25  # bytes of a layer that the rows of a prompt may read one by one: so near, they come from L2
@@ -70,27 +74,57 @@ class Runner:
         self._lone_modes: tuple[int, ...] = getattr(model, "lone_modes", ())
         self._graphs: dict[tuple[int, bool, int, bool, int | None], Captured] = {}
         self._pool: Any = None  # of graph memory, shared by all buckets
+        self._side: torch.cuda.Stream | None = None  # on which they are captured
+        self._next_modes: NextModes | None = getattr(model, "next_modes", None)
+        self._ahead: StepAhead | None = None
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether steps may be begun before they are planned, for which every reply needs room for one row more."""
+        return self.use_graphs and self._next_modes is not None
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> list[Drawn]:
         """The new rows of each work that samples, in the plan's order."""
         self.cache.copy_pages(plan.copies)
-        slots = self._assign(plan.works)
-        narrow = self._is_narrow([work.sequence for work in plan.works if work.samples])
-        total = sum(work.total for work in plan.works)
-        longest = max(work.drafted.depth for work in plan.works)
+        ahead, self._ahead = self._ahead, None
+        rows = {} if ahead is None else ahead.rows_of(plan.works)
+        if ahead is None or not rows:
+            return self._run(plan.works)
+        others = [work for work in plan.works if work.sequence.id not in rows]
+        if not others and len(rows) == len(ahead.places):
+            self._assign(plan.works)
+            self._go_on(ahead.captured, plan.works, rows)
+        made = ahead.made()
+        drawn = iter(self._run(others) if others else ())
+        return [
+            Drawn([tuple(made[rows[work.sequence.id]])]) if work.sequence.id in rows else next(drawn)
+            for work in plan.works
+            if work.samples
+        ]
+
+    def _go_on(self, captured: Captured, works: list[Work], rows: Mapping[int, int]) -> None:
+        """Begin the step behind the one under way, where all that is known of it is what the device makes now."""
+        if captured.following is not None and all(has_next(work, self.cache.page_size) for work in works):
+            self._ahead = StepAhead(captured, works, rows)
+
+    def _run(self, works: list[Work]) -> list[Drawn]:
+        slots = self._assign(works)
+        narrow = self._is_narrow([work.sequence for work in works if work.samples])
+        total = sum(work.total for work in works)
+        longest = max(work.drafted.depth for work in works)
         bucket = next((size for size in BUCKETS if size >= total), None)
-        if bucket is None and total <= DRAFT_BUCKET and all(self._is_single(work) for work in plan.works):
+        if bucket is None and total <= DRAFT_BUCKET and all(self._is_single(work) for work in works):
             bucket = DRAFT_BUCKET
-        relaxed = any(_is_relaxed(work) for work in plan.works)
+        relaxed = any(_is_relaxed(work) for work in works)
         if self.use_graphs and bucket is not None and longest <= GRAPHED_DRAFT and not relaxed:
-            plain = self._is_plain(plan.works)
+            plain = self._is_plain(works)
             counts = not plain
-            drawn = self._replay(plan.works, slots, bucket, narrow, GRAPHED_DRAFT if longest else 0, plain)
+            drawn = self._replay(works, slots, bucket, narrow, GRAPHED_DRAFT if longest else 0, plain)
         else:
-            counts = self._counts(plan.works)
-            drawn = self._run_eagerly(plan.works, slots, narrow, longest, counts)
-        for work in plan.works if counts else ():
+            counts = self._counts(works)
+            drawn = self._run_eagerly(works, slots, narrow, longest, counts)
+        for work in works if counts else ():
             slot = self._slots[work.sequence.id]
             if slot.known >= work.start:
                 slot.known = max(slot.known, work.start + work.count)
@@ -99,10 +133,17 @@ class Runner:
     @torch.inference_mode()
     def warm_up(self, buckets: tuple[int, ...] = BUCKETS) -> None:
         """Capture the graphs ahead, so that no conversation pays for it."""
-        if self.use_graphs:
-            for bucket in sorted(buckets, reverse=True):  # the largest first: the smaller ones reuse its memory
-                for mode in (None, *self._lone_modes):
-                    self._graph(bucket, narrow=True, mode=mode)
+        if not self.use_graphs:
+            return
+        kinds = [(False, None), *((False, mode) for mode in self._lone_modes), (True, None)]  # plain, mode
+        # The largest first: the smaller ones reuse its memory.
+        steps = [(bucket, *kind) for bucket in sorted(buckets, reverse=True) for kind in kinds]
+        with compiling_ahead() as is_ahead:
+            for bucket, plain, mode in steps if is_ahead else ():
+                given = torch.from_numpy(self._packing.pack([], [], 0, bucket)[0]).to(self.device)
+                self._step(given, bucket, (), None, True, 0, None, not plain, plain, mode)
+        for bucket, plain, mode in steps:
+            self._graph(bucket, narrow=True, plain=plain, mode=mode)
 
     def knows(self, sequence: Sequence) -> bool:
         """Whether a sequence's settings are on the device; a slot may have been given away."""
@@ -182,7 +223,10 @@ class Runner:
         mode = None if ahead else self._shared_mode(works)
         captured = self._graph(bucket, narrow, ahead, plain, mode)
         packed, ends = self._packing.pack(works, slots, ahead, bucket)
-        rows = captured.replay(packed)
+        ticket = captured.start(packed)
+        if plain and not ahead:
+            self._go_on(captured, works, {work.sequence.id: end - 1 for work, end in zip(works, ends, strict=True)})
+        rows = captured.rows(ticket)
         drawing = [(work, _drawing(work, end)) for work, end in zip(works, ends, strict=True) if work.samples]
         return [_drawn(work, rows[places.start : places.stop], captured.hidden, places) for work, places in drawing]
 
@@ -190,12 +234,14 @@ class Runner:
         """What each row of a work may see, where its draft branches.  # [row, context] bool"""
         if work.drafted.is_chain:
             return None
-        first = work.start + work.count
-        seen = torch.ones(work.total, first + len(work.drafted), dtype=torch.bool).tril(work.start)
-        seen[work.count :, first:] = False
-        for place in range(len(work.drafted)):
-            seen[work.count + place, [first + before for before in work.drafted.branch(place)]] = True
-        return seen.to(self.device)
+        first, drafted = work.start + work.count, len(work.drafted)
+        seen = np.tri(work.total, first + drafted, work.start, dtype=bool)
+        tree = np.eye(drafted, dtype=bool)
+        for place, up in enumerate(work.drafted.parents):
+            if up >= 0:
+                tree[place] |= tree[up]
+        seen[work.count :, first:] = tree
+        return torch.from_numpy(seen).to(self.device)
 
     def _is_single(self, work: Work) -> bool:
         is_short = work.total <= SHORT_PIECE or (bool(work.drafted) and work.total <= 1 + GRAPHED_DRAFT)
@@ -272,18 +318,32 @@ class Runner:
         key = (bucket, narrow, ahead, plain, mode)
         if key not in self._graphs:
             given = torch.from_numpy(self._packing.pack([], [], ahead, bucket)[0]).to(self.device)
-            side = torch.cuda.Stream(self.device)
-            side.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(side):
-                for _ in range(2):  # compiles kernels and lets libraries allocate, neither of which may be captured
-                    self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain, mode)
-            torch.cuda.current_stream(self.device).wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                made, hidden = self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain, mode)
-            self._pool = graph.pool()
-            self._graphs[key] = Captured(graph, given, made, hidden)
+            graph, (made, hidden) = self._capture(
+                lambda: self._step(given, bucket, (), None, narrow, ahead, None, not plain, plain, mode)
+            )
+            following = None
+            if plain and not ahead and self._next_modes is not None:
+                facts = (self.model.channels, self._packing.filler, self._next_modes)
+                following, _ = self._capture(lambda: follow(given, made, *facts))
+            self._graphs[key] = Captured(graph, given, made, hidden, following)
         return self._graphs[key]
+
+    def _capture(self, action: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
+        """An action as a graph, and what it gives."""
+        current = torch.cuda.current_stream(self.device)
+        side = self._side = self._side or torch.cuda.Stream(self.device)
+        side.wait_stream(current)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(side):
+            action()  # compiles kernels and lets libraries allocate, neither of which may be captured
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                made = action()
+            finally:
+                graph.capture_end()
+        current.wait_stream(side)
+        self._pool = graph.pool()
+        return graph, made
 
     def _assign(self, works: list[Work]) -> list[int]:
         """A slot for each sequence of the step, its device state brought up to date."""
@@ -301,11 +361,16 @@ class Runner:
             slot.page_revision = sequence.page_revision
         if stale:
             indices = [slot.index for slot, _ in stale]
-            fresh = torch.from_numpy(self._page_table_host[indices]).to(self.device)
-            self._page_table[torch.tensor(indices, device=self.device)] = fresh
+            self._page_table[self._sent(torch.tensor(indices))] = self._sent(
+                torch.from_numpy(self._page_table_host[indices])
+            )
         for slot, work in zip(slots, works, strict=True):
             self._refresh(slot, work)
         return [slot.index for slot in slots]
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        """A tensor on the device, for which nobody waits: a step may be under way there."""
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _slot(self, sequence: Sequence) -> Slot:
         """The sequence's slot, or that of whoever was longest absent."""

@@ -64,6 +64,7 @@ class Scheduler:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
+        self.spare_rows = 0  # for which a reply holds a page beforehand, where one is free
         self.sound, self.now = sound or SoundPolicy(), now
         self.page_size = page_size
         self.rows_per_step = rows_per_step
@@ -96,6 +97,8 @@ class Scheduler:
             if drafted:
                 plan.works[index] = self._with_draft(work, drafted)
                 budget -= len(plan.works[index].drafted)
+            if work.samples and self.pool.free:
+                self._extend(work.sequence, work.start + work.count + self.spare_rows)
         return plan
 
     def rests(self) -> float | None:

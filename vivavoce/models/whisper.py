@@ -41,6 +41,10 @@ class WindowMemory:
         index = torch.as_tensor(windows, device=self.keys.device)
         return WindowMemory(self.keys[:, index], self.values[:, index])
 
+    def one(self, window: int) -> "WindowMemory":
+        """The memory of one window, without a copy."""
+        return WindowMemory(self.keys[:, window : window + 1], self.values[:, window : window + 1])
+
 
 @dataclass(frozen=True)
 class DecoderState:
@@ -125,6 +129,8 @@ class WhisperEncoder(nn.Module):
             for _ in range(config.encoder_layers)
         )
         self.layer_norm = nn.LayerNorm(config.d_model)
+        self.twin: nn.Module | None = None
+        """All of it in a faster form, where somebody made one."""
 
     def forward(self, mel: Tensor) -> Tensor:
         """States of windows, which may be shorter than 30 s.  # [window, mel, frame] → [window, frame / 2, d_model]"""
@@ -132,6 +138,9 @@ class WhisperEncoder(nn.Module):
         if mel.ndim != 3 or mel.shape[1] != config.num_mel_bins or not 0 < mel.shape[2] <= config.window_frames:
             wanted = f"[window, {config.num_mel_bins}, 1…{config.window_frames}]"
             raise InputError(f"this Whisper takes mels {wanted}, not {list(mel.shape)}")
+        if self.twin is not None:
+            made: Tensor = self.twin(mel)
+            return made
         x = functional.gelu(self.conv1(mel.to(self.conv1.weight.dtype)))
         x = functional.gelu(self.conv2(x)).transpose(1, 2)
         x = x + self.embed_positions.weight[: x.shape[1]]
@@ -156,6 +165,8 @@ class WhisperDecoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.d_model)
         self.spelling: nn.Module | None = None
         """A faster twin of the product with `embed_tokens`, where somebody made one."""
+        self.remembering: nn.Module | None = None
+        """A faster twin of the products of `remember`, all in one, where somebody made one."""
 
     @property
     def stack(self) -> Sequence[WhisperDecoderLayer]:
@@ -164,6 +175,11 @@ class WhisperDecoder(nn.Module):
 
     def remember(self, states: Tensor) -> WindowMemory:
         """What the layers will read of these windows.  # [window, position, d_model]"""
+        if self.remembering is not None:
+            attention, layers = self.stack[0].encoder_attn, len(self.stack)
+            made: Tensor = self.remembering(states.to(torch.bfloat16)).to(states.dtype)
+            by_layer = made.unflatten(-1, (layers, 2, attention.heads, attention.head_dim)).permute(2, 3, 0, 4, 1, 5)
+            return WindowMemory(by_layer[:, 0], by_layer[:, 1])
         pairs = [layer.encoder_attn.remember(states) for layer in self.stack]
         return WindowMemory(torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs]))
 

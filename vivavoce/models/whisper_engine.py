@@ -5,6 +5,7 @@ lie in a `WindowStore`, written once by whoever encoded them and read by every t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Protocol
 
@@ -162,6 +163,8 @@ class WhisperWriter:
         look = self.looking(windows)
         if self._packed and is_single(x, batch):
             return single_rows_step(decoder, self._packed, x, batch, look)
+        if not kernels.usable(x):
+            batch = masked_once(batch, x)
         for index, layer in enumerate(decoder.stack):
             x = x + self._attend_text(layer, index, x, batch)
             x = x + self._attend_window(layer, index, x, look)
@@ -226,11 +229,16 @@ class WhisperWriter:
             return kernels.row_linear(hidden.contiguous(), weight, None, dtype=torch.float32)
         return self.model.decoder.logits(hidden)
 
-    def ruled(self, logits: Tensor, modes: Tensor) -> Tensor:
-        """Logits under the rules, by what each text has written.  # [sequence, vocabulary], [sequence]"""
+    def ruled(self, logits: Tensor, modes: Tensor, timed: bool = True) -> Tensor:
+        """Logits under the rules, by what each text has written.  # [sequence, vocabulary], [sequence]
+
+        `timed` is False where it is known that no text is written with times.
+        """
         if kernels.usable(logits):
             return kernels.transcript_rules(logits, modes, self._barred, self._known_ids)
         begun = (modes & BEGUN != 0)[:, None]
+        if not timed:
+            return logits.masked_fill(self._not_plain | self.never | (~begun & self._not_first), FORBIDDEN)
         times = (modes & 1 != 0)[:, None]
         last, before = modes & LAST_IS_TIME != 0, modes & BEFORE_IS_TIME != 0
         latest = (modes >> LATEST_SHIFT) + self.tokens.timestamps - 1
@@ -270,7 +278,7 @@ class WhisperWriter:
         if taken:
             device = states.device
             logits = decoder.logits(states[: len(taken)])
-            ruled = self.ruled(logits, torch.tensor(modes, device=device)).log_softmax(-1)
+            ruled = self.ruled(logits, torch.tensor(modes, device=device), timestamps).log_softmax(-1)
             logprob = float(ruled.gather(1, torch.tensor(taken, device=device)[:, None]).sum())
         silence = float(decoder.logits(start).softmax(-1)[self.tokens.nospeech])
         return Text(list(written), logprob, ended, silence)
@@ -286,6 +294,15 @@ class WhisperWriter:
         before = BEFORE_IS_TIME if not mode & BEGUN or mode & LAST_IS_TIME else 0
         return row[WINDOW] | (LAST_IS_TIME if is_time else 0) | before | BEGUN | (latest << LATEST_SHIFT)
 
+    def next_modes(self, modes: Tensor, rows: Tensor) -> Tensor:
+        """`next_mode` of many texts, without leaving the device.  # [sequence], [sequence, 2] → [sequence]"""
+        token = rows[:, TOKEN]
+        is_time = token >= self.tokens.timestamps
+        latest = torch.where(is_time, token - (self.tokens.timestamps - 1), modes >> LATEST_SHIFT)
+        is_within = (modes & (BEGUN | LAST_IS_TIME)) == BEGUN
+        flags = BEGUN | (is_time * LAST_IS_TIME) | (~is_within * BEFORE_IS_TIME)
+        return rows[:, WINDOW] | flags | (latest << LATEST_SHIFT)
+
     def ends(self, row: Row) -> bool:
         """`<|endoftext|>`."""
         return row[TOKEN] == self.tokens.endoftext
@@ -294,6 +311,18 @@ class WhisperWriter:
         mask = torch.zeros(len(self._ids), dtype=torch.bool, device=self._ids.device)
         mask[list(ids)] = True
         return mask
+
+
+def masked_once(batch: RowBatch, like: Tensor) -> RowBatch:
+    """The rows with what each may see as numbers to be added, which all layers then share."""
+    pieces = []
+    for piece in batch.pieces:
+        seen = piece.visible
+        if seen is None and piece.length > 1 and piece.position > 0:
+            seen = torch.ones(piece.length, piece.context, dtype=torch.bool, device=like.device).tril(piece.position)
+        unseen = None if seen is None else like.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+        pieces.append(replace(piece, visible=unseen))
+    return replace(batch, pieces=tuple(pieces))
 
 
 def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:

@@ -6,13 +6,14 @@ back to an earlier place of a text is a matter of its length, and TorchScript ru
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.models.whisper import WhisperDecoder, WhisperDecoderLayer, WindowMemory
+from vivavoce.models.whisper_heads import WhisperHeads
 
 
 @dataclass
@@ -22,6 +23,23 @@ class LeanText:
     memory: WindowMemory
     past: Tensor  # [layer, place, 3 × d_model]
     length: int = 0
+
+
+class LeanGuessing(NamedTuple):
+    """How far a decoder guesses."""
+
+    most: int
+    """Tokens at most."""
+    sureness: float
+    """The chance of all guesses to be right, below which there is none more."""
+    leaves: int
+    """Beginning times that are told apart: the first guess is as sure as they are together."""
+    least: float
+    """The chance of such a time."""
+    times: int
+    """The first id that is a time."""
+    end: int
+    """The id that ends a text, which is not guessed."""
 
 
 def laid_out(weight: Tensor) -> Tensor:
@@ -81,27 +99,114 @@ class LeanStack(nn.Module):
             x = layer(x, past.select(0, index), first, seen, keys.select(0, index), values.select(0, index))
         return self.norm(x[-1])
 
+    @torch.jit.export
+    def guess(
+        self,
+        ids: Tensor,
+        past: Tensor,
+        first: int,
+        keys: Tensor,
+        values: Tensor,
+        barred_first: Tensor,
+        barred: Tensor,
+        how: LeanGuessing,
+    ) -> tuple[list[int], int, Tensor, Tensor]:
+        """The likeliest tokens behind the next ones, one after another: see `LeanDecoder.guess`."""
+        chain: list[int] = []
+        unsure, begins = torch.empty(0), torch.empty(0)
+        sureness, barring = 1.0, barred_first
+        while len(chain) < how.most:
+            hidden = self.forward(ids, past, first, keys, values)
+            first += ids.size(0)
+            chances = (functional.linear(hidden, self.tokens).float() + barring).softmax(-1)
+            best, place = chances.max(0)
+            chance, token = float(best), int(place)
+            if len(chain) == 0 and token >= how.times:
+                begins = chances
+                likely = chances.topk(how.leaves)[0]
+                chance = float(likely[likely > how.least].sum())
+            sureness *= chance
+            if sureness < how.sureness or token == how.end:
+                unsure = chances
+                break
+            chain.append(token)
+            ids, barring = place.unsqueeze(0), barred
+        return chain, first, unsure, begins
+
+
+class LeanHeads(nn.Module):
+    """Medusa heads and the spelling of what they guess, of one text: what `WhisperHeads` and the vocabulary give."""
+
+    def __init__(self, heads: WhisperHeads, decoder: WhisperDecoder) -> None:
+        super().__init__()
+        self.newest, self.query, self.out = heads.newest_proj, heads.q_proj, heads.out_proj
+        self.look_norm, self.last_norm = heads.look_norm, heads.final_norm
+        self.inner, self.outer, self.heads = heads.fc1, heads.fc2, heads.heads
+        self.ahead, self.bias = heads.ahead.weight.detach(), heads.bias.detach()[:, None]
+        self.weight = heads.weight.detach().transpose(1, 2).contiguous()
+        self.tokens = decoder.embed_tokens.weight.detach()
+
+    def forward(
+        self, hidden: Tensor, newest: int, keys: Tensor, values: Tensor, barred: Tensor, width: int
+    ) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens of the places ahead, and their chances.
+
+        # [d_model], keys [1, head, position, head_dim] → [place, width] twice
+        """
+        x = hidden + self.ahead + self.newest(self.tokens[newest])
+        query = self.query(self.look_norm(x)).view(1, x.size(0), self.heads, -1).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(query, keys, values)
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.size(0), -1))
+        x = x + self.outer(functional.gelu(self.inner(self.last_norm(x))))
+        x = x + functional.silu(torch.baddbmm(self.bias, x[:, None], self.weight)[:, 0])
+        chances, ids = (functional.linear(x, self.tokens).float() + barred).softmax(-1).topk(width)
+        return ids, chances
+
+
+def scripted(module: nn.Module) -> Any:
+    """A module that TorchScript runs, without Python between its calls."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what is to replace it needs a C++ compiler
+        return torch.jit.script(module)
+
 
 class LeanDecoder:
-    """Reads tokens and gives the state behind the last of them: what `WhisperDecoder.step` gives."""
+    """Reads tokens and guesses those behind them: the likeliest by what `WhisperDecoder.step` gives."""
 
     def __init__(self, decoder: WhisperDecoder) -> None:
         self.config = decoder.config
         self._stack: Any = LeanStack(decoder)
         if all(type(part) is nn.Linear for layer in decoder.stack for part in (layer.fc1, layer.self_attn.out_proj)):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # what is to replace it needs a C++ compiler
-                self._stack = torch.jit.script(self._stack)
+            self._stack = scripted(self._stack)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Guess something, so that nobody waits for what TorchScript does in its first calls."""
+        config, heads = self.config, self.config.decoder_attention_heads
+        weight = self._stack.tokens
+        nothing = weight.new_zeros(config.decoder_layers, 1, heads, 2, config.d_model // heads)
+        barred = torch.zeros(config.vocab_size, device=weight.device)
+        how = LeanGuessing(2, 0.0, 1, 0.0, config.vocab_size, -1)
+        with torch.inference_mode():
+            for tokens in ([0, 0], [0], [0]):
+                self.guess(self.begin(WindowMemory(nothing, nothing)), tokens, barred, barred, how)
 
     def begin(self, memory: WindowMemory) -> LeanText:
         """A text of one window, not a token of which is read."""
         size = (self.config.decoder_layers, self.config.max_target_positions, 3 * self.config.d_model)
         return LeanText(memory, memory.keys.new_empty(size))
 
-    def read(self, text: LeanText, tokens: list[int]) -> Tensor:
-        """The state behind the last of the next tokens.  # [d_model]"""
-        first = text.length
-        text.length += len(tokens)
+    def guess(
+        self, text: LeanText, tokens: list[int], barred_first: Tensor, barred: Tensor, how: LeanGuessing
+    ) -> tuple[list[int], Tensor, Tensor]:
+        """Greedy guesses behind the next tokens, all of which are read but the last guess.
+
+        Then the chances of what would follow, where they were too low to go on (empty where they were not), and those
+        of the first guess, where it is a time. What is barred is added to the logits of the first guess and the others.
+        """
         ids = torch.tensor(tokens, device=text.past.device)
-        state: Tensor = self._stack(ids, text.past, first, text.memory.keys, text.memory.values)
-        return state
+        memory = text.memory
+        chain, text.length, unsure, begins = self._stack.guess(
+            ids, text.past, text.length, memory.keys, memory.values, barred_first, barred, how
+        )
+        return chain, unsure, begins

@@ -231,7 +231,8 @@ class WhisperTranscriber:
         log_mel = torch.full((self.model.config.num_mel_bins, total), OF_SILENCE, device=self.device)
         state, end = self.mel.initial_state(), 0
         fading = samples.new_zeros(min(window, FADING_SAMPLES))
-        for block in (*samples.split(MEL_BLOCK_SECONDS * WhisperMel.RATE), fading, None):
+        *blocks, last = samples.split(MEL_BLOCK_SECONDS * WhisperMel.RATE)
+        for block in (*blocks, torch.cat([last, fading]), None):
             if block is None:
                 made = self.mel.flush(state)
             else:
@@ -239,7 +240,10 @@ class WhisperTranscriber:
             begin, end = end, min(end + made.shape[-1], total)
             log_mel[:, begin:end] = made[0, :, : end - begin]
         peak = log_mel.amax()
-        for piece in log_mel.split(MEL_BLOCK_SECONDS * MEL_FRAMES_PER_SECOND, dim=1):  # hours need no second copy
+        log_mel[:, end:] = whisper_normalise(log_mel[None, :, -1:], peak)[0]
+        for piece in log_mel[:, :end].split(
+            MEL_BLOCK_SECONDS * MEL_FRAMES_PER_SECOND, dim=1
+        ):  # hours need no second copy
             piece.copy_(whisper_normalise(piece[None], peak)[0])
         return log_mel
 

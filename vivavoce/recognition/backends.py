@@ -15,8 +15,8 @@ from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_encoding import narrow
 from vivavoce.models.whisper_int8 import to_int8
+from vivavoce.models.whisper_narrow import narrow
 from vivavoce.models.whisper_transcriber import Segment, WhisperTranscriber, Wish
 from vivavoce.recognition.converted import CONVERTED, load_converted
 from vivavoce.recognition.drafting import DraftChoice, DraftReport
@@ -136,7 +136,7 @@ def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTr
         return int8_listener(source, device)
     listener = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
     if dtype == "auto" and device.kind == "cpu" and bfloat16_is_fast_here():
-        narrow(listener.model.encoder)
+        narrow(listener.model)
     return listener
 
 

@@ -26,9 +26,10 @@ from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_draft import draft_kind, load_decoder
 from vivavoce.models.whisper_engine import TOKEN, WhisperWriter, WindowHeads
 from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper_narrow import is_narrow, narrow_pieces, remember_narrowly
 from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.models.whisper_transcriber import WhisperTranscriber, WriteText
-from vivavoce.recognition.guessing import GuessingDecoder
+from vivavoce.recognition.guessing import GuessingDecoder, GuessingHeads
 
 MOST_PIECES = 16  # tokens of a guessed text that are checked in one pass
 BRANCHES = 3  # places where a text that departed from the guess may stand in it
@@ -70,8 +71,6 @@ class Drafter:
 
     def __init__(self, choice: DraftChoice, listener: WhisperTranscriber, device: Device) -> None:
         self.choice, self.listener, self.device = choice, listener, device
-        like = listener.model.decoder.embed_tokens.weight
-        config = listener.model.config
         self.pieces: PieceGuesser | None = None
         self.small: SmallWhisper | None = None
         self.heads = None if choice.heads is None else _heads(choice.heads, listener.model)
@@ -79,19 +78,21 @@ class Drafter:
             folder = resolve(str(choice.draft))
             kind = draft_kind(folder)
             if kind == "pieces":
-                self.pieces = PieceGuesser.load(folder, config, like.device, like.dtype)
+                self.pieces = _pieces(folder, listener.model)
             elif kind == "heads":
                 raise CheckpointError(f"{folder} holds heads; name it with heads, not with draft")
             else:
                 self.small = _small(folder, kind, listener.model)
         self._guessed: dict[int, list[Row]] = {}
-        self._by_heads: HeadDrafts | None = None
+        self._by_heads: HeadDrafts | GuessingHeads | None = None
         self._by_model: DraftModel | GuessingDecoder | None = None
         self._small_writer: WhisperWriter | None = None
 
     def join(self, engine: Engine, writer: WhisperWriter) -> None:
         """Guess for the texts of this engine from now on."""
-        if self.heads is not None:
+        if self.heads is not None and self.device.kind == "cpu":
+            self._by_heads = GuessingHeads(self.heads, writer, engine, self.choice.width)
+        elif self.heads is not None:
             self._by_heads = HeadDrafts(WindowHeads(self.heads, writer), engine, self.choice.width)
         if self.small is not None:
             listener = self.listener
@@ -112,7 +113,8 @@ class Drafter:
             memory = self.small.decoder.remember(self.small.states(mel, states))
             self._small_writer.store.hold(memory, windows)
         if self.pieces is not None:
-            for window, tokens in zip(windows, self.pieces.guess(states), strict=True):
+            given = states.to(torch.bfloat16) if is_narrow(self.listener.model) else states
+            for window, tokens in zip(windows, self.pieces.guess(given), strict=True):
                 self._guessed[window] = [(token, 2 * window) for token in tokens]
 
     def leave(self, window: int) -> None:
@@ -188,10 +190,20 @@ def _heads(source: str | Path, model: Whisper) -> WhisperHeads:
     return WhisperHeads.load(resolve(str(source)), model.config, like.device, like.dtype)
 
 
+def _pieces(folder: Path, model: Whisper) -> PieceGuesser:
+    like, narrows = model.decoder.embed_tokens.weight, is_narrow(model)
+    made = PieceGuesser.load(folder, model.config, like.device, torch.bfloat16 if narrows else like.dtype)
+    if narrows:
+        narrow_pieces(made)
+    return made
+
+
 def _small(folder: Path, kind: str | None, model: Whisper) -> SmallWhisper:
     """A draft decoder beside the model's encoder, or a whole small model that fits it."""
     if kind == "decoder":
         decoder = load_decoder(folder, model.decoder)
+        if is_narrow(model):
+            remember_narrowly(decoder)
         return SmallWhisper(decoder.config, decoder)
     like = model.decoder.embed_tokens.weight
     small = Whisper.load(folder, like.device, like.dtype)

@@ -1,23 +1,29 @@
-"""A small decoder that guesses ahead of texts one by one, without an engine of its own.
+"""A small decoder, or heads, that guess ahead of texts one by one, without an engine of their own.
 
 On a CPU a small model's step costs less than an engine's planning of it. What the decoder has read of a text is kept,
 its own guesses too: of those that were right nothing is read again. It goes on for as long as all it has guessed is
 likely enough to be right; where it is not, its few likeliest tokens stand side by side.
 """
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from vivavoce.engine.draft_heads import HeadDrafts, likeliest_tree
+from vivavoce.engine.engine import Engine
 from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.speculative import Draft
+from vivavoce.engine.speculative import NO_DRAFT, Draft
+from vivavoce.models.interface import Row
 from vivavoce.models.whisper import WhisperDecoder
-from vivavoce.models.whisper_engine import BEGUN, TOKEN, WINDOW, WhisperWriter
-from vivavoce.models.whisper_lean import LeanDecoder, LeanText
+from vivavoce.models.whisper_engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
+from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanHeads, LeanText, scripted
 from vivavoce.models.whisper_rules import FORBIDDEN
 
 SURENESS = 0.1  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
+LEAST_SURENESS = 0.05  # the same of heads, whose guesses are all made at once
 LEAVES = 4  # tokens that are guessed side by side at the last place
 LEAST_CHANCE = 0.03  # of a token that is guessed there
 OTHER_TIMES = 2  # beside the likeliest, at which the same text may begin
@@ -32,6 +38,28 @@ class _Read:
     tokens: list[int]
 
 
+class BarredTokens:
+    """What a text may not write whatever it says, as numbers to be added to logits."""
+
+    def __init__(self, writer: WhisperWriter) -> None:
+        like = writer.model.decoder.embed_tokens.weight
+        timed = torch.zeros(writer.model.config.vocab_size, device=like.device)
+        timed[writer.never] = FORBIDDEN
+        plain, first = timed.clone(), timed.clone()
+        plain[writer.tokens.notimestamps :] = FORBIDDEN
+        timed[writer.tokens.notimestamps] = FORBIDDEN
+        first[: writer.tokens.timestamps] = FORBIDDEN
+        self._later, self._first = (plain, timed), (plain, first)  # each for texts without and with times
+
+    def next(self, sequence: Sequence) -> Tensor:
+        """For the next token of a text.  # [vocabulary]"""
+        return (self._later if sequence.mode & BEGUN else self._first)[sequence.rows[-1][WINDOW] % 2]
+
+    def later(self, sequence: Sequence) -> Tensor:
+        """For those behind it."""
+        return self._later[sequence.rows[-1][WINDOW] % 2]
+
+
 class GuessingDecoder:
     """Greedy guesses of a small decoder whose windows lie in the store of a writer of its own."""
 
@@ -39,41 +67,23 @@ class GuessingDecoder:
         self.decoder, self.writer = decoder, writer
         self._lean = LeanDecoder(decoder)
         self._read: dict[int, _Read] = {}
-        barred = torch.zeros(decoder.config.vocab_size, device=decoder.embed_tokens.weight.device)
-        barred[writer.never] = FORBIDDEN
-        plain, first = barred.clone(), barred.clone()
-        plain[writer.tokens.notimestamps :] = FORBIDDEN
-        barred[writer.tokens.notimestamps] = FORBIDDEN
-        first[: writer.tokens.timestamps] = FORBIDDEN
-        self._barred = (plain, barred)  # for texts without and with times
-        self._barred_first = (plain, first)
+        self._barred = BarredTokens(writer)
 
     @torch.inference_mode()
     def propose(self, sequence: Sequence, most: int) -> Draft:
         """What the small decoder would write next."""
         read = self._read_of(sequence)
         channel = sequence.rows[-1][WINDOW]
-        barred = (self._barred if sequence.mode & BEGUN else self._barred_first)[channel % 2]
         end = self.writer.tokens.endoftext
         most = min(most, self.decoder.config.max_target_positions - len(sequence.rows))
-        fresh, sureness = [row[TOKEN] for row in sequence.rows[read.lean.length :]], 1.0
-        chain, leaves, times = list[int](), dict[int, float](), dict[int, float]()
-        while len(chain) < most:
-            hidden = self._lean.read(read.lean, fresh)
-            read.tokens += fresh
-            chances = (self.decoder.logits(hidden) + barred).softmax(-1)
-            best, token = float(chances.max()), int(chances.argmax())
-            begins = not chain and self.writer.tokens.is_timestamp(token)
-            if begins:
-                times = _likely(chances, end)
-                best = sum(times.values())
-            sureness *= best
-            if sureness < SURENESS or token == end:
-                leaves, times = _likely(chances, end), {} if begins else times
-                break
-            chain.append(token)
-            fresh, barred = [token], self._barred[channel % 2]
-        return _draft(chain, list(leaves), list(times)[1 : 1 + OTHER_TIMES], channel).first(most)
+        fresh = [row[TOKEN] for row in sequence.rows[read.lean.length :]]
+        how = LeanGuessing(most, SURENESS, LEAVES, LEAST_CHANCE, self.writer.tokens.timestamps, end)
+        barred = self._barred.next(sequence), self._barred.later(sequence)
+        chain, unsure, begins = self._lean.guess(read.lean, fresh, *barred, how)
+        read.tokens += [*fresh, *chain][: read.lean.length - len(read.tokens)]
+        leaves = _likely(unsure, end) if len(unsure) else []
+        times = _likely(begins, end)[1 : 1 + OTHER_TIMES] if chain and len(begins) else []
+        return _draft(chain, leaves, times, channel).first(most)
 
     def close(self) -> None:
         """Forget all texts."""
@@ -96,11 +106,54 @@ class GuessingDecoder:
         return read
 
 
-def _likely(chances: Tensor, end: int) -> dict[int, float]:
-    """The chances of the tokens that may well come next, the likeliest first; an end need not be guessed."""
+class GuessingHeads:
+    """Greedy guesses of Medusa heads from the state behind the newest token, as far as they are likely."""
+
+    def __init__(self, heads: WhisperHeads, writer: WhisperWriter, engine: Engine, width: int) -> None:
+        self.writer, self.width = writer, width
+        self._lean = scripted(LeanHeads(heads, writer.model.decoder))
+        self._barred = BarredTokens(writer)
+        self._drawn = HeadDrafts(WindowHeads(heads, writer), engine, width)
+        self._settle()
+
+    @torch.inference_mode()
+    def _settle(self) -> None:
+        """Guess something, so that nobody waits for what TorchScript does in its first calls."""
+        store, like = self.writer.store, self.writer.model.decoder.embed_tokens.weight
+        keys, barred = store.keys[-1, :1, :, :2], like.new_zeros(len(like))
+        for _ in range(3):
+            self._lean(like[0], 0, keys, keys, barred, self.width)
+
+    @torch.inference_mode()
+    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
+        """What the heads see ahead."""
+        if not is_greedy(sequence):
+            return self._drawn.propose(sequence, most)
+        if sequence.hidden is None:
+            return NO_DRAFT
+        token, channel = sequence.rows[-1]
+        memory = self.writer.store.memory(channel // 2)
+        ids, chances = self._lean(
+            sequence.hidden, token, memory.keys[-1], memory.values[-1], self._barred.later(sequence), self.width
+        )
+        guesses = [
+            [((token, channel), chance) for token, chance in zip(tokens, likely, strict=True)]
+            for tokens, likely in zip(ids.tolist(), chances.tolist(), strict=True)
+        ]
+        return likeliest_tree(guesses, most, LEAST_SURENESS)
+
+
+def is_greedy(sequence: Sequence) -> bool:
+    """Whether the likeliest token of a text is taken."""
+    assert sequence.generation is not None
+    return sequence.generation.per_channel(WhisperWriter.channels)[TOKEN].temperature == 0
+
+
+def _likely(chances: Tensor, end: int) -> list[int]:
+    """The tokens that may well come next, the likeliest first; an end need not be guessed."""
     best = chances.topk(LEAVES)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return {token: chance for token, chance in pairs if chance > LEAST_CHANCE and token != end}
+    return [token for token, chance in pairs if chance > LEAST_CHANCE and token != end]
 
 
 def _draft(chain: list[int], leaves: list[int], times: list[int], channel: int) -> Draft:

@@ -192,7 +192,7 @@ class TranscribingEngine:
             memory = model.decoder.remember(states)
             for index, (_, one) in enumerate(pairs):
                 self._leave(one)
-                (one.window,) = self.writer.store.hold(memory.of([index]))
+                (one.window,) = self.writer.store.hold(memory.one(index))
                 self.drafter.hear([one.window], mel[index : index + 1], states[index : index + 1])
                 self._go_on(one, self.writer.store.memory(one.window))
 

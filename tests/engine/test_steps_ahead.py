@@ -1,0 +1,146 @@
+"""Steps that a device begins before they are planned give the texts that planned steps give."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.models.test_whisper_engine import CONFIG, SETTINGS, TOKENS, model, windows_of  # noqa: F401 - a fixture
+from vivavoce.device import pick
+from vivavoce.engine.captured import Captured
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.engine.steps_ahead import follow
+from vivavoce.models.whisper import Whisper, WindowMemory
+from vivavoce.models.whisper_engine import BEGUN, WhisperWriter
+from vivavoce.nn.paged import Piece
+
+
+class Again:
+    """Stands in for a CUDA graph: what it does is done again at once."""
+
+    def __init__(self, action) -> None:
+        self.replay = action
+
+
+class Device:
+    """A CPU that replays steps as a GPU does, each row by itself."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.runner, self.steps, self.begun_ahead = engine.runner, {}, 0
+        self.runner.use_graphs, engine.scheduler.spare_rows = True, 1
+        self.runner._graph = self.graph
+
+    def graph(self, bucket, narrow, ahead=0, plain=False, mode=None) -> Captured:
+        key = (bucket, narrow, ahead, plain)
+        if key not in self.steps:
+            packed = torch.from_numpy(self.runner._packing.pack([], [], ahead, bucket)[0])
+            made, hidden = torch.zeros(bucket, 2, dtype=torch.long), torch.zeros(bucket, CONFIG.d_model)
+
+            def step() -> None:
+                facts = packed[:, 2:4].tolist()
+                pieces = tuple(Piece(slice(row, row + 1), slot, place) for row, (slot, place) in enumerate(facts))
+                made.copy_(self.runner._step(packed, 0, pieces, None, narrow, ahead, None, not plain, plain, mode)[0])
+
+            def go_on() -> None:
+                self.begun_ahead += 1
+                follow(packed, made, 2, self.runner._packing.filler, self.runner._next_modes)
+
+            follows = plain and not ahead
+            self.steps[key] = Captured(Again(step), packed, made, hidden, Again(go_on) if follows else None)
+        return self.steps[key]
+
+
+def engine_of(model, page_size: int = 4, cache_rows: int = 512) -> tuple[Engine, WhisperWriter]:  # noqa: F811
+    writer = WhisperWriter(model, TOKENS, SETTINGS, 6)
+    limits = EngineLimits(page_size=page_size, cache_rows=cache_rows, sequences_per_step=8)
+    return Engine(writer, pick("cpu"), torch.float64, limits), writer
+
+
+def texts(engine: Engine, writer: WhisperWriter, memory, timestamps: bool, events) -> list[list[int]]:
+    """What five windows say when others join, leave and begin anew between two steps."""
+    prompt, written, sequences = TOKENS.prompt("en", timestamps=timestamps), [], []
+    for index, window in enumerate(writer.store.hold(memory)):
+        sequence = engine.open(writer.prompt(window, prompt, timestamps))
+        engine.generate(sequence, Generation(GREEDY, max_new_rows=5 + 6 * index))
+        sequences.append(sequence)
+        for _ in range(events[index] % 5):
+            engine.step()
+        if events[index] >= 18:
+            engine.stop(sequence)
+            engine.generate(sequence, Generation(GREEDY, max_new_rows=9))
+        elif events[index] >= 15:
+            engine.rewind(sequence, min(len(sequence), len(prompt) + 2))
+            engine.generate(sequence, Generation(GREEDY, max_new_rows=9))
+        elif events[index] >= 10:
+            twin = engine.fork(sequence)
+            engine.generate(twin, Generation(GREEDY, max_new_rows=7))
+            sequences.append(twin)
+        elif events[index] >= 8:
+            engine.close(sequence)
+    while engine.has_work:
+        engine.step()
+    for sequence in sequences:
+        written.append([token for token, _ in sequence.rows])
+        engine.close(sequence)
+    return written
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@example([3, 19, 19, 18, 1], True, (4, 512))
+@given(
+    st.lists(st.integers(0, 19), min_size=5, max_size=5), st.booleans(), st.sampled_from([(1, 512), (4, 96), (4, 512)])
+)
+def test_texts_are_those_of_planned_steps(model, events, timestamps, sizes):  # noqa: F811
+    memory = windows_of(model, 5)
+    planned = texts(*engine_of(model, *sizes), memory, timestamps, events)
+    engine, writer = engine_of(model, *sizes)
+    device = Device(engine)
+    assert texts(engine, writer, memory, timestamps, events) == planned
+    assert device.begun_ahead > 0
+
+
+def test_nearly_every_step_of_long_texts_is_begun_ahead_and_none_beyond_their_end(model):  # noqa: F811
+    engine, writer = engine_of(model)
+    device = Device(engine)
+    for window in writer.store.hold(windows_of(model, 4)):
+        sequence = engine.open(writer.prompt(window, TOKENS.prompt("en"), False))
+        engine.generate(sequence, Generation(GREEDY, max_new_rows=12))
+    while engine.has_work:
+        engine.step()
+    ended = {len(sequence) for sequence in engine.scheduler.sequences.values()}
+    prompt, most = len(TOKENS.prompt("en")), max(ended)
+    assert most - prompt - 2 - len(ended) <= device.begun_ahead <= 12 - 2 + len(ended)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("timestamps", [False, True])
+@pytest.mark.parametrize("events", [(0, 1, 2, 3, 4), (12, 3, 16, 9, 1), (3, 14, 2, 11, 18)])
+def test_on_a_gpu_texts_are_those_of_steps_without_graphs(model, events, timestamps):  # noqa: F811
+    device = pick("cuda")
+    there = Whisper(CONFIG).requires_grad_(False).eval()
+    there.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    there.to(device.torch_device)
+    found = windows_of(model, 5)
+    memory = WindowMemory(found.keys.float().to(device.torch_device), found.values.float().to(device.torch_device))
+    made = []
+    for use_graphs in (False, True):
+        writer = WhisperWriter(there, TOKENS, SETTINGS, 6)
+        limits = EngineLimits(page_size=16, cache_rows=1024, sequences_per_step=8)
+        engine = Engine(writer, device, torch.float32, limits, use_graphs)
+        assert engine.runner.goes_ahead == use_graphs
+        made.append(texts(engine, writer, memory, timestamps, events))
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_modes_of_the_device_are_those_of_the_host(model, timestamps):  # noqa: F811
+    writer = WhisperWriter(model, TOKENS, SETTINGS, 6)
+    tokens = [4, TOKENS.timestamps, TOKENS.timestamps + 7, 5, 6, TOKENS.timestamps + 9, TOKENS.endoftext]
+    channel = 2 * 3 + timestamps
+    for begun in (0, BEGUN):
+        mode = writer.start_mode((0, channel)) | begun
+        for token in tokens:
+            made = writer.next_modes(torch.tensor([mode], dtype=torch.int32), torch.tensor([[token, channel]]))
+            mode = writer.next_mode(mode, (token, channel))
+            assert made.tolist() == [mode]

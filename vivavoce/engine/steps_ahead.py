@@ -1,0 +1,91 @@
+"""Steps that a device begins before they are planned, from what it made itself: it need not wait for the host.
+
+While texts are written one row at a time, the next step is known but for the rows this one makes, and those are on the
+device already. So it is begun before they are read. When it is planned, what fits the plan is there; a text that ended
+meanwhile, or was rewound, was computed for nothing, and whoever has joined is computed beside it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vivavoce.engine.captured import Captured
+from vivavoce.engine.sampling import Generation
+from vivavoce.engine.scheduler import Work
+
+NextModes = Callable[[Tensor, Tensor], Tensor]
+"""The modes of sequences behind the rows they made.  # [sequence], [sequence, channel] → [sequence]"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row of a step that was begun ahead, and of what reply it must be to count."""
+
+    row: int
+    position: int
+    generated: int
+    revision: int
+    generation: Generation | None
+
+    @classmethod
+    def after(cls, work: Work, row: int) -> "Place":
+        """The one that follows a single row."""
+        sequence = work.sequence
+        return cls(row, work.start + 1, sequence.generated + 1, sequence.row_revision, sequence.generation)
+
+    def holds(self, work: Work) -> bool:
+        """Whether this work is the one that was done ahead."""
+        sequence = work.sequence
+        return (
+            work.total == 1
+            and work.samples
+            and (work.start, sequence.generated, sequence.row_revision)
+            == (self.position, self.generated, self.revision)
+            and sequence.generation is self.generation
+        )
+
+
+class StepAhead:
+    """A step that was begun before it was planned: everybody of the one before goes on by the row it makes."""
+
+    def __init__(self, captured: Captured, works: list[Work], rows: Mapping[int, int]) -> None:
+        self.captured, self.ticket = captured, captured.go_on()
+        self.places = {work.sequence.id: Place.after(work, rows[work.sequence.id]) for work in works}
+
+    def rows_of(self, works: list[Work]) -> dict[int, int]:
+        """The rows of the step that hold these works, by sequence, as far as they do."""
+        found = {}
+        for work in works:
+            place = self.places.get(work.sequence.id)
+            if place is not None and place.holds(work):
+                found[work.sequence.id] = place.row
+        return found
+
+    def made(self) -> list[list[int]]:
+        """What each row of the step made."""
+        return self.captured.rows(self.ticket)
+
+
+def has_next(work: Work, page_size: int) -> bool:
+    """Whether a single row is followed by another unless it ends the reply, and there is room for that one."""
+    sequence, generation = work.sequence, work.sequence.generation
+    return (
+        work.samples
+        and work.total == 1
+        and generation is not None
+        and sequence.generated + 1 < generation.max_new_rows
+        and (sequence.most_unread is None or sequence.unread + 1 < sequence.most_unread)
+        and sequence.speculation is None
+        and sequence.states is None
+        and work.start + 1 < len(sequence.pages) * page_size
+    )
+
+
+def follow(given: Tensor, made: Tensor, channels: int, filler: int, next_modes: NextModes) -> None:
+    """Let every packed row of a step be the one it made, where it is not there to fill the step up.  # [row, …] each"""
+    goes = given[:, channels] != filler
+    given[:, channels + 2] = next_modes(given[:, channels + 2], made)
+    given[:, :channels] = made
+    given[:, channels + 1] += goes
+    given[:, channels + 3] += goes
