@@ -65,9 +65,10 @@ def test_replies_in_windows_of_others_sound_as_if_they_were_alone():
         return sounds
 
     sounds = asyncio.run(serve())
+    until = -plain.vocoder.reach.right * plain.vocoder.hift.config.hop  # the end is as if the last frame went on
     for seed, sound in zip((0, 1, 2, 3, 0, 3), sounds, strict=True):
         assert sound.shape == expected[seed].shape
-        assert (sound - expected[seed]).abs().max() <= 2e-4 * max(1.0, expected[seed].abs().max())
+        assert (sound - expected[seed])[:until].abs().max() <= 2e-4 * max(1.0, expected[seed].abs().max())
     torch.backends.cudnn.allow_tf32 = tf32
 
 

@@ -1,5 +1,8 @@
 """Modules are made where they are asked for, and one that cannot fit says so."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -14,6 +17,18 @@ def test_parameters_stand_where_and_as_asked():
     assert layer.weight.is_meta
     assert layer.weight.dtype == torch.bfloat16
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_what_has_no_memory_does_not_load_a_compiler():
+    script = """
+import sys, torch
+from vivavoce.nn.allocation import allocating
+with allocating("meta", torch.float32):
+    table, layer = torch.nn.Embedding(2, 3), torch.nn.Linear(3, 4)
+print(table.weight.is_meta, layer.weight.is_meta, "torch._dynamo" in sys.modules)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", "True", "False"]
 
 
 def test_what_does_not_fit_is_one_line():

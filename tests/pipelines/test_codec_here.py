@@ -1,10 +1,12 @@
 """The codec for many conversations: two ways of making sound give what one gives, whoever goes which way."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
+from vivavoce.errors import InputError
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
@@ -59,7 +61,7 @@ def spoken(codec, pieces):
 async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, plain):
     here = CodecHere(graphed, LEFT)
     voice = graphed.flow.voice(prompt())
-    here.warm_up(voice, (1, 4), (5,))
+    here.warm_up(voice, (1, 4), (5, 10))
     here.ear.start()
     here.voice.start()
     ways = [[SOON, SOON, LATER, SOON], [SOON, LATER, LATER, LATER], [LATER, SOON, SOON, SOON]]
@@ -69,9 +71,24 @@ async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, p
     for sound, pieces in replies:
         expected = spoken(plain, pieces)
         assert sound.shape == expected.shape
-        assert (sound - expected).abs().max() < 2e-4 * max(1.0, float(expected.abs().max()))
+        # The end is another: as if the last frame went on.
+        known = len(expected) - plain.vocoder.reach.right * plain.vocoder.hift.config.hop
+        assert (sound - expected)[:known].abs().max() < 2e-4 * max(1.0, float(expected.abs().max()))
     assert here.voice.jobs == 12
     assert here.voice.waiting == 0
+
+
+async def test_sound_that_is_none_fails_alone(graphed):
+    here = CodecHere(graphed, LEFT)
+    voice = graphed.flow.voice(prompt())
+    broken = replace(voice, speaker=torch.full_like(voice.speaker, torch.nan))
+    here.voice.start()
+    results = await asyncio.gather(
+        *(here.voice.do((each, codes(8, 1), False), SOON) for each in (voice, broken)), return_exceptions=True
+    )
+    await here.voice.close()
+    assert torch.isfinite(results[0][0]).all()
+    assert isinstance(results[1], InputError)
 
 
 async def test_a_turn_is_heard_as_by_the_plain_ear(graphed, plain):

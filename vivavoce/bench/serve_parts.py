@@ -22,6 +22,7 @@ from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.moss_speech_mind import REPLY_ROOM
 
 SHAPES = ("true", "tiny", "mini")
 ROWS_A_SECOND = 12.5
@@ -48,10 +49,10 @@ class Load:
         return round(self.question_seconds * ROWS_A_SECOND) + self.reply_rows + OTHER_ROWS
 
     def limits(self) -> EngineLimits:
-        """An engine that holds them all, and a few who come and go."""
+        """An engine that holds them all, and a few who come and go; no past is so long that it must be compacted."""
         return EngineLimits(
-            cache_rows=(self.sessions + 8) * self.context,
-            context=self.context,
+            cache_rows=(self.sessions + 8) * self.context + REPLY_ROOM,
+            context=self.context + REPLY_ROOM,
             sequences_per_step=max(8, self.sessions + 8),
         )
 

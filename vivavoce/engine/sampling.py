@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vivavoce.errors import InputError
 from vivavoce.nn import kernels
+from vivavoce.nn.ahead import is_compiling_ahead
 from vivavoce.nn.counter_noise import mixed
 
 NO_ROW = -1  # stands where a reply has no row yet
@@ -214,8 +215,11 @@ class SlotDraw:
         tables, logits = self.tables, logits.float()
         settings = (tables.floats, tables.top_k, tables.seeds)
         if total is None and logits.shape[-1] <= kernels.WIDEST_DRAW:
-            return kernels.narrow_draw(logits, *settings, seen, self.slots, self.positions, channel)
-        return kernels.draw(logits, *settings, seen, self.slots, self.positions, channel, total)
+            drawn = kernels.narrow_draw(logits, *settings, seen, self.slots, self.positions, channel)
+        else:
+            drawn = kernels.draw(logits, *settings, seen, self.slots, self.positions, channel, total)
+        # A kernel that is only compiled writes nothing, and what is anything must not be looked up.
+        return torch.zeros_like(drawn) if is_compiling_ahead() else drawn
 
     def _seen(self, channel: int) -> Tensor:
         """Which ids stand before the row to be drawn.  # [sequence, vocabulary] bool, its own memory"""

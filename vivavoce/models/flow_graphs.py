@@ -68,7 +68,9 @@ class GraphedFlow(StreamingFlow):
         self.flow, self._prefix_step = flow, prefix_step
         self.buckets: Sequence[int] = BUCKETS
         self.times: Sequence[int] = ()
-        """Hops of so many codes have their graphs; the last one of a reply is filled up to one of them."""
+        """Hops of so many codes have their graphs: others are cut into these, the last one of a reply is filled up."""
+        self.longest_prefix = 0
+        """Codes of a voice whose hops have their graphs: voices that are shorter take those too."""
         self.spare = spare or SpareWindows()
         for module in flow.modules():
             # Once only: graphs that were captured read the weight where it lies.
@@ -80,7 +82,9 @@ class GraphedFlow(StreamingFlow):
 
     def beside(self) -> "GraphedFlow":
         """The same flow with graphs of its own; windows go from one to the other."""
-        return GraphedFlow(self.flow, self._prefix_step, self.spare)
+        flow = GraphedFlow(self.flow, self._prefix_step, self.spare)
+        flow._graphs.blank = self._graphs.blank
+        return flow
 
     def start(self, voice: FlowVoice, left_chunks: int | None = None, recompute: bool = False) -> FlowState:
         """As the decoder's; in inference mode, in the windows of another reply where there are any."""
@@ -97,6 +101,44 @@ class GraphedFlow(StreamingFlow):
     def decode(self, given: FlowPass) -> Tensor:
         """The decoder's own pass."""
         return self.flow.decode(given)
+
+    @torch.no_grad()
+    def step_batch(
+        self, states: Sequence[FlowState], codes: Sequence[Tensor], final: bool | Sequence[bool] = False
+    ) -> tuple[list[Tensor], list[FlowState]]:
+        """As the decoder's, in as many hops of those that have their graphs as it takes."""
+        finals = [final] * len(states) if isinstance(final, bool) else list(final)
+        cut = [self._cut(*given) for given in zip(states, codes, finals, strict=True)]
+        mels, after = super().step_batch(
+            states,
+            [pieces[0] for pieces in cut],
+            [last and len(some) == 1 for last, some in zip(finals, cut, strict=True)],
+        )
+        for number in range(1, max(map(len, cut), default=1)):
+            some = [index for index, pieces in enumerate(cut) if number < len(pieces)]
+            lasts = [finals[index] and number == len(cut[index]) - 1 for index in some]
+            made, moved = super().step_batch(
+                [after[index] for index in some], [cut[index][number] for index in some], lasts
+            )
+            for index, mel, state in zip(some, made, moved, strict=True):
+                mels[index], after[index] = torch.cat([mels[index], mel], dim=1), state
+        return mels, after
+
+    def _cut(self, state: FlowState, codes: Tensor, final: bool) -> list[Tensor]:
+        """The codes in pieces, each of which completes as many as have a graph."""
+        known, lookahead, chunk = state.first + len(state.codes), self.config.lookahead, self.config.chunk
+        all_known, position, ends = known + len(codes), state.position, []
+        until = all_known if final else max(position, (all_known - lookahead) // chunk * chunk)
+        is_replayed = self.times and state.cache is not None and state.left_chunks is not None
+        while is_replayed and (due := until - position) > 0:
+            if due <= self.times[-1] if final else due in self.times:
+                break
+            hop = max((time for time in self.times if time <= due - (lookahead if final else 0)), default=due)
+            position += hop
+            if position >= until:
+                break
+            ends.append(position + lookahead - known)
+        return list(codes.tensor_split(ends))
 
     def capture(self, streams: int, time: int, prefix_codes: int, left_chunks: int) -> None:
         """Make the graph of such hops, if there is none yet."""
@@ -115,20 +157,21 @@ class GraphedFlow(StreamingFlow):
         if hop is None:
             return super()._step_together(states, final)
         self.capture(*hop)
-        caches = [state.cache.contiguous() for state in states if state.cache is not None]
+        caches = [_in_one_piece(state.cache) for state in states if state.cache is not None]
         after = [self.spare.take(cache.code_slots) or cache.unwritten() for cache in caches]
         mels, *contexts = self._graphs(hop, self._given(states, caches, after, hop, final))
+        # Views of all streams by one call each: a call for every stream takes the host longer than the device computes.
+        own = [each.split(1, axis) for each, axis in zip(contexts, FlowCache.CONTEXT_AXES.values(), strict=True)]
+        mels = mels.transpose(1, 2).contiguous()
         results = []
         for index, (state, cache) in enumerate(zip(states, after, strict=True)):
-            names = FlowCache.CONTEXT_AXES.items()
-            own: dict[str, Any] = {
-                name: each.narrow(axis, index, 1) for (name, axis), each in zip(names, contexts, strict=True)
-            }
+            held: dict[str, Any] = {name: each[index] for name, each in zip(FlowCache.CONTEXT_AXES, own, strict=True)}
             until = self._decodable(state, final)
             heard = max(state.position, len(state.voice.codes))
             frames = slice(*((code - state.position) * self.config.ratio for code in (heard, until)))
-            moved = self._advanced(state, until, replace(cache, **own), 0)
-            results.append((mels[index, frames].T.contiguous(), moved))
+            left = state.codes[until - state.first :]
+            moved = replace(state, position=until, cache=replace(cache, **held), codes=left, first=until)
+            results.append((mels[index, :, frames], moved))
         return results
 
     def _hop(self, states: Sequence[FlowState], final: bool) -> Hop | None:
@@ -139,10 +182,10 @@ class GraphedFlow(StreamingFlow):
         if left_chunks is None or cache is None or time > MOST_CHUNKS * chunk or len(states) > self.buckets[-1]:
             return None
         voices = {id(state.voice): state.voice for state in states}
-        if not addressable(list(voices.values()), cache.contiguous(), time * self.config.ratio):
+        if not addressable(list(voices.values()), _in_one_piece(cache), time * self.config.ratio):
             return None
         streams, sink = bucket_of(len(states), self.buckets), max(state.voice.sink for state in states)
-        return Hop(streams, time, self._stepped(sink), left_chunks)
+        return Hop(streams, time, self._stepped(max(sink, self.longest_prefix)), left_chunks)
 
     def _stepped(self, codes: int) -> int:
         return -(-codes // self._prefix_step) * self._prefix_step
@@ -165,8 +208,8 @@ class GraphedFlow(StreamingFlow):
             places = [getattr(cache, name).data_ptr() for cache in (state.voice.cache, *pasts) for name in WINDOWS]
             end = start + (len(codes) if final else length)
             packed.append([start, end, state.voice.sink, *places, *codes, *[0] * (length - len(codes))])
-            rest = state.voice.mel[start * config.ratio :][: hop.time * config.ratio]
-            if len(rest):
+            if start * config.ratio < len(state.voice.mel):
+                rest = state.voice.mel[start * config.ratio :][: hop.time * config.ratio]
                 prompt_mel[row, : len(rest)] = rest
         missing = hop.streams - len(states)
         filler = list(packed[0])
@@ -195,6 +238,10 @@ class GraphedFlow(StreamingFlow):
         codes, chunk = packed[:, NUMBERS:], self.config.chunk
         mel = self.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, chunk, hop.left_chunks))
         return mel, *_contexts(after)
+
+
+def _in_one_piece(cache: FlowCache) -> FlowCache:
+    return cache if all(getattr(cache, name).is_contiguous() for name in WINDOWS) else cache.contiguous()
 
 
 def _is_whole(window: Tensor) -> bool:

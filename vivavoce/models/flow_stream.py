@@ -66,9 +66,8 @@ Flow = TypeVar("Flow", bound="StreamingFlow")
 
 def load_flow(make: Callable[[], Flow], source: str | Path, device: torch.device | str, dtype: torch.dtype) -> Flow:
     """A decoder with the weights of a published `flow*.pt` file."""
-    with allocating("meta", dtype):
+    with allocating(device, dtype, drawn=False):
         decoder = make()
-    decoder.to_empty(device=device)
     with Checkpoint(source) as checkpoint:
         load_weights(decoder, checkpoint.renamed(lambda name: None if name in TRAINING_LEFTOVERS else name))
     return decoder.requires_grad_(False).eval()

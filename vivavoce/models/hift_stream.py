@@ -75,7 +75,7 @@ class HiFTStream:
         self, states: Sequence[HiFTState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[HiFTState]]:
         """The next hop of several streams; those of equal shape run together."""
-        _check(self.hift, mels, final)
+        self._look_at(mels, final)
         joined = [_joined(state.mel, mel) for state, mel in zip(states, mels, strict=True)]
         groups: dict[_Shape, list[int]] = {}
         for index, (state, mel, end) in enumerate(zip(states, joined, final, strict=True)):
@@ -92,6 +92,10 @@ class HiFTStream:
                 after[index] = self._renewed(_rows(group, rows)) if final[index] else _rows(group, rows)
                 first = rows.stop
         return [sounds[index] for index in range(len(states))], [after[index] for index in range(len(states))]
+
+    def _look_at(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
+        """Raise if one of them is no mel."""
+        _check(self.hift, mels, final)
 
     def _shape(self, state: HiFTState, mel: Tensor, final: bool) -> _Shape:
         frames, sounded = mel.shape[-1], state.f0.shape[1]

@@ -1,21 +1,35 @@
 """Modules allocated where and as they will be used: no copy on the CPU first, no cast afterwards."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from vivavoce.errors import CapacityError
 
 
+class _Undrawn(TorchFunctionMode):
+    """Parameters are not drawn; for those without memory torch would load its compiler, which takes seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
+
+
 @contextmanager
-def allocating(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made inside stand on this device, with this dtype."""
+def allocating(device: torch.device | str, dtype: torch.dtype, drawn: bool = True) -> Iterator[None]:
+    """Parameters made inside stand on this device, with this dtype; not `drawn`, they hold anything."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with torch.device(device), nullcontext() if drawn and torch.device(device).type != "meta" else _Undrawn():
             yield
     except RuntimeError as error:  # the GPU's out-of-memory error is one; the CPU allocator's has no class of its own
         if "memory" not in str(error):

@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from vivavoce.nn.ahead import is_compiling_ahead
+
 Key = TypeVar("Key", bound=Hashable)
 Function = Callable[[Key, Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -22,6 +24,9 @@ class Graphed(Generic[Key]):
         self.function = function
         self._captured: dict[Key, tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]]] = {}
         self._pool: Any = None
+        self.blank: dict[Key, tuple[Tensor, ...]] = {}
+        """What keys give while kernels are only compiled: of these, all that is slow at first is done."""
+        self._beside: torch.cuda.Stream | None = None  # the same for all: memory is shared by what is on one stream
 
     def __contains__(self, key: Key) -> bool:
         return key in self._captured
@@ -35,6 +40,8 @@ class Graphed(Generic[Key]):
         """What the function gives, in memory of the caller's own."""
         if not tensors[0].is_cuda:
             return self.function(key, tensors)
+        if is_compiling_ahead():
+            return self._compiled(key, tensors)
         if key not in self._captured:
             self.capture(key, tensors)
         graph, inputs, outputs = self._captured[key]
@@ -45,16 +52,29 @@ class Graphed(Generic[Key]):
 
     def capture(self, key: Key, tensors: Sequence[Tensor]) -> None:
         """Make the graph of a key. If the function writes anywhere but to what it gives, it does so a few times."""
+        if is_compiling_ahead():
+            return
         with torch.inference_mode(False), torch.no_grad():  # whoever calls later may be in that mode or not
             inputs = [tensor.clone() for tensor in tensors]
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(2):  # libraries choose their kernels and workspaces in the first calls
-                self.function(key, inputs)
-        torch.cuda.current_stream().wait_stream(beside)
+        current = torch.cuda.current_stream()
+        beside = self._beside = self._beside or torch.cuda.Stream()
+        beside.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            outputs = self.function(key, inputs)
+        with torch.cuda.stream(beside):
+            if key not in self.blank or not self._captured:
+                self.function(key, inputs)  # libraries choose their kernels and workspaces in the first call
+            # Not `torch.cuda.graph`: it gives spare memory back to the driver, and whoever is served meanwhile waits.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = self.function(key, inputs)
+            finally:
+                graph.capture_end()
+        current.wait_stream(beside)
         self._pool = graph.pool()
         self._captured[key] = (graph, inputs, outputs)
+
+    def _compiled(self, key: Key, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Zeros of the function's shapes, its kernels being compiled."""
+        if key not in self.blank:
+            self.blank[key] = tuple(torch.zeros_like(output) for output in self.function(key, tensors))
+        return self.blank[key]

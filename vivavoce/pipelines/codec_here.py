@@ -5,16 +5,19 @@ will hear in a moment, first sounds above all, goes another way than the long pa
 """
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from vivavoce.dialogue.gathering import Gathering
 from vivavoce.engine.workers import Workers
+from vivavoce.errors import InputError
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech_codec import MossSpeechCodec, SpokenState
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.speech_encoder_stream import SpeechStreamState
+from vivavoce.nn.ahead import compiling_ahead
 from vivavoce.nn.lane import Lane
 
 EarJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
@@ -23,7 +26,7 @@ VoiceJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stand
 VoiceResult = tuple[Tensor, SpokenState]
 EAR = "viva-ear"
 EARS_TOGETHER = 32
-VOICES_TOGETHER = {"cpu": 2, "cuda": 32}
+VOICES_TOGETHER = {"cpu": 4, "cuda": 32}
 SOON_SECONDS = 1.0  # what is needed within this goes the quick way
 COMPANY_SECONDS = 2.0  # before it is needed, sound is made, with whoever came until then or as soon as a pass is full
 
@@ -90,8 +93,10 @@ class CodecHere:
         self._ear_lane, self._lanes = Lane(device, urgent=True), [Lane(device), Lane(device, urgent=True)]
         together = voices_together or VOICES_TOGETHER.get(device.type, 16)
         self.ear: Gathering[EarJob, EarResult] = Gathering(EAR, self._hear, EARS_TOGETHER, workers=workers)
-        self._codecs = [codec, codec.beside()] if isinstance(codec, GraphedCodec) else [codec]
+        self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
+            codec.vocoder.looks = False  # its sound is looked at when it is read
+            self._codecs.append(codec.beside())
             quick = Gathering("viva-quick", self._speaker(1), together, _pass, workers)
             usual = Gathering(
                 "viva-voice", self._speaker(0), together, _pass, workers, COMPANY_SECONDS, lambda: quick.is_busy
@@ -102,15 +107,39 @@ class CodecHere:
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
         """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""
-        if isinstance(self.codec, GraphedCodec):
-            with self._ear_lane():
-                self.codec.encoder.warm_up(max(batches))
-        for place, (codec, lane) in enumerate(zip(self._codecs, self._lanes, strict=False)):
-            if isinstance(codec, GraphedCodec):
-                with torch.inference_mode(), lane():
-                    # Those who will soon run dry are not given long hops, which are for who has sound to spare.
-                    short = [size for size in sizes if size <= 2 * codec.flow.config.chunk]
-                    codec.warm_up(voice, batches, sizes if place == 0 else short, self.left_chunks)
+        if not isinstance(self.codec, GraphedCodec):
+            if self.codec.ear.device.type == "cpu":
+                self._speak_once(voice, max(sizes))
+            return
+        with compiling_ahead() as is_ahead:
+            if is_ahead:
+                self._warm_up(voice, batches, sizes, self._codecs[:1])
+        self._warm_up(voice, batches, sizes, self._codecs)
+        torch.cuda.empty_cache()  # what only capturing needed
+
+    @torch.inference_mode()
+    def _speak_once(self, voice: FlowVoice, longest: int) -> None:
+        """Make every kind of pass: a CPU's libraries get ready for a number of rows when they first see it."""
+        codec, flow = self.codec, self.codec.flow
+        codes = torch.zeros(longest + flow.config.lookahead, dtype=torch.long)
+        first = codes[: flow.config.chunk + flow.config.lookahead]
+        _, state = codec.step(codec.start(voice, self.left_chunks), first)
+        codec.step(state, codes[:longest])
+        for replies in range(2, self.voice.most + 1):
+            flows = [flow.start(voice, self.left_chunks) for _ in range(replies)]
+            _, flows = flow.step_batch(flows, [first] * replies)
+            flow.step_batch(flows, [codes[:longest]] * replies)
+
+    def _warm_up(
+        self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int], codecs: Sequence[MossSpeechCodec]
+    ) -> None:
+        with self._ear_lane():
+            cast(GraphedCodec, self.codec).encoder.warm_up(max(batches))
+        for place, (codec, lane) in enumerate(zip(codecs, self._lanes, strict=False)):
+            with torch.inference_mode(), lane():
+                # Those who will soon run dry are not given long hops, which are for who has sound to spare.
+                short = [size for size in sizes if size <= 2 * codec.flow.config.chunk]
+                cast(GraphedCodec, codec).warm_up(voice, batches, sizes if place == 0 else short, self.left_chunks)
 
     @property
     def spare_bytes(self) -> float:
@@ -149,9 +178,12 @@ class CodecHere:
 
 
 def _read_back(sounds: Sequence[Tensor]) -> list[Tensor]:
-    """Sounds on the host, all in one copy."""
+    """Sounds on the host, all in one copy; raises if they are none."""
     lengths = [len(sound) for sound in sounds]
-    return list(torch.cat(list(sounds)).float().cpu().split(lengths))
+    heard = torch.cat(list(sounds)).float().cpu()
+    if not heard.sum().isfinite():
+        raise InputError("the voice's sound holds NaN or infinite values; look at the model that made it")
+    return list(heard.split(lengths))
 
 
 def _pass(job: VoiceJob) -> tuple[bool, int, bool]:

@@ -3,14 +3,12 @@
 import asyncio
 import gc
 import os
-import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
-
-import torch
 
 from vivavoce.audio.buzz import buzz
 from vivavoce.dialogue.chunking import Bridge, Grain, LeadPolicy
@@ -32,9 +30,11 @@ from vivavoce.pipelines.codec_here import SOON_SECONDS, CodecHere
 from vivavoce.pipelines.moss_speech_mind import MossSpeechMind
 from vivavoce.pipelines.moss_speech_reply import FirstSound
 from vivavoce.pipelines.moss_speech_words import MossSpeechWords
+from vivavoce.pipelines.pace import serving_pace
 
 AS_EARLY_AS_CAN_BE = 3600.0  # seconds
 FIRST_SOUNDS_KEPT = 256
+CROWD = 3.0  # replies from which on a CPU makes long chunks: short ones take twice as long for as much sound
 FEW_MINDS = 16  # so few do not fill passes of the ear, however long they wait for one another
 
 
@@ -66,7 +66,7 @@ class MossSpeechOptions:
     switch_seconds: float = 0.0005
     """For how long a thread that computes keeps those waiting that have the device to look after."""
     voices_together: int | None = None
-    """Replies whose sound is made in one pass; None: 16, on a CPU 2, where a pass saves less and all wait for it."""
+    """Replies whose sound is made in one pass; None: 32, on a CPU 4, where more save nothing and all wait for it."""
     warm_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Passes of so many replies are captured as graphs before anybody comes, where a device replays them."""
     admission: Admission | None = None
@@ -103,7 +103,9 @@ class MossSpeechPipeline:
         flow = codec.flow.config
         grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE)
         self.policy = _policy(grain, core.runner.device.type, isinstance(codec, GraphedCodec))
+        self._crowded = replace(self.policy, later=2) if core.runner.device.type == "cpu" else self.policy
         self.bridge = Bridge(margin=0.13, are_together=True) if isinstance(codec, GraphedCodec) else Bridge()
+        self._stack = ExitStack()  # what is given back when it closes
         self._minds: weakref.WeakSet[MossSpeechMind] = weakref.WeakSet()
         self.first_sounds: deque[FirstSound] = deque(maxlen=FIRST_SOUNDS_KEPT)
         """Of the latest replies, where their listeners' wait went."""
@@ -114,9 +116,8 @@ class MossSpeechPipeline:
         self.ear, self.voice = self.here.ear, self.here.voice
 
     async def __aenter__(self) -> Self:
-        if self.codec.ear.device.type == "cpu":
-            torch.set_num_threads(self.options.threads or max(1, (os.cpu_count() or 2) // 2))
-        sys.setswitchinterval(self.options.switch_seconds)
+        on_cpu = self.codec.ear.device.type == "cpu"
+        self._stack.enter_context(serving_pace(on_cpu, self.options.threads, self.options.switch_seconds))
         self.workers.start()
         await self.engine.__aenter__()
         self.ear.start()
@@ -128,6 +129,7 @@ class MossSpeechPipeline:
         await self.ear.close()
         await self.voice.close()
         await asyncio.to_thread(self.workers.close)
+        self._stack.close()
         gc.unfreeze()
 
     def open(self, heard: Heard) -> Mind:
@@ -147,6 +149,19 @@ class MossSpeechPipeline:
         return self.speaking + 0.5 * sum(mind.hears_turn for mind in self._minds)
 
     @property
+    def chunks(self) -> LeadPolicy:
+        """How chunks grow now."""
+        # Only where it matters: counting the crowd takes the event loop a while where there are hundreds.
+        return self._crowded if self._crowded is not self.policy and self.crowd >= CROWD else self.policy
+
+    @property
+    def cushion(self) -> float:
+        """Seconds of sound a reply keeps back for before its first is let out, so that none in a crowd runs dry."""
+        policy = self.chunks
+        chunk = policy.later * policy.grain.frames * policy.grain.frame_seconds
+        return self.bridge.cushion(chunk, self.crowd) if policy.later > 1 else 0.0
+
+    @property
     def hears_at_once(self) -> bool:
         """Whether every code of a turn is made as its sound comes, so that little is left to do when it ends."""
         return isinstance(self.codec, GraphedCodec) and len(self._minds) <= FEW_MINDS
@@ -155,7 +170,8 @@ class MossSpeechPipeline:
         """Hear and say something once, so that the first caller does not wait for what is slow only at first."""
         await self.engine.warm_up()
         sizes = self.policy.sizes()
-        await asyncio.to_thread(self.here.warm_up, self.voice_of(None), self.options.warm_batches, sizes)
+        longest = max(self.voices.values(), key=lambda voice: voice.sink)
+        await asyncio.to_thread(self.here.warm_up, longest, self.options.warm_batches, sizes)
         mind = self.open(lambda item, text, is_final: None)
         settings = ConversationSettings(most_output_tokens=3 * self.policy.grain.frames)
         mind.remember((), settings)
@@ -189,5 +205,5 @@ def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
     if is_graphed:
         return LeadPolicy(grain, share=0.8, doubles=True, making=SOON_SECONDS)
     if device == "cpu":
-        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds)
+        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds, end=1.6)
     return LeadPolicy(grain)
