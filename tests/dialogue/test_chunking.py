@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.dialogue.chunking import Bridge, FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
+from vivavoce.dialogue.chunking import REPLY_SECONDS, Bridge, FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError
 
@@ -141,3 +141,15 @@ def test_where_passes_are_shared_a_crowd_does_not_make_a_first_chunk_wait():
     assert bridge.wait(0.24, replies=1) == pytest.approx(0.26)
     bridge.note(0.05, replies=64)
     assert 0 < bridge.wait(0.24, replies=64) < 0.26
+
+
+def test_later_chunks_may_be_longer_than_the_lead_affords_where_short_ones_cost_too_much():
+    policy = LeadPolicy(FLOW, share=1.0, longest=0.8, later=2)
+    assert [policy.wanted(chunks, 0.1) for chunks in (0, 1, 2)] == [5, 10, 10]
+
+
+def test_a_cushion_is_a_chunk_and_what_a_reply_would_lack_if_chunks_were_made_slower_than_heard():
+    bridge = Bridge(seconds=0.1)
+    assert bridge.cushion(0.8, 8) == 0.8
+    assert bridge.cushion(0.8, 16) == pytest.approx(0.8 + 0.5 * REPLY_SECONDS)
+    assert Bridge().cushion(0.8, 8) == 0.8, "nothing is known yet"

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -342,6 +343,32 @@ async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     assert len(late[0]) == len(soon[0]) + len(soon[1])
     assert len(lacking[0]) == len(soon[0]), "it is kept back for as long as it lacks, not until the second is there"
     assert np.allclose(np.concatenate(late), np.concatenate(soon), atol=1e-4)
+
+
+async def test_in_a_crowd_chunks_are_long_and_the_first_waits_for_the_second(parts):
+    settings = ConversationSettings(most_output_tokens=30)
+
+    async def said(pipeline) -> list[int]:
+        mind = pipeline.open(None)
+        mind.remember((), settings)
+        mind.listen(buzz(1.0, 16_000).samples[0])
+        pieces = [piece async for piece in mind.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
+        await mind.close()
+        return [len(piece.samples) for piece in pieces if isinstance(piece, Spoke)]
+
+    async with parts.pipeline(longest_loop=None) as pipeline:
+        pipeline.speaking = 2  # others
+        crowded = await said(pipeline)
+        assert crowded[0] >= pipeline.policy.grain.frames * 2 * parts.codec.samples_per_code
+        pipeline.speaking = 0
+        assert (await said(pipeline))[0] < crowded[0]
+
+
+async def test_what_serving_asks_of_the_process_is_given_back(parts):
+    before = sys.getswitchinterval(), torch.get_num_threads()
+    async with parts.pipeline(switch_seconds=0.003):
+        assert sys.getswitchinterval() == pytest.approx(0.003) and torch.get_num_threads() == 1
+    assert (sys.getswitchinterval(), torch.get_num_threads()) == before
 
 
 async def test_a_faster_voice_says_the_same_in_less_time(parts):

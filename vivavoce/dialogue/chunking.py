@@ -10,6 +10,8 @@ from typing import Protocol
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError
 
+REPLY_SECONDS = 4.0
+
 
 @dataclass(frozen=True)
 class Grain:
@@ -46,6 +48,10 @@ class LeadPolicy:
     longest: float = 1.6
     doubles: bool = False
     """Whether chunks are one, two, four … grains long, so that those of many replies are alike."""
+    later: int = 1
+    """Grains that every chunk but the first has at least."""
+    end: float = 1.0
+    """How many times as long as wanted the last chunk may be, so that no pass is made for a few frames alone."""
     making: float | None = None
     """Seconds in which the longest chunk is made. With such a lead frames that wait already are taken together, with
     less of it two grains of them; None: never."""
@@ -57,7 +63,7 @@ class LeadPolicy:
     def wanted(self, chunks: int, lead: float) -> int:
         """Frames that take `share` of the lead to play: the rest of the lead is for making them."""
         affordable = min(lead * self.share, self.longest) / self.grain.frame_seconds
-        grains = max(1, int(affordable / self.grain.frames + 1e-9))
+        grains = max(1 if chunks == 0 else self.later, int(affordable / self.grain.frames + 1e-9))
         return (1 << (grains.bit_length() - 1) if self.doubles else grains) * self.grain.frames
 
     def most(self, chunks: int, lead: float) -> int:
@@ -128,6 +134,15 @@ class Bridge:
     def wait(self, sound: float, replies: float) -> float:
         """Seconds to keep so much sound back for it to last until the next comes, if so many replies want theirs."""
         return max(0.0, (self.seconds + self.margin) * self._shares(replies) - sound)
+
+    def cushion(self, chunk: float, replies: float) -> float:
+        """Seconds of sound that each of so many replies should have before its first is heard, to play on to the end.
+
+        One chunk is heard while the next is made; where that takes longer than hearing it, as much more is needed as a
+        reply of `REPLY_SECONDS` would lack.
+        """
+        makes = self.seconds * self._shares(replies)
+        return chunk + max(0.0, 1 - chunk / makes if makes else 0.0) * REPLY_SECONDS
 
     def _shares(self, replies: float) -> float:
         return 1.0 if self.are_together else max(1.0, replies)

@@ -6,10 +6,9 @@ multiplies tiles of bfloat16 the estimator computes in that, and what a reply ke
 it adds to stays in float32.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import torch
@@ -25,31 +24,64 @@ from vivavoce.nn.int8_linear import Int8Linear
 from vivavoce.nn.past import Past, StreamPast
 from vivavoce.nn.quantised_linear import QuantisedLinear
 from vivavoce.nn.reordered_linear import ReorderedLinear
+from vivavoce.nn.scripted import scripted
 
 LARGEST_EXPONENT = 30.0  # from here on mish is its input
 ROWS = 40  # of a chunk of five codes, guided and not
 
-Product = Callable[[Tensor], Tensor]
 
+class Plain(nn.Module):
+    """`x @ weight.T + bias`."""
 
-class Rounded(ReorderedLinear):
-    """A product whose rows are made a multiple of `ROWS`: the library makes itself ready for every number of them."""
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight.detach()
+        self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """# [.., input] → [.., output]"""
-        rows = x.shape[:-1].numel()
-        lacks = -rows % ROWS
-        if not lacks:
-            return super().forward(x)
-        padded = functional.pad(x.reshape(rows, -1), (0, 0, 0, lacks))
-        return super().forward(padded)[:rows].view(*x.shape[:-1], -1)
+        return functional.linear(x, self.weight, self.bias)
 
 
-def product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product:
+class Rounded(ReorderedLinear):
+    """A product whose rows are made a multiple of `ROWS`: the library gets ready for every number of them anew."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.rows = ROWS
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [.., input] bfloat16 → [.., output]"""
+        rows = x.numel() // x.size(-1)
+        given = x.reshape(rows, x.size(-1))
+        if rows % self.rows:
+            given = functional.pad(given, (0, 0, 0, self.rows - rows % self.rows))
+        out = torch.ops.mkldnn._linear_pointwise(given, self.reordered, self.bias, "none", [], "")
+        return out[:rows].unflatten(0, x.size()[:-1])
+
+
+def product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """`x @ weight.T + bias` for an x of this type."""
-    if dtype == torch.bfloat16:
-        return Rounded(weight, bias)
-    return partial(functional.linear, weight=weight, bias=bias)
+    return Rounded(weight, bias) if dtype == torch.bfloat16 else Plain(weight, bias)
+
+
+class Taps(nn.Module):
+    """A causal convolution that reads its taps where they lie."""
+
+    def __init__(self, conv: CausalConv1d, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width = conv.context + 1
+        self.product = product(conv.weight.transpose(1, 2).flatten(1).contiguous(), conv.bias, dtype)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """The convolution continued; its context moves on.  # [row, time, channel], [row, context, channel]"""
+        rows, time, channels = x.size(0), x.size(1), x.size(2)
+        joined = torch.cat([context, x], dim=1)
+        context.copy_(joined[:, time:])
+        read = joined.as_strided([rows, time, self.width * channels], [joined.stride(0), channels, 1])
+        # As one matrix: libraries make a product a row of what does not lie in one piece.
+        out: Tensor = self.product(read.reshape(rows * time, self.width * channels))
+        return out.view(rows, time, -1)
 
 
 class FlatPast(StreamPast):
@@ -57,7 +89,7 @@ class FlatPast(StreamPast):
 
     def __init__(
         self,
-        taps: Mapping[CausalConv1d, Product],  # convolutions of what they see, [row, tap · channel]
+        taps: Mapping[CausalConv1d, Taps],
         prefixes: Sequence[Tensor],
         windows: Tensor,
         contexts: Sequence[Tensor],
@@ -68,60 +100,120 @@ class FlatPast(StreamPast):
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
         """The convolution continued; its context moves on."""
-        context = next(self._contexts)
-        joined = torch.cat([context, x], dim=1)  # [row, context + time, channel]
-        context.copy_(joined[:, x.shape[1] :])
-        rows, time, channels = x.shape
-        read = joined.as_strided((rows, time, (conv.context + 1) * channels), (joined.stride(0), channels, 1))
-        # As one matrix: libraries make a product a row of what does not lie in one piece.
-        return self._taps[conv](read.reshape(rows * time, -1)).view(rows, time, -1)
+        out: Tensor = self._taps[conv](x, next(self._contexts))
+        return out
+
+    def parts(self) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
+        """Prefixes by layer, windows, where the next go, contexts by convolution."""
+        prefixes = [self._prefix(layer) for layer in range(self._windows.shape[0])]
+        return prefixes, self._windows, self._next_windows, list(self._contexts)
 
 
-class FlatCausal:
+class FlatCausal(nn.Module):
     """A causal convolution, its norm and mish."""
 
-    def __init__(self, block: CausalBlock) -> None:
-        self.conv, self.norm = cast(CausalConv1d, block.block["0"]), cast(nn.LayerNorm, block.block["2"])
+    def __init__(self, block: CausalBlock, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.conv = Taps(cast(CausalConv1d, block.block["0"]), dtype)
+        self.norm = cast(nn.LayerNorm, block.block["2"])
+        self.largest = LARGEST_EXPONENT
 
-    def __call__(self, x: Tensor, past: Past) -> Tensor:
-        """# [row, time, channel]"""
-        return _mish(self.norm(past.convolve(self.conv, x).float())).to(x.dtype)
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """# [row, time, channel]
+
+        Mish is x · tanh(softplus(x)) = x · n / (n + 2) with n = eˣ(eˣ + 2): the libraries' own takes three times as
+        long.
+        """
+        y: Tensor = self.norm(self.conv(x, context).float())
+        power = y.clamp(max=self.largest).exp_()
+        n = (power + 2).mul_(power)
+        return n.div_(n + 2).mul_(y).to(x.dtype)
 
 
-class FlatTransformer:
+class FlatTransformer(nn.Module):
     """Attention and feed-forward of norms, added to as they go."""
 
     def __init__(self, layer: Transformer, dtype: torch.dtype) -> None:
+        super().__init__()
         out, widen = cast(nn.Linear, layer.attn1.to_out[0]), cast(nn.Linear, layer.ff.net["0"]["proj"])  # type: ignore[index]
         narrow = cast(nn.Linear, layer.ff.net["2"])
-        self.heads, self.norms = layer.attn1.heads, [deepcopy(norm).to(dtype) for norm in (layer.norm1, layer.norm3)]
+        self.heads = layer.attn1.heads
+        self.norm1, self.norm2 = (deepcopy(norm).to(dtype) for norm in (layer.norm1, layer.norm3))
         self.packed, self.out = product(layer.attn1.packed.weight, None, dtype), product(out.weight, out.bias, dtype)
         self.widen, self.narrow = product(widen.weight, widen.bias, dtype), product(narrow.weight, narrow.bias, dtype)
 
-    def __call__(self, x: Tensor, bias: Tensor | None, past: Past) -> Tensor:
-        """# [row, time, dim]"""
-        packed = self.packed(self.norms[0](x))
-        query_key_value = packed.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = past.attend(query_key_value[0], query_key_value[1:], bias).transpose(1, 2).flatten(2)
-        x = self.out(mixed).add_(x)
-        return self.narrow(functional.gelu(self.widen(self.norms[1](x)))).add_(x)
+    def forward(self, x: Tensor, bias: Tensor | None, prefix: Tensor, window: Tensor, kept: Tensor) -> Tensor:
+        """# x [row, time, dim], prefix, window and what is kept of both and of what is new: as in `StreamPast`"""
+        rows, time = x.size(0), x.size(1)
+        made = self.packed(self.norm1(x)).view(rows, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        new = made[1:].unflatten(1, [window.size(1), window.size(2)])
+        joined = torch.cat([prefix, window, new], dim=-2)
+        kept.copy_(joined[..., joined.size(-2) - kept.size(-2) :, :])
+        seen = joined.flatten(1, 2)
+        mixed = functional.scaled_dot_product_attention(made[0], seen[0], seen[1], attn_mask=bias)
+        x = self.out(mixed.transpose(1, 2).flatten(2)).add_(x)
+        out: Tensor = self.narrow(functional.gelu(self.widen(self.norm2(x)))).add_(x)
+        return out
 
 
-class FlatStage:
-    """A residual block and its transformers."""
+class FlatStage(nn.Module):
+    """A residual block, its transformers and, at the ends of the UNet, a causal convolution."""
 
     def __init__(self, stage: Stage, dtype: torch.dtype) -> None:
+        super().__init__()
         block = cast(ResidualBlock, stage[0])
-        self.block1, self.block2 = FlatCausal(block.block1), FlatCausal(block.block2)
+        self.block1, self.block2 = FlatCausal(block.block1, dtype), FlatCausal(block.block2, dtype)
         self.beside = product(block.res_conv.weight.squeeze(-1), block.res_conv.bias, dtype)
-        self.transformers = [FlatTransformer(layer, dtype) for layer in cast(Sequence[Transformer], stage[1])]
+        layers = cast(Sequence[Transformer], stage[1])
+        self.transformers = nn.ModuleList(FlatTransformer(layer, dtype) for layer in layers)
 
-    def __call__(self, x: Tensor, time: Tensor, bias: Tensor | None, past: Past) -> Tensor:
-        """# [row, time, channel]"""
-        x = self.block2(self.block1(x, past).add_(time), past).add_(self.beside(x))
+    def forward(
+        self,
+        x: Tensor,
+        time: Tensor,
+        bias: Tensor | None,
+        past: tuple[list[Tensor], Tensor, Tensor, list[Tensor]],
+        layer: int,
+        conv: int,
+    ) -> Tensor:
+        """From the past's `layer` and `conv` on.  # [row, time, channel]"""
+        prefixes, windows, kept, contexts = past
+        h = self.block1(x, contexts[conv]).add_(time)
+        x = self.block2(h, contexts[conv + 1]).add_(self.beside(x))
         for transformer in self.transformers:
-            x = transformer(x, bias, past)
+            x = transformer(x, bias, prefixes[layer], windows[layer], kept[layer])
+            layer += 1
         return x
+
+
+class FlatSteps(nn.Module):
+    """A whole estimator over the past of streams. TorchScript runs it: no other thread waits for Python meanwhile."""
+
+    def __init__(self, estimator: FlowEstimator, dtype: torch.dtype) -> None:
+        super().__init__()
+        down, up = cast(Stage, estimator.down_blocks[0]), cast(Stage, estimator.up_blocks[0])
+        self.down, self.up = FlatStage(down, dtype), FlatStage(up, dtype)
+        self.layers = len(self.down.transformers)  # of a stage
+        self.middle = nn.ModuleList(FlatStage(cast(Stage, stage), dtype) for stage in estimator.mid_blocks)
+        self.down_conv, self.up_conv = Taps(cast(CausalConv1d, down[2]), dtype), Taps(cast(CausalConv1d, up[2]), dtype)
+        self.final = FlatCausal(estimator.final_block, dtype)
+        self.mel = product(estimator.final_proj.weight.squeeze(-1), estimator.final_proj.bias, dtype)
+
+    def forward(
+        self, x: Tensor, times: Tensor, bias: Tensor | None, past: tuple[list[Tensor], Tensor, Tensor, list[Tensor]]
+    ) -> Tensor:
+        """# [row, time, in_channels], [stage, channel] → [row, time, out_channels]"""
+        contexts = past[3]
+        skip = self.down(x, times[0], bias, past, 0, 0)
+        x = self.down_conv(skip, contexts[2])
+        conv, stage = 3, 1
+        for each in self.middle:
+            x = each(x, times[stage], bias, past, stage * self.layers, conv)
+            conv, stage = conv + 2, stage + 1
+        x = self.up(torch.cat([x, skip], dim=-1), times[stage], bias, past, stage * self.layers, conv)
+        x = self.final(self.up_conv(x, contexts[conv + 2]), contexts[conv + 3])
+        mel: Tensor = self.mel(x)
+        return mel
 
 
 class FlatEstimator(nn.Module):
@@ -129,12 +221,9 @@ class FlatEstimator(nn.Module):
 
     def __init__(self, estimator: FlowEstimator, times: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self._dtype, self._times = dtype, estimator.time_conditions(times).to(dtype)
-        self._down, self._up = cast(Stage, estimator.down_blocks[0]), cast(Stage, estimator.up_blocks[0])
-        stages = [self._down, *(cast(Stage, stage) for stage in estimator.mid_blocks), self._up]
-        self._stages = [FlatStage(stage, dtype) for stage in stages]
-        self._final = FlatCausal(estimator.final_block)
-        self._mel = product(estimator.final_proj.weight.squeeze(-1), estimator.final_proj.bias, dtype)
+        self._whole, self._dtype = estimator, dtype
+        self._times = estimator.time_conditions(times)
+        self._steps = scripted(FlatSteps(estimator, dtype))
 
     def time_conditions(self, times: Tensor) -> Tensor:
         """All that depends on the time alone.  # [step] → [step, stage, channel]"""
@@ -142,14 +231,12 @@ class FlatEstimator(nn.Module):
 
     def forward(self, x: Tensor, time_conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
         """# x [row, time, in_channels], time_conditions [stage, channel] → [row, time, out_channels]"""
+        if not isinstance(past, FlatPast):
+            whole: Tensor = self._whole(x, time_conditions, bias, past)
+            return whole
         bias = None if bias is None else bias.to(self._dtype)
-        (first, *middle, last), (first_time, *times, last_time) = self._stages, time_conditions
-        skip = first(x.to(self._dtype), first_time, bias, past)
-        x = self._down.close(skip, past)
-        for stage, time in zip(middle, times, strict=True):
-            x = stage(x, time, bias, past)
-        x = last(torch.cat([x, skip], dim=-1), last_time, bias, past)
-        return self._mel(self._final(self._up.close(x, past), past))
+        steps: Tensor = self._steps(x.to(self._dtype), time_conditions.to(self._dtype), bias, past.parts())
+        return steps
 
 
 class CpuFlow(FlowDecoder):
@@ -166,10 +253,7 @@ class CpuFlow(FlowDecoder):
         flat = FlatEstimator(estimator, cosine_times(matching.steps, self.device)[:-1], dtype)
         self.decoder = FlowMatching(flat, matching.steps, matching.guidance)
         self._taps = {
-            conv: product(conv.weight.transpose(1, 2).flatten(1).contiguous(), conv.bias, kind)
-            for module, kind in ((decoder.encoder, torch.float32), (estimator, dtype))
-            for conv in module.modules()
-            if isinstance(conv, CausalConv1d)
+            conv: Taps(conv, torch.float32) for conv in decoder.encoder.modules() if isinstance(conv, CausalConv1d)
         }
 
     @staticmethod
@@ -190,10 +274,3 @@ class CpuFlow(FlowDecoder):
     def _flat(self, past: Past) -> Past:
         assert isinstance(past, StreamPast)
         return FlatPast(self._taps, past._prefixes, past._windows, list(past._contexts), past._next_windows)
-
-
-def _mish(x: Tensor) -> Tensor:
-    """x · tanh(softplus(x)) = x · n / (n + 2) with n = eˣ(eˣ + 2): the libraries' own takes three times as long."""
-    power = x.clamp(max=LARGEST_EXPONENT).exp_()
-    n = (power + 2).mul_(power)
-    return n.div_(n + 2).mul_(x)

@@ -3,9 +3,9 @@
 A snake's scale goes into the convolutions on either side of it, so that it is a sine and one more pass; channels stand
 side by side, as the libraries' convolutions want them; the excitation is looked up, its noise by its place, its sines
 by their phase. Streams are decoded one by one, a short stretch at a time, so that what a layer leaves is still in the
-cache when the next wants it; an end of any length is computed as one of a few, because the libraries make themselves
-ready for every new length at the cost of a pass. It runs on the weights of a `HiFT` and equals it but for rounding, which is coarse where
-convolutions multiply in bfloat16; what they add to stays in float32.
+cache when the next wants it. An end of any length is computed as one of few lengths: for a new one the libraries take
+as long to get ready as for a pass. It runs on the weights of a `HiFT` and equals it but for rounding, which is coarse
+where convolutions multiply in bfloat16; what they add to stays in float32.
 """
 
 import math
@@ -20,6 +20,7 @@ from torch.nn import functional
 from vivavoce.models.hift import F0Predictor, HiFT, ResBlock
 from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, Span, decode_plan
 from vivavoce.nn.counter_noise import normal_at
+from vivavoce.nn.scripted import scripted
 from vivavoce.nn.short_fourier import ShortFourier
 from vivavoce.nn.sine_source import SineSource, SourceStart
 from vivavoce.nn.snake import Snake
@@ -32,24 +33,22 @@ SMALLEST_ALPHA = 1e-3  # a snake that is flatter than this is not divided by
 OUTER_SLOPE = 0.01
 
 
-class FlatConv:
+class FlatConv(nn.Module):
     """A convolution over channels-last memory.  # [batch, channel, 1, time]"""
 
     def __init__(
         self, conv: nn.Conv1d, dtype: torch.dtype, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> None:
+        super().__init__()
         weight, bias = conv.weight if weight is None else weight, conv.bias if bias is None else bias
-        self.weight = weight.to(dtype).unsqueeze(2).contiguous(memory_format=torch.channels_last)
-        self.bias = None if bias is None else bias.to(dtype)
-        self.stride, self.padding, self.dilation = (
-            (1, conv.stride[0]),
-            (0, int(conv.padding[0])),
-            (1, conv.dilation[0]),
-        )
+        assert bias is not None
+        self.weight: Tensor = weight.detach().to(dtype).unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        self.bias: Tensor = bias.detach().to(dtype)
+        self.stride, self.padding, self.dilation = conv.stride[0], int(conv.padding[0]), conv.dilation[0]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """The convolution."""
-        return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation)
+        return functional.conv2d(x, self.weight, self.bias, [1, self.stride], [0, self.padding], [1, self.dilation])
 
 
 class TapProduct:
@@ -116,27 +115,61 @@ class FlatF0(F0Predictor):
         return f0.abs()
 
 
-class FlatBlock:
+class FlatRound(nn.Module):
+    """A convolution of a snake of a convolution of a snake, and what they are added to."""
+
+    def __init__(self, snakes: tuple[Snake, Snake], convs: tuple[nn.Conv1d, nn.Conv1d], dtype: torch.dtype) -> None:
+        super().__init__()
+        alpha1, alpha2 = (snake.alpha.detach() for snake in snakes)
+        conv1, conv2 = convs
+        assert conv1.bias is not None
+        weight = conv1.weight / alpha1[:, None] * alpha2[:, None, None]
+        self.first = FlatConv(conv1, dtype, weight, conv1.bias * alpha2)
+        self.second = FlatConv(conv2, dtype, conv2.weight / alpha2[:, None])
+        self.alpha: Tensor = alpha1[:, None, None]
+        self.dtype = dtype
+
+    def forward(self, x: Tensor, end: int) -> Tensor:
+        """The same shape; from `end` on there is nothing, before and after every convolution."""
+        scaled = x * self.alpha
+        sines = scaled.sin()
+        inner = self.first(scaled.addcmul_(sines, sines).to(self.dtype)).to(x.dtype)
+        inner[..., end:] = 0
+        sines = inner.sin()
+        x = self.second(inner.addcmul_(sines, sines).to(self.dtype)).to(x.dtype).add_(x)
+        x[..., end:] = 0
+        return x
+
+
+class FlatBlock(nn.Module):
     """A residual block whose snakes give α times their value, which the convolutions behind them expect."""
 
     def __init__(self, block: ResBlock, dtype: torch.dtype) -> None:
-        self.rounds, self.dtype = [], dtype
-        layers = zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True)
-        for snake1, conv1, snake2, conv2 in cast(Iterable[tuple[Snake, nn.Conv1d, Snake, nn.Conv1d]], layers):
-            alpha1, alpha2 = snake1.alpha, snake2.alpha
-            assert conv1.bias is not None
-            first = FlatConv(conv1, dtype, conv1.weight / alpha1[:, None] * alpha2[:, None, None], conv1.bias * alpha2)
-            second = FlatConv(conv2, dtype, conv2.weight / alpha2[:, None])
-            self.rounds.append((alpha1[:, None, None], first, second))
+        super().__init__()
+        layers = zip(block.activations1, block.activations2, block.convs1, block.convs2, strict=True)
+        typed = cast(Iterable[tuple[Snake, Snake, nn.Conv1d, nn.Conv1d]], layers)
+        self.rounds = nn.ModuleList(FlatRound((one, two), (conv1, conv2), dtype) for one, two, conv1, conv2 in typed)
 
-    def __call__(self, x: Tensor, end: int) -> Tensor:
-        """The same shape; from `end` on there is nothing, before and after every convolution."""
-        for alpha, first, second in self.rounds:
-            inner = first(_snake(x * alpha).to(self.dtype)).float()
-            inner[..., end:] = 0
-            x = second(_snake(inner).to(self.dtype)).float().add_(x)
-            x[..., end:] = 0
+    def forward(self, x: Tensor, end: int) -> Tensor:
+        """The same shape, silent from `end` on."""
+        for each in self.rounds:
+            x = each(x, end)
         return x
+
+
+class Blend(nn.Module):
+    """The mean of the residual blocks of a stage. TorchScript runs it: no other thread waits for Python meanwhile."""
+
+    def __init__(self, blocks: Iterable[ResBlock], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(FlatBlock(block, dtype) for block in blocks)
+
+    def forward(self, x: Tensor, end: int) -> Tensor:
+        """# [1, channel, 1, time]"""
+        blended = torch.zeros_like(x)
+        for block in self.blocks:
+            blended += block(x, end)
+        return blended.mul_(1 / len(self.blocks))
 
 
 class CpuSource(SineSource):
@@ -250,8 +283,13 @@ class CpuHiFT(HiFT):
         self.f0_predictor = FlatF0(hift.f0_predictor)
         self.source_downs, self.source_resblocks = hift.source_downs, hift.source_resblocks
         self.resblocks, self.conv_post = hift.resblocks, hift.conv_post
-        self._blocks = [FlatBlock(block, dtype) for block in cast(Iterable[ResBlock], hift.resblocks)]
-        self._source_blocks = [FlatBlock(block, dtype) for block in cast(Iterable[ResBlock], hift.source_resblocks)]
+        per_stage = len(self.config.resblock_kernels)
+        blocks = list(cast(Iterable[ResBlock], hift.resblocks))
+        stages = [blocks[first : first + per_stage] for first in range(0, len(blocks), per_stage)]
+        self._blends = [scripted(Blend(stage, dtype)) for stage in stages]
+        self._source_blends = [
+            scripted(Blend([block], dtype)) for block in cast(Iterable[ResBlock], hift.source_resblocks)
+        ]
         self._downs = [TapProduct.of(conv) for conv in cast(Iterable[nn.Conv1d], hift.source_downs)]
         self._ups = [FlatUp(conv) for conv in cast(Iterable[nn.ConvTranspose1d], hift.ups)]
         self._pre = TapProduct.of(hift.conv_pre)
@@ -286,7 +324,7 @@ class CpuHiFT(HiFT):
         x[frames:] = 0
         excitation = excitation[0].squeeze(1).T  # [frame, 2 · bins]
         held = Span(0, len(x))
-        per_stage, last = len(self.config.resblock_kernels), len(plan.stages) - 1
+        last = len(plan.stages) - 1
         for stage, (taken, source, mixed) in enumerate(plan.stages):
             end = frames * self.config.rates[stage] + (stage == last)
             up = self._ups[stage](functional.leaky_relu(x[taken.inside(held)], self.config.slope))
@@ -296,19 +334,11 @@ class CpuHiFT(HiFT):
             excited = self._excite(stage, excitation, source, end)
             mixture = up[mixed.inside(upsampled)] + excited[mixed.inside(source)]
             mixture[max(0, end - mixed.start) :] = 0
-            x = _as_rows(self._blended(stage * per_stage, _as_image(mixture), max(0, end - mixed.start)))
+            x = _as_rows(self._blends[stage](_as_image(mixture), max(0, end - mixed.start)))
             held = mixed
         wanted = plan.spectrum.widened(self.config.outer_kernel // 2).within(held.stop)
         spectrum = self._post(_as_image(functional.leaky_relu(x[wanted.inside(held)], OUTER_SLOPE))).squeeze(2)
         return spectrum[..., plan.spectrum.within(frames * self._values + 1).inside(wanted)]
-
-    def _blended(self, first: int, mixture: Tensor, end: int) -> Tensor:
-        """The mean of the residual blocks of a stage, of which this is the first."""
-        count = len(self.config.resblock_kernels)
-        blended, *others = [block(mixture, end) for block in self._blocks[first : first + count]]
-        for other in others:
-            blended += other
-        return blended.mul_(1 / count)
 
     def _excite(self, stage: int, excitation: Tensor, span: Span, end: int | None = None) -> Tensor:  # [time, channel]
         stride, kernel = self.config.source_stride(stage), self.config.source_kernel(stage)
@@ -317,13 +347,7 @@ class CpuHiFT(HiFT):
         lowered = self._downs[stage](excitation[first : first + length])
         end = len(lowered) if end is None else max(0, end - span.start)
         lowered[end:] = 0
-        return _as_rows(self._source_blocks[stage](_as_image(lowered), end))
-
-
-def _snake(scaled: Tensor) -> Tensor:
-    """α · snake(x) of αx, in its place."""
-    sines = scaled.sin()
-    return scaled.addcmul_(sines, sines)
+        return _as_rows(self._source_blends[stage](_as_image(lowered), end))
 
 
 def _as_image(x: Tensor) -> Tensor:

@@ -1,12 +1,9 @@
 """A cascade by the names of its parts: an ear, a chat model, here or at an address, and a voice."""
 
 import asyncio
-import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
-
-import torch
 
 from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatEndpoint, ChatModel
@@ -15,6 +12,7 @@ from vivavoce.dialogue.pipeline import Transcriber
 from vivavoce.dialogue.places import Address, Find, is_address
 from vivavoce.pipelines.far_audio import FarEar, FarVoice
 from vivavoce.pipelines.local_chat import BUNDLED, LocalChat
+from vivavoce.pipelines.pace import serving_pace
 from vivavoce.pipelines.recogniser_ear import RecogniserEar
 from vivavoce.pipelines.speaker_voice import SpeakerVoice
 from vivavoce.recognition.backends import BackendName
@@ -58,8 +56,8 @@ class LoadedCascade(CascadePipeline):
         return self.voice.voices
 
     async def __aenter__(self) -> Self:
-        if isinstance(self.ear, RecogniserEar) and self.ear.device.kind == "cpu":
-            torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))  # its parts work at the same time
+        on_cpu = isinstance(self.ear, RecogniserEar) and self.ear.device.kind == "cpu"
+        self._open_parts.enter_context(serving_pace(on_cpu))  # its parts work at the same time
         await self._open_parts.enter_async_context(self.ear)
         if isinstance(self.chat, LocalChat):
             await self._open_parts.enter_async_context(self.chat)

@@ -94,6 +94,7 @@ class MossSpeechReply:
         self._kept: list[Samples] = []
         self._waiting: asyncio.TimerHandle | None = None  # until what is kept is let out
         self._first_at: float | None = None  # when the first chunk was made; inf after the second
+        self._is_out = False  # whether any sound of it was let out
         self._is_whole = False
         self._written: list[int] = []
         self.first = FirstSound(asyncio.get_running_loop().time())
@@ -247,7 +248,10 @@ class MossSpeechReply:
             self._pipeline.engine.heard(reply.sequence, played)
 
     async def _let_out(self, samples: Samples, is_last: bool) -> None:
-        """The next sound; a first chunk too short to last until the second comes waits for as long as it lacks."""
+        """The next sound; a first chunk too short to last until the second comes waits for as long as it lacks.
+
+        In a crowd it waits for the second itself, or for more: how long that takes is too uncertain there.
+        """
         bridge, loop = self._pipeline.bridge, asyncio.get_running_loop()
         crowd = 1.0 if bridge.are_together else self._pipeline.crowd
         first_at, self._first_at = self._first_at, loop.time() if self._first_at is None else np.inf
@@ -256,17 +260,21 @@ class MossSpeechReply:
         if first_at is None:
             self.first.made = loop.time()
         self._kept.append(samples)
+        if not self._is_out and not is_last and self._made_seconds < self._pipeline.cushion:
+            return
         wait = bridge.wait(len(samples) / VOICE_RATE, crowd) if first_at is None and not is_last else 0.0
         if wait:
             self._waiting = loop.call_later(wait, self._let_kept_out)
             return
         self._stop_waiting()
+        self._is_out = True
         self._note_first()
         await self._pieces.put(Spoke(np.concatenate(self._kept)))
         self._kept.clear()
 
     def _let_kept_out(self) -> None:
         if not self._pieces.full():
+            self._is_out = True
             self._note_first()
             self._pieces.put_nowait(Spoke(np.concatenate(self._kept)))
             self._kept.clear()
@@ -312,13 +320,17 @@ class ChunkedVoice:
 
     def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
         """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
-        return next_chunk(self._pipeline.policy, len(codes) - self._spoken, is_last, self._chunks, lead)
+        policy, waiting = self._pipeline.chunks, len(codes) - self._spoken
+        if is_last and self._chunks and waiting <= policy.end * policy.wanted(self._chunks, lead):
+            return waiting
+        return next_chunk(policy, waiting, is_last, self._chunks, lead)
 
     def lacks(self, codes: list[int], lead: float) -> int:
         """How many more codes to wait for before looking again: those of the next chunk, a grain at a time at most."""
-        policy = self._pipeline.policy
+        policy = self._pipeline.chunks
         wanted = policy.wanted(self._chunks, lead) + policy.grain.lookahead
-        return max(0, min(policy.grain.frames + policy.grain.lookahead, wanted - (len(codes) - self._spoken)))
+        most = policy.later * policy.grain.frames + policy.grain.lookahead
+        return max(0, min(most, wanted - (len(codes) - self._spoken)))
 
     async def say(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
         """The next chunk of sound, of `size` codes, and its codes; it is needed in `urgency` seconds."""
