@@ -10,15 +10,23 @@ import torch
 
 MUST_RUN = set(os.environ.get("VIVA_MUST_RUN", "").split())
 LONGEST = (  # files that take longest stand first, so that no worker is left with one of them at the end
-    "export/test_onnx.py",
-    "server/test_ray_fleet.py",
     "bench/test_codec.py",
+    "bench/test_turn_server.py",
+    "browser/test_talking.py",
+    "export/test_onnx.py",
+    "models/test_cosyvoice3_flow.py",
+    "models/test_flow.py",
+    "models/test_xy_tokenizer.py",
+    "pipelines/test_moss_speech.py",
+    "quant/test_convert.py",
+    "quant/test_report.py",
+    "server/test_ray_fleet.py",
+    "speech/test_cosyvoice_speaker.py",
     "speech/test_onnx_backend.py",
     "test_cli.py",
-    "models/test_flow.py",
-    "models/test_cosyvoice3_flow.py",
-    "models/test_xy_tokenizer.py",
-    "bench/test_turn_server.py",
+    "train/test_flow_training.py",
+    "train/test_lm.py",
+    "train/test_vocoder_training.py",
 )
 
 

@@ -46,4 +46,4 @@ def test_the_first_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     heard, said = run.stdout.splitlines()[:2]
     assert "breakfast" in heard.lower()
-    assert said
+    assert "seven" in said

