@@ -42,7 +42,8 @@ def judge(said: str, expected: Exchange) -> bool:
 
 def spoken_words(text: str) -> tuple[str, ...]:
     """The words of a sentence, each time of the clock and each number as one of them, however it was written."""
-    text = normalise(text)
+    text = re.sub(r"\ba clock\b", "o'clock", normalise(text))
+    text = re.sub(rf"\b({'|'.join(HOMOPHONES)})(?= o'clock\b)", lambda match: HOMOPHONES[match[1]], text)
     for pattern, minutes in CLOCK.items():
         for hour in dict.fromkeys(re.findall(rf"\b{pattern}\b", text)):
             text = re.sub(rf"\b{pattern.replace(HOUR, hour)}\b", _clock(hour, minutes), text)
