@@ -36,6 +36,8 @@ class Voices:
 
     def __init__(self, usual: Gathering[VoiceJob, VoiceResult], quick: Gathering[VoiceJob, VoiceResult] | None) -> None:
         self._usual, self._quick = usual, quick
+        self.first_sounds = 0
+        """That are being made."""
         self.ways = [usual] if quick is None else [usual, quick]
 
     def start(self) -> None:
@@ -72,10 +74,15 @@ class Voices:
         """The sound of some codes, for which `urgency` seconds are left."""
         if self._quick is None or urgency >= SOON_SECONDS:
             return await self._usual.do(job, urgency)
-        result = await self._quick.do(job, urgency)
-        if not self._quick.is_busy:
-            self._usual.look()
-        return result
+        if isinstance(job[0], SpokenState):
+            return await self._quick.do(job, urgency)
+        self.first_sounds += 1
+        try:
+            return await self._quick.do(job, urgency)
+        finally:
+            self.first_sounds -= 1
+            if not self.first_sounds:
+                self._usual.look()
 
 
 class CodecHere:
@@ -99,7 +106,14 @@ class CodecHere:
             self._codecs.append(codec.beside())
             quick = Gathering("viva-quick", self._speaker(1), together, _pass, workers)
             usual = Gathering(
-                "viva-voice", self._speaker(0), together, _pass, workers, COMPANY_SECONDS, lambda: quick.is_busy
+                "viva-voice",
+                self._speaker(0),
+                together,
+                _pass,
+                workers,
+                COMPANY_SECONDS,
+                # To first sounds alone: were it to whatever presses, a crowd that is late would make itself later.
+                lambda: self.voice.first_sounds > 0,
             )
             self.voice = Voices(usual, quick)
         else:
@@ -155,6 +169,7 @@ class CodecHere:
     def _hear(self, jobs: Sequence[EarJob]) -> list[EarResult]:
         with self._ear_lane():
             codes, states = self.codec.ear.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
+            self._ear_lane.wait()
             return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
 
     def _speaker(self, place: int) -> Callable[[Sequence[VoiceJob]], list[VoiceResult]]:
@@ -169,7 +184,9 @@ class CodecHere:
                     for each, _, _ in jobs
                 ]
                 sounds, states = codec.step_batch(begun, [codes for _, codes, _ in jobs], [last for _, _, last in jobs])
-                heard = _read_back(sounds)
+                sound = torch.cat(sounds).float()
+                lane.wait()
+                heard = _read_back(sound, list(map(len, sounds)))
             if isinstance(codec, GraphedCodec):
                 codec.give_back(begun, states)
             return list(zip(heard, states, strict=True))
@@ -177,10 +194,9 @@ class CodecHere:
         return speak
 
 
-def _read_back(sounds: Sequence[Tensor]) -> list[Tensor]:
-    """Sounds on the host, all in one copy; raises if they are none."""
-    lengths = [len(sound) for sound in sounds]
-    heard = torch.cat(list(sounds)).float().cpu()
+def _read_back(sound: Tensor, lengths: list[int]) -> list[Tensor]:
+    """Sounds of these lengths on the host, all in one copy; raises if they are none."""
+    heard = sound.cpu()
     if not heard.sum().isfinite():
         raise InputError("the voice's sound holds NaN or infinite values; look at the model that made it")
     return list(heard.split(lengths))

@@ -205,5 +205,5 @@ def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
     if is_graphed:
         return LeadPolicy(grain, share=0.8, doubles=True, making=SOON_SECONDS)
     if device == "cpu":
-        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds, end=1.6)
+        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds, end=2.0)
     return LeadPolicy(grain)
