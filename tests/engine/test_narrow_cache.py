@@ -1,5 +1,7 @@
 """Keys and values in float8: what is lost of them, and that the engine treats them as it does floats."""
 
+import json
+
 import pytest
 import torch
 
@@ -82,21 +84,16 @@ def test_the_miniature_writes_99_of_100_rows_as_it_does_on_floats():
     folder = hub.resolve("mini-speech", offline=True)
     model = MossSpeech.load(folder)
     prompt = MossSpeechPrompt(model.config, TextTokenizer.load(folder))
-    said = (
-        "Breakfast is served from seven until ten in the morning.",
-        "The vegetable curry is eleven euros.",
-        "The swimming pool is on the top floor.",
-    )
-    prompts = [
-        *(prompt.rows([Turn("system", "Read this aloud."), Turn("user", text)], "speech") for text in said),
-        prompt.rows([Turn("system", DEFAULT_SYSTEM["text"]), Turn("user", "When is breakfast?")], "text"),
-    ]
+    listed = json.loads((hub.BUNDLED / "questions" / "questions.json").read_text(encoding="utf8"))
+    said = [*(entry["reply"] for entry in listed[:6]), "The swimming pool is on the top floor."]
+    spoken = [prompt.rows([Turn("system", "Read this aloud."), Turn("user", text)], "speech") for text in said]
+    written = prompt.rows([Turn("system", DEFAULT_SYSTEM["text"]), Turn("user", "When is breakfast?")], "text")
     plain = Engine(model, CPU, torch.float32, EngineLimits(cache_rows=1024))
     same = total = 0
-    for rows in prompts:
+    for rows, live in [*((rows, 1) for rows in spoken), (written, 0)]:  # what stands in the other channel says nothing
         reply = plain.complete(plain.open(rows), Generation(GREEDY, max_new_rows=50))
         found = greedy_behind(make_engine(model=model), rows, reply)
-        same += sum(mine == other for mine, other in zip(found, reply, strict=True))
+        same += sum(mine[live] == other[live] for mine, other in zip(found, reply, strict=True))
         total += len(reply)
-    assert total > 100
+    assert total > 200
     assert same >= 0.99 * total, f"{same} of {total}"

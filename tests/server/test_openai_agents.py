@@ -4,8 +4,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from agents import function_tool
-from agents.realtime import RealtimeAgent, RealtimeRunner
 
 from tests.server.harness import DEADLINE
 from tests.server.scripted import pitch, tone, watermark
@@ -14,14 +12,16 @@ from vivavoce.server.formats import WireFormat, decode, encode
 RATE = 24_000
 
 
-@function_tool
 def weather(place: str) -> str:
     """Tell the weather."""
     return f"rain {place}"
 
 
-def runner(**settings) -> RealtimeRunner:
-    agent = RealtimeAgent(name="guide", instructions="Be brief.", tools=[weather])
+def runner(**settings):
+    from agents import function_tool  # a second to load, and every worker collects this file
+    from agents.realtime import RealtimeAgent, RealtimeRunner
+
+    agent = RealtimeAgent(name="guide", instructions="Be brief.", tools=[function_tool(weather)])
     return RealtimeRunner(agent, config={"model_settings": {"model_name": "gpt-realtime", **settings}})
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,13 @@ from websockets.exceptions import ConnectionClosed
 from vivavoce import hub
 from vivavoce.server.ray_app import APP
 
-ray = pytest.importorskip("ray", reason="a fleet needs Ray Serve: pip install 'vivavoce[ray]'")
-serve = pytest.importorskip("ray.serve", reason="a fleet needs Ray Serve: pip install 'vivavoce[ray]'")
 CONFIG = Path(__file__).parents[2] / "docs" / "ray.yaml"
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own
+NEEDED = "a fleet needs Ray Serve: pip install 'vivavoce[ray]'"
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.skipif(find_spec("ray") is None, reason=NEEDED),
+]
 
 PATIENCE = 240.0  # for what takes seconds on a quiet machine
 PLACES = 6
@@ -39,6 +43,8 @@ QUIET_RAY = {
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     """The fleet of docs/ray.yaml, deployed by `serve deploy`: mini-speech, six places a replica, one or two of them."""
+    import ray  # a second to load, and every worker collects this file
+
     file = tmp_path_factory.mktemp("fleet") / "ray.yaml"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET_RAY.items():
@@ -73,6 +79,8 @@ def configured(port: int) -> dict:
 
 def deploy(file: Path, dashboard: str) -> None:
     """As a person does it, and until all of it runs."""
+    from ray import serve
+
     command = [sys.executable, "-m", "ray.serve.scripts", "deploy", "--address", f"http://{dashboard}", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -134,6 +142,8 @@ def kill(process: int) -> None:
 
 
 async def on_roll(method: str, *args):
+    from ray import serve
+
     return await serve.get_deployment_handle("roll", APP).ask.remote(method, *args)
 
 
