@@ -78,6 +78,8 @@ class Engine:
         self.slack = Slack()
         self.runner = Runner(model, cache, self.capacity, limits.sequences_per_step, use_graphs and device.graphs)
         self.scheduler.spare_rows = int(self.runner.goes_ahead)
+        if self.runner.use_graphs:  # a step without a graph takes as long as five
+            self.scheduler.rows_beside_sound = BUCKETS[-1]
         self.acceptance = Acceptance()
         self._next_id = 0
         self._steps = 0

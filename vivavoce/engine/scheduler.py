@@ -64,6 +64,8 @@ class Scheduler:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
+        self.rows_beside_sound = rows_per_step
+        """Rows of a step in which somebody's reply is heard: beside it, prompts are computed in smaller pieces."""
         self.spare_rows = 0  # for which a reply holds a page beforehand, where one is free
         self.sound, self.now = sound or SoundPolicy(), now
         self.page_size = page_size
@@ -78,7 +80,8 @@ class Scheduler:
         now = self._planned = self.now()
         ranked = sorted(self._ready(now), key=lambda sequence: _urgency(sequence, now))
         waiting_decodes = sum(_decodes(sequence) for sequence in ranked)
-        budget = self.rows_per_step
+        is_heard = any(sequence.is_generating and sequence.listener is not None for sequence in ranked)
+        budget = min(self.rows_per_step, self.rows_beside_sound) if is_heard else self.rows_per_step
         plan = Plan()
         for sequence in ranked:
             if budget == 0 or len(plan.works) == self.sequences_per_step:

@@ -243,8 +243,8 @@ class WhisperWriter:
         last, before = modes & LAST_IS_TIME != 0, modes & BEFORE_IS_TIME != 0
         latest = (modes >> LATEST_SHIFT) + self.tokens.timestamps - 1
         after = self.rules.forbidden_after(self._ids, last, before, latest)
-        timed = torch.where(begun, after, self.rules.forbidden_first(self._ids))
-        forbidden = torch.where(times, timed, self._not_plain) | self.never | (~begun & self._not_first)
+        by_times = torch.where(begun, after, self.rules.forbidden_first(self._ids))
+        forbidden = torch.where(times, by_times, self._not_plain) | self.never | (~begun & self._not_first)
         logits = logits.masked_fill(forbidden, FORBIDDEN)
         return torch.where(times, self.rules.preferred(logits), logits)
 

@@ -118,7 +118,8 @@ class LeanStack(nn.Module):
         while len(chain) < how.most:
             hidden = self.forward(ids, past, first, keys, values)
             first += ids.size(0)
-            chances = (functional.linear(hidden, self.tokens).float() + barring).softmax(-1)
+            spelling = self.tokens.narrow(0, 0, barring.size(0))
+            chances = (functional.linear(hidden, spelling).float() + barring).softmax(-1)
             best, place = chances.max(0)
             chance, token = float(best), int(place)
             if len(chain) == 0 and token >= how.times:
@@ -159,7 +160,8 @@ class LeanHeads(nn.Module):
         x = x + self.out(mixed.transpose(1, 2).reshape(x.size(0), -1))
         x = x + self.outer(functional.gelu(self.inner(self.last_norm(x))))
         x = x + functional.silu(torch.baddbmm(self.bias, x[:, None], self.weight)[:, 0])
-        chances, ids = (functional.linear(x, self.tokens).float() + barred).softmax(-1).topk(width)
+        spelling = self.tokens.narrow(0, 0, barred.size(0))
+        chances, ids = (functional.linear(x, spelling).float() + barred).softmax(-1).topk(width)
         return ids, chances
 
 
@@ -202,7 +204,8 @@ class LeanDecoder:
         """Greedy guesses behind the next tokens, all of which are read but the last guess.
 
         Then the chances of what would follow, where they were too low to go on (empty where they were not), and those
-        of the first guess, where it is a time. What is barred is added to the logits of the first guess and the others.
+        of the first guess, where it is a time. What is barred is added to the logits of the first guess and the others;
+        ids behind its end are not looked at.
         """
         ids = torch.tensor(tokens, device=text.past.device)
         memory = text.memory

@@ -232,11 +232,8 @@ class WhisperTranscriber:
         state, end = self.mel.initial_state(), 0
         fading = samples.new_zeros(min(window, FADING_SAMPLES))
         *blocks, last = samples.split(MEL_BLOCK_SECONDS * WhisperMel.RATE)
-        for block in (*blocks, torch.cat([last, fading]), None):
-            if block is None:
-                made = self.mel.flush(state)
-            else:
-                made, state = self.mel.step(state, block[None].to(self.device))
+        for block in (*blocks, torch.cat([last, fading])):  # the frame that would reach past the end hears nothing
+            made, state = self.mel.step(state, block[None].to(self.device))
             begin, end = end, min(end + made.shape[-1], total)
             log_mel[:, begin:end] = made[0, :, : end - begin]
         peak = log_mel.amax()

@@ -22,11 +22,14 @@ from vivavoce.models.whisper_heads import WhisperHeads
 from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanHeads, LeanText, scripted
 from vivavoce.models.whisper_rules import FORBIDDEN
 
-SURENESS = 0.1  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
+SURENESS = 0.2  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
 LEAST_SURENESS = 0.05  # the same of heads, whose guesses are all made at once
-LEAVES = 4  # tokens that are guessed side by side at the last place
+LEAVES = 2  # tokens that are guessed side by side at the last place
 LEAST_CHANCE = 0.03  # of a token that is guessed there
-OTHER_TIMES = 2  # beside the likeliest, at which the same text may begin
+BEGINNINGS, OTHER_TIMES = (
+    4,
+    2,
+)  # times at which a text may begin; and those of them, beside the likeliest, that are tried
 
 
 @dataclass
@@ -39,14 +42,13 @@ class _Read:
 
 
 class BarredTokens:
-    """What a text may not write whatever it says, as numbers to be added to logits."""
+    """What a text may not write whatever it says, as numbers to be added to logits; times have the last ids."""
 
     def __init__(self, writer: WhisperWriter) -> None:
         like = writer.model.decoder.embed_tokens.weight
         timed = torch.zeros(writer.model.config.vocab_size, device=like.device)
         timed[writer.never] = FORBIDDEN
-        plain, first = timed.clone(), timed.clone()
-        plain[writer.tokens.notimestamps :] = FORBIDDEN
+        plain, first = timed[: writer.tokens.notimestamps].clone(), timed.clone()
         timed[writer.tokens.notimestamps] = FORBIDDEN
         first[: writer.tokens.timestamps] = FORBIDDEN
         self._later, self._first = (plain, timed), (plain, first)  # each for texts without and with times
@@ -77,12 +79,12 @@ class GuessingDecoder:
         end = self.writer.tokens.endoftext
         most = min(most, self.decoder.config.max_target_positions - len(sequence.rows))
         fresh = [row[TOKEN] for row in sequence.rows[read.lean.length :]]
-        how = LeanGuessing(most, SURENESS, LEAVES, LEAST_CHANCE, self.writer.tokens.timestamps, end)
+        how = LeanGuessing(most, SURENESS, BEGINNINGS, LEAST_CHANCE, self.writer.tokens.timestamps, end)
         barred = self._barred.next(sequence), self._barred.later(sequence)
         chain, unsure, begins = self._lean.guess(read.lean, fresh, *barred, how)
         read.tokens += [*fresh, *chain][: read.lean.length - len(read.tokens)]
-        leaves = _likely(unsure, end) if len(unsure) else []
-        times = _likely(begins, end)[1 : 1 + OTHER_TIMES] if chain and len(begins) else []
+        leaves = _likely(unsure, end, LEAVES) if len(unsure) else []
+        times = _likely(begins, end, BEGINNINGS)[1 : 1 + OTHER_TIMES] if chain and len(begins) else []
         return _draft(chain, leaves, times, channel).first(most)
 
     def close(self) -> None:
@@ -149,9 +151,9 @@ def is_greedy(sequence: Sequence) -> bool:
     return sequence.generation.per_channel(WhisperWriter.channels)[TOKEN].temperature == 0
 
 
-def _likely(chances: Tensor, end: int) -> list[int]:
+def _likely(chances: Tensor, end: int, most: int) -> list[int]:
     """The tokens that may well come next, the likeliest first; an end need not be guessed."""
-    best = chances.topk(LEAVES)
+    best = chances.topk(most)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [token for token, chance in pairs if chance > LEAST_CHANCE and token != end]
 
