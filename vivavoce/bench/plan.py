@@ -59,7 +59,7 @@ def load_of(question: Question, sessions: int) -> Load:
         codec=sizes.codec_bytes + sizes.voice_bytes,
         cache=sessions * question.context * sizes.kv_row_bytes * method.kv_share,
         replies=(math.ceil(speaking) + min(math.ceil(speaking), measured.written_together)) * sizes.speaking_bytes,
-        reserve=question.reserve_bytes,
+        reserve=question.reserve_bytes + method.prefill_bytes,
         language_model=step / (1e3 * FRAME_SECONDS),
         voice=measured.voice_share(speaking),
         ear=measured.ear_share(listening),

@@ -106,17 +106,20 @@ class Method:
     tail_bits: float
     kv_share: float = 1.0
     note: str = ""
+    prefill_bytes: float = 0.0
+    """Beyond the reserve, to widen the largest matrix for a prompt."""
 
 
+INT4_PREFILL = 0.4e9  # two copies of the largest matrix in 16 bits, more than the other kinds need
 METHODS = {
     method.name: method
     for method in (
         Method("bf16", 16, 16, note="as published"),
         Method("int8", 8, 8, note="a scale a row; no loss that was heard"),
         Method("fp8", 8, 8, note="e4m3; needs Ada, Hopper or newer"),
-        Method("int4", 4.5, 8, note="groups of 64; the audio tail keeps 8 bits"),
+        Method("int4", 4.5, 8, note="groups of 64; the audio tail keeps 8 bits", prefill_bytes=INT4_PREFILL),
         Method("int8+kv8", 8, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row"),
-        Method("int4+kv8", 4.5, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row"),
+        Method("int4+kv8", 4.5, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row", INT4_PREFILL),
     )
 }
 
