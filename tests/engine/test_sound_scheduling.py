@@ -71,6 +71,15 @@ def ahead(seconds):
     return round(seconds / ROW_SECONDS)
 
 
+@pytest.mark.parametrize(("listened", "rows"), [(True, 15), (False, 63)])
+def test_a_long_prompt_is_computed_in_small_pieces_beside_a_reply_that_is_heard(listened, rows):
+    stage = Stage()
+    stage.scheduler.rows_beside_sound = 16
+    stage.reply(heard=0.0, generated=ahead(0.8), listened=listened)
+    stage.listening(200)
+    assert [work.count for work in stage.step().works] == [1, rows]
+
+
 def test_first_sounds_come_first_then_whoever_runs_dry_first():
     stage = Stage(places=8)
     late = stage.reply(heard=0.0, generated=ahead(0.8))

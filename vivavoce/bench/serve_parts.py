@@ -9,6 +9,7 @@ import torch
 from vivavoce import hub
 from vivavoce.bench.codec import random_codec
 from vivavoce.device import Device, resolve_dtype
+from vivavoce.dialogue.compaction import Window
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.errors import InputError
 from vivavoce.minis.untrained import CONFIG as TINY
@@ -52,7 +53,7 @@ class Load:
         """An engine that holds them all, and a few who come and go; no past is so long that it must be compacted."""
         return EngineLimits(
             cache_rows=(self.sessions + 8) * self.context + REPLY_ROOM,
-            context=self.context + REPLY_ROOM,
+            context=round(self.context / Window().high) + REPLY_ROOM,
             sequences_per_step=max(8, self.sessions + 8),
         )
 

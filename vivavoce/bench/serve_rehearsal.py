@@ -21,6 +21,7 @@ from vivavoce.bench.stand_in import H200, PassTimes, StandInCodec, StandInRunner
 from vivavoce.bench.virtual_time import VirtualDevice, VirtualLoop, VirtualWorkers
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
+from vivavoce.engine.runner import BUCKETS
 from vivavoce.minis.untrained import CONFIG
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.models.moss_speech import MossSpeech
@@ -86,6 +87,7 @@ def _pipeline(load: Load, times: PassTimes, device: VirtualDevice, workers: Virt
     model = MossSpeech.random(CONFIG, place.torch_device, torch.float32)
     core = Engine(model, place, torch.float32, limits, use_graphs=False)
     core.runner = StandInRunner(core.runner, core.capacity, limits.sequences_per_step, times, device.spend)
+    core.scheduler.rows_beside_sound = BUCKETS[-1]
     tokenizer = WordTokenizer(CONFIG.pad_token_id)
     options = MossSpeechOptions(
         seed=1,

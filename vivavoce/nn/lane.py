@@ -29,3 +29,9 @@ class Lane:
             self._stream.wait_stream(torch.cuda.default_stream(self._device))
             yield
             self._stream.synchronize()
+
+    def wait(self) -> None:
+        """Until all that was given to it is done. Do so before reading anything back: a copy into common memory would
+        wait within the driver, and with it whoever else wants something of the driver."""
+        if self._stream is not None:
+            self._stream.synchronize()

@@ -20,15 +20,14 @@ LONGEST_CHUNK = 128
 
 @triton.jit
 def _joined(
-    part_ptr, peak_ptr, weight_ptr, first, moment, column,
-    TIME: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    part_ptr, peak_ptr, weight_ptr, first, splits, moment, column, TIME: tl.constexpr, DIM: tl.constexpr
 ):  # fmt: skip
     peak = tl.full([TIME], float("-inf"), tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in range(splits):
         peak = tl.maximum(peak, tl.load(peak_ptr + (first + split) * TIME + moment))
     weight = tl.zeros([TIME], tl.float32)
     total = tl.zeros([TIME, DIM], tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in range(splits):
         place = (first + split) * TIME + moment
         factor = tl.exp(tl.load(peak_ptr + place) - peak)  # an empty split has peak −inf, so factor 0
         weight += factor * tl.load(weight_ptr + place)
@@ -53,20 +52,21 @@ def _taken(
     return new_peak, weight * shrink + tl.sum(chance, axis=1), total
 
 
-@triton.jit(do_not_specialize=["layer", "time", "slots", "prefix_slots", "share"])
+# What varies among hops is not a constant, so that few kernels must be compiled for all of them.
+@triton.jit(do_not_specialize=["layer", "time", "slots", "prefix_slots", "share", "splits", "inner_rows"])
 def _attend(  # noqa: PLR0915
     query_ptr, new_ptr, bias_ptr, prefixes_ptr, lengths_ptr, windows_ptr, next_ptr, out_ptr,
     part_ptr, peak_ptr, weight_ptr, arrived_ptr,
-    layer, time, slots, prefix_slots, share, scale,
+    layer, time, slots, prefix_slots, share, splits, inner_rows, scale,
     query_row, query_head, query_time, new_kv, new_row, new_head, new_time, bias_row, bias_head, bias_time,
     window_layer, window_kv,
-    ROWS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TIME: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, ALIGNED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TIME: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.program_id(2)
-    stream, inner = row // ROWS, row % ROWS
+    stream, inner = row // inner_rows, row % inner_rows
     element = query_ptr.dtype.element_ty
     length = tl.load(lengths_ptr + stream)
     address = tl.load(windows_ptr + stream)
@@ -75,8 +75,8 @@ def _attend(  # noqa: PLR0915
     into_window = layer.to(tl.int64) * window_layer + (inner * HEADS + head) * slots * DIM
     window, following = window + into_window, following + into_window
     prefix = tl.multiple_of(tl.load(prefixes_ptr + stream), ALIGNED).to(tl.pointer_type(element))
-    prefix += ((layer * 2 * ROWS + inner) * HEADS + head) * length * DIM
-    prefix_kv = ROWS * HEADS * length * DIM
+    prefix += ((layer * 2 * inner_rows + inner) * HEADS + head) * length * DIM
+    prefix_kv = inner_rows * HEADS * length * DIM
     new = new_ptr + row.to(tl.int64) * new_row + head * new_head
     has_window = address != 0
 
@@ -154,19 +154,19 @@ def _attend(  # noqa: PLR0915
 
     # [row, time, head, dim], so that the heads of a moment lie side by side for the projection that follows
     out = out_ptr + ((row * time + moment[:, None]) * HEADS + head) * DIM + column[None, :]
-    part = (row * HEADS + head) * SPLITS
-    last = True
-    if SPLITS > 1:
+    part = (row * HEADS + head) * splits
+    last = splits == 1
+    if splits > 1:
         mine = (part + split) * BLOCK_TIME + moment
         tl.store(part_ptr + mine[:, None] * BLOCK_DIM + column[None, :], total)
         tl.store(peak_ptr + mine, peak)
         tl.store(weight_ptr + mine, weight)
         tl.debug_barrier()
-        last = tl.atomic_add(arrived_ptr + row * HEADS + head, 1) == SPLITS - 1
+        last = tl.atomic_add(arrived_ptr + row * HEADS + head, 1) == splits - 1
     if last:
-        if SPLITS > 1:
+        if splits > 1:
             tl.store(arrived_ptr + row * HEADS + head, 0)
-            total, weight = _joined(part_ptr, peak_ptr, weight_ptr, part, moment, column, BLOCK_TIME, BLOCK_DIM, SPLITS)
+            total, weight = _joined(part_ptr, peak_ptr, weight_ptr, part, splits, moment, column, BLOCK_TIME, BLOCK_DIM)
         tl.store(out, (total / weight[:, None]).to(element), mask=real)
 
 
@@ -195,22 +195,20 @@ def chunk_attention(
     block, splits = BLOCK_KEYS, _splits(rows * heads, keys)
     share = triton.cdiv(triton.cdiv(keys, splits), block) * block
     out = torch.empty(rows, time, heads, dim, dtype=query.dtype, device=query.device)
-    parts, peaks, weights = out, out, out
-    if splits > 1:
-        shape = (rows * heads * splits, block_time)
-        parts = torch.empty(*shape, block_dim, dtype=torch.float32, device=query.device)
-        peaks = torch.empty(shape, dtype=torch.float32, device=query.device)
-        weights = torch.empty_like(peaks)
+    shape = (rows * heads * splits if splits > 1 else 0, block_time)
+    parts = torch.empty(*shape, block_dim, dtype=torch.float32, device=query.device)
+    peaks = torch.empty(shape, dtype=torch.float32, device=query.device)
+    weights = torch.empty_like(peaks)
     bias_strides = (0, 0, 0)
     if bias is not None:
         bias_strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0, bias.stride(2))
     _attend[(rows, heads, splits)](
         query, new, query if bias is None else bias, prefixes, lengths, windows, next_windows,
         out, parts, peaks, weights, arrived,
-        layer, time, slots, prefix_slots, share, dim**-0.5,
+        layer, time, slots, prefix_slots, share, splits, rows // windows.shape[0], dim**-0.5,
         *query.stride()[:3], *new.stride()[:4], *bias_strides, *window_strides,
-        ROWS=rows // windows.shape[0], HEADS=heads, DIM=dim, BLOCK_DIM=block_dim, BLOCK_TIME=block_time, BLOCK=block,
-        SPLITS=splits, ALIGNED=math.gcd(16, dim * query.element_size()), BIASED=bias is not None,
+        HEADS=heads, DIM=dim, BLOCK_DIM=block_dim, BLOCK_TIME=block_time, BLOCK=block,
+        ALIGNED=math.gcd(16, dim * query.element_size()), BIASED=bias is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.transpose(1, 2)
