@@ -148,8 +148,8 @@ def test_later_chunks_may_be_longer_than_the_lead_affords_where_short_ones_cost_
     assert [policy.wanted(chunks, 0.1) for chunks in (0, 1, 2)] == [5, 10, 10]
 
 
-def test_a_cushion_is_a_chunk_and_what_a_reply_would_lack_if_chunks_were_made_slower_than_heard():
+def test_a_cushion_grows_with_the_crowd_and_by_what_a_reply_would_lack_if_chunks_were_made_slower_than_heard():
     bridge = Bridge(seconds=0.1)
-    assert bridge.cushion(0.8, 8) == 0.8
-    assert bridge.cushion(0.8, 16) == pytest.approx(0.8 + 0.5 * REPLY_SECONDS)
-    assert Bridge().cushion(0.8, 8) == 0.8, "nothing is known yet"
+    assert bridge.cushion(0.8, 4) == pytest.approx(1.2) and bridge.cushion(0.8, 8) == pytest.approx(1.6)
+    assert bridge.cushion(0.8, 16) == pytest.approx(2.4 + 0.5 * REPLY_SECONDS)
+    assert Bridge().cushion(0.8, 8) == pytest.approx(1.6), "nothing is known yet"

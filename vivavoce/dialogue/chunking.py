@@ -11,6 +11,7 @@ from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError
 
 REPLY_SECONDS = 4.0
+MANY_REPLIES = 8  # of so many, one may wait for a chunk twice as long as usual
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,11 @@ class Bridge:
     def cushion(self, chunk: float, replies: float) -> float:
         """Seconds of sound that each of so many replies should have before its first is heard, to play on to the end.
 
-        One chunk is heard while the next is made; where that takes longer than hearing it, as much more is needed as a
-        reply of `REPLY_SECONDS` would lack.
+        One chunk is heard while the next is made, and the more replies there are, the longer that may take for once;
+        where it always takes longer than hearing it, as much more is needed as a reply of `REPLY_SECONDS` would lack.
         """
         makes = self.seconds * self._shares(replies)
-        return chunk + max(0.0, 1 - chunk / makes if makes else 0.0) * REPLY_SECONDS
+        return chunk * (1 + replies / MANY_REPLIES) + max(0.0, 1 - chunk / makes if makes else 0.0) * REPLY_SECONDS
 
     def _shares(self, replies: float) -> float:
         return 1.0 if self.are_together else max(1.0, replies)

@@ -62,7 +62,7 @@ class MossSpeechOptions:
     threads: int | None = None
     """Torch threads on a CPU; None: half its cores, for engine and voice work at the same time."""
     workers: int | None = None
-    """Threads that share engine, ears and voices; None: one for each, on a CPU not more than it has cores to spare."""
+    """Threads that share engine, ears and voices; None: one for each, on a CPU not more than it has cores."""
     switch_seconds: float = 0.0005
     """For how long a thread that computes keeps those waiting that have the device to look after."""
     voices_together: int | None = None
@@ -191,9 +191,9 @@ class MossSpeechPipeline:
 
 
 def _workers(device: str, threads: int | None) -> Workers:
-    """A thread each for engine, ears and voices; on a CPU of few cores they share one, beside the event loop."""
+    """A thread each for engine, ears and voices; on a CPU they share as many as it has cores."""
     if device == "cpu":
-        return Workers("viva-model", threads or min(3, max(1, (os.cpu_count() or 2) - 1)))
+        return Workers("viva-model", threads or min(3, os.cpu_count() or 1))
     # Threads only wait for the device, on which work that begins early takes nothing from what is urgent.
     if threads is None:
         return WorkerEach("viva", early=AS_EARLY_AS_CAN_BE)
@@ -205,5 +205,5 @@ def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
     if is_graphed:
         return LeadPolicy(grain, share=0.8, doubles=True, making=SOON_SECONDS)
     if device == "cpu":
-        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds, end=2.0)
+        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds, end=1.6)
     return LeadPolicy(grain)

@@ -216,7 +216,7 @@ class MossSpeechReply:
                 size = voice.ready(self.codes, is_last, lead)
                 if size == 0 and not is_last:
                     continue
-                self._need_more(reply, voice, size)
+                self._need_more(reply, size)
                 self.first.written = self.first.written or asyncio.get_running_loop().time()
                 samples, said = await voice.say(self.codes, size, is_last, lead - SAFETY_SECONDS + self._spare)
                 self.left_out = voice.left_out
@@ -226,7 +226,7 @@ class MossSpeechReply:
                     if not self._made_seconds:
                         self._pipeline.engine.sounds(reply.sequence)
                     self._made_seconds += len(samples) / VOICE_RATE
-                    self._need_more(reply, voice)
+                    self._need_more(reply)
                     if not captions.are_first:
                         await self._let_out(samples, is_last)
             await captions.finish()
@@ -239,13 +239,10 @@ class MossSpeechReply:
         """Seconds until the listener needs sound, besides those of sound he has."""
         return (0.0 if self.is_released else HELD_URGENCY) + (0.0 if self._made_seconds else FIRST_URGENCY)
 
-    def _need_more(self, reply: Reply, voice: "ChunkedVoice", frames: int = 0) -> None:
-        """Say when codes are needed after these: soon enough before the listener has heard all that is made of them.
-
-        Further chunks whose codes are all there count as made, so that steps wait for company.
-        """
+    def _need_more(self, reply: Reply, frames: int = 0) -> None:
+        """Say when codes are needed after these: soon enough before the listener has heard all that is made of them."""
         now, played = asyncio.get_running_loop().time(), self.plan.played()
-        made = self._made_seconds + (frames + voice.further(self.codes, frames)) * voice.code_seconds
+        made = self._made_seconds + frames * self._pipeline.policy.grain.frame_seconds
         reply.needed_by(now + made - played + self._spare - VOICE_SECONDS)
         if played:
             self._pipeline.engine.heard(reply.sequence, played)
@@ -320,17 +317,6 @@ class ChunkedVoice:
     def left_out(self) -> float:
         """Seconds of silence before the first word."""
         return self._onset.dropped / VOICE_RATE
-
-    @property
-    def code_seconds(self) -> float:
-        """Of sound that a code becomes."""
-        return self._pipeline.policy.grain.frame_seconds
-
-    def further(self, codes: list[int], size: int) -> int:
-        """How many codes behind the next chunk, of `size`, are whole chunks too."""
-        policy = self._pipeline.chunks
-        chunk = policy.later * policy.grain.frames
-        return max(0, len(codes) - self._spoken - size - policy.grain.lookahead) // chunk * chunk
 
     def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
         """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
