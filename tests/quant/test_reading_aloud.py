@@ -28,7 +28,7 @@ def test_float_beside_itself_and_alone_says_the_very_same():
     assert own == Misses((0, 1), (1, 1)) and own.share == 50.0 and listener.times == 2
     assert readers.beside(SUBJECTS[KIND].load(source)) == readers.alone(source) == own
     assert listener.times == 2  # it was given no other codes to hear
-    readers.own(first=1)
+    readers.alone(source, skipped=1)
     assert listener.times > 2  # but another draw is another reading
 
 

@@ -154,10 +154,14 @@ def test_every_method_has_a_row_in_one_table(tmp_path, capsys):
 def test_what_a_person_would_notice_is_told_beside_float(tmp_path):
     (loss,) = losses("mini-asr", ["fp16"], effort=Effort(items=1))
     assert loss.of == len(project_set().items[0].text.split())
-    assert (loss.points, loss.alone, loss.visqol, loss.is_within) == (0.0, None, None, True)
-    assert not replace(loss, after=loss.before + 2.5).is_within
-    assert not replace(loss, visqol=0.9).is_within
-    assert replace(loss, alone=Span(5.0, 1.0, 9.0)).is_within and not replace(loss, alone=Span(5.0, 2.5, 9.0)).is_within
-    assert replace(loss, visqol=0.97).cells()[4:6] == ["–", "0.970"] and loss.cells()[-1] == "yes"
+    assert (loss.lost, loss.alone, loss.visqol, loss.verdict) == (Span(0.0, 0.0, 0.0), None, None, "yes")
+    assert replace(loss, lost=Span(1.9, -1.0, 5.0), alone=Span(5.0, 1.0, 9.0), visqol=0.97).verdict == "yes"
+    assert replace(loss, lost=Span(2.5, -1.0, 6.0)).verdict == "not told from chance"
+    for worse in (
+        replace(loss, visqol=0.9),
+        replace(loss, lost=Span(5.0, 2.1, 8.0)),
+        replace(loss, alone=Span(5, 2, 8)),
+    ):
+        assert worse.verdict == worse.cells()[-1] == "no"
     with pytest.raises(InputError, match="cosyvoice model; what is lost can be told of moss_speech"):
         losses(str(write("cosyvoice", tmp_path / "source")), ["fp16"])

@@ -56,6 +56,8 @@ class Span:
 
 def difference(before: Misses, after: Misses) -> Span:
     """What the same texts lost; its interval is by drawing texts anew."""
+    if not sum(before.of):
+        return Span(0.0, 0.0, 0.0)
     lost, of = (np.array(after.wrong) - before.wrong).astype(float), np.array(before.of, float)
     chosen = np.random.default_rng(0).integers(0, len(of), (RESAMPLED, len(of)))
     means = 100 * lost[chosen].sum(axis=1) / of[chosen].sum(axis=1)
@@ -77,12 +79,11 @@ class Readers:
         self.subject, self.settings = SUBJECTS[KIND], SpeechSettings.read(source)
         self.codec = MossAudioTokenizerNano.load(source / "codec")
         self._known: dict[tuple[str, bytes], tuple[int, int]] = {}
-        self.lessons = self._readings(source, draws + 1)
+        self.lessons = self._readings(source)
 
-    def own(self, first: int = 0, draws: int = 1) -> Misses:
-        """Of float's readings: so many draws of each text, from this one on."""
-        count = len(self.texts)
-        return self._heard([_codes(lesson) for lesson in self.lessons[first * count : (first + draws) * count]])
+    def own(self, draws: int = 1) -> Misses:
+        """Of float's first readings of each text."""
+        return self._heard([_codes(lesson) for lesson in self.lessons[: draws * len(self.texts)]])
 
     @torch.no_grad()
     def beside(self, model: nn.Module) -> Misses:
@@ -90,12 +91,13 @@ class Readers:
         own = enumerate(self.lessons[: len(self.texts)])
         return self._heard([self._drawn(model, lesson, seed) for seed, lesson in own])
 
-    def alone(self, folder: Path) -> Misses:
-        """Of a version that reads by itself."""
-        return self._heard([_codes(lesson) for lesson in self._readings(folder, self.draws)])
+    def alone(self, folder: Path, skipped: int = 0) -> Misses:
+        """Of a version that reads by itself; its first draws may be skipped."""
+        return self._heard([_codes(lesson) for lesson in self._readings(folder, skipped)])
 
-    def _readings(self, folder: Path, draws: int) -> list[Lesson]:
-        return self.subject.lessons(folder, [Spoken(text) for text in self.texts * draws])
+    def _readings(self, folder: Path, skipped: int = 0) -> list[Lesson]:
+        items = [Spoken(text) for text in self.texts]
+        return self.subject.lessons(folder, items * (skipped + self.draws))[skipped * len(items) :]
 
     def _drawn(self, model: nn.Module, lesson: Lesson, seed: int) -> Tensor:
         """What a version would have drawn given float's codes so far.  # [frame, codebook]"""

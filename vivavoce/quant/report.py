@@ -180,25 +180,24 @@ def _opinion(sounds: Sequence[Sound]) -> float | None:
 def _transcripts(folders: dict[str, Path], items: Sequence[Spoken]) -> Figures:
     """Word errors of a recogniser on recordings whose words are known."""
     rates: dict[str, float] = {}
+    each: list[tuple[int, int]] = []
     for name, folder in folders.items():
         try:
-            wrong, words = misheard(folder, items)
+            each = misheard(folder, items)
         except Exception as error:  # a bare checkpoint has no tokenizer to write with
             return {"transcripts": {"why_not": str(error)}}
-        rates[name] = wrong / max(1, words)
-    recordings = sum(item.sound is not None and bool(item.text) for item in items)
-    return {"transcripts": {"wer": rates, "recordings": recordings}}
+        rates[name] = sum(wrong for wrong, _ in each) / max(1, sum(of for _, of in each))
+    return {"transcripts": {"wer": rates, "recordings": len(each)}}
 
 
-def misheard(folder: Path, items: Sequence[Spoken]) -> tuple[int, int]:
-    """Words that a recogniser gets wrong in recordings whose words are known, and how many there are."""
-    listener, wrong, words = WhisperTranscriber.load(folder), 0, 0
+def misheard(folder: Path, items: Sequence[Spoken]) -> list[tuple[int, int]]:
+    """Words that a recogniser gets wrong in each recording whose words are known, and how many it has."""
+    listener, found = WhisperTranscriber.load(folder), []
     for item in items:
         if item.sound is not None and item.text:
             segments = listener.segments(torch.from_numpy(item.sound.samples[0].copy()))
-            errors, of = misheard_words(item.text, " ".join(segment.text for segment in segments))
-            wrong, words = wrong + errors, words + of
-    return wrong, words
+            found.append(misheard_words(item.text, " ".join(segment.text for segment in segments)))
+    return found
 
 
 def misheard_words(text: str, heard: str) -> tuple[int, int]:
