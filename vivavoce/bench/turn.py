@@ -8,6 +8,7 @@ import asyncio
 import json
 import platform
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, field
@@ -168,7 +169,7 @@ async def _together(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[
 async def _callers(connect: Connect, question: Question, plan: Plan, number: int) -> list[Call]:
     """Call after call with the same question: one that was asked before may be answered otherwise the next time."""
     scene = Scene("together", (Exchange(question),))
-    return [await _call(connect, scene, plan, 100 + number, number) for _ in range(plan.turns)]
+    return [await _call(connect, scene, plan, _seed(question), number) for _ in range(plan.turns)]
 
 
 async def _watermarks(connect: Connect, plan: Plan) -> list[tuple[Question, Answer]]:
@@ -178,13 +179,18 @@ async def _watermarks(connect: Connect, plan: Plan) -> list[tuple[Question, Answ
     for question in plan.material.questions[: TRIES * plan.sessions]:
         if len(chosen) == plan.sessions:
             break
-        call = await _call(connect, Scene("alone", (Exchange(question),)), plan)
+        call = await _call(connect, Scene("alone", (Exchange(question),)), plan, _seed(question))
         answer = next(iter(answers(call)), Answer(question.text))
         expected = Answer(question.text, question.reply or answer.transcript)
         is_right = not answer.transcript or similarity(answer, expected) >= ALIKE
         is_unlike = all(similarity(answer, known) < ALIKE for _, known in chosen)
         (chosen if is_right and is_unlike else lesser).append((question, answer))
     return [*chosen, *lesser][: plan.sessions]
+
+
+def _seed(question: Question) -> int:
+    """Of what is around a question: alone and beside others it must sound the same to be answered the same."""
+    return zlib.crc32(question.text.encode())
 
 
 def _told(call: Call) -> str:

@@ -83,7 +83,8 @@ def shared_ids(calls: Iterable[Call]) -> list[str]:
 def crosstalk(calls: Sequence[Call], references: Mapping[str, Answer]) -> dict[str, Any]:
     """How many answers were their session's own."""
     given = [answer for call in calls for answer in answers(call)]
-    verdicts = Counter(judge(answer, references) for answer in given)
+    judged = [(answer, judge(answer, references)) for answer in given]
+    verdicts = Counter(verdict for _, verdict in judged)
     by_words = all(answer.transcript for answer in given) and all(known.transcript for known in references.values())
     return {
         "answers": len(given),
@@ -92,6 +93,11 @@ def crosstalk(calls: Sequence[Call], references: Mapping[str, Answer]) -> dict[s
         "unclear": verdicts["unclear"],
         "shared_reply_ids": shared_ids(calls),
         "compared_by": "words" if by_words else "sound",
+        "strange": [
+            {"asked": answer.question, "said": answer.transcript, "alone": references[answer.question].transcript}
+            for answer, verdict in judged
+            if verdict != "own" and answer.question in references
+        ],
     }
 
 
