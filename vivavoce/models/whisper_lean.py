@@ -4,7 +4,6 @@ There a step costs what calling it costs. So the weights are at hand, keys and v
 back to an earlier place of a text is a matter of its length, and TorchScript runs the layers without Python.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from torch.nn import functional
 
 from vivavoce.models.whisper import WhisperDecoder, WhisperDecoderLayer, WindowMemory
 from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.nn.scripted import scripted
 
 
 @dataclass
@@ -163,13 +163,6 @@ class LeanHeads(nn.Module):
         spelling = self.tokens.narrow(0, 0, barred.size(0))
         chances, ids = (functional.linear(x, spelling).float() + barred).softmax(-1).topk(width)
         return ids, chances
-
-
-def scripted(module: nn.Module) -> Any:
-    """A module that TorchScript runs, without Python between its calls."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # what is to replace it needs a C++ compiler
-        return torch.jit.script(module)
 
 
 class LeanDecoder:

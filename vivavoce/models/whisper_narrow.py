@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.models.whisper import Whisper, WhisperDecoder, WhisperEncoder
-from vivavoce.models.whisper_lean import scripted
 from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.nn.reordered_linear import ReorderedConv1d, ReorderedGelu, ReorderedLinear, ReorderedSum
+from vivavoce.nn.scripted import scripted
 from vivavoce.nn.whisper_layer import WhisperLayer
 
 

@@ -19,17 +19,16 @@ from vivavoce.models.interface import Row
 from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanHeads, LeanText, scripted
+from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanHeads, LeanText
 from vivavoce.models.whisper_rules import FORBIDDEN
+from vivavoce.nn.scripted import scripted
 
 SURENESS = 0.2  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
 LEAST_SURENESS = 0.05  # the same of heads, whose guesses are all made at once
 LEAVES = 2  # tokens that are guessed side by side at the last place
 LEAST_CHANCE = 0.03  # of a token that is guessed there
-BEGINNINGS, OTHER_TIMES = (
-    4,
-    2,
-)  # times at which a text may begin; and those of them, beside the likeliest, that are tried
+BEGINNINGS = 4  # times at which a text may begin
+OTHER_TIMES = 2  # of them, beside the likeliest, that are tried
 
 
 @dataclass

@@ -4,7 +4,6 @@ A step of a small model is some hundred short operations, and Python between the
 runs the same code without it, and without Python's lock: whoever decodes sound beside is not in the way.
 """
 
-import warnings
 from typing import Any, cast
 
 import torch
@@ -15,6 +14,7 @@ from vivavoce.models.moss_tts_nano import Layer, Transformer
 from vivavoce.nn.int8_linear import SMALLEST_ROW, Int8Linear
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.rope import RotaryTable
+from vivavoce.nn.scripted import scripted
 
 PRODUCTS = ("c_attn", "c_proj", "fc_in", "fc_out")
 
@@ -98,9 +98,7 @@ def compiled(flat: Any) -> Any:
     """The same without Python, where TorchScript can read all its products."""
     if not isinstance(flat, FlatTransformer) or not all(map(_is_readable, flat.layers)):
         return flat
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # what is to replace it needs a C++ compiler at hand
-        return torch.jit.script(flat)
+    return scripted(flat)
 
 
 def _is_readable(layer: nn.Module) -> bool:
