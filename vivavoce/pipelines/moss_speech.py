@@ -102,9 +102,11 @@ class MossSpeechPipeline:
         self.engine = StreamingEngine(core, self.workers)
         flow = codec.flow.config
         grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE)
-        self.policy = _policy(grain, core.runner.device.type, isinstance(codec, GraphedCodec))
-        self._crowded = replace(self.policy, later=2) if core.runner.device.type == "cpu" else self.policy
-        self.bridge = Bridge(margin=0.13, are_together=True) if isinstance(codec, GraphedCodec) else Bridge()
+        is_graphed = isinstance(codec, GraphedCodec)
+        self.policy = _policy(grain, core.runner.device.type, is_graphed)
+        is_slow = core.runner.device.type == "cpu" and not is_graphed
+        self._crowded = replace(self.policy, later=2) if is_slow else self.policy
+        self.bridge = Bridge(margin=0.13, are_together=True) if is_graphed else Bridge()
         self._stack = ExitStack()  # what is given back when it closes
         self._minds: weakref.WeakSet[MossSpeechMind] = weakref.WeakSet()
         self.first_sounds: deque[FirstSound] = deque(maxlen=FIRST_SOUNDS_KEPT)
