@@ -165,6 +165,11 @@ class LeanHeads(nn.Module):
         return ids, chances
 
 
+def lean_heads(heads: WhisperHeads, decoder: WhisperDecoder) -> Any:
+    """`LeanHeads` without Python."""
+    return scripted(LeanHeads(heads, decoder))
+
+
 class LeanDecoder:
     """Reads tokens and guesses those behind them: the likeliest by what `WhisperDecoder.step` gives."""
 

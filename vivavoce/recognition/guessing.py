@@ -19,9 +19,8 @@ from vivavoce.models.interface import Row
 from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanHeads, LeanText
+from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanText, lean_heads
 from vivavoce.models.whisper_rules import FORBIDDEN
-from vivavoce.nn.scripted import scripted
 
 SURENESS = 0.2  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
 LEAST_SURENESS = 0.05  # the same of heads, whose guesses are all made at once
@@ -112,7 +111,7 @@ class GuessingHeads:
 
     def __init__(self, heads: WhisperHeads, writer: WhisperWriter, engine: Engine, width: int) -> None:
         self.writer, self.width = writer, width
-        self._lean = scripted(LeanHeads(heads, writer.model.decoder))
+        self._lean = lean_heads(heads, writer.model.decoder)
         self._barred = BarredTokens(writer)
         self._drawn = HeadDrafts(WindowHeads(heads, writer), engine, width)
         self._settle()
