@@ -23,6 +23,7 @@ from vivavoce.engine.steps_ahead import NextModes, StepAhead, follow, has_next
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn import kernels
 from vivavoce.nn.ahead import compiling_ahead
+from vivavoce.nn.graphed import as_graph
 from vivavoce.nn.paged import PagedCache, Piece, RowBatch
 
 Made = TypeVar("Made")
@@ -330,18 +331,8 @@ class Runner:
 
     def _capture(self, action: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
         """An action as a graph, and what it gives."""
-        current = torch.cuda.current_stream(self.device)
         side = self._side = self._side or torch.cuda.Stream(self.device)
-        side.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(side):
-            action()  # compiles kernels and lets libraries allocate, neither of which may be captured
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                made = action()
-            finally:
-                graph.capture_end()
-        current.wait_stream(side)
+        graph, made = as_graph(action, side, self._pool)
         self._pool = graph.pool()
         return graph, made
 

@@ -55,8 +55,10 @@ class GraphedVocoder(HiFTStream):
     def learning(self) -> Iterator[None]:
         """The hops that are made meanwhile are those that others will be made of."""
         self.shapes, self._is_learning = set(), True
-        yield
-        self._is_learning = False
+        try:
+            yield
+        finally:
+            self._is_learning = False
 
     def step_batch(
         self, states: Sequence[HiFTState], mels: Sequence[Tensor], final: Sequence[bool]

@@ -9,7 +9,31 @@ from torch import Tensor
 from vivavoce.nn.ahead import is_compiling_ahead
 
 Key = TypeVar("Key", bound=Hashable)
+Made = TypeVar("Made")
 Function = Callable[[Key, Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+def as_graph(
+    action: Callable[[], Made], beside: torch.cuda.Stream, pool: Any, is_tried: bool = False
+) -> tuple[torch.cuda.CUDAGraph, Made]:
+    """An action as a graph, captured on this stream, and what it gives.
+
+    It is done once before, unless that was tried: kernels are compiled and libraries allocate, which no graph may hold.
+    """
+    current = torch.cuda.current_stream(beside.device)
+    beside.wait_stream(current)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(beside):
+        if not is_tried:
+            action()
+        # Not `torch.cuda.graph`: it gives spare memory back to the driver, and whoever is served meanwhile waits.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            made = action()
+        finally:
+            graph.capture_end()
+    current.wait_stream(beside)
+    return graph, made
 
 
 class Graphed(Generic[Key]):
@@ -56,20 +80,9 @@ class Graphed(Generic[Key]):
             return
         with torch.inference_mode(False), torch.no_grad():  # whoever calls later may be in that mode or not
             inputs = [tensor.clone() for tensor in tensors]
-        current = torch.cuda.current_stream()
         beside = self._beside = self._beside or torch.cuda.Stream()
-        beside.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(beside):
-            if key not in self.blank or not self._captured:
-                self.function(key, inputs)  # libraries choose their kernels and workspaces in the first call
-            # Not `torch.cuda.graph`: it gives spare memory back to the driver, and whoever is served meanwhile waits.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                outputs = self.function(key, inputs)
-            finally:
-                graph.capture_end()
-        current.wait_stream(beside)
+        is_tried = key in self.blank and bool(self._captured)
+        graph, outputs = as_graph(lambda: self.function(key, inputs), beside, self._pool, is_tried)
         self._pool = graph.pool()
         self._captured[key] = (graph, inputs, outputs)
 
