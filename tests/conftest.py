@@ -6,6 +6,9 @@ import shutil
 import sys
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands that tests start would spin on every core, beside each other
+
 import torch
 
 MUST_RUN = set(os.environ.get("VIVA_MUST_RUN", "").split())
