@@ -10,6 +10,7 @@ from vivavoce.device import pick
 from vivavoce.engine.captured import Captured
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.engine.step_kind import StepKind
 from vivavoce.engine.steps_ahead import follow
 from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_engine import BEGUN, WhisperWriter
@@ -29,24 +30,24 @@ class Device:
     def __init__(self, engine: Engine) -> None:
         self.runner, self.steps, self.begun_ahead = engine.runner, {}, 0
         self.runner.use_graphs, engine.scheduler.spare_rows = True, 1
-        self.runner._graph = self.graph
+        self.runner._graphs = self
 
-    def graph(self, bucket, narrow, ahead=0, plain=False, mode=None) -> Captured:
-        key = (bucket, narrow, ahead, plain)
+    def of(self, bucket: int, kind: StepKind) -> Captured:
+        key = (bucket, kind)
         if key not in self.steps:
-            packed = torch.from_numpy(self.runner._packing.pack([], [], ahead, bucket)[0])
+            packed = torch.from_numpy(self.runner._packing.pack([], [], kind.ahead, bucket)[0])
             made, hidden = torch.zeros(bucket, 2, dtype=torch.long), torch.zeros(bucket, CONFIG.d_model)
 
             def step() -> None:
                 facts = packed[:, 2:4].tolist()
                 pieces = tuple(Piece(slice(row, row + 1), slot, place) for row, (slot, place) in enumerate(facts))
-                made.copy_(self.runner._step(packed, 0, pieces, None, narrow, ahead, None, not plain, plain, mode)[0])
+                made.copy_(self.runner._step(packed, kind, singles=0, pieces=pieces, sampled=None)[0])
 
             def go_on() -> None:
                 self.begun_ahead += 1
                 follow(packed, made, 2, self.runner._packing.filler, self.runner._next_modes)
 
-            follows = plain and not ahead
+            follows = kind.plain and not kind.ahead
             self.steps[key] = Captured(Again(step), packed, made, hidden, Again(go_on) if follows else None)
         return self.steps[key]
 

@@ -16,8 +16,8 @@ from tests.models.hift_cases import (
 from tests.models.tiny_cosyvoice import sizes
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
-from vivavoce.engine.runner import BUCKETS
 from vivavoce.engine.sampling import Generation
+from vivavoce.engine.step_graphs import BUCKETS
 from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig
 from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow
 from vivavoce.models.cosyvoice_graphs import GraphedCausalHiFT, graphed, warm_up

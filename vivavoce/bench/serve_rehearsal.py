@@ -21,7 +21,7 @@ from vivavoce.bench.stand_in import H200, PassTimes, StandInCodec, StandInRunner
 from vivavoce.bench.virtual_time import VirtualDevice, VirtualLoop, VirtualWorkers
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.runner import BUCKETS
+from vivavoce.engine.step_graphs import BUCKETS
 from vivavoce.minis.untrained import CONFIG
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.models.moss_speech import MossSpeech

@@ -13,12 +13,13 @@ import torch
 from vivavoce.device import Device
 from vivavoce.engine.listener import Listener, SoundPolicy
 from vivavoce.engine.pages import PagePool
-from vivavoce.engine.runner import BUCKETS, Drawn, Runner
+from vivavoce.engine.runner import Drawn, Runner
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.scheduler import Plan, Scheduler, Work
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.engine.slack import Slack
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
+from vivavoce.engine.step_graphs import BUCKETS
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn.paged import NARROW, PagedCache

@@ -6,6 +6,7 @@ recomputed, forked or rewound in between.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -64,6 +65,25 @@ class Generation:
             raise InputError(f"max_new_rows must be at least 1, not {self.max_new_rows}")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed must be in 0…2**63-1, not {self.seed}")
+
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Whether the candidates of every channel are surely among the `NARROW` best."""
+        return all(sampling.is_narrow for sampling in self._samplings)
+
+    @cached_property
+    def is_greedy(self) -> bool:
+        """Whether every channel takes the likeliest id."""
+        return all(sampling.temperature == 0 for sampling in self._samplings)
+
+    @cached_property
+    def penalises(self) -> bool:
+        """Whether some channel asks what stands before the row to be drawn."""
+        return any(sampling.repetition_penalty != 1 for sampling in self._samplings)
+
+    @property
+    def _samplings(self) -> tuple[Sampling, ...]:
+        return (self.sampling,) if isinstance(self.sampling, Sampling) else self.sampling
 
     def per_channel(self, channels: int) -> tuple[Sampling, ...]:
         """The settings of each channel."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from vivavoce.device import Device
 from vivavoce.dialogue.chunking import Grain, LeadPolicy, next_chunk
 from vivavoce.engine.engine import Engine, EngineLimits
-from vivavoce.engine.runner import BUCKETS
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
+from vivavoce.engine.step_graphs import BUCKETS
 from vivavoce.models.cosyvoice_graphs import warm_up
 from vivavoce.models.cosyvoice_interleave import Interleave
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM, shorten_silence

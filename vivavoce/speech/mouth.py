@@ -11,9 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 from vivavoce.device import Device
 from vivavoce.engine.engine import Emission, Engine, EngineLimits
-from vivavoce.engine.runner import BUCKETS
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence
+from vivavoce.engine.step_graphs import BUCKETS
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano import MossTTSNano
