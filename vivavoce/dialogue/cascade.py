@@ -10,6 +10,7 @@ import numpy as np
 from vivavoce.dialogue.chat_endpoint import ChatCall, ChatEnd, ChatModel, ChatText, chat_messages
 from vivavoce.dialogue.history import new_id, written
 from vivavoce.dialogue.interface import AudioPart, ConversationSettings, Item, Message, Samples, Usage
+from vivavoce.dialogue.piece_queue import PieceQueue, failed
 from vivavoce.dialogue.pipeline import (
     CallArguments,
     CallBegan,
@@ -24,9 +25,6 @@ from vivavoce.dialogue.pipeline import (
     Wrote,
 )
 from vivavoce.dialogue.sentences import SentenceSplitter
-from vivavoce.errors import VivaError
-
-MOST_WAITING_PIECES = 32
 
 
 class Hearing(Protocol):
@@ -215,19 +213,15 @@ class CascadeReply:
     ) -> None:
         self.plan = plan
         self._mind, self._past, self._asked, self._gone = mind, past, asked, gone
-        self._pieces: asyncio.Queue[Piece] = asyncio.Queue(MOST_WAITING_PIECES)
+        self._pieces = PieceQueue()
         self._voice: Synthesiser = mind.pipeline.synthesiser
         self._usage = Usage()
         self._is_dropped = False
         self._task = asyncio.ensure_future(self._make())
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    def pieces(self) -> AsyncIterator[Piece]:
         """What it consists of, as it is made."""
-        while True:
-            piece = await self._pieces.get()
-            yield piece
-            if isinstance(piece, Ended):
-                return
+        return self._pieces.until_ended()
 
     def release(self, turn: str | None) -> None:
         """It is meant."""
@@ -250,10 +244,8 @@ class CascadeReply:
         try:
             reason = await self._reply()
             await self._pieces.put(Ended("max_output_tokens" if reason == "length" else "completed"))
-        except VivaError as error:
-            await self._pieces.put(Ended("failed", str(error)))
         except Exception as error:  # whatever a part raises ends this reply, not the conversation
-            await self._pieces.put(Ended("failed", f"{type(error).__name__}: {error}"))
+            await self._pieces.put(failed(error))
 
     async def _reply(self) -> str:
         settings = self.plan.settings

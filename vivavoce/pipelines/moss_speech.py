@@ -27,8 +27,8 @@ from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.pipelines.codec_here import SOON_SECONDS, CodecHere
+from vivavoce.pipelines.first_sound import FirstSound
 from vivavoce.pipelines.moss_speech_mind import MossSpeechMind
-from vivavoce.pipelines.moss_speech_reply import FirstSound
 from vivavoce.pipelines.moss_speech_words import MossSpeechWords
 from vivavoce.pipelines.pace import serving_pace
 

@@ -3,67 +3,37 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from vivavoce.audio.level import rms_dbfs
-from vivavoce.audio.onset import OnsetGate
-from vivavoce.audio.time_stretch import FASTEST, SLOWEST, TimeStretch
-from vivavoce.dialogue.chunking import next_chunk
+from vivavoce.audio.time_stretch import FASTEST, SLOWEST
 from vivavoce.dialogue.guards import longest_loop
 from vivavoce.dialogue.interface import Samples, Usage
+from vivavoce.dialogue.piece_queue import PieceQueue, failed
 from vivavoce.dialogue.pipeline import Ended, Piece, ReplyPlan, Spoke, Wrote
 from vivavoce.engine.listener import Listener
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.streaming import Reply
 from vivavoce.errors import VivaError
-from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import AUDIO, TEXT
-from vivavoce.models.moss_speech_codec import VOICE_RATE, SpokenState
+from vivavoce.models.moss_speech_codec import VOICE_RATE
+from vivavoce.pipelines.chunked_voice import ChunkedVoice
+from vivavoce.pipelines.first_sound import FirstSound
+from vivavoce.pipelines.moss_speech_captions import Captions
 
 if TYPE_CHECKING:
     from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 
 MOST_UNREAD_ROWS = 24
-MOST_WAITING_PIECES = 16
-PAUSE_DBFS = -45.0
 HELD_URGENCY = 0.1  # seconds: somebody's turn is likely over, but nobody hears a gap yet
 FIRST_URGENCY = 0.5  # who waits for a first sound lets those go first who would run dry within this
 SAFETY_SECONDS = 0.05  # by which sound is made before the listener has heard the last of it
 VOICE_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be made of them
 
 Order = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-@dataclass
-class FirstSound:
-    """When, on the event loop's clock, a reply came how far. 0: not yet."""
-
-    asked: float
-    heard: float = 0.0
-    """All of the turn is codes."""
-    begun: float = 0.0
-    """The engine has taken it on."""
-    written: float = 0.0
-    """The codes of its first sound are there."""
-    made: float = 0.0
-    """The voice has made sound of them."""
-    out: float = 0.0
-    """It was let out."""
-
-    PARTS: ClassVar = ("heard", "begun", "written", "made", "out")
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """How long each part took."""
-        times = [self.asked, *(getattr(self, part) for part in self.PARTS)]
-        return {part: after - before for part, (before, after) in zip(self.PARTS, pairwise(times), strict=True)}
 
 
 class MossSpeechReply:
@@ -86,7 +56,7 @@ class MossSpeechReply:
         self.is_dropped = self.is_released = False
         self.speed = float(np.clip(plan.settings.speed, SLOWEST, FASTEST))
         self._pipeline, self._order, self._adopt, self._ended = pipeline, order, adopt, ended
-        self._pieces: asyncio.Queue[Piece] = asyncio.Queue(MOST_WAITING_PIECES)
+        self._pieces = PieceQueue()
         self._task: asyncio.Task[None] | None = None
         self.left_out = 0.0
         """Seconds of silence that its codes begin with and its sound does not."""
@@ -99,13 +69,9 @@ class MossSpeechReply:
         self._written: list[int] = []
         self.first = FirstSound(asyncio.get_running_loop().time())
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    def pieces(self) -> AsyncIterator[Piece]:
         """What it consists of, as it is made."""
-        while True:
-            piece = await self._pieces.get()
-            yield piece
-            if isinstance(piece, Ended):
-                return
+        return self._pieces.until_ended()
 
     def release(self, turn: str | None) -> None:
         """It is meant."""
@@ -151,8 +117,7 @@ class MossSpeechReply:
     def fail(self, error: Exception) -> None:
         """It cannot be made."""
         with suppress(asyncio.QueueFull):
-            told = str(error) if isinstance(error, VivaError) else f"{type(error).__name__}: {error}"
-            self._pieces.put_nowait(Ended("failed", told))
+            self._pieces.put_nowait(failed(error))
 
     async def closed(self) -> None:
         """Until nothing of it is left but what the mind keeps."""
@@ -184,10 +149,8 @@ class MossSpeechReply:
                 await make(reply)
             is_whole = reply.finish == "stop" or self._is_whole
             await self._pieces.put(Ended("completed" if is_whole else "max_output_tokens"))
-        except VivaError as error:
-            await self._pieces.put(Ended("failed", str(error)))
-        except Exception as error:  # torch's errors: the reply fails, the conversation goes on
-            await self._pieces.put(Ended("failed", f"{type(error).__name__}: {error}"))
+        except Exception as error:  # torch's errors too: the reply fails, the conversation goes on
+            await self._pieces.put(failed(error))
 
     async def _write(self, reply: Reply) -> None:
         """Text as it comes, in whole characters."""
@@ -299,108 +262,3 @@ class MossSpeechReply:
         if limit is None or len(self.codes) % 8:
             return True
         return longest_loop(self.codes[-limit - 32 :]) < limit
-
-
-class ChunkedVoice:
-    """The sound of a growing row of codes, chunk by chunk."""
-
-    def __init__(self, pipeline: "MossSpeechPipeline", voice: str | None, speed: float) -> None:
-        self._pipeline = pipeline
-        self._state: SpokenState | FlowVoice = pipeline.voice_of(voice)
-        self._gate = OnsetGate(VOICE_RATE)
-        self._onset = self._gate.initial_state()
-        self._stretch = TimeStretch(VOICE_RATE, speed)
-        self._stretched = self._stretch.initial_state()
-        self._spoken = self._fed = self._chunks = 0
-
-    @property
-    def left_out(self) -> float:
-        """Seconds of silence before the first word."""
-        return self._onset.dropped / VOICE_RATE
-
-    def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
-        """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
-        policy, waiting = self._pipeline.chunks, len(codes) - self._spoken
-        if is_last and self._chunks and waiting <= policy.end * policy.wanted(self._chunks, lead):
-            return waiting
-        return next_chunk(policy, waiting, is_last, self._chunks, lead)
-
-    def lacks(self, codes: list[int], lead: float) -> int:
-        """How many more codes to wait for before looking again: those of the next chunk, a grain at a time at most."""
-        policy = self._pipeline.chunks
-        wanted = policy.wanted(self._chunks, lead) + policy.grain.lookahead
-        most = policy.later * policy.grain.frames + policy.grain.lookahead
-        return max(0, min(most, wanted - (len(codes) - self._spoken)))
-
-    async def say(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
-        """The next chunk of sound, of `size` codes, and its codes; it is needed in `urgency` seconds."""
-        if not codes:
-            return np.zeros(0, np.float32), []
-        # A chunk is fed with the codes that follow it, which the decoder keeps for the next one.
-        lookahead = self._pipeline.policy.grain.lookahead
-        until = len(codes) if is_last else self._spoken + size + lookahead
-        given = torch.tensor(codes[self._fed : until], dtype=torch.long)
-        sound, self._state = await self._pipeline.voice.do((self._state, given, is_last), urgency)
-        said = codes[self._spoken : until if is_last else self._spoken + size]
-        self._fed, self._spoken, self._chunks = until, self._spoken + size, self._chunks + 1
-        heard, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)
-        samples, self._stretched = self._stretch.step(self._stretched, heard[None])
-        rest = self._stretch.flush(self._stretched) if is_last else samples[:, :0]
-        return np.concatenate([samples[0], rest[0]]), said
-
-
-class Captions:
-    """The words of a spoken reply, a stretch of it at a time, where somebody can tell them; its sound too, if asked."""
-
-    def __init__(
-        self, pipeline: "MossSpeechPipeline", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]
-    ) -> None:
-        self._captioner = pipeline.options.captioner
-        self.are_first = pipeline.options.words_first and self._captioner is not None
-        self._words, self._language, self._put = pipeline.words, plan.settings.language, put
-        self._stretch = round(pipeline.options.caption_seconds * VOICE_RATE)
-        self._sound: list[Samples] = []
-        self._codes: list[int] = []
-        self._told = 0  # samples
-        self._last: asyncio.Task[None] | None = None
-
-    def hear(self, samples: Samples, codes: list[int]) -> None:
-        """The next sound of the reply, and the codes it was made of."""
-        if self._captioner is None:
-            return
-        self._sound.append(samples)
-        self._codes += codes
-        length = sum(map(len, self._sound))
-        pauses = rms_dbfs(samples[-VOICE_RATE // 12 :]) < PAUSE_DBFS
-        if length >= 3 * self._stretch or (length >= self._stretch and pauses):
-            self._tell()
-
-    async def finish(self) -> None:
-        """Tell the rest, and wait until all is told."""
-        if self._sound:
-            self._tell()
-        if self._last is not None:
-            await self._last
-
-    def stop(self) -> None:
-        """Nobody wants the words any more."""
-        if self._last is not None:
-            self._last.cancel()
-
-    def _tell(self) -> None:
-        sound, codes = np.concatenate(self._sound), self._codes
-        at, self._told = self._told / VOICE_RATE, self._told + len(sound)
-        self._sound, self._codes = [], []
-        self._last = asyncio.get_running_loop().create_task(self._caption(sound, codes, at, self._last))
-
-    async def _caption(self, sound: Samples, codes: list[int], at: float, before: "asyncio.Task[None] | None") -> None:
-        if self._captioner is None or self._captioner == "model":
-            text = await self._words.of_codes(codes)
-        else:
-            text = await self._captioner.transcribe(sound, VOICE_RATE, self._language)
-        if before is not None:
-            await before
-        if text:
-            await self._put(Wrote(text if at == 0 else f" {text}", at))
-        if self.are_first and len(sound):
-            await self._put(Spoke(sound))

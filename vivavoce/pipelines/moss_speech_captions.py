@@ -1,0 +1,74 @@
+"""The words of a reply that was made as sound."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vivavoce.audio.level import rms_dbfs
+from vivavoce.dialogue.interface import Samples
+from vivavoce.dialogue.pipeline import Piece, ReplyPlan, Spoke, Wrote
+from vivavoce.models.moss_speech_codec import VOICE_RATE
+
+if TYPE_CHECKING:
+    from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+
+PAUSE_DBFS = -45.0
+
+
+class Captions:
+    """The words of a spoken reply, a stretch of it at a time, where somebody can tell them; its sound too, if asked."""
+
+    def __init__(
+        self, pipeline: "MossSpeechPipeline", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]
+    ) -> None:
+        self._captioner = pipeline.options.captioner
+        self.are_first = pipeline.options.words_first and self._captioner is not None
+        self._words, self._language, self._put = pipeline.words, plan.settings.language, put
+        self._stretch = round(pipeline.options.caption_seconds * VOICE_RATE)
+        self._sound: list[Samples] = []
+        self._codes: list[int] = []
+        self._told = 0  # samples
+        self._last: asyncio.Task[None] | None = None
+
+    def hear(self, samples: Samples, codes: list[int]) -> None:
+        """The next sound of the reply, and the codes it was made of."""
+        if self._captioner is None:
+            return
+        self._sound.append(samples)
+        self._codes += codes
+        length = sum(map(len, self._sound))
+        pauses = rms_dbfs(samples[-VOICE_RATE // 12 :]) < PAUSE_DBFS
+        if length >= 3 * self._stretch or (length >= self._stretch and pauses):
+            self._tell()
+
+    async def finish(self) -> None:
+        """Tell the rest, and wait until all is told."""
+        if self._sound:
+            self._tell()
+        if self._last is not None:
+            await self._last
+
+    def stop(self) -> None:
+        """Nobody wants the words any more."""
+        if self._last is not None:
+            self._last.cancel()
+
+    def _tell(self) -> None:
+        sound, codes = np.concatenate(self._sound), self._codes
+        at, self._told = self._told / VOICE_RATE, self._told + len(sound)
+        self._sound, self._codes = [], []
+        self._last = asyncio.get_running_loop().create_task(self._caption(sound, codes, at, self._last))
+
+    async def _caption(self, sound: Samples, codes: list[int], at: float, before: "asyncio.Task[None] | None") -> None:
+        if self._captioner is None or self._captioner == "model":
+            text = await self._words.of_codes(codes)
+        else:
+            text = await self._captioner.transcribe(sound, VOICE_RATE, self._language)
+        if before is not None:
+            await before
+        if text:
+            await self._put(Wrote(text if at == 0 else f" {text}", at))
+        if self.are_first and len(sound):
+            await self._put(Spoke(sound))
