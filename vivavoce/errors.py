@@ -19,3 +19,8 @@ class CapacityError(VivaError):
 
 class MissingDependencyError(VivaError):
     """A feature needs an extra that is not installed; the message names the pip command."""
+
+
+def shown(text: str) -> str:
+    """A text as a message quotes it: its beginning, where it is long."""
+    return repr(text if len(text) <= 30 else text[:30] + "…")

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 from transformers.generation.logits_process import (
-    NoRepeatNGramLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     WhisperTimeStampLogitsProcessor,
@@ -14,7 +13,6 @@ from transformers.generation.logits_process import (
 
 from vivavoce.models.whisper_rules import (
     Hotwords,
-    NoRepeatedPhrase,
     Suppress,
     SuppressAtStart,
     TimestampRules,
@@ -63,15 +61,6 @@ def test_suppression_is_that_of_transformers(count):
     assert torch.equal(apply([Suppress([5, 1]), SuppressAtStart([20, 2])], logits, sampled), expected)
 
 
-@settings(deadline=None, max_examples=100)
-@given(situations(), st.integers(2, 3))
-def test_repeated_phrases_are_those_of_transformers(situation, length):
-    sampled, logits = situation
-    sampled = sampled % 3
-    expected = NoRepeatNGramLogitsProcessor(length)(sampled, logits.clone())
-    assert torch.equal(NoRepeatedPhrase(length)(logits, sampled), expected)
-
-
 def test_hotwords_raise_the_next_token_of_every_word_that_fits():
     rule = Hotwords([[4, 5, 6], [5, 9]], bonus=3.0)
     raised = rule(torch.zeros(3, SIZE), torch.tensor([[1, 2], [2, 4], [4, 5]])).nonzero().tolist()
@@ -80,6 +69,6 @@ def test_hotwords_raise_the_next_token_of_every_word_that_fits():
 
 def test_rules_do_not_touch_the_logits_they_are_given():
     logits, sampled = torch.zeros(1, SIZE), torch.tensor([[1]])
-    rules = [Suppress([0]), TimestampRules(TOKENS), Hotwords([[3]]), NoRepeatedPhrase(2)]
+    rules = [Suppress([0]), TimestampRules(TOKENS), Hotwords([[3]])]
     apply(rules, logits, sampled)
     assert not logits.any()

@@ -23,7 +23,7 @@ from vivavoce.train.hearing.forward import new_encoder
 from vivavoce.train.hearing.lattice import Lattice
 from vivavoce.train.recogniser.asr import TINY, Listening, Recipe, Training
 from vivavoce.train.recogniser.beginnings import begin_as_ear
-from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, edit_distance, judge_texts, main, transcribe_all
+from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, judge_texts, main, transcribe_all
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowHabits, WindowMaker, WindowShape
 
@@ -225,7 +225,6 @@ def test_listening_is_the_same_for_the_same_seed_and_finite_for_silence():
 
 
 def test_errors_are_counted_as_the_field_counts_them():
-    assert edit_distance("kitten", "sitting") == 3
     judged = judge_texts(["A table for two!", "seven 30", "no"], ["a table for three", "seven thirty", "not at all"])
     assert (judged.word_errors, judged.words, judged.right_sentences) == (4, 9, 1)
 

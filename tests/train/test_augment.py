@@ -20,7 +20,6 @@ from vivavoce.train.augment import (
     resample,
     reverberate,
     telephone,
-    warp_mel,
 )
 
 TIME = RATE
@@ -160,16 +159,6 @@ def test_levels_are_set_and_peaks_are_cut():
     samples = tone(200, 300)
     assert torch.allclose(level(levelled(samples, torch.tensor([0.1, 0.01]))), torch.tensor([0.1, 0.01]), rtol=0.01)
     assert (clipped(samples, generator()).abs().amax(1) < 0.91 * samples.abs().amax(1)).all()
-
-
-def test_warping_a_mel_moves_its_bands():
-    mel = torch.zeros(16, 80, 50)
-    mel[:, 40] = 1.0
-    warped = warp_mel(mel, generator())
-    assert warped.shape == mel.shape and warped.isfinite().all()
-    peaks = warped[:, :, 25].argmax(1)
-    assert peaks.min() >= 34 and peaks.max() <= 46 and len(peaks.unique()) > 4
-    assert torch.allclose(warp_mel(mel, generator(), strength=0.0), mel, atol=1e-4)
 
 
 def test_masks_hide_bands_and_spans():

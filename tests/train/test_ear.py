@@ -20,7 +20,7 @@ from vivavoce.train.hearing.forward import features, new_encoder
 from vivavoce.train.hearing.lattice import Lattice
 from vivavoce.train.hearing.lessons import Habits, Lessons, Shape, Speech
 from vivavoce.train.hearing.probe import LETTERS, read, spelled
-from vivavoce.train.hearing.report import edit_distance, error_rate
+from vivavoce.train.hearing.report import error_rate
 from vivavoce.train.hearing.surroundings import Surroundings, other_lengths, taken_at, warp_bands
 from vivavoce.train.voices import TEACHER
 
@@ -178,7 +178,6 @@ def test_sounds_last_otherwise_and_rows_as_long():
 def test_spelling_and_edits():
     assert read([*spelled("it's 7"), 0]) == "it's seven"
     assert read([3, 3, 0, 3, 4]) == "aab"
-    assert edit_distance("kitten", "sitting") == 3
     assert error_rate(["abcd", "ab"], ["abcd", "b"]) == pytest.approx(1 / 6, abs=1e-4)
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from vivavoce.bench.edit_distance import edit_distance
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation
@@ -16,7 +17,7 @@ from vivavoce.train.front_desk import Exchange
 from vivavoce.train.language import data as lm_data
 from vivavoce.train.language import lm
 from vivavoce.train.language.corpus import SpokenDialogues
-from vivavoce.train.language.exam import edit_distance, word_error_rate
+from vivavoce.train.language.exam import word_error_rate
 from vivavoce.train.language.lessons import HEARD, READ, SAID, SPOKEN, TRANSCRIBE
 from vivavoce.train.language.straying import Straying
 from vivavoce.train.language.tokenizer import train_tokenizer

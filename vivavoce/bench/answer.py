@@ -19,7 +19,7 @@ import torch
 from vivavoce import hub
 from vivavoce.audio.files import read
 from vivavoce.audio.sound import Sound
-from vivavoce.bench.judges import Listeners, Moonshine, word_errors
+from vivavoce.bench.judges import Listeners, Moonshine
 from vivavoce.bench.progress import stage
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import MissingDependencyError
@@ -30,11 +30,18 @@ from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
 from vivavoce.train.augment import NOISES, at_snr, noise
 from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
+from vivavoce.train.language.exam import word_error_rate
 from vivavoce.train.voices import HELD_OUT, TEACHER, programs, speak
 
 LEAD, TAIL = 0.2, 0.15  # seconds of quiet around a question, as voice activity leaves them
 LONGEST_REPLY = 250  # codes
+MOST_OPINIONS = 40
+SHARES = (  # what is printed in per cent
+    *("right", "right_inside", "declined_outside", "right_of_teacher"),
+    *("word_error_rate", "word_error_rate_of_right_replies", "word_error_rate_of_teacher"),
+)
 QUESTIONS = hub.BUNDLED / "questions"
+Taught = list[tuple[Exchange, Sound]]  # right replies as the teacher of the reply voice says them
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class Answer:
     """What came back, how a judge heard it, and whether it is right."""
 
     asked: Asked
+    meant: str  # what the model itself reads in its codes
     said: str
     sound: Sound
     is_right: bool
@@ -78,8 +86,12 @@ def run(
     pipeline = load_moss_speech(hub.resolve(model), device=device)
     with stage(f"{len(questions)} questions"):
         answers = [_answer(pipeline, asked, heard_by) for asked in questions]
-    result = _figures(answers, heard_by is not None) | {"model": model, "snr_db": snr, "judge": _judge_name(moonshine)}
-    result |= _opinions(answers)
+    result = _figures(answers) | {"model": model, "snr_db": snr, "judge": _judge_name(moonshine)}
+    with stage("how the replies sound"):
+        taught = _taught(answers)
+        result |= _opinions(answers, taught)
+        if heard_by is not None:
+            result |= _word_error_rates(answers) | _teacher_heard(taught, heard_by)
     _print(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -132,12 +144,13 @@ def _answer(pipeline: MossSpeechPipeline, asked: Asked, heard_by: Moonshine | No
     core.close(sequence)
     spoken = pipeline.model.spoken_codes(rows)
     if not spoken:
-        return Answer(asked, "", Sound(np.zeros(1, np.float32), VOICE_RATE), False, 0.0)
+        return Answer(asked, "", "", Sound(np.zeros(1, np.float32), VOICE_RATE), False, 0.0)
     made = codec.speak(torch.tensor(spoken), pipeline.voice_of(None), pipeline.options.left_chunks)
     seconds = time.perf_counter() - begun
     sound = Sound(made.float().cpu().numpy(), VOICE_RATE)
-    said = _written(pipeline, spoken) if heard_by is None else heard_by.transcribe(sound)
-    return Answer(asked, said, sound, judge(said, asked.exchange), seconds)
+    meant = _written(pipeline, spoken)
+    said = meant if heard_by is None else heard_by.transcribe(sound)
+    return Answer(asked, meant, said, sound, judge(said, asked.exchange), seconds)
 
 
 def _written(pipeline: MossSpeechPipeline, codes: Sequence[int]) -> str:
@@ -149,26 +162,22 @@ def _written(pipeline: MossSpeechPipeline, codes: Sequence[int]) -> str:
     return pipeline.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row)))
 
 
-def _figures(answers: Sequence[Answer], has_judge: bool) -> dict[str, Any]:
+def _figures(answers: Sequence[Answer]) -> dict[str, Any]:
     by_intent: dict[str, list[bool]] = defaultdict(list)
     by_speaker: dict[str, list[bool]] = defaultdict(list)
     for answer in answers:
         by_intent[answer.asked.exchange.intent].append(answer.is_right)
         by_speaker[_speaker(answer.asked.voice)].append(answer.is_right)
     inside = [answer.is_right for answer in answers if answer.asked.exchange.intent != "decline"]
-    right = [answer for answer in answers if answer.is_right]
     wrong = Counter(
         (answer.asked.exchange.intent, normalise(answer.said)[:60]) for answer in answers if not answer.is_right
     )
-    errors = sum(word_errors(normalise(a.asked.exchange.reply), normalise(a.said)) for a in right)
-    words = sum(len(normalise(a.asked.exchange.reply).split()) for a in right)
     seconds = sum(answer.sound.seconds for answer in answers)
     return {
         "questions": len(answers),
         "right": float(np.mean([answer.is_right for answer in answers])),
         "right_inside": float(np.mean(inside)) if inside else None,
         "declined_outside": float(np.mean(by_intent["decline"])) if by_intent["decline"] else None,
-        "word_error_rate_of_right_replies": errors / words if has_judge and words else None,
         "rtf": sum(answer.seconds for answer in answers) / seconds,
         "by_intent": _counts(by_intent),
         "by_speaker": _counts(by_speaker),
@@ -181,7 +190,7 @@ def _told(answer: Answer) -> dict[str, Any]:
     """One question for whoever reads the file: who asked what, what was right, and what the judge heard."""
     exchange = answer.asked.exchange
     asked = {"intent": exchange.intent, "voice": answer.asked.voice, "asked": exchange.user, "right": exchange.reply}
-    return asked | {"said": answer.said, "is_right": answer.is_right}
+    return asked | {"meant": answer.meant, "said": answer.said, "is_right": answer.is_right}
 
 
 def _speaker(voice: str) -> str:
@@ -193,21 +202,51 @@ def _counts(results: dict[str, list[bool]]) -> dict[str, dict[str, int]]:
     return {name: {"questions": len(found), "right": sum(found)} for name, found in sorted(results.items())}
 
 
-def _opinions(answers: Sequence[Answer]) -> dict[str, float | None]:
+def _word_error_rates(answers: Sequence[Answer]) -> dict[str, float]:
+    """What is lost in speaking: the judge's words against the model's own, and of right replies against the answer."""
+    right = [answer for answer in answers if answer.is_right]
+    return {
+        "word_error_rate": word_error_rate([a.meant for a in answers], [a.said for a in answers]),
+        "word_error_rate_of_right_replies": word_error_rate(
+            [a.asked.exchange.reply for a in right], [a.said for a in right]
+        ),
+    }
+
+
+def _teacher_heard(taught: Taught, heard_by: Moonshine) -> dict[str, float | None]:
+    """How well the judge hears the voice that the replies were learned from: what is wrong there is not the model's."""
+    if not taught:
+        return {"word_error_rate_of_teacher": None, "right_of_teacher": None}
+    heard = [heard_by.transcribe(sound) for _, sound in taught]
+    return {
+        "word_error_rate_of_teacher": word_error_rate([exchange.reply for exchange, _ in taught], heard),
+        "right_of_teacher": float(
+            np.mean([judge(said, right) for said, (right, _) in zip(heard, taught, strict=True)])
+        ),
+    }
+
+
+def _taught(answers: Sequence[Answer]) -> Taught:
+    """Each right reply once as the teacher says it; none where its program is not installed."""
+    replies = {answer.asked.exchange.reply: answer.asked.exchange for answer in answers}
+    try:
+        found = programs()
+        return [(replies[text], Sound(speak(TEACHER, text, found), EAR_RATE)) for text in replies]
+    except MissingDependencyError:
+        return []
+
+
+def _opinions(answers: Sequence[Answer], taught: Taught) -> dict[str, float | None]:
     """How the replies sound, and how the voice they were learned from does, where it can be made here."""
     try:
         listeners = Listeners()
     except MissingDependencyError:
         return {"opinion": None, "opinion_of_teacher": None}
-    made = [answer for answer in answers if answer.sound.seconds > 0.5][:40]
-    opinion = float(np.mean([listeners.overall(answer.sound) for answer in made])) if made else None
-    texts = list(dict.fromkeys(answer.asked.exchange.reply for answer in made))
-    try:
-        found = programs()
-        taught = [listeners.overall(Sound(speak(TEACHER, text, found), EAR_RATE)) for text in texts]
-    except MissingDependencyError:
-        return {"opinion": opinion, "opinion_of_teacher": None}
-    return {"opinion": opinion, "opinion_of_teacher": float(np.mean(taught))}
+    made = [answer.sound for answer in answers if answer.sound.seconds > 0.5]
+    return {
+        name: float(np.mean([listeners.overall(sound) for sound in sounds[:MOST_OPINIONS]])) if sounds else None
+        for name, sounds in (("opinion", made), ("opinion_of_teacher", [sound for _, sound in taught]))
+    }
 
 
 def _judge_name(moonshine: Path | None) -> str:
@@ -230,8 +269,8 @@ def _print(result: dict[str, Any]) -> None:
     console.print(table)
     heard = (f"{name} {counts['right']} of {counts['questions']}" for name, counts in result["by_speaker"].items())
     console.print(f"right by who asked: {', '.join(heard)}", highlight=False)
-    for name in ("right", "right_inside", "declined_outside", "word_error_rate_of_right_replies"):
-        if result[name] is not None:
+    for name in SHARES:
+        if result.get(name) is not None:
             console.print(f"{name.replace('_', ' ')}: {100 * result[name]:.1f} %", highlight=False)
     if result["opinion"] is not None:
         console.print(

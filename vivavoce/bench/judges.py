@@ -14,7 +14,7 @@ from vivavoce.audio.sound import Sound
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.recognition.moonshine import Moonshine, onnx_session
 
-__all__ = ["Listeners", "Moonshine", "word_errors"]
+__all__ = ["Listeners", "Moonshine"]
 
 RATE = 16_000
 DNSMOS_SAMPLES = int(9.01 * RATE)
@@ -42,14 +42,3 @@ class Listeners:
     def _raw(self, samples: NDArray[np.float32]) -> float:
         _signal, _background, overall = self._session.run(None, {"input_1": samples[None].astype(np.float32)})[0][0]
         return float(overall)
-
-
-def word_errors(reference: str, heard: str) -> int:
-    """Words to insert, delete or replace to get from one to the other."""
-    said, other = reference.split(), heard.split()
-    row = list(range(len(other) + 1))
-    for i, word in enumerate(said, start=1):
-        diagonal, row[0] = row[0], i
-        for j, candidate in enumerate(other, start=1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (word != candidate))
-    return row[-1]

@@ -6,7 +6,6 @@ speed does not depend on their values. The measured sequences all speak, so that
 needs: the floor counts every weight, the achieved bytes a second those that were read.
 """
 
-import gc
 import json
 import platform
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 from vivavoce.bench import transformers_peer
-from vivavoce.bench.memory import median_seconds, read_bandwidth
+from vivavoce.bench.memory import give_back, median_seconds, read_bandwidth
 from vivavoce.bench.progress import stage
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits, Kept
@@ -111,7 +110,7 @@ def run(
         small = [batch for batch in batches if batch <= PEER_MOST]
         with stage("eager transformers layers, the peer"):
             peer_times = transformers_peer.measure(config, place, kind, small, context, prefill)
-            _free(place)
+            give_back(place)
     steps: list[Step] = []
     kept: dict[str, Any] = {}
     for name in weights:
@@ -119,7 +118,7 @@ def run(
             measured, about = _measured(name, config, place, kind, batches, context, prefill, bandwidth, peer_times, kv)
             steps += measured
             kept[name] = about
-            _free(place)
+            give_back(place)
     result = {
         "what": "MOSS-Speech language model, random weights",
         "shape": shape,
@@ -273,12 +272,6 @@ def _spared_bytes(model: MossSpeech) -> int:
 def _bytes_of(module: nn.Module) -> int:
     small = [part for part in module.modules() if isinstance(part, QuantisedLinear)]
     return sum(p.nbytes for p in module.parameters()) + sum(b.nbytes for part in small for b in part.buffers())
-
-
-def _free(device: Device) -> None:
-    gc.collect()
-    if device.kind == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """How fast this device reads memory: the floor under every step that must read its weights once."""
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,13 @@ def synchronize(device: Device) -> None:
     """Wait until the device has done all it was given."""
     if device.kind != "cpu":
         getattr(torch, device.kind).synchronize()
+
+
+def give_back(device: Device) -> None:
+    """Free what nobody holds any more, so that the next model finds room."""
+    gc.collect()
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
 
 
 def median_seconds(action: Callable[[], object], device: Device, repeats: int, warm_up: int = 3) -> float:

@@ -5,7 +5,6 @@ depend on their values. The voice was used before, as it has been for every text
 """
 
 import argparse
-import gc
 import json
 import platform
 import threading
@@ -20,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vivavoce import hub
 from vivavoce.audio.buzz import buzz
-from vivavoce.bench.memory import synchronize
+from vivavoce.bench.memory import give_back, synchronize
 from vivavoce.bench.progress import stage
 from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Setup, Speaks
 from vivavoce.device import Device, pick
@@ -102,6 +102,7 @@ def run(
 def _makers(place: Device, backends: Sequence[str] | None, model: str | None) -> dict[str, Callable[[Setup], Speaks]]:
     names = tuple(backends or (ON_DEVICE.get(place.kind, ELSEWHERE) if model is None else ("auto",)))
     if model is not None:
+        hub.resolve(model)
         return {name: partial(NamedModel, model, name) for name in names}
     unknown = [name for name in names if name not in CONTENDERS]
     if unknown:
@@ -145,7 +146,7 @@ def _speeds(
                     except (VivaError, RuntimeError) as error:  # the others are still worth measuring
                         absent[name] = " ".join(str(error).split())
                         break
-                _free(setup.device)
+                give_back(setup.device)
     finally:
         torch.set_num_threads(before)
     return speeds, absent
@@ -235,12 +236,6 @@ def _crowd(speaks: Speaks, count: int) -> Crowd:
         first_sound_ms_median=waited[count // 2],
         first_sound_ms_worst=waited[-1],
     )
-
-
-def _free(device: Device) -> None:
-    gc.collect()
-    if device.kind == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _print(result: dict[str, Any]) -> None:

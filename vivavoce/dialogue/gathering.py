@@ -73,11 +73,6 @@ class Gathering(Generic[Job, Result]):
         """Jobs that nobody works on yet."""
         return len(self._waiting)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether somebody waits for it."""
-        return bool(self._waiting) or self._is_working
-
     def look(self) -> None:
         """What it gives way to may be over."""
         self._workers.wake(self)

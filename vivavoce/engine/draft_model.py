@@ -4,7 +4,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.sequence import Sequence
+from vivavoce.engine.sequence import Sequence, rows_in_common
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
 
@@ -57,7 +57,7 @@ class DraftModel:
         if sequence.id not in self._twins:
             self._twins[sequence.id] = (sequence, self.engine.open())
         _, twin = self._twins[sequence.id]
-        same = _common(twin.rows, sequence.rows)
+        same = rows_in_common(twin.rows, sequence.rows)
         if same < len(twin):
             self.engine.rewind(twin, same)
         most = min(most, self.engine.capacity - len(sequence))
@@ -70,9 +70,3 @@ class DraftModel:
     def _forget_closed(self) -> None:
         for key in [key for key, (sequence, _) in self._twins.items() if not sequence.is_open]:
             self.engine.close(self._twins.pop(key)[1])
-
-
-def _common(old: list[Row], new: list[Row]) -> int:
-    """How many rows at the beginning are the same."""
-    length = min(len(old), len(new))
-    return length if old[:length] == new[:length] else next(i for i in range(length) if old[i] != new[i])

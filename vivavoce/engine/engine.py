@@ -5,13 +5,13 @@ be appended to while it waits, forked, rewound and closed at any moment between 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from vivavoce.device import Device
-from vivavoce.engine.listener import Listener, SoundPolicy
+from vivavoce.engine.listener import ON_GRAPHS, Listener, SoundPolicy
 from vivavoce.engine.pages import PagePool
 from vivavoce.engine.runner import Drawn, Runner
 from vivavoce.engine.sampling import Generation
@@ -42,7 +42,8 @@ class EngineLimits:
     sequences_per_step: int = 128
     kv: Kept = "float"
     """How keys and values are kept: as the model computes them, or in float8, a scale for each head of each row."""
-    sound: SoundPolicy = field(default_factory=SoundPolicy)
+    sound: SoundPolicy | None = None
+    """How far replies run ahead of their listeners; None: as suits the device."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Engine:
         self.scheduler.spare_rows = int(self.runner.goes_ahead)
         if self.runner.use_graphs:  # a step without a graph takes as long as five
             self.scheduler.rows_beside_sound = BUCKETS[-1]
+            self.scheduler.sound = limits.sound or ON_GRAPHS
         self.acceptance = Acceptance()
         self._next_id = 0
         self._steps = 0
@@ -287,7 +289,7 @@ class Engine:
         return min(sequence.speculation.most, min(room) - 1)
 
     def _note_slack(self, plan: Plan, begun: float, now: float) -> None:
-        self.slack.note_step(now, now - begun)
+        self.slack.note_step(now - begun)
         for sequence in (work.sequence for work in plan.works if work.samples):
             if sequence.listener is not None and sequence.listener.playing is not None:
                 self.slack.note(now, sequence.listener.runs_dry(sequence.generated) - now)

@@ -89,3 +89,11 @@ class Sequence:
         if self.is_generating:
             return not self.is_paused
         return self.is_wanted and self.pending > 0
+
+
+def rows_in_common(first: list[Row], second: list[Row]) -> int:
+    """How many rows both begin with."""
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    return next(place for place in range(length) if first[place] != second[place])

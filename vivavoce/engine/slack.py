@@ -40,7 +40,7 @@ class Slack:
     """What is measured of an engine as it steps."""
 
     def __init__(self) -> None:
-        self._lateness, self._steps = Extreme(), Extreme()
+        self._lateness = Extreme()
         self.busy = 0.0
         """Seconds of all steps together."""
         self.longest_ever = 0.0
@@ -51,24 +51,19 @@ class Slack:
         self._lateness.note(now, -left)
         self.least_ever = left if self.least_ever is None else min(self.least_ever, left)
 
-    def note_step(self, now: float, seconds: float) -> None:
+    def note_step(self, seconds: float) -> None:
         """A step took so long."""
-        self._steps.note(now, seconds)
         self.busy, self.longest_ever = self.busy + seconds, max(self.longest_ever, seconds)
 
     def begin_anew(self) -> None:
         """Forget the extremes; what was busy stays."""
-        self._lateness, self._steps = Extreme(), Extreme()
+        self._lateness = Extreme()
         self.longest_ever, self.least_ever = 0.0, None
 
     def least(self, now: float) -> float | None:
         """The least time a listener had left lately; below 0 somebody heard a gap. None: nobody listened."""
         lateness = self._lateness.largest(now)
         return None if lateness is None else -lateness
-
-    def longest_step(self, now: float) -> float | None:
-        """The longest step lately."""
-        return self._steps.largest(now)
 
 
 @dataclass(frozen=True)

@@ -82,17 +82,13 @@ class Contexts:
 class SteppedSource(SineSource):
     """Harmonics whose phase stands still within a frame, and noise between 0 and 1: what these weights know."""
 
+    noise_at = staticmethod(uniform_at)
+
     def _phase(self, f0: Tensor, before: Tensor | None) -> Tensor:
         sums = self._cycles_per_frame(f0).double().cumsum(-1)
         if before is not None:
             sums = sums + before[..., None]
         return sums.frac().to(f0.dtype).repeat_interleave(self.hop, dim=-1)
-
-    def _noise(self, start: SourceStart, samples: int) -> Tensor:
-        assert start.seed is not None
-        count = torch.arange(samples * self.harmonics, device=start.frame.device)
-        index = start.frame[:, None] * (self.hop * self.harmonics) + count
-        return uniform_at(start.seed[:, None], index).reshape(-1, samples, self.harmonics)
 
 
 class CausalF0Predictor(nn.Module):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, shown
 from vivavoce.models.cosyvoice_lm import FEWEST_CODES, MOST_CODES, CosyVoiceLM
 from vivavoce.models.cosyvoice_tokens import END_OF_PROMPT
 from vivavoce.models.interface import Row
@@ -67,9 +67,5 @@ def check_transcript(transcript: str, tokens: int, codes: int) -> None:
     if not FEWEST_CODES * tokens <= codes <= MOST_CODES * tokens:
         raise InputError(
             f"the reference has {codes / 25:.1f} s, too {'short' if codes < FEWEST_CODES * tokens else 'long'} for the "
-            f"{tokens} tokens of {_shown(transcript)}; give the words that are said in it, all of them"
+            f"{tokens} tokens of {shown(transcript)}; give the words that are said in it, all of them"
         )
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 30 else text[:30] + "…")

@@ -113,27 +113,6 @@ class Hotwords:
         return logits + raised
 
 
-class NoRepeatedPhrase:
-    """No run of `length` tokens is written twice: the cheapest cure for a decoder that loops."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
-        """The logits without tokens that would complete a run seen before."""
-        count, length = sampled.shape[1], self.length
-        if count < length:
-            return logits
-        runs = sampled.unfold(1, length, 1)  # [row, run, token]
-        stem = sampled[:, count - length + 1 :]
-        repeats = (runs[..., :-1] == stem[:, None]).all(-1)
-        forbidden = torch.zeros_like(logits, dtype=torch.bool)
-        last = torch.where(repeats, runs[..., -1], logits.shape[-1])
-        wide = torch.zeros(logits.shape[0], logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
-        forbidden |= wide.scatter(1, last, True)[:, :-1]
-        return logits.masked_fill(forbidden, FORBIDDEN)
-
-
 def apply(rules: Sequence[LogitRule], logits: Tensor, sampled: Tensor) -> Tensor:
     """The logits under all rules, in order."""
     for rule in rules:

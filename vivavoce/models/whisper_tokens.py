@@ -89,10 +89,6 @@ class WhisperTokens:
         """The token of a time."""
         return self.timestamps + round(seconds / SECONDS_PER_TIMESTAMP)
 
-    def language_of(self, token: int) -> str:
-        """The code of a language token."""
-        return next(code for code, id_ in self.languages.items() if id_ == token)
-
     def prompt(
         self,
         language: str | None = None,

@@ -58,12 +58,12 @@ class ProjectedCodebook(nn.Module):
 
     def nearest(self, x: Tensor) -> Tensor:
         """The code whose direction is closest.  # [.., size] → [..]"""
-        direction = functional.normalize(_pointwise(self.in_proj, x), dim=-1)
+        direction = functional.normalize(pointwise(self.in_proj, x), dim=-1)
         return (direction @ functional.normalize(self.codebook.weight, dim=-1).T).argmax(dim=-1)
 
     def forward(self, codes: Tensor) -> Tensor:
         """What codes stand for.  # [..] → [.., size]"""
-        return _pointwise(self.out_proj, self.codebook(codes))
+        return pointwise(self.out_proj, self.codebook(codes))
 
 
 class ProjectedResidualVQ(nn.Module):
@@ -81,12 +81,12 @@ class ProjectedResidualVQ(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Codes, the coarsest first.  # [batch, time, input] → [batch, codebook, time]"""
-        residual = _pointwise(self.input_proj, x.float())
+        residual = pointwise(self.input_proj, x.float())
         return residual_codes(self.quantizers, residual)
 
     def decode(self, codes: Tensor) -> Tensor:
         """What codes stand for; the finest may be left out.  # [batch, codebook, time] → [batch, time, output]"""
-        return _pointwise(self.output_proj, sum_of_codes(self.quantizers, codes))
+        return pointwise(self.output_proj, sum_of_codes(self.quantizers, codes))
 
 
 def residual_codes(codebooks: Iterable[nn.Module], x: Tensor) -> Tensor:
@@ -105,6 +105,6 @@ def sum_of_codes(codebooks: Iterable[nn.Module], codes: Tensor) -> Tensor:
     return torch.stack([codebook(code) for codebook, code in given]).sum(dim=0)
 
 
-def _pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
+def pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
     """A convolution of one tap where channels are last."""
     return functional.linear(x, conv.weight[..., 0], conv.bias)

@@ -35,6 +35,8 @@ def stacked_starts(starts: Sequence[SourceStart]) -> SourceStart:
 class SineSource(nn.Module):
     """f0 per frame → excitation at the output rate: nine sines (or noise where unvoiced), mixed and squashed."""
 
+    noise_at = staticmethod(normal_at)
+
     def __init__(
         self,
         rate: int,
@@ -101,4 +103,4 @@ class SineSource(nn.Module):
         assert start.seed is not None
         count = torch.arange(samples * self.harmonics, device=start.frame.device)
         index = start.frame[:, None] * (self.hop * self.harmonics) + count
-        return normal_at(start.seed[:, None], index).reshape(-1, samples, self.harmonics)
+        return self.noise_at(start.seed[:, None], index).reshape(-1, samples, self.harmonics)

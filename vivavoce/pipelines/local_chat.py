@@ -15,6 +15,7 @@ from vivavoce.dialogue.interface import ConversationSettings
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
+from vivavoce.engine.sequence import rows_in_common
 from vivavoce.engine.streaming import StreamingEngine
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
@@ -116,8 +117,8 @@ class LocalChat:
 
     async def _opened(self, rows: list[Row]) -> Rows:
         """A sequence of these rows, as far as possible from what is computed already."""
-        shared = max(self._kept, key=lambda kept: _in_common(kept.rows, rows), default=None)
-        length = 0 if shared is None else _in_common(shared.rows, rows)
+        shared = max(self._kept, key=lambda kept: rows_in_common(kept.rows, rows), default=None)
+        length = 0 if shared is None else rows_in_common(shared.rows, rows)
         if shared is None or length == 0:
             return await self.engine.open(rows)
         self._kept.remove(shared)
@@ -131,11 +132,3 @@ class LocalChat:
         self._kept.append(sequence)
         while len(self._kept) > self.options.kept:
             await self.engine.close(self._kept.pop(0))
-
-
-def _in_common(first: Sequence[Row], second: Sequence[Row]) -> int:
-    """How many rows both begin with."""
-    for place, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return place
-    return min(len(first), len(second))

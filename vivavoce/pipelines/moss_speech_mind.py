@@ -19,6 +19,7 @@ from vivavoce.dialogue.history import written
 from vivavoce.dialogue.interface import AudioPart, ConversationSettings, Item, Message, Samples
 from vivavoce.dialogue.pipeline import ReplyPlan, ReplyStream
 from vivavoce.engine.sequence import Sequence as EngineSequence
+from vivavoce.engine.sequence import rows_in_common
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Modality, Turn
@@ -177,7 +178,7 @@ class MossSpeechMind:
                 codes = await self._whole_turn(self._turn)
                 rows = rows + self._turn_rows(codes)
             rows = rows + head
-            await reply.begin(self._sequence, _common(self._rows, rows), rows, codes)
+            await reply.begin(self._sequence, rows_in_common(self._rows, rows), rows, codes)
         except Exception as error:  # the reply fails, the conversation goes on
             reply.fail(error)
 
@@ -216,7 +217,7 @@ class MossSpeechMind:
         rows = await self._seen_rows(self._settings)
         if self._turn is not None:
             rows = rows + self._turn_head() + self._pipeline.prompt.codes(self._turn.codes)
-        same = _common(self._rows, rows)
+        same = rows_in_common(self._rows, rows)
         if self._sequence is None or (same < len(self._rows) // 2 and len(self._rows) > 2 * self._page):
             # A fresh one, prefilled in the background, is cheaper to reason about than one almost all rewound.
             fresh = await engine.open(rows)
@@ -311,11 +312,3 @@ class MossSpeechMind:
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *turn.waiting]))
         codes, _ = await self._pipeline.ear.do((turn.ear, samples, True))
         return turn.codes + codes
-
-
-def _common(first: Sequence[Row], second: Sequence[Row]) -> int:
-    """How many rows two sequences begin with alike."""
-    for place, (one, two) in enumerate(zip(first, second, strict=False)):
-        if one != two:
-            return place
-    return min(len(first), len(second))

@@ -16,7 +16,8 @@ from torch import nn
 
 from vivavoce.audio.files import write
 from vivavoce.audio.sound import Sound
-from vivavoce.bench.judges import Listeners, word_errors
+from vivavoce.bench.edit_distance import word_errors
+from vivavoce.bench.judges import Listeners
 from vivavoce.bench.progress import stage
 from vivavoce.bench.spectrogram import plot_spectrograms
 from vivavoce.device import pick

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.audio.sound import Sound
-from vivavoce.bench.judges import word_errors
+from vivavoce.bench.edit_distance import word_errors
 from vivavoce.engine.sampling import Generation
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_speech import AUDIO

@@ -224,21 +224,6 @@ def clipped(samples: Tensor, generator: torch.Generator) -> Tensor:
     return samples.clamp(-limit, limit)
 
 
-def warp_mel(mel: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
-    """Log-mels [batch, mel, frame] with the mel axis stretched by 0.88 to 1.14 and time bent about its middle."""
-    batch, device = len(mel), mel.device
-    stretch = 1 + strength * (torch.rand(batch, 1, generator=generator, device=device) * 0.26 - 0.12)
-    bend = strength * (torch.rand(batch, 1, generator=generator, device=device) * 0.16 - 0.08)
-    rows = torch.linspace(-1, 1, mel.shape[1], device=device).expand(batch, -1)
-    rows = ((rows + 1) * stretch - 1).clamp(-1, 1)
-    columns = torch.linspace(-1, 1, mel.shape[2], device=device).expand(batch, -1)
-    columns = columns + bend * (1 - columns.square())
-    grid = torch.stack(
-        [columns[:, None, :].expand(-1, mel.shape[1], -1), rows[:, :, None].expand(-1, -1, mel.shape[2])], dim=-1
-    )
-    return F.grid_sample(mel[:, None], grid.to(mel.dtype), padding_mode="border", align_corners=True)[:, 0]
-
-
 def mask_mel(
     mel: Tensor, generator: torch.Generator, bands: int = 2, band: int = 14, spans: int = 3, span: int = 25
 ) -> Tensor:

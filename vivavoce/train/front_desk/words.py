@@ -111,8 +111,6 @@ SPOKEN_DAYS: dict[str, tuple[str, ...]] = {
     "tomorrow": ("tomorrow", "tomorrow evening", "tomorrow night"),
     **{f"on {day}": (f"on {day}", f"this {day}", f"for {day}") for day in DAYS},
 }
-
-
 WAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "time": TIMES,
     "day": SPOKEN_DAYS,
@@ -125,15 +123,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
 
 def ways_to_say(slot: str, value: str) -> tuple[str, ...]:
     """How a guest may say one value of a slot."""
-    ways = {
-        "time": TIMES,
-        "day": SPOKEN_DAYS,
-        "people": PARTIES,
-        "nights": STAYS,
-        "dish": SHORT_DISHES,
-        "place": PLACES,
-    }
-    return ways[slot].get(value, (value,)) if slot in ways else (value,)
+    return WAYS.get(slot, {}).get(value, (value,))
 
 
 VALUES: dict[str, tuple[str, ...]] = {

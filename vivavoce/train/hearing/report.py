@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivavoce.bench.edit_distance import edit_distance
 from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.train.codes import Sounds
 from vivavoce.train.corpus import Corpus
@@ -97,16 +98,6 @@ def error_rate(meant: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]]) -> 
     """Edits over length, of letters in sentences or words in lists of words."""
     edits = sum(edit_distance(a, b) for a, b in zip(meant, got, strict=True))
     return round(edits / max(1, sum(len(a) for a in meant)), 4)
-
-
-def edit_distance(meant: Sequence[Any], got: Sequence[Any]) -> int:
-    """Insertions, deletions and replacements between two sequences."""
-    row = list(range(len(got) + 1))
-    for place, wanted in enumerate(meant, start=1):
-        before, row[0] = row[0], place
-        for index, given in enumerate(got, start=1):
-            before, row[index] = row[index], min(row[index] + 1, row[index - 1] + 1, before + (wanted != given))
-    return row[-1]
 
 
 def in_pink_noise(samples: Tensor, lengths: Tensor, decibels: float, generator: torch.Generator) -> Tensor:

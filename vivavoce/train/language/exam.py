@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vivavoce.bench.edit_distance import edit_distance
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn
@@ -165,19 +166,6 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
     if errors:
         figures |= {"code_errors": float(np.mean(errors)), "codes_exact": _share([error == 0 for error in errors])}
     return figures | {"by_intent": _table(by_intent)}
-
-
-def edit_distance(meant: Sequence[Any], made: Sequence[Any]) -> int:
-    """How many insertions, deletions and replacements lie between two sequences."""
-    line = list(range(len(made) + 1))
-    for row, wanted in enumerate(meant, start=1):
-        before, line[0] = line[0], row
-        for column, given in enumerate(made, start=1):
-            before, line[column] = (
-                line[column],
-                min(line[column] + 1, line[column - 1] + 1, before + (wanted != given)),
-            )
-    return line[-1]
 
 
 def word_error_rate(meant: Sequence[str], said: Sequence[str]) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.audio.mel import WhisperMel
+from vivavoce.bench.edit_distance import edit_distance
 from vivavoce.errors import InputError
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_decoding import decode
@@ -81,16 +82,6 @@ def judge_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> J
         right_sentences=sum(errors == 0 for errors in by_words),
         worst=[pairs[index] for index in order[:shown] if by_words[index]],
     )
-
-
-def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many insertions, deletions and replacements lie between two sequences."""
-    row = list(range(len(other) + 1))
-    for count, item in enumerate(one, start=1):
-        before, row[0] = row[0], count
-        for place, wanted in enumerate(other, start=1):
-            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (item != wanted))
-    return row[-1]
 
 
 @torch.inference_mode()

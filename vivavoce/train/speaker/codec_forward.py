@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano, Stage
-from vivavoce.nn.residual_vq import ProjectedCodebook, ProjectedResidualVQ
+from vivavoce.nn.residual_vq import ProjectedCodebook, ProjectedResidualVQ, pointwise
 from vivavoce.nn.rope import rotation
 
 KEEP = 0.97  # share of a running mean that stays after a step
@@ -135,25 +135,25 @@ def quantise(
 
     # hidden [sound, frame, input], used [sound]
     """
-    residual = _pointwise(quantizer.input_proj, hidden)
+    residual = pointwise(quantizer.input_proj, hidden)
     power = residual.detach().square().mean().clamp(min=1e-6)
     total, commitment, leftover = torch.zeros_like(residual), residual.new_zeros(()), residual.new_zeros(())
     for index, book in enumerate(quantizer.quantizers):
         assert isinstance(book, ProjectedCodebook)
-        direction = functional.normalize(_pointwise(book.in_proj, residual), dim=-1)
+        direction = functional.normalize(pointwise(book.in_proj, residual), dim=-1)
         with torch.no_grad():
             codes = (direction @ functional.normalize(book.codebook.weight, dim=-1).T).argmax(dim=-1)
             chosen = book.codebook(codes)
         commitment = commitment + (direction - chosen).square().sum(-1).mean()
         if means is not None:
             means.learn(index, book, direction, codes)
-        vector = _pointwise(book.out_proj, direction + (chosen - direction).detach())
-        meant = _pointwise(book.out_proj, chosen)  # without a way around the rounding
+        vector = pointwise(book.out_proj, direction + (chosen - direction).detach())
+        meant = pointwise(book.out_proj, chosen)  # without a way around the rounding
         leftover = leftover + functional.mse_loss(meant, residual) / power
         total = total + vector * (index < used)[:, None, None]
         residual = residual - vector
     books = len(quantizer.quantizers)
-    return Quantised(_pointwise(quantizer.output_proj, total), commitment / books, leftover / books)
+    return Quantised(pointwise(quantizer.output_proj, total), commitment / books, leftover / books)
 
 
 @torch.no_grad()
@@ -180,7 +180,7 @@ def calibrate(codec: MossAudioTokenizerNano, sounds: Tensor) -> None:
     """
     quantizer = codec.quantizer
     projection, hidden = quantizer.input_proj, analyse(codec, sounds).float()
-    given = _pointwise(projection, hidden).flatten(0, 1)
+    given = pointwise(projection, hidden).flatten(0, 1)
     deviation = given.std(0, correction=0).clamp(min=1e-5)
     projection.weight.div_(deviation[:, None, None])
     _bias(projection).sub_(given.mean(0)).div_(deviation)
@@ -197,7 +197,3 @@ def calibrate(codec: MossAudioTokenizerNano, sounds: Tensor) -> None:
 def _bias(conv: nn.Conv1d) -> Tensor:
     assert conv.bias is not None
     return conv.bias
-
-
-def _pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
-    return functional.linear(x, conv.weight[..., 0], conv.bias)

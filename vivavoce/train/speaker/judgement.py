@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vivavoce.bench.judges import Listeners, Moonshine, word_errors
+from vivavoce.bench.edit_distance import word_errors
+from vivavoce.bench.judges import Listeners, Moonshine
 from vivavoce.speech.interface import Manner, SpeechModel
 from vivavoce.speech.loading import open_speech_model
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences

@@ -1,0 +1,49 @@
+"""What `viva bench answer` makes of replies that were heard: errors of speaking are told from wrong answers."""
+
+import numpy as np
+import pytest
+
+from vivavoce.audio.sound import Sound
+from vivavoce.bench.answer import Answer, Asked, _figures, _teacher_heard, _word_error_rates
+from vivavoce.train.front_desk import Exchange
+
+SILENCE = Sound(np.zeros(16_000, np.float32), 16_000)
+TAXI = Exchange("taxi", "A taxi, please.", "I will call a taxi for you right away.")
+BILL = Exchange("bill", "I would like to pay.", "Of course. I will bring you the bill.")
+
+
+class Deaf:
+    """Hears the same words in everything."""
+
+    def transcribe(self, sound):
+        return "i will call a taxi for you right away"
+
+
+def _answer(exchange, meant, said, is_right):
+    return Answer(Asked(exchange, "flite-awb-1.0", SILENCE), meant, said, SILENCE, is_right, 0.5)
+
+
+ANSWERS = [
+    _answer(TAXI, TAXI.reply, "I will call a taxi for you right away", True),
+    _answer(TAXI, BILL.reply, "Of course I will bring you the bill", False),  # wrong, and clearly spoken
+    _answer(BILL, BILL.reply, "Of course I will bring you the pill", False),  # right, and badly spoken
+]
+
+
+def test_a_wrong_answer_that_is_clearly_spoken_is_no_word_error():
+    rates = _word_error_rates(ANSWERS)
+    assert rates["word_error_rate"] == pytest.approx(1 / 25)
+    assert rates["word_error_rate_of_right_replies"] == 0
+
+
+def test_each_answer_is_told_with_what_was_meant_and_what_was_heard():
+    told = _figures(ANSWERS)["answers"]
+    assert [answer["meant"] for answer in told] == [TAXI.reply, BILL.reply, BILL.reply]
+    assert told[2]["said"] == "Of course I will bring you the pill"
+
+
+def test_what_the_judge_mishears_of_the_teacher_is_stated():
+    heard = _teacher_heard([(TAXI, SILENCE), (BILL, SILENCE)], Deaf())
+    assert heard["right_of_teacher"] == 0.5
+    assert heard["word_error_rate_of_teacher"] > 0.3
+    assert _teacher_heard([], Deaf()) == {"word_error_rate_of_teacher": None, "right_of_teacher": None}
