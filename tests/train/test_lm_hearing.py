@@ -11,7 +11,15 @@ from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.nn.allocation import fill_randomly
 from vivavoce.train.codes import encode_corpus
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.language.data import CLEAN, NOISY, Plan, heard_data, speech_plan
+from vivavoce.train.language.data import (
+    CLEAN,
+    NOISY,
+    Plan,
+    heard_data,
+    held_out_dialogues,
+    speech_plan,
+    train_dialogues,
+)
 from vivavoce.train.language.hearing import LIVE, NONE, Listener, Silence, elsewhere, over_noise
 from vivavoce.train.voices import HELD_OUT, TEACHER
 
@@ -87,3 +95,22 @@ def test_the_plan_keeps_voices_apart_and_all_of_it_is_heard(ear):
         len(train.heard.of(e.user)) >= PLAN.versions and len(train.replies.of(e.reply)) for line in spoken for e in line
     )
     assert LIVE.after[1] <= 320
+
+
+def test_single_questions_are_asked_more_often_where_answers_carry_values():
+    plan = dataclasses.replace(PLAN, valued=10)
+    (lines, sentences), (fewer, _) = train_dialogues(plan), train_dialogues(PLAN)
+    more = [line for line in lines if line not in fewer]
+    assert [len(line) for line in more] == [1] * 10
+    assert sum("forty five" in line[0].user for line in more) >= 5
+    assert all("a quarter to" in line[0].reply for line in more if "forty five" in line[0].user)
+    assert {line[0].user for line in more} <= set(sentences)
+
+
+def test_the_exam_stays_the_same_whatever_is_learned_from():
+    for_exam = held_out_dialogues(PLAN)
+    again = held_out_dialogues(dataclasses.replace(PLAN, seed=7))
+    assert [line for line in for_exam if line[0].intent != "decline"] == [
+        line for line in again if line[0].intent != "decline"
+    ]
+    assert train_dialogues(PLAN)[0] != train_dialogues(dataclasses.replace(PLAN, seed=7))[0]

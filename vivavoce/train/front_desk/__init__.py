@@ -35,6 +35,7 @@ __all__ = [
     "judge",
     "normalise",
     "reply_sentences",
+    "single_questions",
     "templates",
     "user_sentences",
 ]
@@ -102,6 +103,22 @@ def dialogues(split: str, count: int, seed: int, turns: tuple[int, int] = (1, 4)
     """Conversations in which every reply is the right one, given all that came before it."""
     random_source = random.Random(f"dialogues {split} {seed}")
     return [_dialogue(split, random_source.randint(*turns), random_source) for _ in range(count)]
+
+
+def single_questions(intents: Sequence[str], count: int, seed: int, saying: str = "") -> list[Exchange]:
+    """Distinct first turns of training of these intents; all of them have `saying` in what the guest says."""
+    random_source = random.Random(f"questions {intents} {seed} {saying}")
+    asked: dict[str, Exchange] = {}
+
+    def draw() -> str:
+        while True:
+            intent = random_source.choice(intents)
+            user, slots = _phrase(intent, "train", random_source)
+            if saying in user:
+                asked[user] = Exchange(intent, user, Desk().answer(intent, dict(slots)), slots)
+                return user
+
+    return [asked[user] for user in _distinct(draw, count, f"questions with {saying!r}")]
 
 
 def user_sentences(split: str, count: int, seed: int) -> list[str]:

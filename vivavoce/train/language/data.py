@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.train.corpus import Corpus, build
-from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences
+from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences, single_questions
 from vivavoce.train.language.corpus import Ragged, SpokenDialogues, Utterances
 from vivavoce.train.language.hearing import LIVE, NONE, Change, Listener, Silence, elsewhere, over_noise
 from vivavoce.train.voices import HELD_OUT as UNHEARD
@@ -35,6 +35,9 @@ from vivavoce.train.voices import TEACHER, TRAINING, Voice, draw, guests, progra
 CLEAN, NOISY = 0, 1
 TRAIN, HELD_OUT = "train.npz", "held_out.npz"
 HELD_OUT_SNR_DB = 15.0
+VALUED = ("table", "room", "wake_up", "price", "order")  # intents whose answers carry what the guest said
+RECKONED, RECKONED_TIME = ("table", "wake_up"), "forty five"  # the desk says "a quarter to", and the next hour
+EXAM_SEED = 0  # whatever is learned from, the exam asks the same questions
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Plan:
     written: int = 20_000
     general: int = 2_500
     """Sentences of no concern to the desk, spoken by guests: each is declined."""
+    valued: int = 0
+    """More single questions whose answers say a number, time, name or dish back; half of them reckon with the time."""
     read: int = 2_000
     """Sentences read by the desk's voice besides its replies."""
     versions: int = 8
@@ -62,6 +67,8 @@ def train_dialogues(plan: Plan) -> tuple[list[list[Exchange]], list[str]]:
     """The dialogues to learn from, and the sentences in them that guests speak, in order of first use."""
     spoken = dialogues("train", plan.spoken, plan.seed, (1, 4))
     spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
+    reckoned = single_questions(RECKONED, plan.valued // 2, plan.seed, saying=RECKONED_TIME)
+    spoken += [[each] for each in (*reckoned, *single_questions(VALUED, plan.valued - len(reckoned), plan.seed))]
     sentences = list(dict.fromkeys(exchange.user for line in spoken for exchange in line))
     return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6)), sentences
 
@@ -69,10 +76,10 @@ def train_dialogues(plan: Plan) -> tuple[list[list[Exchange]], list[str]]:
 def held_out_dialogues(plan: Plan) -> list[list[Exchange]]:
     """Phrasings that were never learned: single questions, whole conversations, and what the desk cannot answer."""
     half = plan.held_out // 2
-    lines = dialogues("held_out", half, plan.seed + 100, (1, 1))
-    lines += dialogues("held_out", plan.held_out - half, plan.seed + 101, (2, 4))
+    lines = dialogues("held_out", half, EXAM_SEED + 100, (1, 1))
+    lines += dialogues("held_out", plan.held_out - half, EXAM_SEED + 101, (2, 4))
     learned = set(general_sentences(plan.general, plan.seed))
-    others = general_sentences(4 * plan.held_out_general + plan.general, plan.seed + 100)
+    others = general_sentences(4 * plan.held_out_general + plan.general, EXAM_SEED + 100)
     fresh = [text for text in others if text not in learned]
     return lines + [_declined(text) for text in fresh[-plan.held_out_general :]]
 
@@ -98,7 +105,7 @@ def spelled_data(plan: Plan, code_count: int) -> tuple[SpokenDialogues, SpokenDi
 
 def speech_plan(plan: Plan, voices: Sequence[Voice] = TRAINING) -> list[tuple[str, Voice]]:
     """Who says what: guests, guests held out, the desk. Nobody but the desk has its voice."""
-    random_source = np.random.default_rng(plan.seed)
+    random_source = np.random.default_rng(EXAM_SEED)
     lines, sentences = train_dialogues(plan)
     tests = held_out_dialogues(plan)
     asked = dict.fromkeys(exchange.user for line in tests for exchange in line)
@@ -133,8 +140,8 @@ def heard_data(
     versions = [hear(guests, CLEAN, LIVE, None, plan.seed)]
     versions += [hear(guests, NOISY, LIVE, elsewhere(device, seed), seed) for seed in seeds]
     replies = hear(desk, CLEAN, NONE, None, plan.seed)
-    tests = [hear(tested, CLEAN, LIVE, None, plan.seed + 200)]
-    tests += [hear(tested, NOISY, LIVE, over_noise(device, plan.seed, HELD_OUT_SNR_DB), plan.seed + 201)]
+    tests = [hear(tested, CLEAN, LIVE, None, EXAM_SEED + 200)]
+    tests += [hear(tested, NOISY, LIVE, over_noise(device, EXAM_SEED, HELD_OUT_SNR_DB), EXAM_SEED + 201)]
     lines, asked = held_out_dialogues(plan), joined(tests)
     whole = [line for line in lines if all(len(asked.of(e.user)) and len(replies.of(e.reply)) for e in line)]
     train = SpokenDialogues(train_dialogues(plan)[0], joined(versions), replies, code_count)
@@ -217,14 +224,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spoken", type=int, help="dialogues that are spoken")
+    parser.add_argument("--general", type=int, help="sentences of no concern to the desk, which it declines")
+    parser.add_argument("--valued", type=int, help="more single questions with numbers, times, names and dishes")
     parser.add_argument("--versions", type=int, help="hearings of each utterance of a guest")
     parser.add_argument("--voices", type=int, help="voices that say each sentence of a guest, at least")
     parser.add_argument("--spelled", type=int, nargs="?", const=256, metavar="CODES", help="no speech, so many codes")
     parser.add_argument("--tiny", action="store_true", help="a few dialogues")
     given = parser.parse_args(arguments)
-    changes = {
-        name: value for name in ("spoken", "versions", "voices", "seed") if (value := getattr(given, name)) is not None
-    }
+    names = ("spoken", "general", "valued", "versions", "voices", "seed")
+    changes = {name: value for name in names if (value := getattr(given, name)) is not None}
     plan = dataclasses.replace(TINY if given.tiny else Plan(), **changes)
     if (given.corpus is None) == (given.spelled is None):
         parser.error("either --corpus or --spelled is needed")
