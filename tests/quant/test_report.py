@@ -1,5 +1,7 @@
 """The report holds what was measured, and its verdict follows from its thresholds."""
 
+import contextlib
+import io
 import json
 from dataclasses import replace
 
@@ -20,21 +22,30 @@ from vivavoce.quant.reading_aloud import Span
 from vivavoce.quant.report import write_report
 from vivavoce.quant.report_page import tests as thresholds
 from vivavoce.quant.report_page import training_lines, verdict
-from vivavoce.quant.run import Wishes, quantize
+from vivavoce.quant.run import Wishes
 from vivavoce.quant.speech_set import project_set, scene_set
 from vivavoce.quant.static_report import outliers
 from vivavoce.quant.subjects import SUBJECTS, Lesson
 from vivavoce.quant.voices import code_agreement, voice_of
 
 
-def test_a_report_is_written_whole(tmp_path):
-    source, out = write("cosyvoice", tmp_path / "source"), tmp_path / "out"
-    quantize(str(source), "int8-static", out, Wishes(items=2))
-    figures = write_report(source, out, tmp_path / "report", scene_set().first(2))
-    assert json.loads((tmp_path / "report" / "report.json").read_text()) == json.loads(json.dumps(figures))
-    page = (tmp_path / "report" / "report.md").read_text()
+@pytest.fixture(scope="module")
+def every(tmp_path_factory):
+    """A model, what two methods came to, the folder of their reports, and what was printed."""
+    root, said = tmp_path_factory.mktemp("every"), io.StringIO()
+    source = write("cosyvoice", root / "source")
+    with contextlib.redirect_stdout(said):
+        found = every_method(str(source), root / "out", ["int8-static", "qat"], Wishes(items=2))
+    return source, found, root / "out", said.getvalue()
+
+
+def test_a_report_is_written_whole(every, tmp_path):
+    source, found, out, _ = every
+    figures, report = found["int8-static"], out / "int8-static"
+    assert json.loads((report / "report.json").read_text()) == json.loads(json.dumps(figures))
+    page = (report / "report.md").read_text()
     assert figures["verdict"] in page and "step, batch 8, ms" in page
-    assert (tmp_path / "report" / "summary.png").stat().st_size > 3000
+    assert (report / "summary.png").stat().st_size > 3000
     assert figures["disk_bytes"]["quantised"] < figures["disk_bytes"]["float"]
     assert set(figures["step_ms"]["float"]) == {"1", "8"}
     assert 0.9 < figures["logits"]["agreement"] <= 1
@@ -143,12 +154,11 @@ def test_the_command_converts_verifies_and_plans(tmp_path):
     assert isinstance(refused.exception, InputError) and "--out" in str(refused.exception)
 
 
-def test_every_method_has_a_row_in_one_table(tmp_path, capsys):
-    source = write("cosyvoice", tmp_path / "source")
-    found = every_method(str(source), tmp_path / "out", ["bf16", "qat"], Wishes(items=1))
-    table = (tmp_path / "out" / "table.md").read_text()
-    assert list(found) == ["bf16"] and found["bf16"]["verdict"].partition(";")[0] in table
-    assert "| qat | refused: qat is not for cosyvoice models" in table and table.strip() in capsys.readouterr().out
+def test_every_method_has_a_row_in_one_table(every):
+    _, found, out, said = every
+    table = (out / "table.md").read_text()
+    assert list(found) == ["int8-static"] and found["int8-static"]["verdict"].partition(";")[0] in table
+    assert "| qat | refused: qat is not for cosyvoice models" in table and table.strip() in said
 
 
 def test_what_a_person_would_notice_is_told_beside_float(tmp_path):
