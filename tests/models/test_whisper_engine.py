@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
+from vivavoce.engine.speculative import Draft, Speculation
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_config import WhisperConfig
@@ -94,6 +95,31 @@ def test_windows_of_different_lengths_stand_side_by_side(model):
         (alone,) = decode(model, TOKENS, memory, [prompt], rules(False), most=12)
         written = [token for token, _ in sequence.rows[len(prompt) :] if token != TOKENS.endoftext]
         assert written == alone.tokens
+
+
+def test_layers_without_python_make_the_states_of_layers_one_by_one(model):
+    memory, states = windows_of(model, 2), []
+    for is_scripted in (True, False):
+        engine, writer = engine_of(model)
+        assert writer.paged is not None
+        writer.paged = writer.paged if is_scripted else None
+        texts = [engine.open(writer.prompt(window, TOKENS.prompt("en"), True)) for window in writer.store.hold(memory)]
+        for text in texts:
+            engine.generate(text, Generation(GREEDY, max_new_rows=9), speculation=Speculation(Branching(), 6))
+            text.states = []
+        while engine.has_work:
+            engine.step()
+        assert engine.acceptance.checks > 4
+        states.append(torch.cat([state for text in texts for state in text.states]))
+    assert (states[0] - states[1]).abs().max() < 1e-12
+
+
+class Branching:
+    """Guesses that branch, few of them right."""
+
+    def propose(self, sequence, most):
+        channel = sequence.rows[-1][1]
+        return Draft([(token, channel) for token in (44, 9, 45, 11, 46)], [-1, 0, -1, 2, -1]).first(most)
 
 
 def test_forks_of_a_text_share_its_window(model):

@@ -55,7 +55,8 @@ def test_first_guess_of_a_time_is_as_sure_as_all_likely_times(model):  # noqa: F
         assert len(lean.guess(lean.begin(memory), [1, 2], BARRED_FIRST, BARRED, how)[0]) == length
 
 
-def test_heads_guess_what_they_are_trained_to(model):  # noqa: F811
+@pytest.mark.parametrize("begun", [True, False])
+def test_heads_guess_what_they_are_trained_to(model, begun):  # noqa: F811
     torch.manual_seed(3)
     heads = WhisperHeads.beside(model.decoder, places=4).to(model.decoder.embed_tokens.weight.dtype)
     for parameter in heads.parameters():
@@ -69,7 +70,7 @@ def test_heads_guess_what_they_are_trained_to(model):  # noqa: F811
         return mixed[0].transpose(0, 1)
 
     with torch.inference_mode():
-        states = heads(hidden, model.decoder.embed_tokens.weight[5], look)
+        states = heads(hidden if begun else heads.start, model.decoder.embed_tokens.weight[5], look)
         wanted = (model.decoder.logits(states) + BARRED).softmax(-1).topk(3)
-        ids, chances = scripted(LeanHeads(heads, model.decoder))(hidden, 5, keys, values, BARRED, 3)
+        ids, chances = scripted(LeanHeads(heads, model.decoder))(hidden if begun else None, 5, keys, values, BARRED, 3)
     assert ids.tolist() == wanted.indices.tolist() and (chances - wanted.values).abs().max() < 1e-5

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast
 
 from vivavoce.errors import InputError
 from vivavoce.models.interface import GenerativeModel, Row
@@ -86,7 +86,6 @@ class DraftSource(Protocol):
         ...
 
 
-@runtime_checkable
 class GatheredSource(DraftSource, Protocol):
     """A source that guesses better for many sequences at once."""
 
@@ -189,20 +188,25 @@ def usable(draft: Many[Row], model: GenerativeModel, most: int) -> Draft:
     An end is left to the draw in its place: nothing needs to be computed behind it.
     """
     given = draft if isinstance(draft, Draft) else Draft(draft)
+    if len(given) <= most and all(_is_worth_computing(row, model) for row in given):
+        return given
     moved, rows, parents = {-1: -1}, list[Row](), list[int]()
     for place, up in enumerate(given.parents):
         row = tuple(given[place])
-        if len(rows) < most and up in moved and _is_readable(row, model) and not model.ends(row):
+        if len(rows) < most and up in moved and _is_worth_computing(row, model):
             moved[place] = len(rows)
             rows.append(row)
             parents.append(moved[up])
     return Draft(rows, parents)
 
 
-def _is_readable(row: Row, model: GenerativeModel) -> bool:
-    return len(row) == model.channels and all(
-        0 <= value < size for value, size in zip(row, model.vocabularies, strict=True)
-    )
+def _is_worth_computing(row: Row, model: GenerativeModel) -> bool:
+    if len(row) != model.channels:
+        return False
+    for value, size in zip(row, model.vocabularies, strict=True):
+        if not 0 <= value < size:
+            return False
+    return not model.ends(row)
 
 
 def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, Draft]:
@@ -213,8 +217,8 @@ def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[
     drafts: dict[int, Draft] = {}
     for group in groups.values():
         source = _source(group[0][0])
-        if isinstance(source, GatheredSource):
-            given = source.propose_together(group)
+        if hasattr(source, "propose_together"):  # asking whether it is a `GatheredSource` takes as long as a product
+            given = cast(GatheredSource, source).propose_together(group)
         else:
             given = [source.propose(sequence, most) for sequence, most in group]
         for (sequence, most), draft in zip(group, given, strict=True):

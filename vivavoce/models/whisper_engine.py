@@ -6,8 +6,9 @@ lie in a `WindowStore`, written once by whoever encoded them and read by every t
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,8 @@ from vivavoce.models.whisper import CrossAttention, WhisperDecoder, WhisperDecod
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_decoding import Text
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_lean import laid_out
+from vivavoce.models.whisper_lean import laid_out, packed_projection
+from vivavoce.models.whisper_paged import end_to_end, paged_rows, paged_stack
 from vivavoce.models.whisper_rules import FORBIDDEN, TimestampRules
 from vivavoce.models.whisper_settings import WhisperSettings
 from vivavoce.models.whisper_step import Look, is_single, single_rows_step
@@ -67,7 +69,7 @@ class WindowStore:
         self.values = torch.zeros_like(self.keys)
         self.lengths = torch.ones(windows + 1, dtype=torch.int32, device=like.device)
         self.arrived = torch.zeros(MOST_ROWS * heads, dtype=torch.int32, device=like.device)
-        self._positions = [1] * (windows + 1)
+        self.positions = [1] * (windows + 1)
         self._free = list(range(windows, NOBODY, -1))
         self._starts: dict[int, Tensor] = {}
 
@@ -88,7 +90,7 @@ class WindowStore:
             positions = memory.keys.shape[3]
             self.keys[:, number, :, :positions] = memory.keys[:, index]
             self.values[:, number, :, :positions] = memory.values[:, index]
-            self._positions[number] = positions
+            self.positions[number] = positions
             self.lengths[number] = positions
         return numbers
 
@@ -110,12 +112,12 @@ class WindowStore:
 
     def memory(self, window: int) -> WindowMemory:
         """What is held of a window, without a copy."""
-        held = (slice(None), slice(window, window + 1), slice(None), slice(self._positions[window]))
+        held = (slice(None), slice(window, window + 1), slice(None), slice(self.positions[window]))
         return WindowMemory(self.keys[held], self.values[held])
 
     def read(self, layer: int, window: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a window for one layer.  # each [head, position, head_dim]"""
-        positions = self._positions[window]
+        positions = self.positions[window]
         return self.keys[layer, window, :, :positions], self.values[layer, window, :, :positions]
 
 
@@ -138,6 +140,8 @@ class WhisperWriter:
         self.never = self._mask(settings.suppressed)
         self._not_first = self._mask(settings.suppressed_at_start)
         self._not_plain = self._ids >= tokens.notimestamps
+        later = self._not_plain | self.never
+        self._not_untimed = (later, later | self._not_first)  # in a text without times that has begun, or not
         self._barred = self.never.to(torch.int8) + 2 * self._not_first.to(torch.int8)
         self._known_ids = {
             "TIMES": tokens.timestamps,
@@ -155,11 +159,33 @@ class WhisperWriter:
         """The rows a text of a held window starts from."""
         return [(token, 2 * window + timestamps) for token in prompt]
 
+    @cached_property
+    def paged(self) -> Any:
+        """The layers without Python, where they can be had: on CPUs, of plain products."""
+        on_cpu = self._ids.device.type == "cpu"
+        return paged_stack(self.model.decoder, self._packed) if on_cpu and self._packed else None
+
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Hidden states of the last layer.  # [row, 2] → [row, d_model]"""
-        decoder = self.model.decoder
         windows = rows[:, WINDOW] // 2
-        x = decoder.embed_tokens(rows[:, TOKEN]) + decoder.embed_positions(batch.positions.long())
+        if self.paged is not None and not batch.cache.is_narrow:
+            hidden = self._forward_paged(rows[:, TOKEN], windows, batch)
+        else:
+            hidden = self._forward_layers(rows[:, TOKEN], windows, batch)
+        if rows.shape[0] > 1 and not kernels.usable(hidden):
+            self.store.note_starts(hidden, rows[:, TOKEN] == self.tokens.startoftranscript, windows)
+        return hidden
+
+    def _forward_paged(self, ids: Tensor, windows: Tensor, batch: RowBatch) -> Tensor:
+        store = self.store
+        rows = paged_rows(batch, runs_of(windows), store.positions, store.keys)
+        memory = (store.keys, store.values)
+        hidden: Tensor = self.paged(ids, batch.positions.long(), rows, *end_to_end(batch.cache), *memory)
+        return hidden
+
+    def _forward_layers(self, ids: Tensor, windows: Tensor, batch: RowBatch) -> Tensor:
+        decoder = self.model.decoder
+        x = decoder.embed_tokens(ids) + decoder.embed_positions(batch.positions.long())
         look = self.looking(windows)
         if self._packed and is_single(x, batch):
             return single_rows_step(decoder, self._packed, x, batch, look)
@@ -170,8 +196,6 @@ class WhisperWriter:
             x = x + self._attend_window(layer, index, x, look)
             x = layer.feed_forward(x)
         hidden: Tensor = decoder.layer_norm(x)
-        if rows.shape[0] > 1 and not kernels.usable(x):
-            self.store.note_starts(hidden, rows[:, TOKEN] == self.tokens.startoftranscript, windows)
         return hidden
 
     def _attend_text(self, layer: WhisperDecoderLayer, index: int, x: Tensor, batch: RowBatch) -> Tensor:
@@ -201,7 +225,7 @@ class WhisperWriter:
             return lambda query, index: kernels.window_attention(
                 query, store.keys[index], store.values[index], numbers, store.lengths, store.arrived
             )
-        runs = [(window, len(list(run))) for window, run in groupby(windows.tolist())]
+        runs = runs_of(windows)
         return lambda query, index: self._mixed(query, index, runs)
 
     def _mixed(self, query: Tensor, index: int, runs: list[tuple[int, int]]) -> Tensor:
@@ -218,14 +242,15 @@ class WhisperWriter:
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
         """The next token of each text under the rules; its window stays.  # [sequence, 2]"""
         logits = self.logits(hidden)
-        channel = draw.modes.long() & ((1 << WINDOW_BITS) - 1)
-        token = draw.sample(TOKEN, self.ruled(logits, draw.modes.long()))
-        return torch.stack([token, channel], dim=1)
+        modes = draw.modes.long()
+        timed = kernels.usable(logits) or bool((modes & 1).any())
+        token = draw.sample(TOKEN, self.ruled(logits, modes, timed))
+        return torch.stack([token, modes & ((1 << WINDOW_BITS) - 1)], dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What each state says of the next token, before any rule.  # [row, d_model] → [row, vocabulary] float32"""
-        if self._packed and kernels.usable(hidden) and hidden.shape[0] <= kernels.MOST_ROWS:
-            weight = self.model.decoder.embed_tokens.weight
+        weight = self.model.decoder.embed_tokens.weight
+        if self._packed and kernels.usable(hidden) and kernels.takes([weight], hidden.shape[0]):
             return kernels.row_linear(hidden.contiguous(), weight, None, dtype=torch.float32)
         return self.model.decoder.logits(hidden)
 
@@ -238,7 +263,7 @@ class WhisperWriter:
             return kernels.transcript_rules(logits, modes, self._barred, self._known_ids)
         begun = (modes & BEGUN != 0)[:, None]
         if not timed:
-            return logits.masked_fill(self._not_plain | self.never | (~begun & self._not_first), FORBIDDEN)
+            return logits.masked_fill(torch.where(begun, *self._not_untimed), FORBIDDEN)
         times = (modes & 1 != 0)[:, None]
         last, before = modes & LAST_IS_TIME != 0, modes & BEFORE_IS_TIME != 0
         latest = (modes >> LATEST_SHIFT) + self.tokens.timestamps - 1
@@ -280,7 +305,7 @@ class WhisperWriter:
             logits = decoder.logits(states[: len(taken)])
             ruled = self.ruled(logits, torch.tensor(modes, device=device), timestamps).log_softmax(-1)
             logprob = float(ruled.gather(1, torch.tensor(taken, device=device)[:, None]).sum())
-        silence = float(decoder.logits(start).softmax(-1)[self.tokens.nospeech])
+        silence = float(decoder.logits(start[None]).softmax(-1)[0, self.tokens.nospeech])
         return Text(list(written), logprob, ended, silence)
 
     def start_mode(self, last: Row) -> int:
@@ -313,6 +338,11 @@ class WhisperWriter:
         return mask
 
 
+def runs_of(windows: Tensor) -> list[tuple[int, int]]:
+    """Neighbouring rows of one window: which, and how many.  # [row]"""
+    return [(window, len(list(run))) for window, run in groupby(windows.tolist())]
+
+
 def masked_once(batch: RowBatch, like: Tensor) -> RowBatch:
     """The rows with what each may see as numbers to be added, which all layers then share."""
     pieces = []
@@ -335,9 +365,7 @@ def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
         parts = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
         if any(type(part) is not nn.Linear for part in [*parts, layer.fc1, layer.fc2]):
             return []
-        weight = laid_out(torch.cat([part.weight.detach() for part in parts]))
-        like = parts[0].bias.detach()
-        bias = torch.cat([torch.zeros_like(like) if part.bias is None else part.bias.detach() for part in parts])
+        weight, bias = packed_projection(layer)
         for part, its_weight, its_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
             part.weight.data = its_weight
             if part.bias is not None:

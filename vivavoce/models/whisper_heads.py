@@ -3,7 +3,8 @@
 What comes two tokens on is in the sound, not in the state the next token was drawn from. So a head sees the token that
 was drawn and looks at the window once more, by the keys and values the last decoder layer has of it anyway; then
 come a feed-forward and, for each place ahead, the residual block of Medusa. All of it is zero at first: the guess
-before any training is that the state stays as it is. The trunk's own vocabulary makes tokens of the states.
+before any training is that the state stays as it is. The trunk's own vocabulary makes tokens of the states. Before a
+text has a state there is one that the heads learnt in its place, so that a text's first pass checks guesses already.
 """
 
 from collections.abc import Callable
@@ -33,6 +34,7 @@ class WhisperHeads(TrainedBeside):
         if places < 1:
             raise InputError(f"heads look at least 1 token ahead, not {places}")
         self.heads, self.places = heads, places
+        self.start = nn.Parameter(torch.zeros(d_model))
         self.ahead = nn.Embedding(places, d_model)
         self.newest_proj = nn.Linear(d_model, d_model, bias=False)
         self.look_norm = nn.LayerNorm(d_model)
@@ -58,7 +60,8 @@ class WhisperHeads(TrainedBeside):
     def forward(self, hidden: Tensor, newest: Tensor, look: Look) -> Tensor:
         """The states of the places ahead.  # [.., d_model], [.., d_model] → [.., place, d_model]
 
-        `hidden` is the state the newest token was drawn from, `newest` that token's embedding.
+        `hidden` is the state the newest token was drawn from, or `start` where it was not drawn; `newest` is that
+        token's embedding.
         """
         x = hidden[..., None, :] + self.ahead.weight + self.newest_proj(newest)[..., None, :]
         query = self.q_proj(self.look_norm(x)).unflatten(-1, (self.heads, -1))

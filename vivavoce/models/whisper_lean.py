@@ -47,22 +47,30 @@ def laid_out(weight: Tensor) -> Tensor:
     return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
 
 
-class LeanLayer(nn.Module):
-    """A layer of a decoder over a past that is one block of memory."""
+def packed_projection(layer: WhisperDecoderLayer) -> tuple[Tensor, Tensor]:
+    """Query, key and value projection of a layer's text as one matrix, and its bias."""
+    parts = (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+    nothing = torch.zeros_like(parts[0].bias.detach())
+    bias = [nothing if part.bias is None else part.bias.detach() for part in parts]
+    return laid_out(torch.cat([part.weight.detach() for part in parts])), torch.cat(bias)
 
-    def __init__(self, layer: WhisperDecoderLayer) -> None:
+
+class LayerParts(nn.Module):
+    """The products and norms of a decoder's layer, with its `packed_projection`."""
+
+    def __init__(self, layer: WhisperDecoderLayer, packed: tuple[Tensor, Tensor]) -> None:
         super().__init__()
         text, window = layer.self_attn, layer.encoder_attn
-        parts = (text.q_proj, text.k_proj, text.v_proj)
-        nothing = torch.zeros_like(text.q_proj.bias)
-        bias = [nothing if part.bias is None else part.bias.detach() for part in parts]
-        self.packed_weight = laid_out(torch.cat([part.weight.detach() for part in parts]))
-        self.packed_bias = torch.cat(bias)
+        self.packed_weight, self.packed_bias = packed
         self.text_out, self.query, self.window_out = text.out_proj, window.q_proj, window.out_proj
         self.inner, self.outer = layer.fc1, layer.fc2
         self.text_norm, self.window_norm = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm
         self.last_norm = layer.final_layer_norm
         self.heads = text.heads
+
+
+class LeanLayer(LayerParts):
+    """A layer of a decoder over a past that is one block of memory."""
 
     def forward(self, x: Tensor, past: Tensor, first: int, seen: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
         """The next places behind `first` older ones.  # x [place, d_model], keys [1, head, position, head_dim]"""
@@ -84,7 +92,7 @@ class LeanStack(nn.Module):
 
     def __init__(self, decoder: WhisperDecoder) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(LeanLayer(layer) for layer in decoder.stack)
+        self.layers = nn.ModuleList(LeanLayer(layer, packed_projection(layer)) for layer in decoder.stack)
         self.tokens, self.places = decoder.embed_tokens.weight.detach(), decoder.embed_positions.weight.detach()
         self.norm = decoder.layer_norm
 
@@ -143,18 +151,21 @@ class LeanHeads(nn.Module):
         self.newest, self.query, self.out = heads.newest_proj, heads.q_proj, heads.out_proj
         self.look_norm, self.last_norm = heads.look_norm, heads.final_norm
         self.inner, self.outer, self.heads = heads.fc1, heads.fc2, heads.heads
+        for part in (self.newest, self.query, self.out, self.inner, self.outer):
+            part.weight.data = laid_out(part.weight.detach())
+        self.start = heads.start.detach()
         self.ahead, self.bias = heads.ahead.weight.detach(), heads.bias.detach()[:, None]
         self.weight = heads.weight.detach().transpose(1, 2).contiguous()
         self.tokens = decoder.embed_tokens.weight.detach()
 
     def forward(
-        self, hidden: Tensor, newest: int, keys: Tensor, values: Tensor, barred: Tensor, width: int
+        self, hidden: Tensor | None, newest: int, keys: Tensor, values: Tensor, barred: Tensor, width: int
     ) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens of the places ahead, and their chances.
+        """The likeliest tokens of the places ahead, and their chances; without a state, of a text that has none yet.
 
         # [d_model], keys [1, head, position, head_dim] → [place, width] twice
         """
-        x = hidden + self.ahead + self.newest(self.tokens[newest])
+        x = (self.start if hidden is None else hidden) + self.ahead + self.newest(self.tokens[newest])
         query = self.query(self.look_norm(x)).view(1, x.size(0), self.heads, -1).transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(query, keys, values)
         x = x + self.out(mixed.transpose(1, 2).reshape(x.size(0), -1))

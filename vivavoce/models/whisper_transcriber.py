@@ -280,7 +280,7 @@ class WhisperTranscriber:
             best_of = self.settings.best_of if temperature > 0 else 1
             text = yield WriteText(memory, (*prompt, *prefix), wish, temperature, best_of, half)
             assert isinstance(text, Text)
-            if self._is_trusted(text) or temperature == temperatures[-1]:
+            if self.is_trusted(text) or temperature == temperatures[-1]:
                 return replace(text, tokens=[*prefix, *text.tokens]), temperature
         raise InputError("no temperature was given to decode at; 0.0 alone is greedy")
 
@@ -317,7 +317,7 @@ class WhisperTranscriber:
             rules.append(TimestampRules(self.tokens, self.settings.latest_start))
         return rules
 
-    def _is_trusted(self, text: Text) -> bool:
+    def is_trusted(self, text: Text) -> bool:
         """Neither a loop nor a guess; silence needs no second try."""
         if self.is_silence(text):
             return True

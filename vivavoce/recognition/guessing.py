@@ -14,7 +14,7 @@ from torch import Tensor
 from vivavoce.engine.draft_heads import HeadDrafts, likeliest_tree
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.speculative import NO_DRAFT, Draft
+from vivavoce.engine.speculative import Draft
 from vivavoce.models.interface import Row
 from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
@@ -129,13 +129,10 @@ class GuessingHeads:
         """What the heads see ahead."""
         if not is_greedy(sequence):
             return self._drawn.propose(sequence, most)
-        if sequence.hidden is None:
-            return NO_DRAFT
         token, channel = sequence.rows[-1]
-        memory = self.writer.store.memory(channel // 2)
-        ids, chances = self._lean(
-            sequence.hidden, token, memory.keys[-1], memory.values[-1], self._barred.later(sequence), self.width
-        )
+        keys, values = self.writer.store.read(-1, channel // 2)
+        barred = self._barred.later(sequence)
+        ids, chances = self._lean(sequence.hidden, token, keys[None], values[None], barred, self.width)
         guesses = [
             [((token, channel), chance) for token, chance in zip(tokens, likely, strict=True)]
             for tokens, likely in zip(ids.tolist(), chances.tolist(), strict=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_draft import DraftLayers, distilled, save_decoder
+from vivavoce.models.whisper import Whisper, WhisperDecoder
+from vivavoce.models.whisper_draft import DraftLayers, distilled, load_decoder, save_decoder
 from vivavoce.models.whisper_pieces import BLANK, PieceGuesser
 from vivavoce.train.ctc import ctc_loss
 from vivavoce.train.loop import Batch
@@ -31,15 +31,17 @@ class DecoderApprentice:
 
     peak_rate = 1e-3
 
-    def __init__(self, model: Whisper, layers: int = LAYERS) -> None:
+    def __init__(self, model: Whisper, layers: int = LAYERS, begun: WhisperDecoder | None = None) -> None:
         self.model = model
-        self.decoder = distilled(model.decoder, layers)
+        self.decoder = begun or distilled(model.decoder, layers)
         self.module = DraftLayers(self.decoder).requires_grad_(True)
 
     def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
         """The divergence from the model's chances, and how often both would write the same."""
         hidden = self.decoder(lesson.tokens, self.decoder.remember(lesson.states))
-        surprise, agreed = distillation(self.decoder.logits(hidden), lesson.chances, lesson.counts)
+        surprise, agreed = distillation(
+            self.decoder.logits(hidden), lesson.chances, lesson.entropy, lesson.best, lesson.counts
+        )
         return {"loss": surprise, "agreed": agreed}
 
     def save(self, folder: Path) -> None:
@@ -59,7 +61,9 @@ class PiecesApprentice:
         self.model = model
         config = model.config
         guesser = PieceGuesser(config.d_model, text_ids, PIECE_LAYERS, config.encoder_attention_heads)
-        if begun is not None:  # fresh layers change nothing: it begins as good as the one the model learnt beside
+        if begun is not None and len(begun.layers) == PIECE_LAYERS:
+            guesser.load_state_dict(begun.state_dict())
+        elif begun is not None:  # fresh layers change nothing: it begins as good as the one the model learnt beside
             guesser.pieces.load_state_dict(begun.pieces.state_dict())
         self.module = self.guesser = guesser.to(model.decoder.embed_tokens.weight.device)
 
@@ -85,10 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def make(model: Whisper, vocabulary: Vocabulary) -> DecoderApprentice | PiecesApprentice:
         if given.pieces:
-            folder = given.asr / PieceGuesser.kind
+            folder = given.init or given.asr / PieceGuesser.kind
             begun = PieceGuesser.load(folder, model.config) if folder.is_dir() else None
             return PiecesApprentice(model, vocabulary.tokens.endoftext, begun)
-        return DecoderApprentice(model, min(given.layers, model.config.decoder_layers - 1))
+        layers = min(given.layers, model.config.decoder_layers - 1)
+        return DecoderApprentice(model, layers, None if given.init is None else load_decoder(given.init, model.decoder))
 
     train_draft(given, make)
 

@@ -1,8 +1,8 @@
 """What guesses ahead of a trained Whisper is trained here: the model stays as it is and teaches what it would write.
 
-The windows are those the model itself was taught with. On them the frozen model runs once; its states and what it finds
-likely at every place are given to the apprentice's loss. All of it is one step of a `Course`, which can be stopped and
-gone on with.
+The windows are those the model itself was taught with. The frozen model hears each once and writes it down: what it
+writes, right or wrong, is what is to be guessed. States of the encoder and texts are kept, and the course goes round
+them; so a step costs little more than what learns, and a CPU will do. A course can be stopped and gone on with.
 """
 
 import argparse
@@ -10,36 +10,58 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from vivavoce.device import bfloat16_is_fast_here
+from vivavoce.hub import resolve
 from vivavoce.models.whisper import Whisper, WindowMemory
+from vivavoce.models.whisper_decoding import Text, decode
+from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Course, Learner, plot_curves
 from vivavoce.train.recogniser.asr import Listening
-from vivavoce.train.recogniser.vocabulary import Vocabulary
-from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowMaker, WindowShape
+from vivavoce.train.recogniser.vocabulary import LANGUAGE, Vocabulary
+from vivavoce.train.recogniser.windows import RATE, Recordings, WindowMaker, WindowShape
+
+SHARPENING = 2.0  # of the model's chances: it was taught to leave some to every token, and takes the likeliest
+PLACES_STEP = 8  # texts of a batch are filled up to a multiple of so many places
+KNOWING_STEP = 64  # and the places of a batch from which something is to be guessed, to a multiple of so many
 
 
 @dataclass(frozen=True)
 class DraftRecipe:
     """What a course of a draft may change."""
 
-    shapes: tuple[WindowShape, ...] = (WindowShape(3.2, 192, 1, 44), WindowShape(6.4, 96, 2, 64))
+    shapes: tuple[WindowShape, ...] = (
+        WindowShape(2.0, 256, 1, 32),
+        WindowShape(3.2, 192, 1, 44),
+        WindowShape(6.4, 96, 2, 64),
+    )
+    hearings: int = 240
+    """Batches that are heard and kept."""
+    timed: int = 3
+    """One batch in so many is written with times."""
     steps: int = 6_000
     warmup: int = 100
     weight_decay: float = 0.01
     average: float = 0.995
-    augmentation: float = 0.5
+    augmentation: float = 0.3
     log_every: int = 50
 
+    def on(self, device: torch.device) -> "DraftRecipe":
+        """The recipe for a device: a CPU takes more steps of fewer windows, and hears fewer of them."""
+        if device.type != "cpu":
+            return self
+        shapes = tuple(replace(shape, batch=max(1, shape.batch // 4)) for shape in self.shapes)
+        return replace(self, shapes=shapes, hearings=max(1, self.hearings // 3))
 
-TINY = DraftRecipe(shapes=(WindowShape(2.0, 4, 1, 32),), steps=4, warmup=2, average=0.5, log_every=2)
+
+TINY = DraftRecipe(shapes=(WindowShape(2.0, 16, 1, 32),), hearings=2, steps=4, warmup=2, average=0.5, log_every=2)
 
 
 @dataclass(frozen=True)
@@ -51,11 +73,10 @@ class Lesson:
     tokens: Tensor  # [row, place]
     hidden: Tensor  # [row, place, d_model]
     chances: Tensor  # [row, place, vocabulary]: of the token behind each place
+    entropy: Tensor  # [row, place]: theirs
+    best: Tensor  # [row, place]: the likeliest token
     counts: Tensor  # [row, place] bool: whether that token is to be learnt
-
-    def shifted(self, places: int) -> tuple[Tensor, Tensor]:
-        """Chances and counts of so many places on, beside the places that have them."""
-        return self.chances[:, places:], self.counts[:, places:] & self.counts[:, : self.counts.shape[1] - places]
+    knowing: Tensor  # [knowing]: row × places + place, where the next token is known and later ones are to be guessed
 
 
 class Apprentice(Protocol):
@@ -80,12 +101,73 @@ class Apprentice(Protocol):
         ...
 
 
+class Hearings:
+    """Batches of windows as the frozen model hears and writes them; each is heard once.
+
+    # states [window, position, d_model], tokens [window, place], counts [window, place] bool: whether the token
+    # behind a place is the model's; knowing: see `Lesson`; pieces [window, place], piece_counts [window]: text alone
+    """
+
+    def __init__(
+        self, listener: WhisperTranscriber, maker: WindowMaker, recipe: DraftRecipe, seed: int, half: bool
+    ) -> None:
+        self.listener, self.maker, self.recipe, self.seed, self.half = listener, maker, recipe, seed, half
+        self._augment = Listening(listener.model.config.num_mel_bins, listener.device, recipe.augmentation)
+        self._kept: dict[int, Batch] = {}
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step: the same whether or not it was heard before."""
+        number = step % self.recipe.hearings
+        if number not in self._kept:
+            self._kept[number] = self._hear(number)
+        return self._kept[number]
+
+    @torch.no_grad()
+    def _hear(self, number: int) -> Batch:
+        model, tokens = self.listener.model, self.listener.tokens
+        shape = self.recipe.shapes[number % len(self.recipe.shapes)]
+        seed, timed = (self.seed << 32) + number, number // len(self.recipe.shapes) % self.recipe.timed == 1
+        mel = self._augment(self.maker.make(shape, seed)["samples"], seed)
+        with torch.autocast(mel.device.type, torch.bfloat16, enabled=self.half):
+            states = model.encoder(mel)
+        prompt = tokens.prompt(LANGUAGE, timestamps=timed)
+        memory, most = model.decoder.remember(states.float()), shape.places - len(prompt)
+        rules = self.listener.rules(Wish(language=LANGUAGE, timestamps=timed))
+        texts = decode(model, tokens, memory, [prompt] * shape.batch, rules, most=most)
+        return {"states": states.bfloat16(), **self._laid_out(prompt, texts)}
+
+    def _laid_out(self, prompt: list[int], texts: Sequence[Text]) -> dict[str, Tensor]:
+        """Texts side by side; of those that would not be trusted, nothing is learnt."""
+        end, known = self.listener.tokens.endoftext, len(prompt)
+        trusted = [self.listener.is_trusted(text) for text in texts]
+        texts = [text if trust else replace(text, tokens=[]) for text, trust in zip(texts, trusted, strict=True)]
+        places = -(-(known + max(len(text.tokens) for text in texts)) // PLACES_STEP) * PLACES_STEP
+        tokens = torch.full((len(texts), places), end)
+        counts = torch.zeros(len(texts), places, dtype=torch.bool)
+        pieces, piece_counts = torch.zeros_like(tokens), torch.zeros(len(texts), dtype=torch.long)
+        for row, text in enumerate(texts):
+            written = known + len(text.tokens)
+            tokens[row, :written] = torch.tensor([*prompt, *text.tokens])
+            counts[row, known - 1 : written - (not text.is_ended)] = trusted[row]
+            said = [token for token in text.tokens if token < end]
+            pieces[row, : len(said)] = torch.tensor(said, dtype=torch.long)
+            piece_counts[row] = len(said)
+        knows = counts.clone()
+        knows[:, :-1] |= counts[:, 1:]  # behind the place before those that count stands the prompt's end
+        knows[:, -1] = False
+        knowing = knows.view(-1).nonzero()[:, 0]
+        filled = torch.zeros(-(-max(1, len(knowing)) // KNOWING_STEP) * KNOWING_STEP, dtype=torch.long)
+        filled[: len(knowing)] = knowing
+        made = {"tokens": tokens, "counts": counts, "knowing": filled, "pieces": pieces, "piece_counts": piece_counts}
+        return {name: tensor.to(self.listener.device) for name, tensor in made.items()}
+
+
 class DraftTraining:
     """A course of an apprentice beside a frozen Whisper, from fresh weights or from where it was stopped."""
 
     def __init__(
         self,
-        model: Whisper,
+        listener: WhisperTranscriber,
         vocabulary: Vocabulary,
         apprentice: Apprentice,
         recordings: Recordings,
@@ -95,10 +177,10 @@ class DraftTraining:
         seed: int = 0,
         report: Callable[[str], None] = print,
     ) -> None:
-        self.model, self.apprentice, self.recipe, self.seed = model, apprentice, recipe, seed
-        device = model.decoder.embed_tokens.weight.device
-        self.listening = Listening(model.config.num_mel_bins, device, recipe.augmentation)
-        self.maker = WindowMaker(recordings.to(device), vocabulary, seed=seed)
+        self.model, self.apprentice = listener.model, apprentice
+        self.half = listener.device.type == "cpu" and bfloat16_is_fast_here()  # on CUDA, the learner sees to it
+        maker = WindowMaker(recordings.to(listener.device), vocabulary, seed=seed)
+        self.hearings = Hearings(listener, maker, recipe, seed, self.half or listener.device.type == "cuda")
         self.learner = Learner(
             {"draft": apprentice.module},
             self._loss,
@@ -113,35 +195,27 @@ class DraftTraining:
     def run(self) -> dict[str, float]:
         """Learn to the end of the budget; the averaged weights are in place afterwards. The last step's scalars."""
         last: Mapping[str, Tensor] = {}
-        with ThreadPoolExecutor(1) as beside:
-            planned = beside.submit(self._plan, self.course.number)
-            for step in self.course:
-                plan, planned = planned.result(), beside.submit(self._plan, step.number + 1)
-                batch = self.maker.on_device(plan, self._shape(step.number))
-                mel = self.listening(batch.pop("samples"), step.seed)
-                last = self.learner.step({**batch, "mel": mel}, step.rate_share)
-                self.course.record(last)
+        for step in self.course:
+            last = self.learner.step(self.hearings.batch(step.number), step.rate_share)
+            self.course.record(last)
         self.learner.swap_average()
         return {name: float(value) for name, value in last.items()}
 
-    def _plan(self, number: int) -> dict[str, Tensor]:
-        return self.maker.plan(self._shape(number), (self.seed << 32) + number)
-
-    def _shape(self, number: int) -> WindowShape:
-        return self.recipe.shapes[number % len(self.recipe.shapes)]
-
     def _loss(self, batch: Batch) -> dict[str, Tensor]:
-        with torch.no_grad():
-            lesson = self._lesson(batch)
-        return self.apprentice.loss(lesson, batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
+            with torch.no_grad():
+                lesson = self._lesson(batch)
+            return self.apprentice.loss(lesson, batch)
 
     def _lesson(self, batch: Batch) -> Lesson:
         decoder, tokens = self.model.decoder, batch["tokens"]
-        states = self.model.encoder(batch["mel"])
+        states = batch["states"].to(decoder.embed_tokens.weight.dtype)
         memory = decoder.remember(states)
         hidden = decoder(tokens, memory)
-        chances = decoder.logits(hidden).softmax(-1)
-        return Lesson(states, memory, tokens, hidden, chances, batch["labels"] != IGNORED)
+        chances = (SHARPENING * decoder.logits(hidden)).softmax(-1)
+        entropy = torch.special.entr(chances).sum(-1)
+        best = chances.argmax(-1)
+        return Lesson(states, memory, tokens, hidden, chances, entropy, best, batch["counts"], batch["knowing"])
 
 
 def mean_where(values: Tensor, counts: Tensor) -> Tensor:
@@ -149,19 +223,25 @@ def mean_where(values: Tensor, counts: Tensor) -> Tensor:
     return (values * counts).sum() / counts.sum().clamp(min=1)
 
 
-def distillation(logits: Tensor, chances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The divergence from the model's chances, and how often the likeliest token is the model's own."""
-    surprise = -(chances * logits.float().log_softmax(-1)).sum(-1) - torch.special.entr(chances).sum(-1)
-    agrees = logits.argmax(-1) == chances.argmax(-1)
-    return mean_where(surprise, counts), mean_where(agrees.float(), counts)
+def distillation(
+    logits: Tensor, chances: Tensor, entropy: Tensor, best: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The divergence from the model's chances, whose entropy is known, and how often the likeliest token is its own.
+
+    # [.., vocabulary] twice, then [..]; counts is bool: what is learnt from
+    """
+    made = logits.float().log_softmax(-1)
+    surprise = -(chances * made).sum(-1) - entropy
+    return mean_where(surprise, counts), mean_where((made.argmax(-1) == best).float(), counts)
 
 
 def options(description: str) -> argparse.ArgumentParser:
     """The options that all drafts share."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--asr", type=Path, required=True, help="folder of the trained model")
+    parser.add_argument("--asr", type=Path, required=True, help="the trained model: a folder, or a bundled name")
     parser.add_argument("--corpus", type=Path, required=True, help="a corpus, or a folder with `train` or `mixed`")
     parser.add_argument("--out", type=Path, required=True, help="for weights and metrics; a course in it goes on")
+    parser.add_argument("--init", type=Path, help="folder of an earlier one, to begin as that")
     parser.add_argument("--seconds", type=float, default=90.0, help="for everything")
     parser.add_argument("--device", default=None, help="cpu, cuda, …; the GPU where there is one")
     parser.add_argument("--seed", type=int, default=0)
@@ -173,18 +253,20 @@ def train_draft(given: argparse.Namespace, make: Callable[[Whisper, Vocabulary],
     """Load model and corpus, train what `make` gives, save it and its metrics."""
     began = time.monotonic()
     device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model, vocabulary = Whisper.load(given.asr, device), Vocabulary.read(given.asr)
-    recipe = TINY if given.tiny else DraftRecipe()
-    recordings = _recordings(given.corpus, model.config.window_seconds, given.seed)
+    given.asr = resolve(str(given.asr))
+    listener, vocabulary = WhisperTranscriber.load(given.asr, device), Vocabulary.read(given.asr)
+    recipe = (TINY if given.tiny else DraftRecipe()).on(device)
+    recordings = _recordings(given.corpus, listener.model.config.window_seconds, given.seed)
     torch.manual_seed(given.seed)
-    apprentice = make(model, vocabulary)
+    apprentice = make(listener.model, vocabulary)
     count = sum(p.numel() for p in apprentice.module.parameters() if p.requires_grad)
     print(f"{len(recordings)} recordings; {count / 1e6:.2f} M parameters learn on {device}", flush=True)
     until = began + given.seconds - min(3.0, 0.1 * given.seconds)
-    training = DraftTraining(model, vocabulary, apprentice, recordings, given.out / "course", recipe, until, given.seed)
+    course = given.out / "course"
+    training = DraftTraining(listener, vocabulary, apprentice, recordings, course, recipe, until, given.seed)
     last = training.run()
     apprentice.save(given.out)
-    plot_curves(given.out / "course")
+    plot_curves(course)
     metrics: dict[str, Any] = {
         "parameters": count,
         "steps": training.course.number,

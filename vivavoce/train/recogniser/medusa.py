@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_heads import PLACES, WhisperHeads
@@ -26,22 +25,26 @@ class HeadsApprentice:
 
     peak_rate = 2e-3
 
-    def __init__(self, model: Whisper, places: int = PLACES) -> None:
+    def __init__(self, model: Whisper, places: int = PLACES, begun: WhisperHeads | None = None) -> None:
         self.model = model
-        self.module = self.heads = WhisperHeads.beside(model.decoder, places)
+        self.module = self.heads = begun or WhisperHeads.beside(model.decoder, places)
 
     def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
         """The divergence from the trunk at every place ahead, and how often the guess is the trunk's own."""
-        decoder = self.model.decoder
-        newest = decoder.embed_tokens(lesson.tokens[:, 1:])
-        states = self.heads(lesson.hidden[:, :-1], newest, lambda query: _look(query, lesson))
+        decoder, places = self.model.decoder, lesson.counts.shape[1]
+        row, place = lesson.knowing // places, lesson.knowing % places
+        known = lesson.counts[row, place]  # the first place of a text is not: nothing was drawn from its state
+        hidden = torch.where(known[:, None], lesson.hidden[row, place], self.heads.start)
+        newest = decoder.embed_tokens(lesson.tokens[row, place + 1])
+        states = self.heads(hidden, newest, lambda query: _look(query, lesson, row))
         total, scalars, weight = states.new_zeros((), dtype=torch.float32), {}, 1.0
-        for place in range(self.heads.places):
-            chances, counts = lesson.shifted(place + 1)
-            logits = decoder.logits(states[:, : chances.shape[1], place])
-            surprise, agreed = distillation(logits, chances, counts)
+        for index in range(self.heads.places):
+            ahead = (place + index + 1).clamp(max=places - 1)
+            counts = lesson.counts[row, ahead] & lesson.counts[row, place + 1] & (ahead == place + index + 1)
+            taught = (lesson.chances[row, ahead], lesson.entropy[row, ahead], lesson.best[row, ahead])
+            surprise, agreed = distillation(decoder.logits(states[:, index]), *taught, counts)
             total, weight = total + weight * surprise, weight * FADING
-            scalars[f"agreed_{place + 1}"] = agreed
+            scalars[f"agreed_{index + 1}"] = agreed
         return {"loss": total, **scalars}
 
     def save(self, folder: Path) -> None:
@@ -51,12 +54,12 @@ class HeadsApprentice:
         kept.half().save(folder, self.model.config)
 
 
-def _look(query: Tensor, lesson: Lesson) -> Tensor:
-    """Every query at its row's window, through the last layer's memory.  # [row, time, place, head, head_dim]"""
-    keys, values = lesson.memory.keys[-1], lesson.memory.values[-1]
-    flat = query.flatten(1, 2).transpose(1, 2).to(keys.dtype)
-    mixed = functional.scaled_dot_product_attention(flat, keys, values)
-    return mixed.transpose(1, 2).unflatten(1, query.shape[1:3])
+def _look(query: Tensor, lesson: Lesson, row: Tensor) -> Tensor:
+    """Every query at its row's window, through the last layer's memory.  # [knowing, place, head, head_dim]"""
+    keys, values = lesson.memory.keys[-1][row], lesson.memory.values[-1][row]
+    # Not by a fused attention: that would find gradients of keys and values too, which nobody learns.
+    weights = query.transpose(1, 2).to(keys.dtype) @ keys.transpose(2, 3) * query.shape[-1] ** -0.5
+    return (weights.softmax(-1).to(values.dtype) @ values).transpose(1, 2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     def make(model: Whisper, vocabulary: Vocabulary) -> HeadsApprentice:
-        return HeadsApprentice(model, given.places)
+        like = model.decoder.embed_tokens.weight
+        begun = None if given.init is None else WhisperHeads.load(given.init, model.config, like.device)
+        return HeadsApprentice(model, given.places, begun and begun.requires_grad_(True))
 
     train_draft(given, make)
 
