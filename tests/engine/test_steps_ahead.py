@@ -9,9 +9,12 @@ from tests.models.test_whisper_engine import CONFIG, SETTINGS, TOKENS, model, wi
 from vivavoce.device import pick
 from vivavoce.engine.captured import Captured
 from vivavoce.engine.engine import Engine, EngineLimits
-from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.engine.listener import Listener
+from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.step_kind import StepKind
 from vivavoce.engine.steps_ahead import follow
+from vivavoce.minis.untrained import CONFIG as SPEECH
+from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_engine import BEGUN, WhisperWriter
 from vivavoce.nn.paged import Piece
@@ -30,7 +33,7 @@ class Device:
     def __init__(self, engine: Engine) -> None:
         self.runner, self.steps, self.begun_ahead = engine.runner, {}, 0
         self.runner.use_graphs, engine.scheduler.spare_rows = True, 1
-        self.runner._graphs = self
+        self.goes_on, self.runner._graphs = self.runner._graphs.goes_on, self
 
     def of(self, bucket: int, kind: StepKind) -> Captured:
         key = (bucket, kind)
@@ -47,8 +50,8 @@ class Device:
                 self.begun_ahead += 1
                 follow(packed, made, 2, self.runner._packing.filler, self.runner._next_modes)
 
-            follows = kind.plain and not kind.ahead
-            self.steps[key] = Captured(Again(step), packed, made, hidden, Again(go_on) if follows else None)
+            following = Again(go_on) if self.goes_on(bucket, kind) else None
+            self.steps[key] = Captured(Again(step), packed, made, hidden, following, kind.mode)
         return self.steps[key]
 
 
@@ -145,3 +148,62 @@ def test_modes_of_the_device_are_those_of_the_host(model, timestamps):  # noqa: 
             made = writer.next_modes(torch.tensor([mode], dtype=torch.int32), torch.tensor([[token, channel]]))
             mode = writer.next_mode(mode, (token, channel))
             assert made.tolist() == [mode]
+
+
+SPOKEN = Generation(Sampling(temperature=0.9, top_k=12), max_new_rows=14, seed=5)
+PENALISED = Generation(Sampling(temperature=0.9, top_k=12, repetition_penalty=1.3), max_new_rows=14, seed=6)
+
+
+def spoken_engine() -> Engine:
+    speech = MossSpeech.random(SPEECH, "cpu", torch.float64)
+    with torch.no_grad():  # now and then a reply goes back to text
+        speech.audio_lm_head.weight[SPEECH.eosp_token_id] *= 12
+    limits = EngineLimits(page_size=4, cache_rows=512, sequences_per_step=8)
+    return Engine(speech, pick("cpu"), torch.float64, limits)
+
+
+def spoken(engine: Engine, listener: Listener | None, replies: int) -> list[list[tuple[int, ...]]]:
+    """Replies that begin one after another, and what they say."""
+    sequences = []
+    for number in range(replies):
+        prompt = [(5 + number, SPEECH.audio_pad_token_id), (SPEECH.sosp_token_id, SPEECH.audio_pad_token_id)]
+        sequences.append(engine.open(prompt))
+        engine.generate(sequences[-1], PENALISED if number % 2 else SPOKEN, listener=listener)
+        engine.step()
+        engine.step()
+    while any(sequence.is_generating for sequence in sequences):
+        engine.step()
+    return [list(sequence.rows) for sequence in sequences]
+
+
+@pytest.mark.parametrize(("replies", "heard"), [(1, False), (1, True), (3, True), (6, True)])
+def test_sampled_replies_are_those_of_planned_steps(replies, heard):
+    listener = Listener(0.08, 4, 0.0, playing=0.0) if heard else None
+    planned = spoken(spoken_engine(), listener, replies)
+    engine = spoken_engine()
+    device = Device(engine)
+    assert spoken(engine, listener, replies) == planned
+    assert device.begun_ahead > 0
+    speech = [row for rows in planned for row in rows[2:]]
+    assert {row[0] == SPEECH.modality_pad_token_id for row in speech} == {True, False}
+
+
+def test_nobody_goes_ahead_while_a_first_sound_is_made():
+    engine = spoken_engine()
+    device, begun = Device(engine), []
+    sequence = engine.open([(5, SPEECH.audio_pad_token_id), (SPEECH.sosp_token_id, SPEECH.audio_pad_token_id)])
+    engine.generate(sequence, SPOKEN, listener=Listener(0.08, 4, engine.scheduler.now()))
+    for _ in range(4):
+        engine.step()
+        begun.append(device.begun_ahead)
+    assert begun == [0, 1, 2, 2]  # the first step has the prompt's rows too, the fourth row is the last of the sound
+
+
+def test_modes_of_a_speaking_device_are_those_of_the_host():
+    speech = MossSpeech.random(SPEECH)
+    texts, codes = (7, SPEECH.sosp_token_id, SPEECH.modality_pad_token_id), (3, SPEECH.eosp_token_id)
+    rows = [(mode, (text, code)) for mode in (0, 1) for text in texts for code in codes]
+    made = speech.next_modes(torch.tensor([mode for mode, _ in rows], dtype=torch.int32),
+                             torch.tensor([row for _, row in rows]))  # fmt: skip
+    assert made.tolist() == [speech.next_mode(mode, row) for mode, row in rows]
+    assert made.dtype == torch.int32

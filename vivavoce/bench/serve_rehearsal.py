@@ -21,6 +21,7 @@ from vivavoce.bench.stand_in import H200, PassTimes, StandInCodec, StandInRunner
 from vivavoce.bench.virtual_time import VirtualDevice, VirtualLoop, VirtualWorkers
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
+from vivavoce.engine.listener import ON_GRAPHS
 from vivavoce.engine.step_graphs import BUCKETS
 from vivavoce.minis.untrained import CONFIG
 from vivavoce.models.flow_state import VoicePrompt
@@ -87,7 +88,7 @@ def _pipeline(load: Load, times: PassTimes, device: VirtualDevice, workers: Virt
     model = MossSpeech.random(CONFIG, place.torch_device, torch.float32)
     core = Engine(model, place, torch.float32, limits, use_graphs=False)
     core.runner = StandInRunner(core.runner, core.capacity, limits.sequences_per_step, times, device.spend)
-    core.scheduler.rows_beside_sound = BUCKETS[-1]
+    core.scheduler.rows_beside_sound, core.scheduler.sound = BUCKETS[-1], ON_GRAPHS
     tokenizer = WordTokenizer(CONFIG.pad_token_id)
     options = MossSpeechOptions(
         seed=1,

@@ -23,9 +23,17 @@ class Captured:
     """
 
     def __init__(
-        self, graph: Replayed, given: Tensor, made: Tensor, hidden: Tensor, following: Replayed | None = None
+        self,
+        graph: Replayed,
+        given: Tensor,
+        made: Tensor,
+        hidden: Tensor,
+        following: Replayed | None = None,
+        mode: int | None = None,
     ) -> None:
         self.graph, self.given, self.made, self.hidden, self.following = graph, given, made, hidden, following
+        self.mode = mode
+        """In which all its rows must be, if there is one."""
         pinned = given.is_cuda
         self._sent = torch.empty(given.shape, dtype=given.dtype, pin_memory=pinned)
         self._got = [torch.empty(made.shape, dtype=made.dtype, pin_memory=pinned) for _ in range(2)]

@@ -49,3 +49,8 @@ class SoundPolicy:
     """Of the pace, from step to step, while somebody is neither calm nor short of sound."""
     voicing: float = 0.1
     """Seconds for which a reply rests once its first sound can be made: the voice has the device for itself."""
+
+
+ON_GRAPHS = SoundPolicy(calm=5.0, spare=4.0)
+"""Where a voice makes many replies' sound in one pass: with codes enough waiting it is given long hops, which cost a
+third of short ones, and a crowd that begins at once gets ahead of its listeners."""

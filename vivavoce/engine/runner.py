@@ -21,7 +21,7 @@ from vivavoce.engine.speculative import Draft
 from vivavoce.engine.step import Step
 from vivavoce.engine.step_graphs import BUCKETS, StepGraphs
 from vivavoce.engine.step_kind import GRAPHED_DRAFT, StepKind
-from vivavoce.engine.steps_ahead import NextModes, StepAhead, has_next
+from vivavoce.engine.steps_ahead import NextModes, StepAhead, goes_on
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn import kernels
 from vivavoce.nn.paged import PagedCache, Piece
@@ -84,7 +84,7 @@ class Runner:
 
     def _go_on(self, captured: Captured, works: list[Work], rows: Mapping[int, int]) -> None:
         """Begin the step behind the one under way, where all that is known of it is what the device makes now."""
-        if captured.following is not None and all(has_next(work, self.cache.page_size) for work in works):
+        if captured.following is not None and goes_on(works, self.cache.page_size):
             self._ahead = StepAhead(captured, works, rows)
 
     def _run(self, works: list[Work]) -> list[Drawn]:
@@ -183,7 +183,7 @@ class Runner:
         captured = self._graphs.of(bucket, kind)
         packed, ends = self._packing.pack(works, slots, kind.ahead, bucket)
         ticket = captured.start(packed)
-        if kind.plain and not kind.ahead:
+        if not kind.ahead:
             self._go_on(captured, works, {work.sequence.id: end - 1 for work, end in zip(works, ends, strict=True)})
         rows = captured.rows(ticket)
         drawing = [(work, _drawing(work, end)) for work, end in zip(works, ends, strict=True) if work.samples]

@@ -9,7 +9,7 @@ from torch import Tensor
 from vivavoce.engine.captured import Captured
 from vivavoce.engine.packing import Packing
 from vivavoce.engine.step_kind import StepKind
-from vivavoce.engine.steps_ahead import NextModes, follow
+from vivavoce.engine.steps_ahead import FEW_HEARD, NextModes, follow
 from vivavoce.nn.ahead import compiling_ahead
 from vivavoce.nn.graphed import as_graph
 
@@ -38,11 +38,16 @@ class StepGraphs:
             given = self._blank(bucket, kind)
             graph, (made, hidden) = self._capture(lambda: self.step(given, kind))
             following, next_modes = None, self.next_modes
-            if kind.plain and not kind.ahead and next_modes is not None:
+            if next_modes is not None and self.goes_on(bucket, kind):
                 channels, filler = self.packing.model.channels, self.packing.filler
                 following, _ = self._capture(lambda: follow(given, made, channels, filler, next_modes))
-            self._captured[key] = Captured(graph, given, made, hidden, following)
+            self._captured[key] = Captured(graph, given, made, hidden, following, kind.mode)
         return self._captured[key]
+
+    def goes_on(self, bucket: int, kind: StepKind) -> bool:
+        """Whether all that the step behind such a one is given is what this one makes: no draft, no rows recalled."""
+        is_asked = kind.plain or bucket <= FEW_HEARD
+        return is_asked and not kind.ahead and not self.packing.recall
 
     def warm_up(self, buckets: tuple[int, ...], lone_modes: tuple[int, ...]) -> None:
         """Capture ahead what steps of these sizes without drafts replay."""

@@ -13,9 +13,11 @@ from torch import Tensor
 from vivavoce.engine.captured import Captured
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.scheduler import Work
+from vivavoce.engine.sequence import Sequence
 
 NextModes = Callable[[Tensor, Tensor], Tensor]
 """The modes of sequences behind the rows they made.  # [sequence], [sequence, channel] → [sequence]"""
+FEW_HEARD = 4  # replies with listeners, of a step behind which the next is begun
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Place:
     generated: int
     revision: int
     generation: Generation | None
+    mode: int | None
+    """In which the step computes it, where all its rows are in one."""
 
     @classmethod
-    def after(cls, work: Work, row: int) -> "Place":
+    def after(cls, work: Work, row: int, mode: int | None) -> "Place":
         """The one that follows a single row."""
         sequence = work.sequence
-        return cls(row, work.start + 1, sequence.generated + 1, sequence.row_revision, sequence.generation)
+        return cls(row, work.start + 1, sequence.generated + 1, sequence.row_revision, sequence.generation, mode)
 
     def holds(self, work: Work) -> bool:
         """Whether this work is the one that was done ahead."""
@@ -43,6 +47,7 @@ class Place:
             and (work.start, sequence.generated, sequence.row_revision)
             == (self.position, self.generated, self.revision)
             and sequence.generation is self.generation
+            and (self.mode is None or sequence.mode == self.mode)
         )
 
 
@@ -51,7 +56,7 @@ class StepAhead:
 
     def __init__(self, captured: Captured, works: list[Work], rows: Mapping[int, int]) -> None:
         self.captured, self.ticket = captured, captured.go_on()
-        self.places = {work.sequence.id: Place.after(work, rows[work.sequence.id]) for work in works}
+        self.places = {work.sequence.id: Place.after(work, rows[work.sequence.id], captured.mode) for work in works}
 
     def rows_of(self, works: list[Work]) -> dict[int, int]:
         """The rows of the step that hold these works, by sequence, as far as they do."""
@@ -79,7 +84,23 @@ def has_next(work: Work, page_size: int) -> bool:
         and sequence.speculation is None
         and sequence.states is None
         and work.start + 1 < len(sequence.pages) * page_size
+        and not _rests_next(sequence)
     )
+
+
+def goes_on(works: list[Work], page_size: int) -> bool:
+    """Whether a step of these works may begin the one behind it: who is in that must be known.
+
+    Of many whose replies are heard it is not: they rest, and make room for others, as their listeners' needs have it.
+    """
+    heard = sum(work.sequence.listener is not None for work in works)
+    return heard <= FEW_HEARD and all(has_next(work, page_size) for work in works)
+
+
+def _rests_next(sequence: Sequence) -> bool:
+    """Whether its next row is the last of its first sound, which then has the device for itself."""
+    listener, made = sequence.listener, sequence.generated + 1
+    return listener is not None and listener.awaits_sound(sequence.generated) and listener.is_voiced(made)
 
 
 def follow(given: Tensor, made: Tensor, channels: int, filler: int, next_modes: NextModes) -> None:

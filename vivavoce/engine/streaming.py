@@ -193,7 +193,7 @@ class StreamingEngine:
 
     async def open(self, rows: Iterable[Row] = ()) -> Sequence:
         """A new sequence; its rows are computed in the background."""
-        return await self._call(lambda: self._engine.open(rows))
+        return await self._call(lambda: self._engine.open(rows), self._close)
 
     async def append(self, sequence: Sequence, rows: Iterable[Row]) -> None:
         """Add rows to a sequence that is not generating."""
@@ -207,7 +207,7 @@ class StreamingEngine:
 
     async def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence that shares the first one's past."""
-        return await self._call(lambda: self._engine.fork(sequence))
+        return await self._call(lambda: self._engine.fork(sequence), self._close)
 
     async def rewind(self, sequence: Sequence, length: int) -> None:
         """Forget the rows from `length` on; a reply under way ends as cancelled."""
@@ -220,13 +220,12 @@ class StreamingEngine:
 
     async def close(self, sequence: Sequence) -> None:
         """Forget a sequence; a reply under way ends as cancelled."""
+        await self._call(lambda: self._close(sequence))
 
-        def close() -> None:
-            self._end_reply(sequence, "cancelled")
-            self._engine.close(sequence)
-            self._due.pop(sequence.id, None)
-
-        await self._call(close)
+    def _close(self, sequence: Sequence) -> None:
+        self._end_reply(sequence, "cancelled")
+        self._engine.close(sequence)
+        self._due.pop(sequence.id, None)
 
     async def generate(
         self,
@@ -275,7 +274,7 @@ class StreamingEngine:
                 raise
             return self._reply(sequence, loop)
 
-        return await self._call(start)
+        return await self._call(start, lambda reply: self._close(reply.sequence))
 
     def _reply(self, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> Reply:
         reply = Reply(self, sequence, loop)
@@ -291,21 +290,33 @@ class StreamingEngine:
         """The first sound of its reply is there: it goes on."""
         self._post(lambda: self._engine.heard(sequence, 0.0))
 
-    async def _call(self, action: Callable[[], Result]) -> Result:
-        """Run on the engine's thread, between steps."""
+    async def _call(self, action: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
+        """Run on the engine's thread, between steps; it is done, or done and undone, also where the caller is cancelled.
+
+        Who hangs up is cancelled, often twice, while closing a sequence or opening one: neither may be forgotten.
+        """
         if self._is_closed or not self._workers.is_open:
             raise VivaError("the engine is not running")
         done: Future[Result] = Future()
 
         def run() -> None:
-            if done.set_running_or_notify_cancel():
-                try:
-                    done.set_result(action())
-                except BaseException as error:
-                    done.set_exception(error)
+            try:
+                done.set_result(action())
+            except BaseException as error:
+                done.set_exception(error)
 
         self._post(run)
-        return await asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(done))
+        except asyncio.CancelledError:
+            if undo is not None:
+                done.add_done_callback(lambda made: self._undo(made, undo))
+            raise
+
+    def _undo(self, made: "Future[Result]", undo: Callable[[Result], None]) -> None:
+        if made.exception() is None:
+            result = made.result()
+            self._post(lambda: undo(result))
 
     def _post(self, action: Callable[[], None]) -> None:
         """Run on the engine's thread some time soon; nobody waits."""
@@ -335,8 +346,10 @@ class StreamingEngine:
         if due is None or due - self._workers.now() > self._workers.early:
             return
         try:
-            with self._lane():
+            with self._lane(waits=False):  # a step begun ahead goes on, while the rows of this one are handed over
                 emissions = self._engine.step()
+                if any(made.sequence.states is not None or made.sequence.hidden is not None for made in emissions):
+                    self._lane.wait()  # others may look at these
         except Exception as error:
             self._fail(error)
             return

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
+from vivavoce.models.config_file import read_config
 from vivavoce.models.interface import Draw, Row
 from vivavoce.nn.allocation import allocating, fill_randomly
 from vivavoce.nn.attention import PagedAttention
@@ -57,10 +58,7 @@ class MossSpeechConfig:
     def read(cls, folder: str | Path) -> "MossSpeechConfig":
         """The configuration of a checkpoint folder."""
         file = Path(folder) / "config.json"
-        try:
-            given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file} cannot be read ({error}); is this a MOSS-Speech folder?") from error
+        given = read_config(file, "MOSS-Speech")
         if given.get("model_type") != "moss_speech":
             raise CheckpointError(f"{file} describes a {given.get('model_type')!r} model, not 'moss_speech'")
         # The class default of rope_theta upstream is 10000, so a checkpoint that leaves it out would be misread.
@@ -251,6 +249,13 @@ class MossSpeech(nn.Module):
         if mode == AUDIO and row[AUDIO] == self.config.eosp_token_id:
             mode = TEXT
         return mode
+
+    def next_modes(self, modes: Tensor, rows: Tensor) -> Tensor:
+        """`next_mode` of many, without leaving the device.  # [sequence], [sequence, 2] → [sequence]"""
+        begins = rows[:, TEXT] == self.config.sosp_token_id
+        ends = rows[:, AUDIO] == self.config.eosp_token_id
+        speaks = (modes == AUDIO) | ((modes == TEXT) & begins)
+        return torch.where(speaks & ~ends, AUDIO, torch.where(speaks, TEXT, modes))
 
     def ends(self, row: Row) -> bool:
         """`<|im_end|>` or `<|endoftext|>` in the text channel."""

@@ -20,15 +20,19 @@ class Lane:
         self._stream = torch.cuda.Stream(device, URGENT if urgent else USUAL) if device.type == "cuda" else None
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Within, all goes to this lane, after what the default stream was given before."""
+    def __call__(self, waits: bool = True) -> Iterator[None]:
+        """Within, all goes to this lane, after what the default stream was given before.
+
+        Whoever hands no tensor on need not wait when leaving: what was begun ahead goes on meanwhile.
+        """
         if self._stream is None:
             yield
             return
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(torch.cuda.default_stream(self._device))
             yield
-            self._stream.synchronize()
+            if waits:
+                self._stream.synchronize()
 
     def wait(self) -> None:
         """Until all that was given to it is done. Do so before reading anything back: a copy into common memory would
