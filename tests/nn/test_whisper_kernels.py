@@ -15,6 +15,7 @@ from vivavoce.engine.speculative import Speculation
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_engine import BEFORE_IS_TIME, BEGUN, LAST_IS_TIME, LATEST_SHIFT, WhisperWriter
 from vivavoce.nn import kernels
+from vivavoce.nn.kernels.tiles import CACHE_VARIABLE, keep_tiles, name_around, tiles
 from vivavoce.nn.paged import KVShape, PagedCache, RowBatch
 
 pytestmark = pytest.mark.gpu
@@ -66,8 +67,35 @@ def test_a_few_rows_are_multiplied_as_by_the_plain_layers(rows, inputs, outputs)
     torch.testing.assert_close(made, plain.float(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("rows", [1, 5, 8, 12])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "tile"),
+    [
+        (1280, 1290, kernels.Tile(16, 1280, 0, 4, early=True)),
+        (1024, 64, kernels.Tile(16, 1024, 0, 8)),
+        (5120, 48, kernels.Tile(16, 1280, 0, 4)),
+        (5120, 48, kernels.Tile(16, 2560, 0, 8, early=True)),
+    ],
+)
+def test_rows_in_tiles_are_multiplied_as_by_the_plain_layers(rows, inputs, outputs, tile, dtype, error):
+    torch.manual_seed(0)
+    if dtype == torch.float32 and tile.inputs > 1024:
+        tile = kernels.Tile(16, tile.inputs // 4, 0, 4)  # twice the bytes, which shared memory has no room for
+    given = [torch.randn(*size, device="cuda").to(dtype) for size in [(rows, inputs), (outputs, inputs), (outputs,)]]
+    (x, weight, bias), residual = given, torch.randn(rows, outputs, device="cuda").to(dtype)
+    scale, shift = torch.randn(2, inputs, device="cuda").to(dtype)
+    norm = (scale, shift, 1e-5) if tile.inputs == inputs else None
+    made = kernels.row_tile_linear(x, weight / inputs**0.5, bias, tile, norm, True, residual, following=weight)
+    wide = functional.layer_norm(x.double(), (inputs,), scale.double(), shift.double(), 1e-5) if norm else x.double()
+    plain = functional.linear(wide, (weight / inputs**0.5).double(), bias.double())
+    plain = functional.gelu(plain) + residual.double()
+    assert (made.double() - plain).norm() / plain.norm() < error
+
+
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("rows", [1, 4, 12])
-def test_keys_and_values_go_to_their_pages_and_are_found_there(rows):
+def test_keys_and_values_go_to_their_pages_and_are_found_there(rows, tiled):
     torch.manual_seed(0)
     batch, twin = pages_on_gpu(rows), pages_on_gpu(rows)
     twin.cache.keys.copy_(batch.cache.keys)
@@ -76,7 +104,12 @@ def test_keys_and_values_go_to_their_pages_and_are_found_there(rows):
     x, weight = torch.randn(rows, width, device="cuda"), 0.1 * torch.randn(3 * width, width, device="cuda")
     packed = functional.linear(x, weight)
     query, key, value = packed.view(rows, 3, HEADS, DIM).unbind(1)
-    if rows <= kernels.MOST_ROWS:
+    if tiled:
+        pages = kernels.Pages(batch, 1)
+        queries = kernels.row_tile_linear(x, weight, None, kernels.Tile(16, width, 0, 4), pages=pages).view(
+            rows, HEADS, DIM
+        )
+    elif rows <= kernels.MOST_ROWS:
         queries = kernels.row_linear(x, weight, None, pages=kernels.Pages(batch, 1)).view(rows, HEADS, DIM)
     else:
         kernels.store_rows(packed, 1, batch)
@@ -121,7 +154,18 @@ def test_the_rules_of_a_transcript_are_the_plain_ones():
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9, 0, 1.0)], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("timestamps", [False, True])
-def test_texts_of_the_gpu_are_those_of_the_cpu_with_and_without_drafts(sampling, timestamps):
+@pytest.mark.parametrize("tiled", [False, True])
+def test_texts_of_the_gpu_are_those_of_the_cpu_with_and_without_drafts(
+    sampling, timestamps, tiled, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    shapes = [(96, 32), (32, 32), (64, 32), (32, 64), (CONFIG.vocab_size, 32)]
+    if tiled:
+        found = {name_around(torch.float32, *shape, rows): kernels.Tile(16, shape[1], 0, 2, early=True)
+                 for shape in shapes for rows in (1, 8, 16)}  # fmt: skip
+        keep_tiles(torch.cuda.get_device_name(), found)
+    tiles.cache_clear()
+
     def texts(device: str, drafts=None):
         model = Whisper.random(CONFIG, seed=1)
         model.decoder.embed_positions.weight.normal_(generator=torch.Generator().manual_seed(0))
@@ -146,3 +190,4 @@ def test_texts_of_the_gpu_are_those_of_the_cpu_with_and_without_drafts(sampling,
     wanted = texts("cpu")
     assert texts("cuda") == wanted
     assert texts("cuda", [text[:5] + text[6:] for text in wanted]) == wanted
+    tiles.cache_clear()

@@ -25,7 +25,9 @@ if AVAILABLE or TYPE_CHECKING:
     from vivavoce.nn.kernels.rms_norm import add_rms_norm
     from vivavoce.nn.kernels.rotary_store import norm_rotate_store
     from vivavoce.nn.kernels.rotate_first_head import rotate_first_head
-    from vivavoce.nn.kernels.row_linear import MOST_ROWS, Pages, row_linear
+    from vivavoce.nn.kernels.row_linear import MOST_ROWS, row_linear, takes
+    from vivavoce.nn.kernels.row_pages import Pages
+    from vivavoce.nn.kernels.row_tile_linear import row_tile_linear
     from vivavoce.nn.kernels.silu_multiply import silu_multiply
     from vivavoce.nn.kernels.snake import snake
     from vivavoce.nn.kernels.stream_conv import stream_conv
@@ -62,10 +64,12 @@ __all__ = [
     "paged_decode",
     "rotate_first_head",
     "row_linear",
+    "row_tile_linear",
     "silu_multiply",
     "snake",
     "store_rows",
     "stream_conv",
+    "takes",
     "takes_one_row",
     "tile_for",
     "tile_name",

@@ -64,4 +64,25 @@ def fetch_near(row_ptr, SIZE: tl.constexpr, LINE: tl.constexpr):
     )
 
 
-__all__ = ["begin", "begin_small", "dependent", "fetch_near", "is_dependent", "launch_next", "wait_for_previous"]
+@triton.jit
+def fetch_lines(ptr, LINES: tl.constexpr, LINE: tl.constexpr):
+    """Ask for a matrix of so many lines of the cache, each program for its share, without waiting for it."""
+    SHARES: tl.constexpr = 128
+    for first in range(tl.program_id(0) * SHARES, LINES, tl.num_programs(0) * SHARES):
+        line = tl.minimum(first + tl.arange(0, SHARES), LINES - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr + line * LINE],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+__all__ = [
+    "begin",
+    "begin_small",
+    "dependent",
+    "fetch_lines",
+    "fetch_near",
+    "is_dependent",
+    "launch_next",
+    "wait_for_previous",
+]

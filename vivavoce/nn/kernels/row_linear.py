@@ -5,7 +5,7 @@ have, take their part of the weights into registers, and wait there for the rows
 warp, so nothing in it waits for another. So a step is bound by the reading of its weights and not by its launches.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import torch
 import triton
@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vivavoce.nn.kernels.dependent_launch import dependent, launch_next, wait_for_previous
-from vivavoce.nn.paged import RowBatch
+from vivavoce.nn.kernels.row_pages import Pages, cached_at
+from vivavoce.nn.kernels.row_tile_linear import fits, row_tile_linear
+from vivavoce.nn.kernels.tiles import tile_around
 
 MOST_ROWS = 4
 WEIGHTS_A_PROGRAM = 5120  # what the registers of a warp hold
@@ -33,17 +35,6 @@ def _normed(weight, rest_weight, scale_ptr, shift_ptr, column, rest, more):
     rest_scaled = (rest_wide * rest_scale).to(weight.dtype)
     shared = tl.sum(scaled.to(tl.float32), axis=1) + tl.sum(rest_scaled.to(tl.float32), axis=1)
     return scaled, rest_scaled, shifted, shared
-
-
-@triton.jit
-def _cached_at(
-    slots_ptr, positions_ptr, page_table_ptr, table_width, row, exists, WIDTH: tl.constexpr, PAGE: tl.constexpr
-):
-    """Where the keys of rows begin in the pages of a layer."""
-    slot = tl.load(slots_ptr + row, mask=exists, other=0).to(tl.int64)
-    position = tl.load(positions_ptr + row, mask=exists, other=0)
-    page = tl.load(page_table_ptr + slot * table_width + position // PAGE, mask=exists, other=0)
-    return (page.to(tl.int64) * PAGE + position % PAGE) * WIDTH
 
 
 @triton.jit
@@ -73,7 +64,7 @@ def _row_linear(  # noqa: PLR0912 - half of the branches are settled when it is 
     if STORE:
         THIRD: tl.constexpr = OUTPUTS // 3
         every = tl.arange(0, ROWS_PAD)
-        cached = _cached_at(slots_ptr, positions_ptr, page_table_ptr, table_width, every, every < ROWS, THIRD, PAGE)
+        cached = cached_at(slots_ptr, positions_ptr, page_table_ptr, table_width, every, every < ROWS, THIRD, PAGE)
     if DEPENDENT:
         wait_for_previous()
     for row in range(ROWS):
@@ -105,14 +96,6 @@ def _row_linear(  # noqa: PLR0912 - half of the branches are settled when it is 
             tl.store(out_ptr + row * OUTPUTS + output, y.to(out_ptr.dtype.element_ty), mask=real)
 
 
-@dataclass(frozen=True)
-class Pages:
-    """Where the keys and values go that a packed projection makes."""
-
-    batch: RowBatch
-    layer: int
-
-
 def row_linear(
     x: Tensor,  # [row, inputs]
     weight: Tensor,  # [outputs, inputs]
@@ -122,32 +105,38 @@ def row_linear(
     residual: Tensor | None = None,  # [row, outputs]
     pages: Pages | None = None,
     dtype: torch.dtype | None = None,
+    following: Tensor | None = None,
 ) -> Tensor:
-    """`gelu(linear(norm(x))) + residual` of up to `MOST_ROWS` rows. Twin: `vivavoce.nn.layer_norm.norm_linear`.
+    """`gelu(linear(norm(x))) + residual` of rows that it `takes`. Twin: `vivavoce.nn.layer_norm.norm_linear`.
 
     With `pages`, the outputs are queries, keys and values side by side: the queries are returned, the others stored.
     None of the launches since the last one of another kind may write weights, slots, positions or page table.
+    `following` is the matrix that is multiplied next.
     """
+    tile = tile_around(weight, x.shape[0])
+    if tile is not None and fits(tile, x.shape[1], norm is not None):
+        return row_tile_linear(x, weight, bias, tile, norm, gelu, residual, pages, dtype, following)
     rows, inputs = x.shape
     outputs = weight.shape[0]
     out = torch.empty(rows, outputs // 3 if pages else outputs, dtype=dtype or x.dtype, device=x.device)
     scale, shift, eps = norm or (x, x, 0.0)
-    keys, values, slots, positions, table, page = out, out, out, out, out, 1
-    if pages is not None:
-        batch = pages.batch
-        keys, values = batch.cache.keys[pages.layer], batch.cache.values[pages.layer]
-        slots, positions, table, page = batch.slots, batch.positions, batch.page_table, batch.cache.page_size
+    where, page = pages.given() if pages else ((out,) * 5, 1)
     main = 1 << (inputs.bit_length() - 1)
     block = _outputs_a_program(inputs)
     _row_linear[(triton.cdiv(outputs, block),)](
         x, scale, shift, weight, x if bias is None else bias, x if residual is None else residual, out,
-        keys, values, slots, positions, table, table.shape[-1], eps,
+        *where, where[-1].shape[-1], eps,
         ROWS=rows, ROWS_PAD=triton.next_power_of_2(rows), INPUTS=inputs, OUTPUTS=outputs, MAIN=main,
         REST=triton.next_power_of_2(max(1, inputs - main)), NORM=norm is not None, BIAS=bias is not None, GELU=gelu,
         RESIDUAL=residual is not None,
         STORE=pages is not None, PAGE=page, BLOCK_OUT=block, num_warps=1, **dependent(x.device),
     )  # fmt: skip
     return out
+
+
+def takes(weights: Iterable[Tensor], rows: int) -> bool:
+    """Whether layers of these matrices are best computed here: of very few rows always, of more by measured tiles."""
+    return rows <= MOST_ROWS or all(tile_around(weight, rows) is not None for weight in weights)
 
 
 def _outputs_a_program(inputs: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from vivavoce.nn.quantised_weight import QuantisedWeight
 
 MOST_ROWS = 64
+MOST_TILED_ROWS = 16  # of a layer with all that stands around it in one launch
 GROUPS = (32, 64, 128)  # of columns that share a scale, for which there is a kernel
 CACHE_VARIABLE = "VIVA_CACHE"
 FILE = "linear_tiles.json"
@@ -116,6 +117,22 @@ def tile_name(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) ->
     """What an entry is called. One row is by itself; more count up to the next power of two, from 8 on."""
     counted = 1 if rows == 1 else max(8, 1 << (rows - 1).bit_length())
     return f"{scheme} {inputs}x{outputs}{' gated' if gated else ''} rows {counted}"
+
+
+def tile_around(weight: Tensor, rows: int) -> Tile | None:
+    """The tile of a layer in one launch with its norm and residual; None: another kernel, or the library, is faster."""
+    name = name_around(weight.dtype, weight.shape[0], weight.shape[1], rows)
+    return tiles(weight.device).get(name) if rows <= MOST_TILED_ROWS else None
+
+
+def name_around(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> str:
+    """What its entry is called."""
+    return f"around {tile_name(str(dtype).removeprefix('torch.'), inputs, outputs, rows, False)}"
+
+
+def window_attention_name(rows: int, heads: int, dim: int) -> str:
+    """What the entry for attention of so many rows to their windows is called."""
+    return f"window attention {heads}x{dim} rows {1 << (rows - 1).bit_length()}"
 
 
 def _is_taken(weight: Tensor | QuantisedWeight, data: Tensor) -> bool:

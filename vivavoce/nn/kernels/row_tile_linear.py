@@ -1,0 +1,189 @@
+"""A linear layer of up to 16 rows with what stands around it, on tensor cores, in one launch.
+
+As in `row_linear.py`, weights are asked for before the launch waits for the rows it multiplies. What is left to do then
+is little: each warp multiplies its part of the columns, 16 outputs by 8 rows at a time, and the parts are summed. Where
+it is told which matrix comes next, it has that one brought near meanwhile.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.nn.kernels.dependent_launch import dependent, fetch_lines, is_dependent, launch_next, wait_for_previous
+from vivavoce.nn.kernels.row_pages import Pages, cached_at
+from vivavoce.nn.kernels.tiles import Tile
+
+LEAST_COLUMNS = 16  # of a warp, in one product
+LINE_BYTES = 128  # of the cache
+
+
+@triton.jit
+def _read(ptr, place, row, exists, INPUTS: tl.constexpr):
+    """Columns of all rows.  # places [part, 1, column] → [part, row, column]"""
+    return tl.load(ptr + row * INPUTS + place, mask=exists, other=0.0)
+
+
+@triton.jit
+def _moments(x):
+    """What numbers and their squares sum up to, row by row.  # [part, row, column] → [row] twice"""
+    wide = x.to(tl.float32)
+    return tl.sum(tl.sum(wide, axis=2), axis=0), tl.sum(tl.sum(wide * wide, axis=2), axis=0)
+
+
+@triton.jit
+def _normed(x, mean, rate, scale, shift):
+    wide = (x.to(tl.float32) - mean[None, :, None]) * rate[None, :, None]
+    return (wide * scale.to(tl.float32) + shift.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def _add_product(total, weight, x, EACH: tl.constexpr, PRECISION: tl.constexpr):
+    """Part by part; a lone row stands for all.  # [part, output, column] × [part, row, column] → [part, output, row]"""
+    if x.shape[1] < EACH:
+        x = tl.broadcast_to(x, [x.shape[0], EACH, x.shape[2]])
+    return tl.dot(weight, tl.permute(x, (0, 2, 1)), total, input_precision=PRECISION)
+
+
+@triton.jit
+def _row_tile_linear(  # noqa: PLR0912, PLR0915 - the branches are settled when it is compiled
+    x_ptr, scale_ptr, shift_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr,
+    keys_ptr, values_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, next_ptr, eps,
+    ROWS: tl.constexpr, EACH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROUND: tl.constexpr,
+    MAIN: tl.constexpr, REST: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    GELU: tl.constexpr, RESIDUAL: tl.constexpr, STORE: tl.constexpr, PAGE: tl.constexpr, BLOCK_OUT: tl.constexpr,
+    NEXT_LINES: tl.constexpr, LINE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    if DEPENDENT:
+        launch_next()
+    first = tl.program_id(0) * BLOCK_OUT
+    output = first + tl.arange(0, BLOCK_OUT)
+    real = output < OUTPUTS
+    safe = tl.where(real, output, 0)
+    line = weight_ptr + safe.to(tl.int64)[None, :, None] * INPUTS
+    part = tl.arange(0, PARTS)[:, None, None]
+    MAIN_PART: tl.constexpr = MAIN // PARTS
+    REST_PART: tl.constexpr = REST // PARTS
+    main = part * MAIN_PART + tl.arange(0, MAIN_PART)[None, None, :]  # columns of a round as two powers of two
+    weight = tl.load(line + main)
+    if REST:
+        rest = MAIN + part * REST_PART + tl.arange(0, REST_PART)[None, None, :]
+        rest_weight = tl.load(line + rest)
+    bias = tl.zeros([BLOCK_OUT], tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + safe).to(tl.float32)
+    if NORM:
+        scale, shift = tl.load(scale_ptr + main), tl.load(shift_ptr + main)
+        if REST:
+            rest_scale, rest_shift = tl.load(scale_ptr + rest), tl.load(shift_ptr + rest)
+    every = tl.arange(0, EACH)
+    HELD: tl.constexpr = EACH if ROWS > 1 else 1
+    if STORE:
+        THIRD: tl.constexpr = OUTPUTS // 3
+        cached = cached_at(slots_ptr, positions_ptr, page_table_ptr, table_width, every, every < ROWS, THIRD, PAGE)
+    if NEXT_LINES:
+        fetch_lines(next_ptr, NEXT_LINES, LINE)
+    if DEPENDENT:
+        wait_for_previous()
+    row = tl.arange(0, HELD)[None, :, None]
+    exists = row < ROWS
+    place = every[None, :] * OUTPUTS + output[:, None]
+    kept = (every < ROWS)[None, :] & real[:, None]
+    residual = tl.zeros([BLOCK_OUT, EACH], tl.float32)
+    if RESIDUAL:
+        residual = tl.load(residual_ptr + place, mask=kept, other=0.0).to(tl.float32)
+    total = tl.zeros([PARTS, BLOCK_OUT, EACH], tl.float32)
+    for index in tl.static_range(INPUTS // ROUND):
+        x = _read(x_ptr, index * ROUND + main, row, exists, INPUTS)
+        if REST:
+            rest_x = _read(x_ptr, index * ROUND + rest, row, exists, INPUTS)
+        following = weight
+        if (index + 1) * ROUND < INPUTS:
+            following = tl.load(line + (index + 1) * ROUND + main)
+        if REST:
+            rest_following = rest_weight
+            if (index + 1) * ROUND < INPUTS:
+                rest_following = tl.load(line + (index + 1) * ROUND + rest)
+        if NORM:
+            mean, square = _moments(x)
+            if REST:
+                rest_mean, rest_square = _moments(rest_x)
+                mean, square = mean + rest_mean, square + rest_square
+            mean = mean / INPUTS
+            rate = tl.rsqrt(tl.maximum(square / INPUTS - mean * mean, 0.0) + eps)
+            x = _normed(x, mean, rate, scale, shift)
+            if REST:
+                rest_x = _normed(rest_x, mean, rate, rest_scale, rest_shift)
+        total = _add_product(total, weight, x, EACH, PRECISION)
+        weight = following
+        if REST:
+            total = _add_product(total, rest_weight, rest_x, EACH, PRECISION)
+            rest_weight = rest_following
+    y = tl.sum(total, axis=0) + bias[:, None]
+    if GELU:
+        y = 0.5 * y * (1 + tl.erf(y * 0.7071067811865476))
+    y += residual
+    if STORE:  # queries to `out`, keys and values to their page
+        made = y.to(keys_ptr.dtype.element_ty)
+        if first < THIRD:
+            tl.store(out_ptr + every[None, :] * THIRD + output[:, None], made, mask=kept)
+        elif first < 2 * THIRD:
+            tl.store(keys_ptr + cached[None, :] + (output - THIRD)[:, None], made, mask=kept)
+        else:
+            tl.store(values_ptr + cached[None, :] + (output - 2 * THIRD)[:, None], made, mask=kept)
+    else:
+        tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+def fits(tile: Tile, inputs: int, normed: bool) -> bool:
+    """Whether there is such a tile of so many inputs: `inputs` columns a round, as many parts as warps."""
+    main, rest = _halves(tile.inputs)
+    return (
+        inputs % tile.inputs == 0
+        and main + rest == tile.inputs
+        and (rest == 0 or rest >= LEAST_COLUMNS * tile.warps)
+        and main >= LEAST_COLUMNS * tile.warps
+        and (not normed or tile.inputs == inputs)
+    )
+
+
+def row_tile_linear(
+    x: Tensor,  # [row, inputs]
+    weight: Tensor,  # [outputs, inputs]
+    bias: Tensor | None,
+    tile: Tile,
+    norm: tuple[Tensor, Tensor, float] | None = None,
+    gelu: bool = False,
+    residual: Tensor | None = None,  # [row, outputs]
+    pages: Pages | None = None,
+    dtype: torch.dtype | None = None,
+    following: Tensor | None = None,
+) -> Tensor:
+    """As `row_linear`, of up to 16 rows, by a tile that `fits`; an `early` one fetches what follows."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    assert fits(tile, inputs, norm is not None)
+    out = torch.empty(rows, outputs // 3 if pages else outputs, dtype=dtype or x.dtype, device=x.device)
+    scale, shift, eps = norm or (x, x, 0.0)
+    where, page = pages.given() if pages else ((out,) * 5, 1)
+    main, rest = _halves(tile.inputs)
+    grid = triton.cdiv(outputs, tile.outputs)
+    lines = 0
+    if following is not None and tile.early and is_dependent(x.device):
+        lines = triton.cdiv(following.nbytes, LINE_BYTES)
+    _row_tile_linear[(grid,)](
+        x, scale, shift, weight, x if bias is None else bias, x if residual is None else residual, out,
+        *where, where[-1].shape[-1], weight if following is None else following, eps,
+        ROWS=rows, EACH=8 if rows <= 8 else 16, INPUTS=inputs, OUTPUTS=outputs, ROUND=tile.inputs, MAIN=main, REST=rest,
+        PARTS=tile.warps, NORM=norm is not None, BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None,
+        STORE=pages is not None, PAGE=page, BLOCK_OUT=tile.outputs, NEXT_LINES=lines,
+        LINE=LINE_BYTES // weight.element_size(), PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tile.warps, **dependent(x.device),
+    )  # fmt: skip
+    return out
+
+
+def _halves(columns: int) -> tuple[int, int]:
+    """The largest power of two, and the one that is left, if it is one."""
+    main = 1 << (columns.bit_length() - 1)
+    return main, columns - main if (columns - main) & (columns - main - 1) == 0 else 0
