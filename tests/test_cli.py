@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 
 import vivavoce
 from vivavoce import hub
+from vivavoce.bench import memory
 from vivavoce.cli import app
 from vivavoce.doctor import EXTRAS
+from vivavoce.errors import VivaError
 
 COMMANDS = [
     ["doctor"],
@@ -121,6 +124,36 @@ def test_wrong_usage_is_exit_code_2(arguments):
     assert invoke(*arguments).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["demo", "--model", "mini-asr"], "describes a 'whisper' model"),
+        (["demo", "--chat", "smollm2"], "ask for it with --cascade"),
+        (["demo", "--cascade", "--model", "mini-speech"], "leave out --model"),
+        (["encode", "a.wav", "--out", "codes.json", "--codec", "mini-tts"], "holds a 'moss_tts_nano' model"),
+        (["transcribe", "a.wav", "--model", __file__], "is a file"),
+        (["quantize", "mini-asr", "--verify"], "no folder that `viva quantize` wrote"),
+        (["bench", "cosyvoice", "--tiny", "--only", "hops,nobody"], "no part 'nobody'"),
+        (["bench", "tts", "--model", "nobody"], "no model is called 'nobody'"),
+    ],
+)
+def test_what_is_asked_for_in_vain_is_told_with_what_to_do(arguments, told):
+    done = invoke(*arguments)
+    assert isinstance(done.exception, VivaError) and told in str(done.exception)
+
+
+@pytest.mark.parametrize("command", [["demo"], ["transcribe", "a.wav"], ["plan"], ["bench", "lm"]], ids=" ".join)
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_done(command):
+    done = invoke(*command, "--out", f"{__file__}/results")
+    assert done.exit_code == 2 and "cannot be made" in re.sub(r"[\s│]+", " ", done.output)
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = invoke("serve", "--port", str(taken.getsockname()[1]))
+    assert isinstance(done.exception, VivaError) and "give another --port" in str(done.exception)
+
+
 def test_doctor_tells_the_machine():
     said = json.loads(invoke("doctor", "--json").stdout)
     assert said["version"] == vivavoce.__version__
@@ -200,7 +233,8 @@ def test_demo_runs_and_its_json_stands_alone():
     assert told["seconds_of_speech"] > 1.0
 
 
-def test_bench_lm_runs_small_and_writes_what_it_prints(tmp_path):
+def test_bench_lm_runs_small_and_writes_what_it_prints(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "LARGEST_BUFFER", 2**24)
     sizes = ["--shape", "small", "--batch", "1", "--context", "32", "--prefill", "16"]
     done = invoke("bench", "lm", "--device", "cpu", *sizes, "--no-peer", "--out", str(tmp_path / "out"), "--json")
     assert done.exit_code == 0, done.exception

@@ -12,6 +12,7 @@ from vivavoce.audio.mel import VocoderMel, VocoderMelSpec
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.bigvgan import BigVGAN
+from vivavoce.models.config_file import read_config
 from vivavoce.models.moss_speech_codec import VOICE_RATE, MossSpeechCodec
 from vivavoce.models.xy_tokenizer import RATE as XY_RATE
 from vivavoce.models.xy_tokenizer import XYTokenizer
@@ -120,8 +121,13 @@ def open_codec(folder: str | Path, device: torch.device | str = "cpu") -> Codec:
     if (folder / "flow").is_dir():
         return MossSpeech(MossSpeechCodec.load(folder, device))
     config = folder / "config.json"
-    if config.is_file() and "upsample_rates" in json.loads(config.read_text(encoding="utf8")):
+    said = read_config(config, "codec") if config.is_file() else {}
+    if "upsample_rates" in said:
         return Vocoder(BigVGAN.load(folder, device))
+    if "model_type" in said:
+        raise CheckpointError(
+            f"{folder} holds a {said['model_type']!r} model; give MOSS-Speech-Codec, XY-Tokenizer or BigVGAN"
+        )
     if not folder.exists():
         raise CheckpointError(f"{folder} does not exist; give the folder of a codec")
     return XY(XYTokenizer.load(folder, device))

@@ -58,6 +58,7 @@ class Heard:
     pieces: list[Samples] = field(default_factory=list)
     player: SimulatedPlayer = field(default_factory=SimulatedPlayer)
     reason: str | None = None
+    error: str | None = None
     rate: int = VOICE_RATE
 
     @property
@@ -81,8 +82,8 @@ class Heard:
                     self.times["first_voice"] = now + begins / self.rate
                 self.pieces.append(samples)
                 self.player.feed(now, len(samples) / self.rate)
-            case ReplyDone(reason=reason):
-                self.reason = reason
+            case ReplyDone(reason=reason, error=error):
+                self.reason, self.error = reason, error
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,15 @@ def demonstrate(
 ) -> dict[str, Any]:
     """The same for anybody who can be asked."""
     question, expected = _question(wav, microphone)
+    if not question.samples.any():
+        raise InputError("the question is silent; is the microphone on, is it the right file?")
     begun = time.perf_counter()
     subject = load()
     _say(f"{subject.name} loaded in {time.perf_counter() - begun:.1f} s; asking {question.seconds:.1f} s of speech …")
     told, voiced_end = asyncio.run(_ask(subject, question))
-    if told.reason not in ("completed", "max_output_tokens"):
+    if told.error is not None:
+        raise InputError(f"no answer came: {told.error}")
+    if told.reason not in ("completed", "max_output_tokens") or "first_sound" not in told.times:
         raise InputError(f"no answer came ({told.reason or 'nothing was heard as speech'}); is there speech in it?")
     result = _report(told, voiced_end, subject.costs(question, told), expected)
     _show(result, subject.cost_line(result), question, told.sound, voiced_end + result["v2v_ms"] / 1e3)

@@ -255,7 +255,7 @@ def break_extra(folder: Path) -> None:
 
 
 BREAKAGES = {
-    "not a model folder": (break_nothing_there, "config.json cannot be read"),
+    "not a model folder": (break_nothing_there, "holds no config.json"),
     "truncated shard": (break_truncate, r"model-00002-of-00003.safetensors cannot be read .* fetch it again"),
     "missing shard": (break_missing_shard, "lacks model-00002-of-00003.safetensors"),
     "wrong dtype": (break_integer_weights, "torch.int8, which is not a float weight"),

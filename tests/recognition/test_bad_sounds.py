@@ -5,13 +5,11 @@ import pytest
 
 from vivavoce.audio.files import read
 from vivavoce.bench.asr_speech import BUNDLED, spoken_sentences
-from vivavoce.device import pick
 from vivavoce.errors import InputError
-from vivavoce.hub import resolve
 from vivavoce.models.whisper_transcriber import Wish
 from vivavoce.nn.int8_linear import int8_is_fast_here
 from vivavoce.recognition import transcribe
-from vivavoce.recognition.backends import int8_listener, load_backend
+from vivavoce.recognition.backends import load_backend
 from vivavoce.recognition.speech_gate import SpeechGate
 
 RATE = 16_000
@@ -69,7 +67,7 @@ def test_a_language_it_does_not_know_is_refused_and_the_next_sound_is_heard(care
 @pytest.mark.skipif(not int8_is_fast_here(), reason="no int8 products on this CPU")
 def test_int8_writes_nearly_the_same():
     wish = Wish(temperatures=(0.0,), padding="trim")
-    rounded = int8_listener(resolve("mini-asr"), pick("cpu"))
+    rounded = load_backend("mini-asr", "ours", "cpu", "int8")
     exact = load_backend("mini-asr", "ours", "cpu", "float32")
     texts = [
         ["".join(s.text for s in backend.segments(one.samples, wish)) for one in spoken_sentences(most=8)]

@@ -25,6 +25,7 @@ from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, Setup
 from vivavoce.bench.memory import median_seconds, read_bandwidth
 from vivavoce.bench.progress import stage
 from vivavoce.device import bfloat16_is_fast_here, pick, resolve_dtype
+from vivavoce.errors import InputError
 from vivavoce.models.cosyvoice_graphs import graphed, warm_up
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM
 from vivavoce.models.flow_graphs import BUCKETS, bucket_of
@@ -91,6 +92,9 @@ def run(
         "parts": bench.parts,
         "memory": bench.memory,
     }
+    unknown = [name for name in only if name not in sections]
+    if unknown:
+        raise InputError(f"there is no part {unknown[0]!r}; there are {', '.join(sections)}")
     for name, section in sections.items():
         if only and name not in only:
             continue

@@ -16,10 +16,11 @@ def print_plan(planned: dict[str, Any], fitting: Sequence[dict[str, Any]]) -> No
     console = Console(highlight=False)
     memory, shares = planned["memory_gb"], planned["time_share"]
     parts = ", ".join(f"{name} {size:.1f}" for name, size in memory.items() if name not in ("all", "card"))
+    limits = f"memory {planned['most_by_memory']}, time {planned['most_by_time']}"
+    limit = "nothing fits" if not planned["most_sessions"] else f"{planned['breaks_first']} is the limit"
     console.print(
         f"{planned['model']}, {planned['method']}, on {planned['card']}: {planned['most_sessions']} sessions of "
-        f"{planned['context_rows']} rows ({planned['context_minutes']:.1f} min of talk); {planned['breaks_first']} "
-        f"is the limit (memory {planned['most_by_memory']}, time {planned['most_by_time']})"
+        f"{planned['context_rows']} rows ({planned['context_minutes']:.1f} min of talk); {limit} ({limits})"
     )
     console.print(f"memory with {planned['sessions_a_card']}: {memory['all']:.1f} of {memory['card']:.0f} GB ({parts})")
     console.print("time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))

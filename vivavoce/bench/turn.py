@@ -115,7 +115,13 @@ async def measure(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[Ca
             with stage(f"scene {scene.name}"):
                 return await _call(connect, scene, plan, seed=number)
 
-    calls = await asyncio.gather(*(played(number, scene) for number, scene in enumerate(plan.script)))
+    scenes = [asyncio.ensure_future(played(number, scene)) for number, scene in enumerate(plan.script)]
+    try:
+        calls = await asyncio.gather(*scenes)
+    finally:  # where one fails, the others are not left to themselves
+        for scene in scenes:
+            scene.cancel()
+        await asyncio.gather(*scenes, return_exceptions=True)
     together, parallel = await _together(connect, plan) if plan.sessions > 1 else (None, [])
     everything = [*calls, *parallel]
     found = [outcome for call in calls for outcome in outcomes(call)]

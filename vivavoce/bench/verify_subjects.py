@@ -22,7 +22,7 @@ from vivavoce.codecs import open_codec
 from vivavoce.device import Device, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
-from vivavoce.errors import CheckpointError
+from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_codec import VOICE_RATE, MossSpeechCodec
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
@@ -55,6 +55,8 @@ class Ask:
 
     def heard(self) -> Sound:
         """Something to listen to."""
+        if self.voice is not None and not Path(self.voice).is_file():
+            raise InputError(f"there is no recording {self.voice!r} to hear; give the path of one")
         return self.recording() or buzz(2.0, HEARING_RATE)
 
 

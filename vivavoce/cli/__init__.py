@@ -24,8 +24,8 @@ from vivavoce.cli import (
     transcribe,
     verify,
 )
-from vivavoce.cli.options import DeviceSpec, Json, gigabytes, print_json, progress_to, table
-from vivavoce.errors import VivaError
+from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
+from vivavoce.errors import InputError, VivaError
 
 if TYPE_CHECKING:
     from vivavoce.doctor import DeviceReport, Diagnosis
@@ -60,8 +60,16 @@ def main() -> None:
         _fail(error, str(error))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except OSError as error:
+        if error.filename is None:
+            _fail(error, _fault(error))
+        _fail(error, f"cannot use {error.filename}: {error.strerror}")
     except Exception as error:
-        _fail(error, f"{type(error).__name__}: {error} (a fault of viva; VIVA_DEBUG=1 shows where)")
+        _fail(error, _fault(error))
+
+
+def _fault(error: Exception) -> str:
+    return f"{type(error).__name__}: {error} (a fault of viva; VIVA_DEBUG=1 shows where)"
 
 
 def _fail(error: Exception, line: str) -> None:
@@ -102,28 +110,38 @@ def doctor(as_json: Json = False) -> None:
 def demo(
     wav: Annotated[Path | None, typer.Option(dir_okay=False, help="A spoken question of your own.")] = None,
     microphone: Annotated[float | None, typer.Option(min=1.0, max=30.0, help="Record so many seconds.")] = None,
-    model: Annotated[str, typer.Option(help="A speech-to-speech model that carries its codec.")] = "mini-speech",
+    model: Annotated[
+        str | None, typer.Option(help="A speech-to-speech model that carries its codec. Default: mini-speech.")
+    ] = None,
     device: DeviceSpec = "auto",
-    out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the reply and the figures.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, callback=made_folder, help="Folder for the reply and the figures."),
+    ] = None,
     cascade: Annotated[
         bool, typer.Option("--cascade", help="Ask mini-asr, a small chat model and mini-tts in a row instead.")
     ] = False,
     chat: Annotated[
-        str, typer.Option(help="The cascade's chat model: smollm2, a .gguf file, a folder or an address.")
-    ] = "smollm2",
+        str | None,
+        typer.Option(help="The cascade's chat model: smollm2, a .gguf file, a folder or an address. Default: smollm2."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask the bundled miniature a spoken question and hear it answer, offline, in real time."""
+    if cascade and model is not None:
+        raise InputError(f"a cascade is not one model: leave out --model {model}, or --cascade")
+    if chat is not None and not cascade:
+        raise InputError(f"--chat {chat} is for a cascade; ask for it with --cascade")
     with progress_to(as_json):
         if cascade:
             from vivavoce.demo_cascade import run as run_cascade
             from vivavoce.pipelines.cascade_loading import CascadeParts
 
-            result = run_cascade(device, CascadeParts(chat=chat), wav, microphone, out)
+            result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)
         else:
             from vivavoce.demo import run
 
-            result = run(device, model, wav, microphone, out)
+            result = run(device, model or "mini-speech", wav, microphone, out)
     if as_json:
         print_json(result)
 

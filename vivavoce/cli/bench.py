@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
-from vivavoce.cli.options import DeviceSpec, Json, Shape, print_json, progress_to
+from vivavoce.cli.options import DeviceSpec, Json, Padding, Shape, made_folder, print_json, progress_to
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine; every figure in the docs names such a command.")
-Out = Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the JSON and the plot.")]
+Out = Annotated[
+    Path | None, typer.Option(file_okay=False, callback=made_folder, help="Folder for the JSON and the plot.")
+]
 
 
 def _batches(text: str) -> str:
@@ -64,7 +66,9 @@ def bench_codec(
     sessions: Annotated[str, typer.Option(callback=_batches, help="Sessions at once, separated by commas.")] = "1,8,32",
     hops: Annotated[int, typer.Option(min=10, help="Hops of the long reply.")] = 200,
     left_chunks: Annotated[int, typer.Option(min=0, help="Chunks the flow looks back.")] = 8,
-    speech: Annotated[Path | None, typer.Option(dir_okay=False, help="A recording to measure the ear with.")] = None,
+    speech: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A recording to measure the ear with.")
+    ] = None,
     pace: Annotated[float, typer.Option(min=0.1, help="Milliseconds in which the language model makes a code.")] = 7.0,
     out: Out = None,
     as_json: Json = False,
@@ -224,7 +228,7 @@ def bench_asr(
     ] = None,
     most: Annotated[int | None, typer.Option(min=1, help="Hear no more recordings than so many.")] = None,
     batch: Annotated[str, typer.Option(callback=_batches, help="Recordings in flight at once.")] = "1,4,16",
-    padding: Annotated[str, typer.Option(help="full or trim; the other is measured beside it.")] = "trim",
+    padding: Annotated[Padding, typer.Option(help="The other is measured beside it.")] = Padding.trim,
     moonshine: Annotated[Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine.")] = None,
     peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Measure faster-whisper too.")] = True,
     live: Annotated[bool, typer.Option("--live/--no-live", help="Measure streams too.")] = True,
@@ -248,7 +252,7 @@ def bench_asr(
 
             result = run(
                 model, draft or (), heads, width, speech, most, batches, moonshine, device, dtype, peer, live,
-                "full" if padding == "full" else "trim", out,
+                padding.value, out,
             )  # fmt: skip
     if as_json:
         print_json(result)

@@ -1,9 +1,11 @@
 """What many commands share: their options, and how they print."""
 
 import json
+import os
 import sys
 from contextlib import AbstractContextManager, redirect_stdout
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,13 @@ class Shape(StrEnum):
 
     true = "true"
     small = "small"
+
+
+class Padding(StrEnum):
+    """How much of a recogniser's window is computed."""
+
+    full = "full"
+    trim = "trim"
 
 
 def complete_model(typed: str) -> list[str]:
@@ -41,6 +50,18 @@ ModelName = Annotated[
         autocompletion=complete_model,
     ),
 ]
+
+
+def made_folder(context: typer.Context, folder: Path | None) -> Path | None:
+    """The folder, made now: nobody should measure for minutes and then have no place for it."""
+    if folder is not None and not context.resilient_parsing:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"{folder} cannot be made: {error.strerror}") from error
+        if not os.access(folder, os.W_OK):
+            raise typer.BadParameter(f"{folder} cannot be written to")
+    return folder
 
 
 def progress_to(as_json: bool) -> AbstractContextManager[object]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vivavoce.cli.bench import Out
 from vivavoce.cli.options import Json, print_json, progress_to
 from vivavoce.errors import InputError
 
@@ -44,7 +45,7 @@ def plan(
         float, typer.Option(min=0.0, max=1.0, rich_help_panel=DAY, help="Calls relayed by TURN.")
     ] = 0.15,
     seed: Annotated[int, typer.Option(rich_help_panel=DAY, help="Another seed, another day.")] = 0,
-    out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the JSON and the plot.")] = None,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """How many conversations a card holds, what they wait and cost; and how a fleet fares over a day of calls."""
@@ -52,9 +53,9 @@ def plan(
         from vivavoce.bench import plan_figures as known
         from vivavoce.bench.plan import fits
         from vivavoce.bench.plan import plan as make_plan
+        from vivavoce.bench.plan_day import play
+        from vivavoce.bench.plan_fleet import Fleet
         from vivavoce.bench.plan_report import print_day, print_plan, save
-        from vivavoce.bench.plan_simulation import Fleet
-        from vivavoce.bench.plan_simulation import simulate as play
 
         card = known.named(known.ACCELERATORS, gpu, "card")
         card = replace(card, price=card.price if price is None else price)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from vivavoce.cli.options import Json, complete_model, gigabytes, print_json, progress_to, table
+from vivavoce.cli.options import Json, complete_model, gigabytes, made_folder, print_json, progress_to, table
 from vivavoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ def quantize(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Of fine-tuning, for qat.")] = 300,
     scan: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Only tell which layers hurt most, into this folder.")
+        Path | None,
+        typer.Option(file_okay=False, callback=made_folder, help="Only tell which layers hurt most, into this folder."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Compare with float into this folder afterwards.")
+        Path | None,
+        typer.Option(file_okay=False, callback=made_folder, help="Compare with float into this folder afterwards."),
     ] = None,
     moonshine: Annotated[
         Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to hear sounds with.")

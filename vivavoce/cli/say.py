@@ -41,7 +41,9 @@ def say(
     ] = None,
     speed: Annotated[float, typer.Option(help="0.5 to 2, at the voice's own pitch.")] = 1.0,
     pause: Annotated[float, typer.Option(help="0 to 10 times the usual silence between sentences.")] = 1.0,
-    rate: Annotated[int | None, typer.Option(help="Samples a second; else the model's own.")] = None,
+    rate: Annotated[
+        int | None, typer.Option(min=1000, max=384_000, help="Samples a second; else the model's own.")
+    ] = None,
     mono: Annotated[bool, typer.Option("--mono", help="One channel.")] = False,
     continues: Annotated[
         bool, typer.Option("--continue", help="Go on from the voice's recording; its words must be kept with it.")

@@ -226,6 +226,7 @@ def serve(
         Console(highlight=False).print(f"a fleet on {address}; Ctrl-C ends it")
         serve_fleet(choices, replicas, ray_address)
         return
+    choices.server.check_address()
     hosted = load(choices)
     Console(highlight=False).print(f"{hosted.name} on {address} — open it in a browser and speak")
     quick_loop.run(run(hosted, choices.server))

@@ -35,8 +35,10 @@ def _add(name: str, module: str, what: str) -> None:
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def step(arguments: Arguments = None) -> None:
+        import sys
         from importlib import import_module
 
+        sys.argv[0] = f"viva train {name}"  # as which the step's own parser names itself
         import_module(module).main(arguments or [])
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from vivavoce.cli.options import DeviceSpec, Json, complete_model, print_json
+from vivavoce.cli.options import DeviceSpec, Json, Padding, complete_model, made_folder, print_json
 from vivavoce.errors import InputError, VivaError
 
 if TYPE_CHECKING:
@@ -35,13 +35,6 @@ class Format(StrEnum):
     vtt = "vtt"
 
 
-class Padding(StrEnum):
-    """How much of a window is computed."""
-
-    full = "full"
-    trim = "trim"
-
-
 class BackendChoice(StrEnum):
     """Who transcribes."""
 
@@ -61,7 +54,10 @@ def transcribe(
     translate: Annotated[bool, typer.Option("--translate", help="Into English, where the model can.")] = False,
     format: Annotated[Format, typer.Option("--format", "-f", help="What is written.")] = Format.text,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", file_okay=False, help="A folder for a file each; else stdout.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", file_okay=False, callback=made_folder, help="A folder for a file each; else stdout."
+        ),
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="Text taken to stand before the sound: names, spellings.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Text that the sound surely begins with.")] = None,
@@ -98,7 +94,8 @@ def transcribe(
                 result = _transcribed(name, source, listener, wish, bar)
             except VivaError as error:
                 failed += 1
-                Console(stderr=True, highlight=False).print(f"{name}: {error}", markup=False)
+                told_of = str(error) if name in str(error) else f"{name}: {error}"
+                Console(stderr=True, highlight=False, soft_wrap=True).print(told_of, markup=False)
                 results.append({"file": name, "error": str(error)})
                 continue
             results.append(result | {"transcript": None})
@@ -177,7 +174,6 @@ def _deliver(
     """Write a transcript to its file, or to stdout under its name."""
     written = written_as(result["transcript"], format, word_times)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         ending = {"text": "txt", "verbose_json": "json"}.get(format.value, format.value)
         stem = "stdin" if name == STANDARD_INPUT else Path(name).stem
         (out / f"{stem}.{ending}").write_text(written, encoding="utf8")

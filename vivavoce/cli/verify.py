@@ -22,6 +22,8 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Whether a model does on each device what it does on the CPU in float32; the exit status says so."""
+    if out is not None:
+        (out.parent if out.suffix == ".json" else out).mkdir(parents=True, exist_ok=True)
     with progress_to(as_json):
         from vivavoce.bench.verify import run
         from vivavoce.bench.verify_subjects import TEXT, Ask

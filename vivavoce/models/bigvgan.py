@@ -6,7 +6,6 @@ Nothing in it is causal, so a stream holds frames back: a frame's sound depends 
 after it. A step renders the new frames within exactly that context, which makes the stream equal to the whole.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
+from vivavoce.models.config_file import read_config
 from vivavoce.models.weight_norm import fold_weight_norm
 from vivavoce.nn.antialias import REACH, AntiAliased
 from vivavoce.nn.snake import SnakeBeta
@@ -53,10 +53,7 @@ class BigVGANConfig:
     @classmethod
     def from_json(cls, file: str | Path) -> "BigVGANConfig":
         """Read a published `config.json`, of version 1 too (whose final bias and tanh are not spelled out)."""
-        try:
-            values: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file} cannot be read as a BigVGAN config ({error})") from error
+        values = read_config(file, "BigVGAN")
         for name, wanted in (("resblock", "1"), ("activation", "snakebeta")):
             if values.get(name, wanted) != wanted:
                 raise CheckpointError(f"{file} has {name} = {values[name]!r}; only {wanted!r} is supported")

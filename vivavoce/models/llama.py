@@ -5,7 +5,6 @@ words, `<|im_end|>`.
 """
 
 import importlib.util
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError, MissingDependencyError
 from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors
+from vivavoce.models.config_file import read_config
 from vivavoce.models.gguf import GGUF
 from vivavoce.models.interface import Draw, Row
 from vivavoce.models.tokenizer import TextTokenizer
@@ -185,8 +185,8 @@ def _byte_level_bpe(stored: GGUF) -> Any:
 
 def _load_folder(folder: Path, device: torch.device | str, dtype: torch.dtype) -> tuple[Llama, TextTokenizer]:
     file = folder / "config.json"
+    given = read_config(file, "Llama-type")
     try:
-        given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
         heads = given["num_attention_heads"]
         sizes = TrunkSizes(
             vocab_size=given["vocab_size"],
@@ -200,7 +200,7 @@ def _load_folder(folder: Path, device: torch.device | str, dtype: torch.dtype) -
             rms_norm_eps=given["rms_norm_eps"],
             rope_theta=given.get("rope_theta") or given["rope_parameters"]["rope_theta"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise CheckpointError(f"{file} does not describe a Llama-type model ({error})") from error
     if given.get("model_type") != "llama" or given.get("rope_scaling"):
         raise CheckpointError(f"{file} describes a {given.get('model_type')!r} model; plain 'llama' is read")

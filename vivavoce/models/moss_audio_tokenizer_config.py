@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.config_file import read_config
 
 MODEL_TYPE = "moss-audio-tokenizer"
 SUPPORTED_STAGE = {
@@ -101,13 +102,8 @@ class MossAudioTokenizerConfig:
     def read(cls, folder: str | Path) -> "MossAudioTokenizerConfig":
         """The configuration of a checkpoint folder."""
         file = Path(folder) / "config.json"
-        try:
-            given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-            kind = given.get("model_type")
-        except (OSError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                f"{file} cannot be read ({error}); is this a MOSS-Audio-Tokenizer-Nano folder?"
-            ) from error
+        given = read_config(file, "MOSS-Audio-Tokenizer-Nano")
+        kind = given.get("model_type")
         if kind != MODEL_TYPE:
             raise CheckpointError(f"{file} describes a {kind!r} model, not {MODEL_TYPE!r}")
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.errors import CheckpointError
+from vivavoce.models.config_file import read_config
 
 MODEL_TYPE = "moss_tts_nano"
 TRUNK_NAMES = {  # ours → GPT-2's, which the file nests under `gpt2_config`
@@ -73,11 +74,8 @@ class MossTTSNanoConfig:
     def read(cls, folder: str | Path) -> "MossTTSNanoConfig":
         """The configuration of a checkpoint folder."""
         file = Path(folder) / "config.json"
-        try:
-            given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-            kind = given.get("model_type")
-        except (OSError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{file} cannot be read ({error}); is this a MOSS-TTS-Nano folder?") from error
+        given = read_config(file, "MOSS-TTS-Nano")
+        kind = given.get("model_type")
         if kind != MODEL_TYPE:
             raise CheckpointError(f"{file} describes a {kind!r} model, not {MODEL_TYPE!r}")
         trunk = given.get("gpt2_config") or {}

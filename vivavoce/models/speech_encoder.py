@@ -5,11 +5,10 @@ log-mel at 100 Hz → two causal convolutions (the second halves the rate) → p
 other; a stream starts a new segment at the same places.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
+from vivavoce.models.config_file import read_config
 from vivavoce.nn.allocation import allocating
 from vivavoce.nn.conv import CausalConv1d
 from vivavoce.nn.stream_cache import StreamCache, extend
@@ -59,10 +59,7 @@ class SpeechEncoderConfig:
     @classmethod
     def from_json(cls, file: str | Path) -> "SpeechEncoderConfig":
         """Read a published `config.json`; a variant that is not causal throughout is refused."""
-        try:
-            values: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file} cannot be read as a speech encoder's config ({error})") from error
+        values = read_config(file, "speech encoder")
         for name, wanted in REQUIRED.items():
             if values.get(name, wanted) != wanted:
                 raise CheckpointError(f"{file} has {name} = {values[name]!r}; only {wanted!r} is supported")

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from vivavoce.errors import CheckpointError
+from vivavoce.models.config_file import read_config
 
 CONV_STRIDE = 2  # mel frames that make one encoder position
 MEL_FRAMES_PER_SECOND = 100
@@ -59,13 +59,9 @@ class WhisperConfig:
     def read(cls, folder: str | Path) -> "WhisperConfig":
         """The `config.json` of a folder; an architecture that only looks like Whisper is refused."""
         file = Path(folder) / "config.json"
-        try:
-            values: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file} cannot be read as a Whisper's config ({error})") from error
-        if not isinstance(values, dict) or values.get("model_type", "whisper") != "whisper":
-            kind = values.get("model_type") if isinstance(values, dict) else type(values).__name__
-            raise CheckpointError(f"{file} is of a {kind!r} model, not of a Whisper")
+        values = read_config(file, "Whisper")
+        if values.get("model_type", "whisper") != "whisper":
+            raise CheckpointError(f"{file} is of a {values['model_type']!r} model, not of a Whisper")
         for name, wanted in REQUIRED.items():
             if values.get(name, wanted) != wanted:
                 raise CheckpointError(f"{file} has {name} = {values[name]!r}; only {wanted!r} is supported")

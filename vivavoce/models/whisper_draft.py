@@ -8,13 +8,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import nn
 
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights, save_weights
+from vivavoce.models.config_file import read_config
 from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.nn.allocation import allocating
@@ -37,7 +38,7 @@ def write_draft(
 
 def draft_kind(folder: str | Path) -> str | None:
     """What kind of draft a folder holds; None where it holds a whole model."""
-    values = _values(Path(folder) / "config.json")
+    values = read_config(Path(folder) / "config.json", "draft")
     return str(values.get("kind")) if values.get("model_type") == TYPE else None
 
 
@@ -46,7 +47,7 @@ def read_draft(
 ) -> Module:
     """A draft of this kind that was trained for a model of these sizes."""
     file = Path(folder) / "config.json"
-    values = _values(file)
+    values = read_config(file, "draft")
     if values.get("model_type") != TYPE or values.get("kind") != kind:
         raise CheckpointError(f"{file} is not of {kind} drafts of a Whisper but of {values.get('model_type')!r}")
     other = [name for name in MATCHED if values.get("of", {}).get(name) != getattr(config, name)]
@@ -57,16 +58,6 @@ def read_draft(
     with Checkpoint(folder) as checkpoint:
         load_weights(module, checkpoint)
     return module.requires_grad_(False).eval()
-
-
-def _values(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read as a draft's config ({error})") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file} holds no settings")
-    return values
 
 
 class TrainedBeside(nn.Module):

@@ -15,7 +15,7 @@ from vivavoce.engine.slack import Admission
 from vivavoce.engine.workers import Workers
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.flow_state import FlowVoice
-from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech_codec import MossSpeechCodec
 from vivavoce.models.moss_speech_codec_cpu import CpuCodec
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
@@ -44,6 +44,7 @@ def load_moss_speech(
     `workers` do the models' work; None: threads of its own.
     """
     place = pick(device)
+    MossSpeechConfig.read(folder)  # or it is another model, and lacks more than a codec
     own = own_options(folder, options or MossSpeechOptions(captioner="model"))
     if place.kind == "cuda" and own.admission is None:
         own = replace(own, admission=Admission())

@@ -52,6 +52,8 @@ class Manifest:
         """Of a quantised folder."""
         try:
             return cls(**json.loads((folder / NAME).read_text(encoding="utf8")))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{folder} is no folder that `viva quantize` wrote: it has no {NAME}") from error
         except (OSError, ValueError, TypeError) as error:
             raise CheckpointError(f"{folder / NAME} is no manifest of a quantised model ({error})") from error
 

@@ -26,6 +26,7 @@ from vivavoce.recognition.speech_gate import SpeechGate
 
 BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
 BACKENDS: tuple[BackendName, ...] = ("auto", "ours", "faster-whisper", "moonshine")
+OPENAI_ENDING = ".pt"  # of a file that is a whole Whisper
 BIG = 768  # d_model from which on a CPU is left to faster-whisper
 MOONSHINE_SECONDS = 30.0  # of sound it is given at once; its authors advise against more
 
@@ -119,7 +120,8 @@ def load_backend(
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     path = Path(model).expanduser()
-    source = path if path.exists() else resolve(str(model))
+    is_here = path.is_dir() or (path.is_file() and path.suffix == OPENAI_ENDING)
+    source = path if is_here else resolve(str(model))
     picked = pick(device)
     chosen = fitting(source, picked, drafts) if backend == "auto" else backend
     if chosen == "moonshine":

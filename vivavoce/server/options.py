@@ -1,5 +1,6 @@
 """What the one who runs the server may choose."""
 
+import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -57,6 +58,20 @@ class ServerOptions:
             )
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
+
+    def check_address(self) -> None:
+        """Raise InputError, before anything is loaded, where nobody can listen at this address."""
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(
+                self.host.strip("[]"), self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(address)
+        except OSError as error:
+            raise InputError(
+                f"cannot listen on {self.host}:{self.port}: {error.strerror}; give another --port or --host"
+            ) from error
 
 
 def is_loopback(host: str) -> bool:

@@ -202,7 +202,8 @@ class Player:
         elif self._program is not None and self._program.stdin is not None:
             with suppress(BrokenPipeError):
                 self._program.stdin.close()
-            self._program.wait()
+            if self._program.wait():
+                raise InputError("the sound could not be played here; write it to a file: --out FILE")
 
 
 def _device_stream(rate: int, channels: int) -> Any:

@@ -69,7 +69,7 @@ class Corpus:
             with np.load(Path(path).with_suffix(".npz")) as sound:
                 return cls(sound["samples"], sound["starts"], words["texts"], words["voices"])
         except OSError as error:
-            raise InputError(f"no corpus at {path}: {error.strerror}; make one with corpus.build") from error
+            raise InputError(f"no corpus at {path}: {error.strerror}; make one with `viva train corpora`") from error
 
     @classmethod
     def of(cls, utterances: Sequence[tuple[NDArray[np.int16], str, str]]) -> "Corpus":
