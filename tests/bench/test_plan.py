@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vivavoce.bench.plan import erlang_b, fits, load_of, most_by_memory, most_by_time, places_for, plan
+from vivavoce.bench.plan_day import play
 from vivavoce.bench.plan_figures import (
     ACCELERATORS,
     H200_MEASURED,
@@ -20,8 +21,9 @@ from vivavoce.bench.plan_figures import (
     Talk,
     read_measured,
 )
+from vivavoce.bench.plan_fleet import Fleet, Region
 from vivavoce.bench.plan_report import save
-from vivavoce.bench.plan_simulation import Fleet, Region, Simulation, simulate
+from vivavoce.bench.plan_simulation import Simulation
 from vivavoce.cli import app
 from vivavoce.errors import InputError
 
@@ -109,13 +111,13 @@ def test_places_for_a_share_refused():
 
 @pytest.mark.parametrize("lengths", ["exponential", "lognormal"])
 def test_refusals_are_erlangs_whatever_the_lengths(lengths):
-    results = [simulate(replace(STEADY, lengths=lengths, seed=seed, hours=12)) for seed in range(3)]
+    results = [play(replace(STEADY, lengths=lengths, seed=seed, hours=12)) for seed in range(3)]
     refused = sum(each["refused"] for each in results) / sum(each["offered"] for each in results)
     assert refused == pytest.approx(erlang_b(40, 48), abs=0.006)
 
 
 def test_littles_law():
-    result = simulate(replace(STEADY, hours=24, seed=5))
+    result = play(replace(STEADY, hours=24, seed=5))
     admitted = result["offered"] - result["refused"]
     assert result["mean_calls"] == pytest.approx(admitted / (24 * 3600) * 60.0, rel=0.02)
 
@@ -155,30 +157,30 @@ def test_every_call_is_somewhere_and_no_machine_has_too_many(fleet):
 
 def test_with_room_to_spare_failures_drop_nobody_and_without_it_they_do():
     often = {"failures_a_year": 20_000, "hours": 6, "is_flat": True, "regions": ONE, "call_seconds": 120}
-    roomy = simulate(Fleet(calls=60, machines=10, **often))
-    tight = simulate(Fleet(calls=60, machines=3, **often))
+    roomy = play(Fleet(calls=60, machines=10, **often))
+    tight = play(Fleet(calls=60, machines=3, **often))
     assert roomy["failures"] > 5 and roomy["moved"] > 0 and roomy["dropped"] == 0
     assert tight["dropped"] > 0
 
 
 def test_when_a_region_is_gone_others_take_its_calls():
     day = {"calls": 150, "hours": 10, "failures_a_year": 0}
-    alone = simulate(Fleet(outage_hour=4, overflows=False, **day))
-    together = simulate(Fleet(outage_hour=4, overflows=True, **day))
+    alone = play(Fleet(outage_hour=4, overflows=False, **day))
+    together = play(Fleet(outage_hour=4, overflows=True, **day))
     assert together["away_from_home"] > 0 == alone["away_from_home"]
     assert together["refused_share"] < alone["refused_share"]
 
 
 def test_a_fixed_fleet_costs_its_hours():
-    result = simulate(STEADY)
+    result = play(STEADY)
     assert result["card_hours"] == pytest.approx(4 * 24)
     assert result["dollars"]["cards"] == pytest.approx(4 * 24 * STEADY.card_price)
     assert result["dollars"]["all"] / result["hours_of_talk"] == pytest.approx(result["dollars_an_hour_of_talk"])
 
 
 def test_cells_side_by_side_are_one_cell_many_times():
-    one = simulate(Fleet(calls=50, hours=4))
-    many = simulate(Fleet(calls=500, hours=4), cell=50)
+    one = play(Fleet(calls=50, hours=4))
+    many = play(Fleet(calls=500, hours=4), cell=50)
     assert many["cells"] == 10 and many["offered"] == 10 * one["offered"]
     assert many["refused_share"] == one["refused_share"]
     assert many["dollars_an_hour_of_talk"] == pytest.approx(one["dollars_an_hour_of_talk"])

@@ -5,7 +5,6 @@ once, what a left window costs, and what each chunk policy does to a simulated p
 depend on their values; errors measured on them only compare settings with each other.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,44 +17,23 @@ from torch import Tensor
 
 from vivavoce.audio.buzz import buzz
 from vivavoce.audio.files import read
+from vivavoce.bench.codec_report import print_result, save
+from vivavoce.bench.codec_shapes import PROMPT_CODES, SHAPES, random_codec, random_codes
+from vivavoce.bench.codec_sound import codes_that_differ, jumps_at_edges, look_right_errors, window_errors
 from vivavoce.bench.memory import median_seconds, synchronize
 from vivavoce.bench.progress import stage
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.dialogue.chunking import ChunkPolicy, FixedPolicy, Grain, LeadPolicy, simulate
 from vivavoce.errors import InputError
-from vivavoce.models.flow import FlowConfig, FlowDecoder
-from vivavoce.models.flow_encoder import FlowEncoderConfig
-from vivavoce.models.flow_estimator import FlowEstimatorConfig
+from vivavoce.models.flow import FlowDecoder
 from vivavoce.models.flow_state import FlowVoice, VoicePrompt
-from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_geometry import HiFTConfig
-from vivavoce.models.hift_stream import HiFTStream
 from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCodec, SpokenState
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
-from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
-from vivavoce.nn.allocation import allocating, fill_randomly
 
-SMALL_FLOW = FlowConfig(
-    vocabulary=512,
-    chunk=5,
-    encoder=FlowEncoderConfig(ratio=4, dim=32, heads=2, feed_forward=64, code_layers=1, frame_layers=1),
-    estimator=FlowEstimatorConfig(channels=32, middle_blocks=1, transformers=1, heads=2, head_dim=16),
-    euler_steps=2,
-)
-SMALL_EAR = SpeechEncoderConfig(
-    d_model=64, encoder_attention_heads=4, encoder_ffn_dim=128, quantize_position=2, quantize_vocab_size=512
-)
-SHAPES = {
-    "true": (FlowConfig.moss_speech(5), SpeechEncoderConfig(), HiFTConfig()),
-    "small": (SMALL_FLOW, SMALL_EAR, HiFTConfig(channels=16, f0_channels=8)),
-}
-PROMPT_CODES = 125  # ten seconds of the voice
 FIRST_CODES = 8  # a chunk of 5 and its look-ahead of 3
 CODE_SECONDS = 0.08
 REPLY_CODES = 100  # of the recording, spoken by every policy
 RECOMPUTED_AT = (5, 20, 50, 100, 200)  # hops at which the whole prefix is decoded anew, for comparison
-WINDOWS = (1, 2, 4, 8)
-LOOK_RIGHT = (2, 5, 8, 12, 20)
 SETTLING = 3  # hops after which a reply has the shapes it keeps
 
 
@@ -100,14 +78,14 @@ def run(
     with stage("chunk policies"):
         codes = plain.ear.encode(heard(EAR_RATE))[:REPLY_CODES].cpu()
         policies = [
-            row | _edges(codec, voice, left_chunks, codes, _clipped(sizes, len(codes)))
+            row | jumps_at_edges(codec, voice, left_chunks, codes, _clipped(sizes, len(codes)))
             for row, sizes in _policies(seconds_per_code, by_codes, first)
         ]
     with stage("windows, the vocoder's look-ahead and the ear"):
         sound = {
-            "windows": _window_errors(plain.flow, prompt),
-            "ear": _ear(plain, place) | _codes_that_differ(plain, heard(EAR_RATE)),
-            "look_right": _look_right_errors(plain, heard(VOICE_RATE)),
+            "windows": window_errors(plain.flow, prompt),
+            "ear": _ear(plain, place) | codes_that_differ(plain, heard(EAR_RATE)),
+            "look_right": look_right_errors(plain, heard(VOICE_RATE)),
             "speech": "a synthetic buzz" if speech is None else speech.name,
         }
     result = {
@@ -123,6 +101,7 @@ def run(
         "state_bytes": plain.start(voice, left_chunks).nbytes,
         "first_sound_ms": first * 1e3,
         "first_sound_codes": FIRST_CODES,
+        "hop_sound_ms": 5 * CODE_SECONDS * 1e3,
         "hop_ms": {count: seconds * 1e3 for count, seconds in by_codes.items()},
         "rtf": by_codes[5] / (5 * CODE_SECONDS),
         "hops_ms": [seconds * 1e3 for seconds in series],
@@ -133,40 +112,15 @@ def run(
         **sound,
         "policies": policies,
     }
-    _print(result)
+    print_result(result)
     if out is not None:
-        _save(result, out)
+        save(result, out)
     return result
-
-
-@torch.no_grad()
-def random_codec(shape: str, device: Device, dtype: torch.dtype) -> tuple[MossSpeechCodec, VoicePrompt]:
-    """A codec of a shape whose voice is loud enough to be heard, and a prompt for it."""
-    flow_config, ear_config, vocoder_config = SHAPES[shape]
-    with allocating(device.torch_device, dtype):
-        flow = FlowDecoder(flow_config).requires_grad_(False).eval()
-        ear = SpeechEncoder(ear_config).requires_grad_(False).eval()
-    with allocating(device.torch_device, torch.float32):
-        vocoder = HiFT(vocoder_config).requires_grad_(False).eval()
-    for module in (flow, ear, vocoder):
-        fill_randomly(module)
-    vocoder.conv_post.weight.mul_(0.1)
-    vocoder.f0_predictor.classifier.bias.fill_(150.0)
-    prompt = VoicePrompt(
-        _codes(flow_config, PROMPT_CODES),
-        torch.randn(PROMPT_CODES * flow_config.ratio, flow_config.mel_bands),
-        torch.randn(flow_config.speaker_dim),
-    )
-    return MossSpeechCodec(ear, flow, vocoder), prompt
-
-
-def _codes(config: FlowConfig, count: int, seed: int = 0) -> Tensor:
-    return torch.randint(min(config.vocabulary, 16384), (count,), generator=torch.Generator().manual_seed(seed))
 
 
 def _first_sound_seconds(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int) -> float:
     """From the first codes of a reply in hand to its first samples on the host."""
-    codes = _codes(codec.flow.config, FIRST_CODES)
+    codes = random_codes(codec.flow.config, FIRST_CODES)
 
     def speak() -> None:
         sound, _ = codec.step(codec.start(voice, left_chunks), codes)
@@ -186,7 +140,7 @@ def _long_reply(
     codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int, hops: int, count: int = 5
 ) -> list[float]:
     """Seconds of each hop of a long reply; the first of them also waits for the look-ahead."""
-    codes = _codes(codec.flow.config, (hops + 1) * count + FIRST_CODES)
+    codes = random_codes(codec.flow.config, (hops + 1) * count + FIRST_CODES)
     state = codec.start(voice, left_chunks)
     _, state = codec.step(state, codes[: FIRST_CODES + count])
     times = []
@@ -214,7 +168,7 @@ def _recomputed(flow: FlowDecoder, prompt: VoicePrompt, device: Device, hops: in
     """Milliseconds of the flow alone when a hop decodes prompt and reply from their beginning."""
     times = {}
     for hop in (hop for hop in RECOMPUTED_AT if hop <= hops):
-        codes = _codes(flow.config, hop * flow.config.chunk + flow.config.lookahead)
+        codes = random_codes(flow.config, hop * flow.config.chunk + flow.config.lookahead)
         decode = partial(flow, codes, prompt, streaming=True, final=False)
         times[hop] = median_seconds(decode, device, repeats=2, warm_up=1) * 1e3
     return times
@@ -224,7 +178,7 @@ def _recomputed(flow: FlowDecoder, prompt: VoicePrompt, device: Device, hops: in
 def _window_recomputed_seconds(flow: FlowDecoder, voice: FlowVoice, device: Device, left_chunks: int) -> float:
     """A hop of the flow alone that keeps only codes and decodes its left window again."""
     chunk = flow.config.chunk
-    codes = _codes(flow.config, (left_chunks + 3) * chunk + flow.config.lookahead)
+    codes = random_codes(flow.config, (left_chunks + 3) * chunk + flow.config.lookahead)
     state = flow.start(voice, max(1, left_chunks), recompute=True)
     _, state = flow.step(state, codes[: (left_chunks + 2) * chunk + flow.config.lookahead])
     following = codes[-chunk:]
@@ -233,7 +187,7 @@ def _window_recomputed_seconds(flow: FlowDecoder, voice: FlowVoice, device: Devi
 
 def _sessions(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int, count: int) -> dict[str, Any]:
     """All sessions speak at once and their hops run together: the hop must take less time than the sound it makes."""
-    codes = _codes(codec.flow.config, 200)
+    codes = random_codes(codec.flow.config, 200)
     states = [codec.start(voice, left_chunks, seed) for seed in range(count)]
     live = [False] * count
     _, states = codec.step_batch(states, [codes[:FIRST_CODES]] * count, live)
@@ -266,37 +220,6 @@ def _hop_bytes(codec: MossSpeechCodec, voice: FlowVoice, states: Sequence[Spoken
 
 
 @torch.no_grad()
-def _window_errors(flow: FlowDecoder, prompt: VoicePrompt) -> dict[int, float]:
-    """Relative difference of the mel under a left window from the mel with full left context."""
-    codes = _codes(flow.config, 60)
-    whole = flow(codes, prompt, streaming=True)
-    errors = {}
-    for window in WINDOWS:
-        mel = flow(codes, prompt, streaming=True, left_chunks=window)
-        errors[window] = float((mel - whole).norm() / whole.norm())
-    return errors
-
-
-def _edges(
-    codec: MossSpeechCodec, voice: FlowVoice, left_chunks: int, codes: Tensor, sizes: list[int]
-) -> dict[str, float]:
-    """The largest jump between neighbouring samples where chunks of these sizes meet, and what is usual inside them."""
-    state, pieces, fed = codec.start(voice, left_chunks), [], 0
-    for number in range(1, len(sizes) + 1):
-        until = min(len(codes), sum(sizes[:number]) + codec.flow.config.lookahead)
-        is_last = number == len(sizes)
-        sound, state = codec.step(state, codes[fed : len(codes) if is_last else until], final=is_last)
-        pieces.append(sound.float().cpu())
-        fed = until
-    pieces = [piece for piece in pieces if len(piece)]
-    jumps = torch.cat(pieces).diff().abs()
-    edges = torch.tensor([len(piece) for piece in pieces]).cumsum(0)[:-1] - 1
-    inside = jumps[torch.randperm(len(jumps), generator=torch.Generator().manual_seed(0))[:100_000]]
-    largest = float(jumps[edges].max()) if len(edges) else 0.0
-    return {"largest_jump_at_edges": largest, "p999_jump_inside": float(inside.quantile(0.999))}
-
-
-@torch.no_grad()
 def _ear(codec: MossSpeechCodec, device: Device) -> dict[str, float]:
     """The streaming speech encoder: seconds of work for 80 ms of sound, ten seconds into a turn."""
     noise = 0.1 * torch.randn(16_000 * 12, generator=torch.Generator().manual_seed(0))
@@ -310,33 +233,6 @@ def _ear(codec: MossSpeechCodec, device: Device) -> dict[str, float]:
         times.append(time.perf_counter() - start)
     median = sorted(times[2:])[len(times[2:]) // 2]
     return {"step_ms": median * 1e3, "rtf": median / CODE_SECONDS}
-
-
-@torch.no_grad()
-def _codes_that_differ(codec: MossSpeechCodec, samples: Tensor) -> dict[str, float]:
-    """How many codes of a turn differ when the mel is normalised by the maximum so far instead of the turn's."""
-    first, state = codec.ear.step(codec.ear.initial_state(), samples)
-    last, state = codec.ear.finish(state)
-    streamed, exact = torch.cat([first, last]), codec.ear.exact_codes(state)
-    return {"codes": len(exact), "codes_that_differ": float((streamed != exact).float().mean())}
-
-
-@torch.no_grad()
-def _look_right_errors(codec: MossSpeechCodec, samples: Tensor) -> dict[int, float]:
-    """Relative difference of the vocoder's stream from its whole, by mel frames (20 ms) held back."""
-    hift = codec.vocoder.hift
-    mel = codec.mel(samples[None, : 3 * VOICE_RATE]).to(hift.conv_pre.weight)
-    whole = hift(mel)
-    errors = {}
-    for frames in LOOK_RIGHT:
-        stream = HiFTStream(hift, frames)
-        state, pieces = stream.initial_state(), []
-        hops = mel.split(20, dim=-1)
-        for number, hop in enumerate(hops, start=1):
-            piece, state = stream.step(state, hop, final=number == len(hops))
-            pieces.append(piece)
-        errors[frames] = float((torch.cat(pieces, dim=1) - whole).norm() / whole.norm())
-    return errors
 
 
 def _grain(codec: MossSpeechCodec) -> Grain:
@@ -374,64 +270,3 @@ def _clipped(sizes: list[int], total: int) -> list[int]:
     while sum(kept) < total:
         kept.append(min(sizes[len(kept)], total - sum(kept)))
     return kept
-
-
-def _print(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(stderr=True, highlight=False)
-    console.print(f"{result['what']}, shape {result['shape']}, flow in {result['dtype']}, on {result['device']}")
-    console.print(
-        f"first sound from {FIRST_CODES} codes: {result['first_sound_ms']:.1f} ms; hop of 5 codes (0.4 s of sound): "
-        f"{result['hop_ms'][5]:.1f} ms, RTF {result['rtf']:.3f}; hop {len(result['hops_ms'])} / hop 5: "
-        f"{result['hop_last_over_hop_5']:.2f}; ear: {result['ear']['step_ms']:.1f} ms per 80 ms"
-    )
-    recomputed = ", ".join(f"{hop}: {ms:.0f} ms" for hop, ms in result["recomputed_ms"].items())
-    console.print(
-        f"flow alone, run eagerly: decoding everything anew at hop {recomputed}; keeping only codes and decoding the "
-        f"window again {result['window_recomputed_ms']:.0f} ms"
-    )
-    errors = ", ".join(f"{window}: {error:.3f}" for window, error in result["windows"].items())
-    console.print(f"mel under a left window of chunks, relative difference from full context: {errors}")
-    held = ", ".join(f"{frames}: {error:.1e}" for frames, error in result["look_right"].items())
-    console.print(f"vocoder on {result['speech']}, difference from the whole by mel frames held back: {held}")
-    ear = result["ear"]
-    console.print(f"ear on it: {ear['codes_that_differ']:.1%} of {ear['codes']} codes differ from the exact ones")
-    table = Table("sessions", "hop ms", "worst", "GB/s of the flow", "RTF", "underruns")
-    for row in result["sessions"]:
-        cells = (f"{row['hop_ms']:.1f}", f"{row['worst_hop_ms']:.1f}", f"{row['gb_s']:.0f}", f"{row['rtf']:.3f}")
-        table.add_row(str(row["sessions"]), *cells, str(row["underruns"]))
-    console.print(table)
-    policies = Table("policy", "first sound ms", "added delay ms", "underruns", "chunks", "work s", "edges / inside")
-    for row in result["policies"]:
-        policies.add_row(
-            row["policy"],
-            f"{row['first_sound'] * 1e3:.0f}",
-            f"{row['added_delay'] * 1e3:.0f}",
-            str(row["underruns"]),
-            str(row["chunks"]),
-            f"{row['decode_seconds']:.2f}",
-            f"{row['largest_jump_at_edges']:.3f} / {row['p999_jump_inside']:.3f}",
-        )
-    console.print(policies)
-    console.print("edges: the largest jump between samples where chunks meet; inside: the 99.9th percentile of all")
-
-
-def _save(result: dict[str, Any], out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "codec.json").write_text(json.dumps(result, indent=2), encoding="utf8")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(range(1, len(result["hops_ms"]) + 1), result["hops_ms"], label="state kept (flow and vocoder)")
-    hops, times = zip(*result["recomputed_ms"].items(), strict=True)
-    axes.plot(hops, times, "o-", label="everything anew (flow alone)")
-    axes.axhline(5 * CODE_SECONDS * 1e3, color="grey", linestyle=":", label="sound made by a hop")
-    axes.set(xlabel="hop of 5 codes", ylabel="milliseconds", yscale="log", ylim=(1, None))
-    axes.set_title(f"MOSS-Speech codec, {result['shape']} shape, {result['dtype']}, {result['device']}", fontsize=10)
-    axes.legend()
-    figure.savefig(out / "codec.png", dpi=130)

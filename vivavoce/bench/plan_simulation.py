@@ -4,73 +4,14 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
+
+from vivavoce.bench.plan_fleet import HOURLY, Fleet
 
 DAY_SECONDS = 86_400.0
 NOTE_SECONDS = 300.0
-HOURLY = (  # calls by hour of the local day, against the busiest
-    *(0.10, 0.07, 0.05, 0.05, 0.06, 0.10, 0.20, 0.38, 0.60, 0.82, 0.95, 1.00),
-    *(0.92, 0.88, 0.90, 0.94, 0.96, 0.93, 0.85, 0.72, 0.55, 0.40, 0.27, 0.17),
-)
-
-
-@dataclass(frozen=True)
-class Region:
-    """Where callers and machines are."""
-
-    name: str
-    share: float
-    """Of the calls at the busiest hour, which comes at its own time of day."""
-    utc_offset: float = 0.0
-
-
-REGIONS = (Region("Asia", 0.45, 8.0), Region("Europe", 0.30, 1.0), Region("America", 0.25, -5.0))
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """What is simulated."""
-
-    calls: float = 1000.0
-    """Calls at once, in the busiest hour of each region, all regions together."""
-    regions: tuple[Region, ...] = REGIONS
-    hours: float = 24.0
-    is_flat: bool = False
-    """The same traffic all day."""
-    call_seconds: float = 240.0
-    lengths: Literal["exponential", "lognormal"] = "lognormal"
-
-    places: int = 24
-    """Sessions of one card."""
-    machines: int | None = None
-    """Cards of each region, fixed; None: as many as the traffic asks for."""
-    spare: float = 0.12
-    """Share of places that is kept free for what comes next, and for those whose machine fails."""
-    least_machines: int = 2
-    boot_seconds: float = 180.0
-    """Until a new machine takes calls: it is found, started, and the model read and warmed."""
-    look_seconds: float = 30.0
-    overflows: bool = True
-    """A full region sends calls to the emptiest other."""
-
-    failures_a_year: float = 12.0
-    """Of one machine."""
-    outage_hour: float | None = None
-    """When the largest region is gone for an hour (hours since midnight UTC)."""
-
-    edge_calls: int = 2000
-    """Calls that one edge machine carries (SFU and TURN)."""
-    turn_share: float = 0.15
-    """Of calls that must be relayed."""
-    kilobits: float = 48.0
-    """Of a call, one way: Opus with its headers."""
-
-    card_price: float = 3.50
-    edge_price: float = 0.40
-    gigabyte_price: float = 0.05
-    seed: int = 0
 
 
 @dataclass
@@ -360,59 +301,3 @@ class Simulation:
     def _at(self, time: float, event: Callable[[], None]) -> None:
         self._count += 1
         heapq.heappush(self._events, (time, self._count, event))
-
-
-def simulate(fleet: Fleet, cell: float = math.inf) -> dict[str, Any]:
-    """A day of a fleet as JSON. One larger than a cell is so many equal cells side by side, of which one is played."""
-    cells = max(1, math.ceil(fleet.calls / cell))
-    result = _simulate(replace(fleet, calls=fleet.calls / cells))
-    grown = {name: _times(result[name], cells) for name in EXTENSIVE}
-    return {"cells": cells, "calls_a_cell": fleet.calls / cells} | result | grown
-
-
-EXTENSIVE = (
-    *("offered", "completed", "refused", "dropped", "still_there", "moved", "away_from_home", "failures"),
-    *("hours_of_talk", "mean_calls", "most_calls", "card_hours", "edge_machines", "gigabytes", "dollars"),
-)
-
-
-def _times(value: Any, cells: int) -> Any:
-    return {name: each * cells for name, each in value.items()} if isinstance(value, dict) else value * cells
-
-
-def _simulate(fleet: Fleet) -> dict[str, Any]:
-    simulation = Simulation(fleet)
-    tally = simulation.run()
-    hours = tally.call_integral / 3600.0
-    edges = max(1, math.ceil(tally.most_calls * (1 + fleet.spare) / fleet.edge_calls)) + 1  # one may fail
-    card_hours, edge_hours = tally.machine_seconds / 3600.0, edges * fleet.hours
-    both_ways = 2 * fleet.kilobits * 1e3 / 8 * 3600.0 / 1e9 * hours
-    gigabytes = both_ways * (1 + fleet.turn_share)  # relayed calls leave the building twice
-    dollars = {
-        "cards": card_hours * fleet.card_price,
-        "edge": edge_hours * fleet.edge_price,
-        "traffic": gigabytes * fleet.gigabyte_price,
-    }
-    whole = sum(dollars.values())
-    return {
-        "offered": tally.offered,
-        "completed": tally.completed,
-        "refused": tally.refused,
-        "dropped": tally.dropped,
-        "still_there": len(simulation.calls),
-        "moved": tally.moved,
-        "away_from_home": tally.away,
-        "failures": tally.failures,
-        "refused_share": tally.refused / max(tally.offered, 1),
-        "dropped_share": tally.dropped / max(tally.offered, 1),
-        "hours_of_talk": hours,
-        "mean_calls": hours / fleet.hours,
-        "most_calls": tally.most_calls,
-        "card_hours": card_hours,
-        "used": hours / max(card_hours * fleet.places, 1e-9),
-        "edge_machines": edges,
-        "gigabytes": gigabytes,
-        "dollars": dollars | {"all": whole},
-        "dollars_an_hour_of_talk": whole / max(hours, 1e-9),
-        "samples": simulation.samples,
-    }

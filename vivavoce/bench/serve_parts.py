@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from vivavoce import hub
-from vivavoce.bench.codec import random_codec
+from vivavoce.bench.codec_shapes import random_codec
 from vivavoce.device import Device, resolve_dtype
 from vivavoce.dialogue.compaction import Window
 from vivavoce.engine.engine import Engine, EngineLimits
