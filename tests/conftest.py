@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands that tests start would spin on every core, beside each other
 
@@ -31,6 +32,10 @@ LONGEST = (  # files that take longest stand first, so that no worker is left wi
     "train/test_lm.py",
     "train/test_vocoder_training.py",
 )
+
+
+settings.register_profile("the same every time", derandomize=True, deadline=None)
+settings.load_profile("the same every time")
 
 
 def be_as_usual() -> None:

@@ -46,7 +46,7 @@ SHAPES = st.lists(st.lists(st.integers(0, 8), max_size=9), min_size=1, max_size=
 
 
 @given(shapes=SHAPES, right=st.integers(0, 5), sampling=st.sampled_from([GREEDY, *SAMPLINGS]), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_tree_gives_the_plain_reply(shapes, right, sampling, seed):
     rows, generation = speech(5), Generation(sampling, max_new_rows=14, min_new_rows=14, seed=seed)
     plain = alone(rows, generation)

@@ -166,7 +166,7 @@ def test_a_listener_who_ran_dry_is_due_from_where_they_are():
     assert not listener.heard(10.0, 0.0).awaits_sound(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     sessions=st.integers(1, 12),
     step_ms=st.integers(1, 6),
@@ -192,7 +192,7 @@ def test_where_there_is_time_for_all_nobody_runs_dry_and_nobody_gets_far_ahead(s
                 assert reply.runs_dry - stage.time <= POLICY.furthest + ROW_SECONDS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_under_pressure_for_pages_everybody_moves_on(data):
     """Due dates say who is served, never who may evict whom: that would let two take turns evicting each other."""

@@ -110,7 +110,7 @@ def test_a_draft_that_is_always_right_makes_one_row_more_than_it_has_every_step(
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_mix_of_sequences_settings_and_drafts_gives_the_plain_replies(data):
     """Sequences with right, wrong, mixed and no drafts, of different lengths, share the steps of a small cache."""
     engine = make_engine(data.draw(st.sampled_from([120, 4096])), data.draw(st.sampled_from([6, 30, 64])))
@@ -539,6 +539,6 @@ class AnyOrderSpeculated(AnyOrder):
 
 
 AnyOrderSpeculated.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnyOrderSpeculated = AnyOrderSpeculated.TestCase

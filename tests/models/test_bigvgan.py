@@ -202,7 +202,7 @@ def test_activation_reach_is_exactly_what_the_gradient_sees():
     assert (int(touched[0]), int(touched[-1])) == (20 - REACH, 20 + REACH)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12), batch=st.integers(1, 2))
 def test_stream_equals_whole_for_any_pieces(tiny, sizes, batch):
     frames = sum(sizes)

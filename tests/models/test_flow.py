@@ -121,7 +121,7 @@ class TestStream:
         offline = tiny(codes, prompt, streaming=True, left_chunks=left_chunks)
         assert_close(streamed(tiny, state, codes, [1] * 29)[0], offline)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(
         sizes=st.lists(st.integers(1, 11), min_size=1, max_size=8),
         prompt_length=st.integers(0, 13),

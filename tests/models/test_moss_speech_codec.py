@@ -68,7 +68,7 @@ def streamed(codec, voice, codes, cuts, left, seed=3):
 
 
 @given(cuts=st.lists(st.integers(1, 12), min_size=1, max_size=8), left=st.sampled_from([None, 0, 2]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_stream_in_any_pieces_is_the_whole_reply(cuts, left):
     codes = some_codes(sum(cuts))
     whole = EXACT.speak(codes, VOICE, left, seed=3)

@@ -8,6 +8,8 @@ import torch
 
 from vivavoce.device import Device
 
+LARGEST_BUFFER = 2**30
+
 
 def synchronize(device: Device) -> None:
     """Wait until the device has done all it was given."""
@@ -37,7 +39,7 @@ def median_seconds(action: Callable[[], object], device: Device, repeats: int, w
 
 def read_bandwidth(device: Device) -> float:
     """Bytes a second: the better of a copy (bytes read and written) and a sum, on buffers larger than any cache."""
-    most = 2**30 if device.kind == "cpu" else 4 * 2**30
+    most = LARGEST_BUFFER if device.kind == "cpu" else 4 * LARGEST_BUFFER
     size = min(most, device.free_memory() // 4)
     source = torch.ones(size // 4, dtype=torch.float32, device=device.torch_device)
     target = torch.zeros_like(source)

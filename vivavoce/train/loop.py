@@ -298,7 +298,9 @@ def plot_curves(folder: str | Path) -> Path | None:
     if not names:
         return None
     columns, rows = min(4, len(names)), -(-len(names) // 4)
-    figure = Figure(figsize=(3.2 * columns, 2.4 * rows), layout="constrained")
+    width, height = 3.2 * columns, 2.4 * rows
+    figure = Figure(figsize=(width, height))  # with margins in inches: all panels are alike, and need no layout found
+    figure.subplots_adjust(0.5 / width, 0.3 / height, 1 - 0.1 / width, 1 - 0.3 / height, wspace=0.22, hspace=0.25)
     for place, name in enumerate(names, start=1):
         axes = figure.add_subplot(rows, columns, place)
         points = [(line["step"], line[name]) for line in lines if name in line]
