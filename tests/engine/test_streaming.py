@@ -183,3 +183,24 @@ async def test_rows_that_are_there_come_together_and_a_reply_is_begun_in_one_go(
         with pytest.raises(InputError):
             await engine.answer(past, [(10**9, 0)], 0, short)
         assert len(core.scheduler.sequences) == 2, "what could not begin leaves nothing"
+
+
+@pytest.mark.parametrize("ask", ["open", "fork", "answer"])
+async def test_who_is_cancelled_before_hearing_of_a_new_sequence_leaves_none_behind(ask):
+    core = make_engine()
+    async with StreamingEngine(core) as engine:
+        past = await engine.open(speech(5))
+        wants = {
+            "open": lambda: engine.open(speech(6)),
+            "fork": lambda: engine.fork(past),
+            "answer": lambda: engine.answer(past, speech(5), 5, LONG),
+        }
+        task = asyncio.create_task(wants[ask]())
+        await asyncio.sleep(0)
+        while len(core.scheduler.sequences) < 2:  # the engine has made it while the event loop is busy
+            pass
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await settle(engine)
+        assert list(core.scheduler.sequences) == [past.id] and not core.has_work

@@ -1,19 +1,25 @@
 """What conversations cost and leave behind, by the benchmarks that say so, on the untrained miniature."""
 
 import asyncio
+import gc
+import os
+import tracemalloc
 
 import pytest
 import torch
 
 from tests.dialogue.voices import talk
+from tests.server.harness import RunningServer, eventually
 from vivavoce.audio.buzz import buzz
 from vivavoce.audio.sound import Sound
 from vivavoce.bench import budget, sessions
 from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.flow_state import VoicePrompt
+from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.server.options import ServerOptions
+from vivavoce.serving import load_host
 
-WARM, COUNT = 8, 10
-GROWTH = COUNT * 2**20  # what one reply keeps of its sound alone is more than a megabyte
+SOUND = 4 * 24_000  # bytes of a second of it: no reply keeps less
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +37,54 @@ def model(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_sessions_that_end_leave_no_memory_behind(model, monkeypatch):
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # threads that each keep a little for themselves would look like growth
+class Held:
+    """What is held of what was made in its block: by Python and numpy, in tensors, and in pages of the cache."""
+
+    def __init__(self, pipeline: MossSpeechPipeline) -> None:
+        self._pool = pipeline.core.scheduler.pool
+
+    def __enter__(self) -> None:
+        tracemalloc.start()
+
+    def __exit__(self, *error: object) -> None:
+        tracemalloc.stop()
+
+    @property
+    def bytes(self) -> int:
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+        return tracemalloc.get_traced_memory()[0] + sum(each.nbytes for each in tensors)
+
+    @property
+    def pages(self) -> int:
+        return self._pool.size - self._pool.free
+
+
+async def test_sessions_that_end_leave_no_memory_behind(model):
     questions = [Sound(talk(0.6, seed), 16_000).resampled(24_000).samples[0] for seed in range(4)]
-    result = asyncio.run(sessions.measure(model, questions, COUNT, WARM, most_tokens=15, between=0.0))
-    sizes = result["sizes"]
-    assert len(sizes) == WARM + COUNT
-    assert max(sizes[WARM:]) - max(sizes[:WARM]) < GROWTH  # spare windows come and go: the most is what tells
+    host = load_host(model, device="cpu")
+    async with host.pipeline:
+        await host.warm_up()
+        async with RunningServer(host, ServerOptions(opens_per_minute=1000)) as running:
+            server, held, tasks = (
+                sessions.Server(running.port, os.getpid()),
+                Held(host.pipeline),
+                len(asyncio.all_tasks()),
+            )
+
+            def all_is_over() -> bool:
+                return len(asyncio.all_tasks()) <= tasks and held.pages == 0
+
+            async def some_end() -> int:
+                """Bytes that are held when they have."""
+                await sessions.open_and_end(server, range(4), questions, most_tokens=15, between=0.0)
+                await eventually(all_is_over, "nobody is at work, and every page is given back")
+                return held.bytes
+
+            await some_end()
+            with held:
+                before = await some_end()
+                assert await some_end() - before < SOUND
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -10,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedConversation
+from vivavoce.server import upkeep
 from vivavoce.server.realtime_session import RealtimeSession
 from vivavoce.server.telling import Teller
 
@@ -38,6 +40,20 @@ async def test_two_hundred_sessions_leave_nothing_behind(server):
     server.host.opened.clear()
     await eventually(lambda: len(asyncio.all_tasks()) <= before, "no task is left")
     assert alive(RealtimeSession, Teller, ScriptedConversation) == 0
+
+
+async def test_a_session_that_ended_is_collected_though_python_does_not_look(server, monkeypatch):
+    monkeypatch.setattr(upkeep, "TOGETHER_SECONDS", 0.1)
+    gc.disable()
+    try:
+        async with connected(server) as client:
+            await client.say("hello")
+            (session,) = map(weakref.ref, server.sessions)
+        server.host.opened.clear()
+        await eventually(lambda: session() is None, "nothing of it is left")
+    finally:
+        gc.enable()
+    await eventually(lambda: b"viva_sessions_tidied_total 1.0" in server.sessions.metrics.page()[0], "it is told")
 
 
 async def test_replies_are_traced_without_their_words(server):

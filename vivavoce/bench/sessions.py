@@ -1,7 +1,8 @@
 """`viva bench sessions`: many short conversations, a few at a time, with a server of its own, and its memory meanwhile.
 
 Each speaks a question and hears the beginning of the answer; every eighth hears it to the end. A server that keeps
-something of each grows by so much a session, which is the slope of its memory over the sessions.
+something of each holds more by so much a session when all are gone: it is looked at while it rests, after those that
+warm it up and after the rest. What it has while it works comes and goes; of that, the most in each half is told.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ WHOLE_EVERY = 8
 DELTAS = 3  # after so many pieces of sound the caller hangs up
 TOGETHER = 4
 BETWEEN_SECONDS = 0.1  # in which a server is done with those that hung up
+REST_SECONDS = 60.0  # in which a server has tidied up
 OPENS_PER_MINUTE = 10_000  # usually one address may open fewer
 
 
@@ -44,19 +46,30 @@ OPENS_PER_MINUTE = 10_000  # usually one address may open fewer
 class Server:
     """A server of our own."""
 
-    url: str
+    port: int
     pid: int
+
+    @property
+    def url(self) -> str:
+        """Where it can be spoken to."""
+        return f"ws://127.0.0.1:{self.port}/v1/realtime"
 
     @property
     def resident_bytes(self) -> int:
         """Its memory now."""
         return resident_bytes(self.pid)
 
+    def figure(self, name: str) -> float:
+        """What it tells of itself now."""
+        with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10.0) as page:
+            lines = [line.split() for line in page.read().decode().splitlines()]
+        return next(float(line[1]) for line in lines if line[0] == name)
+
 
 def run(
     model: str = "mini-speech",
     count: int = 200,
-    warm: int = 24,
+    warm: int = 40,
     most_tokens: int = 25,
     between: float = BETWEEN_SECONDS,
     out: Path | None = None,
@@ -77,25 +90,49 @@ async def measure(
     model: str, questions: Sequence[Samples], count: int, warm: int, most_tokens: int, between: float
 ) -> dict[str, Any]:
     """The figures, from a server that is started and stopped here."""
-    sizes = []
     async with serving(model) as server:
         with stage(f"{warm} sessions to warm up, then {count}"):
-            for number in range(0, warm + count, TOGETHER):
-                group = range(number, min(number + TOGETHER, warm + count))
-                await asyncio.gather(*(_session(server, each, questions, most_tokens) for each in group))
-                await asyncio.sleep(between)
-                sizes += [server.resident_bytes] * len(group)
-    kept = np.array(sizes[warm:], np.float64)
+            sizes = await open_and_end(server, range(warm), questions, most_tokens, between)
+            before, cached_before = await asyncio.to_thread(_at_rest, server, warm)
+            later = range(warm, warm + count)
+            sizes += await open_and_end(server, later, questions, most_tokens, between)
+            after, cached_after = await asyncio.to_thread(_at_rest, server, warm + count)
+    half = warm + count // 2
     return {
         "what": "memory of a server over sessions that end",
         "model": model,
         "sessions": count,
-        "after_warm_up": int(sizes[warm - 1]),
-        "at_the_end": int(sizes[-1]),
-        "most": int(max(sizes)),
-        "bytes_a_session": float(np.polyfit(np.arange(count), kept, 1)[0]),
-        "sizes": [int(size) for size in sizes],
+        "rest_after_warm_up": before,
+        "rest_at_the_end": after,
+        "most_of_first_half": max(sizes[warm:half]),
+        "most_of_second_half": max(sizes[half:]),
+        "bytes_a_session": (after - before) / count,
+        "cache_used_a_session": (cached_after - cached_before) / count,
+        "sizes": sizes,
     }
+
+
+async def open_and_end(
+    server: Server, numbers: range, questions: Sequence[Samples], most_tokens: int, between: float
+) -> list[int]:
+    """Have these sessions, a few at a time; the server's memory after each."""
+    sizes: list[int] = []
+    for first in numbers[::TOGETHER]:
+        group = range(first, min(first + TOGETHER, numbers.stop))
+        await asyncio.gather(*(_session(server, each, questions, most_tokens) for each in group))
+        await asyncio.sleep(between)
+        sizes += [server.resident_bytes] * len(group)
+    return sizes
+
+
+def _at_rest(server: Server, sessions: int) -> tuple[int, float]:
+    """The memory of a server that has tidied up after so many sessions, and which share of its cache is in use."""
+    deadline = time.monotonic() + REST_SECONDS
+    while server.figure("viva_sessions_tidied_total") < sessions:
+        if time.monotonic() > deadline:
+            raise VivaError(f"the server did not tidy up after {sessions} sessions within {REST_SECONDS:.0f} s")
+        time.sleep(0.1)
+    return server.resident_bytes, server.figure("viva_kv_used_ratio")
 
 
 @contextlib.asynccontextmanager
@@ -113,7 +150,7 @@ async def serving(model: str) -> AsyncIterator[Server]:
         )
         try:
             await asyncio.to_thread(_until_ready, process, port)
-            yield Server(f"ws://127.0.0.1:{port}/v1/realtime", process.pid)
+            yield Server(port, process.pid)
         finally:
             process.terminate()
             await asyncio.to_thread(process.communicate)
@@ -164,9 +201,9 @@ async def _call(wire: Wire, question: Samples, most_tokens: int, hears_all: bool
 def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
 
-    names = ("after_warm_up", "at_the_end", "most")
-    after, end, most = (f"{result[name] / 2**20:.0f} MiB" for name in names)
+    mebibytes = {name: f"{result[name] / 2**20:.0f} MiB" for name in result if name.startswith(("rest", "most"))}
     Console(highlight=False).print(
-        f"{result['sessions']} sessions of {result['model']}: {after} after warming up, {end} at the end, {most} at "
-        f"most; {result['bytes_a_session'] / 2**10:.1f} KiB a session"
+        f"{result['sessions']} sessions of {result['model']}: {mebibytes['rest_after_warm_up']} at rest after warming "
+        f"up, {mebibytes['rest_at_the_end']} after the last, {result['bytes_a_session'] / 2**10:.1f} KiB a session; at "
+        f"most {mebibytes['most_of_first_half']} in their first half, {mebibytes['most_of_second_half']} in the second"
     )

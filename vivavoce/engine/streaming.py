@@ -96,7 +96,7 @@ class Reply:
         most = self.sequence.most_unread
         if most is not None and self._taken >= min(TAKEN_TOGETHER, most):
             taken, self._taken = self._taken, 0
-            self._engine._post(lambda: self._engine._engine.take(self.sequence, taken))
+            self._engine._taken(self.sequence, taken)
 
     def _deliver(self, item: Row | BaseException | None, finish: FinishReason | None) -> None:
         """Called on the event loop's thread."""
@@ -286,14 +286,20 @@ class StreamingEngine:
         """The listener of its reply has played so much of it by now; the engine learns of it before it next plans."""
         self._commands.put(lambda: self._engine.heard(sequence, seconds))
 
+    def _taken(self, sequence: Sequence, rows: int) -> None:
+        """Rows were taken; the engine is woken only if it may have nothing else to do until it knows."""
+        self._commands.put(lambda: self._engine.take(sequence, rows))
+        if sequence.is_paused:  # looked at behind the put: who pauses after this look finds the command
+            self._workers.wake(self)
+
     def sounds(self, sequence: Sequence) -> None:
         """The first sound of its reply is there: it goes on."""
         self._post(lambda: self._engine.heard(sequence, 0.0))
 
     async def _call(self, action: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
-        """Run on the engine's thread, between steps; it is done, or done and undone, also where the caller is cancelled.
+        """Run on the engine's thread, between steps. Where the caller is cancelled it is done all the same, or undone.
 
-        Who hangs up is cancelled, often twice, while closing a sequence or opening one: neither may be forgotten.
+        Who hangs up is cancelled, often twice, while opening a sequence or closing one: neither may be forgotten.
         """
         if self._is_closed or not self._workers.is_open:
             raise VivaError("the engine is not running")

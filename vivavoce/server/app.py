@@ -134,7 +134,8 @@ class Server:
     @asynccontextmanager
     async def lifespan(self, app: "Starlette") -> AsyncIterator[None]:
         """Watch over the sessions while the server runs."""
-        tasks = [asyncio.create_task(self.sessions.sweep()), asyncio.create_task(self.metrics.watch_loop())]
+        lasting = (self.sessions.sweep(), self.sessions.upkeep.run(), self.metrics.watch_loop())
+        tasks = [asyncio.create_task(each) for each in lasting]
         yield
         await self.sessions.close()
         for task in tasks:

@@ -31,6 +31,7 @@ class Metrics:
         self.sessions = prometheus.Gauge("sessions", "Sessions that are open.", **common)
         self.detached = prometheus.Gauge("sessions_detached", "Sessions that wait for their client.", **common)
         self.opened = prometheus.Counter("sessions_opened", "Sessions opened.", ["transport"], **common)
+        self.tidied = prometheus.Counter("sessions_tidied", "Ended sessions whose memory was given back.", **common)
         self.refused = prometheus.Counter("sessions_refused", "Sessions refused.", ["reason"], **common)
         self.resumed = prometheus.Counter("sessions_resumed", "Clients that came back.", **common)
         self.dropped = prometheus.Counter("connections_dropped", "Connections cut by us.", ["reason"], **common)

@@ -12,6 +12,7 @@ from vivavoce.server.metrics import Metrics
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.realtime_session import Opening, RealtimeSession
 from vivavoce.server.telling import Speaker
+from vivavoce.server.upkeep import Upkeep
 from vivavoce.server.wire_error import WireError
 
 log = logging.getLogger("vivavoce.server")
@@ -28,6 +29,7 @@ class Sessions:
         self._sessions: dict[str, RealtimeSession] = {}
         self._rate = OpenRate(options.opens_per_minute)
         self._ending: set[asyncio.Task[None]] = set()
+        self.upkeep = Upkeep(metrics)
         self.is_stopping = False
 
     def __len__(self) -> int:
@@ -118,6 +120,7 @@ class Sessions:
     def _closed(self, session: RealtimeSession) -> None:
         if self._sessions.pop(session.id, None) is not None:
             self.metrics.sessions.set(len(self))
+            self.upkeep.session_ended(session)
             log.info("session %s closed", session.id)
 
     def _refusal(self, message: str, code: str, status: int) -> WireError:
