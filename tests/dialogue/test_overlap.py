@@ -4,14 +4,17 @@ The synthesised voices are among those the judge was fitted to; the arithmetic o
 """
 
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from tests.dialogue.voices import at_level, cough, hum, silence, talk
 from vivavoce.audio.files import read
+from vivavoce.audio.sound import Sound
 from vivavoce.audio.voice_activity import WINDOW, voice_activity
+from vivavoce.bench.turn_questions import gather
+from vivavoce.bench.turn_sounds import voiced_bounds
 from vivavoce.dialogue.overlap import Levels, OverlapJudge, OverlapState, OverlapWatch, Verdict, is_backchannel
 from vivavoce.dialogue.voice_traits import Traits, change, traits
 
@@ -98,6 +101,19 @@ def test_who_begins_softly_and_then_speaks_up_is_not_taken_for_a_backchannel_any
     assert verdicts[8] is Verdict.BACKCHANNEL  # as it is at 288 ms
     assert verdicts[11] is Verdict.INTERRUPTION  # at 384
     assert verdicts[12] is Verdict.INTERRUPTION
+
+
+def test_voices_that_no_weight_was_fitted_to_are_yielded_to_soon():
+    """The bundled questions, as `viva bench turn` interrupts with them: nine of ten before the usual time is over."""
+    table = Table()
+    for number, question in enumerate(gather().questions):
+        voice = question.sound[voiced_bounds(question.sound)[0] :][:24_000]
+        silent = np.zeros(113 * number % 512, np.float32)  # a window may begin anywhere in a word
+        sound = np.concatenate([silent, Sound(voice, 24_000).resampled(16_000).samples[0]])
+        watched = watch(sound, levels=Levels(user=-22.5))
+        table.add("interruption", replace(watched, milliseconds=watched.milliseconds - len(silent) / 16))
+    assert table.yields("interruption") == 1.0
+    assert table.latency("interruption", 50) <= 180 and table.latency("interruption", 90) <= 270
 
 
 @pytest.mark.debian("flite", "espeak-ng")

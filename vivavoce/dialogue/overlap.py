@@ -50,8 +50,8 @@ class OverlapLimits:
     """A voice that goes on for longer is an interruption, whatever it began as."""
     farthest_db: float = -15.0
     """But for one so far under the user's level: it speaks to somebody else."""
-    enough: float = 1.2
-    early_more: float = 0.4
+    enough: float = 1.0
+    early_more: float = 0.25
     """Evidence asked for on top for every window before `usual_ms`."""
     lesser: float = -1.0
     """Below this the sound is no interruption at the latest time."""
