@@ -11,7 +11,7 @@ import functools
 import gc
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from vivavoce.audio.buzz import buzz
 from vivavoce.bench.power import PowerMeter
 from vivavoce.bench.progress import stage
 from vivavoce.bench.serve_host import HostWatch
+from vivavoce.bench.serve_level import Level, Talked
 from vivavoce.bench.serve_parts import Load, build
 from vivavoce.bench.serve_report import print_level, print_result, print_stages, save
 from vivavoce.bench.serve_stages import stages
@@ -54,60 +55,6 @@ class AlwaysSpeech:
     def step(self, state: None, samples: Samples) -> tuple[float, None]:
         """Speech."""
         return 1.0, None
-
-
-@dataclass
-class Talked:
-    """What one session went through. Seconds."""
-
-    ttfa: float | None = None
-    """From the end of its turn to the first sound."""
-    v2v: float | None = None
-    """From the end of its turn to the first sound that can be heard, played at once."""
-    underruns: int = 0
-    dry_seconds: float = 0.0
-    sound_seconds: float = 0.0
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Level:
-    """One number of sessions. Milliseconds; percentiles are of sessions."""
-
-    sessions: int
-    ttfa_ms: dict[int, float]
-    newcomer_ttfa_ms: dict[int, float]
-    v2v_ms: dict[int, float]
-    underruns: int
-    sessions_that_ran_dry: int
-    dry_seconds: float
-    sound_seconds: float
-    wall_seconds: float
-    engine_busy: float
-    """Share of the time in which the language model stepped."""
-    step_ms: float
-    longest_step_ms: float
-    least_slack_ms: float | None
-    """The least time a listener had left when a row of the language model came."""
-    passes: int
-    replies_a_pass: float
-    ways: dict[str, dict[str, float]]
-    """Of the ear and each way of the voice: passes, jobs in one, milliseconds of one, and the share of time it took."""
-    first_sound_parts_ms: dict[str, float]
-    """Where the wait for a first sound goes, medians: turn heard, reply begun, codes there, sound made, let out."""
-    loop_lag_ms: float
-    """The latest that the event loop was, at the 99th percentile."""
-    threads: dict[str, float]
-    """Shares of a core."""
-    memory_bytes: int | None
-    reserved_bytes: int | None
-    watts: float | None
-    failed: list[str] = field(default_factory=list)
-
-    @property
-    def holds(self) -> bool:
-        """Whether every listener heard every reply without a gap."""
-        return not self.underruns and not self.failed
 
 
 def run(

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from vivavoce.bench.progress import stage
-from vivavoce.bench.serve import Level, Script, measure_level
+from vivavoce.bench.serve import Script, measure_level
+from vivavoce.bench.serve_level import Level
 from vivavoce.bench.serve_parts import TINY_PROMPT_CODES, Load, WordTokenizer
 from vivavoce.bench.serve_report import print_level
 from vivavoce.bench.stand_in import H200, PassTimes, StandInCodec, StandInRunner

@@ -3,13 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from vivavoce.bench.serve import Level
+from vivavoce.bench.serve_level import Level
 
 
-def print_level(level: "Level") -> None:
+def print_level(level: Level) -> None:
     """One line, as soon as it is known: whoever stops the rest keeps it."""
     first, newcomer = _three(level.ttfa_ms), _three(level.newcomer_ttfa_ms)
     slack = "" if level.least_slack_ms is None else f", least slack {level.least_slack_ms:.0f} ms"

@@ -101,8 +101,8 @@ class WhisperTokens:
         ids.append(self.startoftranscript)
         if self.is_multilingual:
             if language not in self.languages:
-                known = ", ".join(list(self.languages)[:12])
-                raise InputError(f"language {language!r} is not one this model writes; it knows {known} …")
+                known = ", ".join(list(self.languages)[:12]) + (" …" if len(self.languages) > 12 else "")
+                raise InputError(f"language {language!r} is not one this model writes; it knows {known}")
             ids += [self.languages[language], self.translate if task == "translate" else self.transcribe]
         return ids if timestamps else [*ids, self.notimestamps]
 
