@@ -154,12 +154,12 @@ SPOKEN = Generation(Sampling(temperature=0.9, top_k=12), max_new_rows=14, seed=5
 PENALISED = Generation(Sampling(temperature=0.9, top_k=12, repetition_penalty=1.3), max_new_rows=14, seed=6)
 
 
-def spoken_engine() -> Engine:
-    speech = MossSpeech.random(SPEECH, "cpu", torch.float64)
+def spoken_engine(device: str = "cpu", dtype: torch.dtype = torch.float64, page_size: int = 4) -> Engine:
+    speech = MossSpeech.random(SPEECH, device, dtype)
     with torch.no_grad():  # now and then a reply goes back to text
         speech.audio_lm_head.weight[SPEECH.eosp_token_id] *= 12
-    limits = EngineLimits(page_size=4, cache_rows=512, sequences_per_step=8)
-    return Engine(speech, pick("cpu"), torch.float64, limits)
+    limits = EngineLimits(page_size=page_size, cache_rows=512, sequences_per_step=8)
+    return Engine(speech, pick(device), dtype, limits)
 
 
 def spoken(engine: Engine, listener: Listener | None, replies: int) -> list[list[tuple[int, ...]]]:
@@ -186,6 +186,20 @@ def test_sampled_replies_are_those_of_planned_steps(replies, heard):
     assert device.begun_ahead > 0
     speech = [row for rows in planned for row in rows[2:]]
     assert {row[0] == SPEECH.modality_pad_token_id for row in speech} == {True, False}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("replies", [1, 3, 6])
+def test_on_a_gpu_sampled_replies_are_those_of_planned_steps(replies):
+    made = []
+    for goes_ahead in (False, True):
+        engine = spoken_engine("cuda", torch.float32, 16)
+        if not goes_ahead:
+            engine.runner._graphs.next_modes = None
+        made.append(spoken(engine, Listener(0.08, 4, 0.0, playing=0.0), replies))
+        following = [captured.following for captured in engine.runner._graphs._captured.values()]
+        assert any(each is not None for each in following) == goes_ahead
+    assert made[0] == made[1]
 
 
 def test_nobody_goes_ahead_while_a_first_sound_is_made():

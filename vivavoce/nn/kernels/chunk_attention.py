@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.dependent_launch import begin, chained
+
 PROGRAMS_WANTED = 528  # four for each of an H200's multiprocessors: one computes while others wait for memory
 MOST_SPLITS = 8
 BLOCK_KEYS = 32  # 64 and 128 were slower on an H200, by half as much again for hops of 20 frames
@@ -61,8 +63,9 @@ def _attend(  # noqa: PLR0915
     query_row, query_head, query_time, new_kv, new_row, new_head, new_time, bias_row, bias_head, bias_time,
     window_layer, window_kv,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TIME: tl.constexpr, BLOCK: tl.constexpr,
-    ALIGNED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    ALIGNED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin(DEPENDENT)
     row = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.program_id(2)
@@ -94,13 +97,13 @@ def _attend(  # noqa: PLR0915
     total = tl.zeros([BLOCK_TIME, BLOCK_DIM], tl.float32)
     bias = tl.zeros([BLOCK_TIME, BLOCK], tl.float32)
     before_new = prefix_slots + slots
-    begin = split * share
-    end = tl.minimum(begin + share, before_new + time)
+    start = split * share
+    end = tl.minimum(start + share, before_new + time)
 
     # One loop for each of the three places: its addresses are then simple enough to be read ahead.
     stop = tl.minimum(end, prefix_slots)
     held = tl.minimum(length, stop)
-    for first in range(begin, stop, BLOCK):
+    for first in range(start, stop, BLOCK):
         key = first + lane
         there = (key < held)[:, None] & (column[None, :] < DIM)
         place = tl.multiple_of(prefix + key * DIM, ALIGNED)
@@ -114,7 +117,7 @@ def _attend(  # noqa: PLR0915
         )  # fmt: skip
 
     stop = tl.minimum(end, before_new)
-    for first in range(tl.maximum(begin, prefix_slots), stop, BLOCK):
+    for first in range(tl.maximum(start, prefix_slots), stop, BLOCK):
         key = first + lane
         slot = key - prefix_slots
         inside = key < stop
@@ -133,7 +136,7 @@ def _attend(  # noqa: PLR0915
         tl.store(target[:, None] + column[None, :], keys, mask=stays)
         tl.store(tl.multiple_of(target + window_kv, ALIGNED)[:, None] + column[None, :], values, mask=stays)
 
-    for first in range(tl.maximum(begin, before_new), end, BLOCK):
+    for first in range(tl.maximum(start, before_new), end, BLOCK):
         key = first + lane
         inside = key < end
         there = inside[:, None] & (column[None, :] < DIM)
@@ -210,6 +213,7 @@ def chunk_attention(
         HEADS=heads, DIM=dim, BLOCK_DIM=block_dim, BLOCK_TIME=block_time, BLOCK=block,
         ALIGNED=math.gcd(16, dim * query.element_size()), BIASED=bias is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+        **chained(query.device, rows * time),
     )  # fmt: skip
     return out.transpose(1, 2)
 

@@ -10,6 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from vivavoce.nn.kernels.tiles import CHAINED, tiles
+
+FEW_CHAINED = 160
+LINE_BYTES = 128  # of the cache
+
 try:
     from triton.language.extra.cuda import gdc_launch_dependents as launch_next
     from triton.language.extra.cuda import gdc_wait as wait_for_previous
@@ -39,6 +44,12 @@ def dependent(device: torch.device) -> dict[str, bool]:
     return {"DEPENDENT": True, "launch_pdl": True} if is_dependent(device) else {"DEPENDENT": False}
 
 
+def chained(device: torch.device, rows: int) -> dict[str, bool]:
+    """The same for kernels of the voice, of which a few rows are launched so where that was found to be faster."""
+    is_found = rows <= FEW_CHAINED and tiles(device).get(CHAINED) is not None
+    return dependent(device) if is_found else {"DEPENDENT": False}
+
+
 @triton.jit
 def begin(DEPENDENT: tl.constexpr):
     """Wait for what the kernel before this one writes, and let the one after this one start."""
@@ -65,11 +76,11 @@ def fetch_near(row_ptr, SIZE: tl.constexpr, LINE: tl.constexpr):
 
 
 @triton.jit
-def fetch_lines(ptr, LINES: tl.constexpr, LINE: tl.constexpr):
+def fetch_lines(ptr, lines, LINE: tl.constexpr):
     """Ask for a matrix of so many lines of the cache, each program for its share, without waiting for it."""
     SHARES: tl.constexpr = 128
-    for first in range(tl.program_id(0) * SHARES, LINES, tl.num_programs(0) * SHARES):
-        line = tl.minimum(first + tl.arange(0, SHARES), LINES - 1)
+    for first in range(tl.program_id(0) * SHARES, lines, tl.num_programs(0) * SHARES):
+        line = tl.minimum(first + tl.arange(0, SHARES), lines - 1)
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr + line * LINE],
             dtype=tl.int32, is_pure=False, pack=1,
@@ -77,8 +88,10 @@ def fetch_lines(ptr, LINES: tl.constexpr, LINE: tl.constexpr):
 
 
 __all__ = [
+    "LINE_BYTES",
     "begin",
     "begin_small",
+    "chained",
     "dependent",
     "fetch_lines",
     "fetch_near",

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.dependent_launch import LINE_BYTES, chained, fetch_near, launch_next, wait_for_previous
+
 FEW_ROWS = 160  # of which a tile has few
 
 
@@ -17,11 +19,16 @@ def _norm_linear(
     x_ptr, scale_ptr, shift_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, rows, eps,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     GELU: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_IN: tl.constexpr, PRECISION: tl.constexpr, LINE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     output = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     real_row, real_output = row < rows, output < OUTPUTS
+    if DEPENDENT:
+        launch_next()
+        if WIDTH == INPUTS and INPUTS % LINE == 0:
+            fetch_near(weight_ptr + tl.where(real_output, output, 0)[:, None] * INPUTS, INPUTS, LINE)
+        wait_for_previous()
     x_row = x_ptr + row[:, None].to(tl.int64) * INPUTS
     if NORM:
         everywhere = tl.arange(0, WIDTH)
@@ -75,7 +82,8 @@ def norm_linear(
         rows, eps,
         INPUTS=inputs, OUTPUTS=outputs, WIDTH=triton.next_power_of_2(inputs), NORM=norm is not None,
         BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None, BLOCK_ROWS=block_rows, BLOCK_OUT=block_out,
-        BLOCK_IN=block_in, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=3,
+        BLOCK_IN=block_in, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        LINE=LINE_BYTES // weight.element_size(), num_warps=warps, num_stages=3, **chained(x.device, rows),
     )  # fmt: skip
     return out
 

@@ -5,11 +5,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.dependent_launch import begin_small, chained
+
 
 @triton.jit
 def _norm_mish(
-    x_ptr, scale_ptr, shift_ptr, added_ptr, out_ptr, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, scale_ptr, shift_ptr, added_ptr, out_ptr, size, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin_small(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * size
     column = tl.arange(0, BLOCK)
     inside = column < size
@@ -38,5 +42,6 @@ def norm_mish(x: Tensor, scale: Tensor, shift: Tensor, eps: float, added: Tensor
     _norm_mish[(x.numel() // size,)](
         x, scale, shift, x if added is None else added.contiguous(), out, size, eps,
         ADD=added is not None, BLOCK=block, num_warps=min(max(block // 256, 1), 8),
+        **chained(x.device, x.numel() // size),
     )  # fmt: skip
     return out

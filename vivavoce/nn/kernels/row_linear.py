@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vivavoce.nn.kernels.dependent_launch import dependent, launch_next, wait_for_previous
 from vivavoce.nn.kernels.row_pages import Pages, cached_at
-from vivavoce.nn.kernels.row_tile_linear import fits, row_tile_linear
-from vivavoce.nn.kernels.tiles import tile_around
+from vivavoce.nn.kernels.row_tile_linear import row_tile_linear
+from vivavoce.nn.kernels.tiles import fits, tile_around
 
 MOST_ROWS = 4
 WEIGHTS_A_PROGRAM = 5120  # what the registers of a warp hold

@@ -10,12 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.nn.kernels.dependent_launch import dependent, fetch_lines, is_dependent, launch_next, wait_for_previous
+from vivavoce.nn.kernels.dependent_launch import (
+    LINE_BYTES,
+    dependent,
+    fetch_lines,
+    is_dependent,
+    launch_next,
+    wait_for_previous,
+)
 from vivavoce.nn.kernels.row_pages import Pages, cached_at
-from vivavoce.nn.kernels.tiles import Tile
-
-LEAST_COLUMNS = 16  # of a warp, in one product
-LINE_BYTES = 128  # of the cache
+from vivavoce.nn.kernels.tiles import Tile, fits, two_powers
 
 
 @triton.jit
@@ -45,14 +49,14 @@ def _add_product(total, weight, x, EACH: tl.constexpr, PRECISION: tl.constexpr):
     return tl.dot(weight, tl.permute(x, (0, 2, 1)), total, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["next_lines"])
 def _row_tile_linear(  # noqa: PLR0912, PLR0915 - the branches are settled when it is compiled
     x_ptr, scale_ptr, shift_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr,
-    keys_ptr, values_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, next_ptr, eps,
+    keys_ptr, values_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, next_ptr, next_lines, eps,
     ROWS: tl.constexpr, EACH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROUND: tl.constexpr,
     MAIN: tl.constexpr, REST: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     GELU: tl.constexpr, RESIDUAL: tl.constexpr, STORE: tl.constexpr, PAGE: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    NEXT_LINES: tl.constexpr, LINE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    FETCH: tl.constexpr, LINE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         launch_next()
@@ -81,8 +85,8 @@ def _row_tile_linear(  # noqa: PLR0912, PLR0915 - the branches are settled when 
     if STORE:
         THIRD: tl.constexpr = OUTPUTS // 3
         cached = cached_at(slots_ptr, positions_ptr, page_table_ptr, table_width, every, every < ROWS, THIRD, PAGE)
-    if NEXT_LINES:
-        fetch_lines(next_ptr, NEXT_LINES, LINE)
+    if FETCH:
+        fetch_lines(next_ptr, next_lines, LINE)
     if DEPENDENT:
         wait_for_previous()
     row = tl.arange(0, HELD)[None, :, None]
@@ -135,18 +139,6 @@ def _row_tile_linear(  # noqa: PLR0912, PLR0915 - the branches are settled when 
         tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=kept)
 
 
-def fits(tile: Tile, inputs: int, normed: bool) -> bool:
-    """Whether there is such a tile of so many inputs: `inputs` columns a round, as many parts as warps."""
-    main, rest = _halves(tile.inputs)
-    return (
-        inputs % tile.inputs == 0
-        and main + rest == tile.inputs
-        and (rest == 0 or rest >= LEAST_COLUMNS * tile.warps)
-        and main >= LEAST_COLUMNS * tile.warps
-        and (not normed or tile.inputs == inputs)
-    )
-
-
 def row_tile_linear(
     x: Tensor,  # [row, inputs]
     weight: Tensor,  # [outputs, inputs]
@@ -166,24 +158,18 @@ def row_tile_linear(
     out = torch.empty(rows, outputs // 3 if pages else outputs, dtype=dtype or x.dtype, device=x.device)
     scale, shift, eps = norm or (x, x, 0.0)
     where, page = pages.given() if pages else ((out,) * 5, 1)
-    main, rest = _halves(tile.inputs)
+    main, rest = two_powers(tile.inputs)
     grid = triton.cdiv(outputs, tile.outputs)
     lines = 0
     if following is not None and tile.early and is_dependent(x.device):
         lines = triton.cdiv(following.nbytes, LINE_BYTES)
     _row_tile_linear[(grid,)](
         x, scale, shift, weight, x if bias is None else bias, x if residual is None else residual, out,
-        *where, where[-1].shape[-1], weight if following is None else following, eps,
+        *where, where[-1].shape[-1], weight if following is None else following, lines, eps,
         ROWS=rows, EACH=8 if rows <= 8 else 16, INPUTS=inputs, OUTPUTS=outputs, ROUND=tile.inputs, MAIN=main, REST=rest,
         PARTS=tile.warps, NORM=norm is not None, BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None,
-        STORE=pages is not None, PAGE=page, BLOCK_OUT=tile.outputs, NEXT_LINES=lines,
+        STORE=pages is not None, PAGE=page, BLOCK_OUT=tile.outputs, FETCH=lines > 0,
         LINE=LINE_BYTES // weight.element_size(), PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tile.warps, **dependent(x.device),
     )  # fmt: skip
     return out
-
-
-def _halves(columns: int) -> tuple[int, int]:
-    """The largest power of two, and the one that is left, if it is one."""
-    main = 1 << (columns.bit_length() - 1)
-    return main, columns - main if (columns - main) & (columns - main - 1) == 0 else 0

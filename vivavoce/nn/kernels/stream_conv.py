@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vivavoce.nn.kernels.dependent_launch import begin_small, chained
+
 FEW_ROWS = 160
 
 
@@ -14,7 +16,9 @@ def _stream_conv(
     context_row, context_time, next_row, next_time, weight_output, weight_channel, weight_tap,
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin_small(DEPENDENT)
     CONTEXT: tl.constexpr = TAPS - 1
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK_IN - 1) // BLOCK_IN
     place = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -66,7 +70,7 @@ def stream_conv(x: Tensor, context: Tensor, next_context: Tensor, weight: Tensor
         *context.stride()[:2], *next_context.stride()[:2], *weight.stride(),
         CHANNELS=channels, OUTPUTS=outputs, TAPS=taps, BIAS=bias is not None, BLOCK_ROWS=block_rows,
         BLOCK_OUT=block_out, BLOCK_IN=block_in, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=warps, num_stages=3,
+        num_warps=warps, num_stages=3, **chained(x.device, rows * time),
     )  # fmt: skip
     return out
 

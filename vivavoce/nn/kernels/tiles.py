@@ -18,6 +18,8 @@ from vivavoce.nn.quantised_weight import QuantisedWeight
 
 MOST_ROWS = 64
 MOST_TILED_ROWS = 16  # of a layer with all that stands around it in one launch
+LEAST_COLUMNS = 16  # of a warp there, in one product
+CHAINED = "voice of few rows in a chain"  # the entry that lets its launches overlap
 GROUPS = (32, 64, 128)  # of columns that share a scale, for which there is a kernel
 CACHE_VARIABLE = "VIVA_CACHE"
 FILE = "linear_tiles.json"
@@ -128,6 +130,24 @@ def tile_around(weight: Tensor, rows: int) -> Tile | None:
 def name_around(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> str:
     """What its entry is called."""
     return f"around {tile_name(str(dtype).removeprefix('torch.'), inputs, outputs, rows, False)}"
+
+
+def fits(tile: Tile, inputs: int, normed: bool) -> bool:
+    """Whether a layer in one launch can have this tile: so many columns a round, as many parts of them as warps."""
+    main, rest = two_powers(tile.inputs)
+    return (
+        inputs % tile.inputs == 0
+        and main + rest == tile.inputs
+        and (rest == 0 or rest >= LEAST_COLUMNS * tile.warps)
+        and main >= LEAST_COLUMNS * tile.warps
+        and (not normed or tile.inputs == inputs)
+    )
+
+
+def two_powers(columns: int) -> tuple[int, int]:
+    """The largest power of two, and the one that is left, if it is one."""
+    main = 1 << (columns.bit_length() - 1)
+    return main, columns - main if (columns - main) & (columns - main - 1) == 0 else 0
 
 
 def window_attention_name(rows: int, heads: int, dim: int) -> str:

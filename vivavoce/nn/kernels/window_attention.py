@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vivavoce.nn.kernels.dependent_launch import dependent, launch_next, wait_for_previous
+from vivavoce.nn.kernels.tiles import Tile, tiles, window_attention_name
 
 BLOCK = 128  # positions of a share
 GROUP = 16  # rows a program may serve, of one aligned run of as many
@@ -36,6 +37,15 @@ def _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM: tl.constexpr, GROUP
         total += part * tl.exp(peak - highest)[:, None]
         shares += weight * tl.exp(peak - highest)
     return total / shares[:, None]
+
+
+@triton.jit
+def _asked(windows_ptr, GROUP: tl.constexpr):
+    """Share, head and row of a program, the row's window, and that of the row before it, if one program serves both."""
+    row = tl.program_id(2)
+    window = tl.load(windows_ptr + row)
+    before = tl.load(windows_ptr + row - 1, mask=row % GROUP > 0, other=-1)
+    return tl.program_id(0), tl.program_id(1), row, window, before
 
 
 @triton.jit
@@ -80,11 +90,7 @@ def _window_attention(
 ):  # fmt: skip
     if DEPENDENT:
         launch_next()
-    split = tl.program_id(0)
-    head = tl.program_id(1)
-    row = tl.program_id(2)
-    window = tl.load(windows_ptr + row)
-    before = tl.load(windows_ptr + row - 1, mask=row % GROUP > 0, other=-1)
+    split, head, row, window, before = _asked(windows_ptr, GROUP)
     if before != window:  # else the row is served with the one before it
         group = tl.arange(0, GROUP)
         column = tl.arange(0, DIM)
@@ -123,11 +129,7 @@ def _long_window_attention(
 ):  # fmt: skip
     if DEPENDENT:
         launch_next()
-    split = tl.program_id(0)
-    head = tl.program_id(1)
-    row = tl.program_id(2)
-    window = tl.load(windows_ptr + row)
-    before = tl.load(windows_ptr + row - 1, mask=row % GROUP > 0, other=-1)
+    split, head, row, window, before = _asked(windows_ptr, GROUP)
     if DEPENDENT:
         wait_for_previous()
     if before != window:
@@ -178,8 +180,9 @@ def window_attention(
     """
     rows, heads, dim = queries.shape
     positions = keys.shape[2]
-    long = rows * heads >= ENOUGH // 2
-    splits = max(1, ENOUGH // (rows * heads)) if long else triton.cdiv(positions, BLOCK)
+    share = _share(rows, heads, dim, queries.device)
+    long = share.stages > 0
+    splits = share.parts if long else triton.cdiv(positions, share.inputs)
     out = torch.empty_like(queries, memory_format=torch.contiguous_format)
     parts, peaks, weights = out, out, out
     if splits > 1:
@@ -190,13 +193,26 @@ def window_attention(
     precision = "ieee" if queries.dtype == torch.float32 else "tf32"
     sizes = {"HEADS": heads, "DIM": dim, "POSITIONS": positions, "GROUP": GROUP, "SPLITS": splits}
     if long:
-        share = triton.cdiv(triton.cdiv(positions, splits), LONG_BLOCK) * LONG_BLOCK
+        length = triton.cdiv(triton.cdiv(positions, splits), share.inputs) * share.inputs
         _long_window_attention[(splits, heads, rows)](
-            *given, **sizes, SHARE=share, BLOCK=LONG_BLOCK, STAGES=LONG_STAGES, PRECISION=precision,
-            num_warps=4, **dependent(queries.device),
+            *given, **sizes, SHARE=length, BLOCK=share.inputs, STAGES=share.stages, PRECISION=precision,
+            num_warps=share.warps, **dependent(queries.device),
         )  # fmt: skip
     else:
         _window_attention[(splits, heads, rows)](
-            *given, **sizes, BLOCK=BLOCK, PRECISION=precision, num_warps=4, **dependent(queries.device)
+            *given, **sizes, BLOCK=share.inputs, PRECISION=precision, num_warps=share.warps, **dependent(queries.device)
         )
     return out
+
+
+def _share(rows: int, heads: int, dim: int, device: torch.device) -> Tile:
+    """What a program takes on: `inputs` positions at a time, in long shares `stages` ahead, of which there are `parts`.
+
+    Found by measurement, or else what was found best on an H200.
+    """
+    found = tiles(device).get(window_attention_name(rows, heads, dim))
+    if found is not None:
+        return found
+    if rows * heads >= ENOUGH // 2:
+        return Tile(0, LONG_BLOCK, LONG_STAGES, 4, parts=max(1, ENOUGH // (rows * heads)))
+    return Tile(0, BLOCK, 0, 4)
