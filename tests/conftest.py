@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,24 +14,37 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands that tests start would
 import torch
 
 MUST_RUN = set(os.environ.get("VIVA_MUST_RUN", "").split())
-LONGEST = (  # files that take longest stand first, so that no worker is left with one of them at the end
-    "bench/test_codec.py",
-    "bench/test_turn_server.py",
+LONGEST = (  # files that take longest, longest first, so that no worker is left with one of them at the end
+    "server/test_ray_fleet.py",
     "browser/test_talking.py",
     "export/test_onnx.py",
-    "models/test_cosyvoice3_flow.py",
+    "bench/test_turn_server.py",
     "models/test_flow.py",
+    "models/test_cosyvoice3_flow.py",
+    "quant/test_convert.py",
+    "speech/test_onnx_backend.py",
     "models/test_xy_tokenizer.py",
     "pipelines/test_moss_speech.py",
-    "quant/test_convert.py",
-    "quant/test_report.py",
-    "server/test_ray_fleet.py",
     "speech/test_cosyvoice_speaker.py",
-    "speech/test_onnx_backend.py",
+    "train/test_lm.py",
+    "quant/test_report.py",
     "test_cli.py",
     "train/test_flow_training.py",
-    "train/test_lm.py",
+    "serving/test_speech.py",
+    "engine/test_speculative.py",
     "train/test_vocoder_training.py",
+    "browser/test_mini_speech.py",
+    "browser/test_access.py",
+    "browser/test_controls.py",
+    "train/test_tts_codec.py",
+    "quant/test_quantised_speech.py",
+    "serving/test_cascade.py",
+    "models/test_bigvgan.py",
+    "models/test_moss_tts_nano.py",
+    "minis/test_mini_tts.py",
+    "load/test_capacity.py",
+    "bench/test_rehearsal.py",
+    "recognition/test_drafting.py",
 )
 
 
@@ -51,11 +65,14 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # else every full collection walks through torch, transformers and all the others again
+    gc.set_threshold(20_000, 10, 10)  # a tracer makes a million objects a second, and hardly a cycle
     gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    here = Path(__file__).parent
+    items.sort(key=lambda item: ranks.get(item.path.relative_to(here).as_posix(), len(ranks)))
 
 
 def missing(marker: pytest.Mark) -> str | None:
