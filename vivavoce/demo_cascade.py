@@ -13,7 +13,7 @@ from vivavoce.demo import Heard, Subject, demonstrate
 from vivavoce.dialogue.chat_endpoint import ChatModel, ChatText
 from vivavoce.dialogue.interface import ConversationSettings
 from vivavoce.errors import InputError
-from vivavoce.models.whisper_transcriber import Wish
+from vivavoce.models.whisper_hearing import Wish
 from vivavoce.pipelines.cascade_loading import CascadeParts, LoadedCascade, load_cascade
 from vivavoce.pipelines.local_chat import LocalChat
 from vivavoce.pipelines.recogniser_ear import RecogniserEar

@@ -9,8 +9,9 @@ import torch
 
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_hearing import Wish
 from vivavoce.models.whisper_tokens import LANGUAGES, WhisperTokens
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.train.recogniser.vocabulary import byte_letters
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -20,7 +20,8 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import InputError, VivaError
 from vivavoce.models.llama import Llama, chat_rows
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.pipelines.cascade_loading import CascadeParts, load_cascade, open_chat
 from vivavoce.pipelines.local_chat import LocalChat, LocalChatOptions
 from vivavoce.pipelines.recogniser_ear import RecogniserEar

@@ -10,7 +10,7 @@ from tests.recognition.test_transcribe import folder, listener, noise  # noqa: F
 from vivavoce.device import pick
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.whisper_config import SIZES
-from vivavoce.models.whisper_transcriber import Wish
+from vivavoce.models.whisper_hearing import Wish
 from vivavoce.recognition import transcribe
 from vivavoce.recognition.backends import OwnBackend, fitting, load_backend
 from vivavoce.recognition.converted import ConvertedWindows, FasterWhisper, load_converted

@@ -13,8 +13,9 @@ from vivavoce.errors import CheckpointError
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_draft import distilled, save_decoder
 from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper_hearing import Wish
 from vivavoce.models.whisper_pieces import PieceGuesser
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.nn.allocation import fill_randomly
 from vivavoce.recognition.drafting import DraftChoice
 from vivavoce.recognition.many import TranscribingEngine

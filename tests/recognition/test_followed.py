@@ -9,9 +9,10 @@ from tests.recognition.test_transcribe import RATE, SIZES, folder, listener, noi
 from vivavoce.device import pick
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_hearing import Wish
 from vivavoce.models.whisper_settings import WhisperSettings
 from vivavoce.models.whisper_tokens import WhisperTokens
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition import transcribe
 from vivavoce.recognition.many import TranscribingEngine
 

@@ -7,7 +7,8 @@ import torch
 
 from tests.recognition.test_transcribe import folder, listener, noise  # noqa: F401 - fixtures
 from vivavoce.device import pick
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.many import TranscribingEngine
 
 SOUNDS = [torch.from_numpy(noise(seconds, seed)) for seed, seconds in enumerate((1.3, 6.2, 2.0, 3.9, 0.6))]

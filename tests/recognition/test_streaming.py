@@ -10,8 +10,9 @@ import torch
 from tests.recognition.test_transcribe import RATE, folder, listener, noise  # noqa: F401 - fixtures
 from vivavoce.device import pick
 from vivavoce.errors import InputError
+from vivavoce.models.whisper_hearing import EncodeWindow, Wish
 from vivavoce.models.whisper_live import GuessedWord, LiveGuess, hear_live
-from vivavoce.models.whisper_transcriber import EncodeWindow, WhisperTranscriber, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.many import TranscribingEngine
 from vivavoce.recognition.service import Recogniser
 from vivavoce.recognition.streaming import AlignAtt, LiveListener, LiveState, LocalAgreement

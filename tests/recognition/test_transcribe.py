@@ -15,10 +15,11 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_alignment import Word
 from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_hearing import Segment, Wish
 from vivavoce.models.whisper_segments import cut_segments
 from vivavoce.models.whisper_settings import LARGE_V2_HEADS, WhisperSettings
 from vivavoce.models.whisper_tokens import WhisperTokens
-from vivavoce.models.whisper_transcriber import Segment, WhisperTranscriber, Wish, is_imagined
+from vivavoce.models.whisper_transcriber import WhisperTranscriber, is_imagined
 from vivavoce.recognition import transcribe
 from vivavoce.train.recogniser.asr import save_whisper
 from vivavoce.train.recogniser.vocabulary import Vocabulary

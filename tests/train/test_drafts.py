@@ -12,8 +12,9 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper_decoding import decode
 from vivavoce.models.whisper_draft import distilled, draft_kind, load_decoder
 from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper_hearing import Wish
 from vivavoce.models.whisper_pieces import PieceGuesser
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.recogniser import draft, medusa
 from vivavoce.train.recogniser.asr import Training

@@ -20,7 +20,8 @@ from vivavoce.bench.progress import stage
 from vivavoce.device import Device, dtype_name, pick
 from vivavoce.errors import MissingDependencyError, VivaError
 from vivavoce.hub import resolve
-from vivavoce.models.whisper_transcriber import Padding, WhisperTranscriber, Wish
+from vivavoce.models.whisper_hearing import Padding, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.backends import Backend, MoonshineBackend, OwnBackend, own_listener
 from vivavoce.recognition.converted import load_converted
 from vivavoce.recognition.drafting import DraftChoice

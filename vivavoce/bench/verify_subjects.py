@@ -28,7 +28,8 @@ from vivavoce.models.moss_speech_codec import VOICE_RATE, MossSpeechCodec
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.moss_tts_nano_config import NanoSampling
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.nn.int8_linear import Int8Linear
 from vivavoce.speech.interface import Manner, SpeechModel
 from vivavoce.speech.loading import KINDS as SPEECH_KINDS

@@ -13,16 +13,9 @@ from vivavoce.models.whisper import WindowMemory
 from vivavoce.models.whisper_alignment import MEDIAN_WIDTH, median_filter, split_words, token_times
 from vivavoce.models.whisper_config import CONV_STRIDE, MEL_FRAMES_PER_SECOND
 from vivavoce.models.whisper_decoding import Text
+from vivavoce.models.whisper_hearing import Answer, EncodeWindow, Question, TellLanguage, Wish, WriteText
 from vivavoce.models.whisper_tokens import SECONDS_PER_TIMESTAMP
-from vivavoce.models.whisper_transcriber import (
-    Answer,
-    EncodeWindow,
-    Question,
-    TellLanguage,
-    WhisperTranscriber,
-    Wish,
-    WriteText,
-)
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ the first try cannot be trusted, and the next window begun where the last comple
 
 import zlib
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,94 +18,27 @@ from vivavoce.models.whisper_alignment import Word, word_times
 from vivavoce.models.whisper_beams import beam_search
 from vivavoce.models.whisper_config import CONV_STRIDE, MEL_FRAMES_PER_SECOND
 from vivavoce.models.whisper_decoding import Text, decode, language_chances
+from vivavoce.models.whisper_hearing import (
+    Answer,
+    EncodeWindow,
+    Hearing,
+    Padding,
+    Question,
+    Segment,
+    TellLanguage,
+    Wish,
+    WriteText,
+    answered,
+)
 from vivavoce.models.whisper_rules import Hotwords, LogitRule, Suppress, SuppressAtStart, TimestampRules
 from vivavoce.models.whisper_segments import cut_segments
 from vivavoce.models.whisper_settings import WhisperSettings
-from vivavoce.models.whisper_tokens import Task, WhisperTokens
-
-Padding = Literal["full", "trim"]
+from vivavoce.models.whisper_tokens import WhisperTokens
 
 MEL_BLOCK_SECONDS = 60
 FADING_SAMPLES = 800  # of silence behind a sound; frames that begin later hear nothing else
 OF_SILENCE = -10.0  # the least log-mel there is
 TRIM_FRAMES = 50  # a trimmed window ends on a multiple of so many frames
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a caller wants of a transcript; what is None is the model's to decide."""
-
-    language: str | None = None
-    task: Task = "transcribe"
-    prompt: str | None = None
-    """Text that is taken to stand before the sound: names, spellings, style."""
-    prefix: str | None = None
-    """Text that the first window surely begins with."""
-    hotwords: tuple[str, ...] = ()
-    word_times: bool = False
-    timestamps: bool | None = None
-    follow_earlier: bool = True
-    padding: Padding = "full"
-    temperatures: tuple[float, ...] | None = None
-    longest_silence: float | None = None
-    """With word times: a doubtful segment beside so many seconds without a word is taken for imagined."""
-    seed: int = 0
-    beams: int = 1
-    """Texts that are followed side by side at temperature 0; 1 is greedy."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A stretch of text with its times in seconds and how far it can be trusted."""
-
-    start: float
-    end: float
-    text: str
-    tokens: tuple[int, ...]
-    temperature: float
-    average_logprob: float
-    compression: float
-    no_speech: float
-    words: tuple[Word, ...] = ()
-    language: str | None = None
-
-
-@dataclass(frozen=True)
-class EncodeWindow:
-    """A window to be encoded.  # mel [1, mel, frame]"""
-
-    mel: Tensor
-
-
-@dataclass(frozen=True)
-class WriteText:
-    """A text to be written of a window."""
-
-    memory: WindowMemory
-    prompt: tuple[int, ...]
-    wish: Wish
-    temperature: float
-    best_of: int
-    most: int
-    is_begun: bool = False
-    """Whether the prompt ends with text, so that the first token is not the beginning of one."""
-
-    @property
-    def beams(self) -> int:
-        """Texts that are followed side by side."""
-        return self.wish.beams if self.temperature == 0 else 1
-
-
-@dataclass(frozen=True)
-class TellLanguage:
-    """A window whose language is to be told."""
-
-    memory: WindowMemory
-
-
-Question = EncodeWindow | TellLanguage | WriteText
-Answer = WindowMemory | str | Text | None
-Hearing = Generator[Question | Segment, Answer, None]
 
 
 class WhisperTranscriber:
@@ -162,20 +94,12 @@ class WhisperTranscriber:
 
     def segments(self, samples: Tensor, wish: Wish | None = None) -> Iterator[Segment]:
         """Segments as they are decoded, so that what was heard survives whatever comes after it.  # [time] at 16 kHz"""
-        going = self.hear(samples, wish)
-        answer: Answer = None
-        while True:
-            try:
-                item = going.send(answer)
-            except StopIteration:
-                return
-            answer = None
-            if isinstance(item, Segment):
-                yield item
-            elif isinstance(item, TellLanguage):
-                answer = self.likeliest_language(item.memory)
-            else:
-                answer = self.encode(item.mel) if isinstance(item, EncodeWindow) else self.answer(item)
+        return answered(self.hear(samples, wish), self._answer)
+
+    def _answer(self, asked: Question) -> Answer:
+        if isinstance(asked, TellLanguage):
+            return self.likeliest_language(asked.memory)
+        return self.encode(asked.mel) if isinstance(asked, EncodeWindow) else self.answer(asked)
 
     def hear(self, samples: Tensor, wish: Wish | None = None) -> Hearing:
         """The way through a sound, with all work left to the caller, so that many can be heard at once.

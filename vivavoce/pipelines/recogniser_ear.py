@@ -11,7 +11,8 @@ from vivavoce.device import Device, pick
 from vivavoce.dialogue.gathering import Gathering
 from vivavoce.dialogue.interface import Samples
 from vivavoce.hub import resolve
-from vivavoce.models.whisper_transcriber import Segment, WhisperTranscriber, Wish
+from vivavoce.models.whisper_hearing import Segment, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.pipelines.threaded import on_a_thread
 from vivavoce.recognition import RATE, load_transcriber
 from vivavoce.recognition.backends import Backend, BackendName, MoonshineBackend, fitting, load_backend

@@ -15,8 +15,9 @@ from vivavoce.audio.sound import Sound
 from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
+from vivavoce.models.whisper_hearing import Padding, Segment, Wish
 from vivavoce.models.whisper_tokens import Task
-from vivavoce.models.whisper_transcriber import Padding, Segment, WhisperTranscriber, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 
 if TYPE_CHECKING:
     from vivavoce.recognition.backends import Backend

@@ -15,9 +15,10 @@ from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.whisper_hearing import Segment, Wish
 from vivavoce.models.whisper_int8 import to_int8
 from vivavoce.models.whisper_narrow import narrow
-from vivavoce.models.whisper_transcriber import Segment, WhisperTranscriber, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.converted import CONVERTED, load_converted
 from vivavoce.recognition.drafting import DraftChoice, DraftReport
 from vivavoce.recognition.many import TranscribingEngine

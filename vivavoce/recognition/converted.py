@@ -23,15 +23,17 @@ from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_alignment import Word
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_decoding import Text
-from vivavoce.models.whisper_transcriber import (
+from vivavoce.models.whisper_hearing import (
     Answer,
     EncodeWindow,
+    Question,
     Segment,
     TellLanguage,
-    WhisperTranscriber,
     Wish,
     WriteText,
+    answered,
 )
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 
 CONVERTED = "model.bin"
 COPIED = ("tokenizer.json", "preprocessor_config.json", "generation_config.json")
@@ -101,20 +103,12 @@ class ConvertedWindows:
         """Segments as they are sure."""
         if wish is not None and wish.word_times:
             raise InputError("words have no times with this backend and model; take the backend ours")
-        going = self.listener.hear(samples, wish)
-        answer: Answer = None
-        while True:
-            try:
-                item = going.send(answer)
-            except StopIteration:
-                return
-            if isinstance(item, Segment):
-                answer = None
-                yield item
-            elif isinstance(item, TellLanguage):
-                answer = self._language(item)
-            else:
-                answer = self._encode(item) if isinstance(item, EncodeWindow) else self._write(item)
+        yield from answered(self.listener.hear(samples, wish), self._answer)
+
+    def _answer(self, asked: Question) -> Answer:
+        if isinstance(asked, TellLanguage):
+            return self._language(asked)
+        return self._encode(asked) if isinstance(asked, EncodeWindow) else self._write(asked)
 
     def _language(self, asked: TellLanguage) -> str:
         assert isinstance(asked.memory, EncodedWindow)

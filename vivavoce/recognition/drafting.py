@@ -26,9 +26,10 @@ from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_draft import draft_kind, load_decoder
 from vivavoce.models.whisper_engine import TOKEN, WhisperWriter, WindowHeads
 from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper_hearing import WriteText
 from vivavoce.models.whisper_narrow import is_narrow, narrow_pieces, remember_narrowly
 from vivavoce.models.whisper_pieces import PieceGuesser
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, WriteText
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.guessing import GuessingDecoder, GuessingHeads
 
 MOST_PIECES = 16  # tokens of a guessed text that are checked in one pass

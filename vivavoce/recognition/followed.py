@@ -18,8 +18,8 @@ from vivavoce.models.interface import Row
 from vivavoce.models.whisper_beams import follow
 from vivavoce.models.whisper_decoding import Text, take
 from vivavoce.models.whisper_engine import WhisperWriter
+from vivavoce.models.whisper_hearing import WriteText
 from vivavoce.models.whisper_rules import LogitRule, apply
-from vivavoce.models.whisper_transcriber import WriteText
 
 
 class NoGuess:

@@ -18,18 +18,18 @@ from vivavoce.engine.speculative import Acceptance
 from vivavoce.models.whisper_decoding import Text
 from vivavoce.models.whisper_encoding import WindowEncoder
 from vivavoce.models.whisper_engine import BEGUN, TOKEN, WhisperWriter
-from vivavoce.models.whisper_live import LiveGuess, LiveHearing
-from vivavoce.models.whisper_transcriber import (
+from vivavoce.models.whisper_hearing import (
     Answer,
     EncodeWindow,
     Hearing,
     Question,
     Segment,
     TellLanguage,
-    WhisperTranscriber,
     Wish,
     WriteText,
 )
+from vivavoce.models.whisper_live import LiveGuess, LiveHearing
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.drafting import DraftChoice, Drafter, DraftReport
 from vivavoce.recognition.followed import FollowedTexts
 

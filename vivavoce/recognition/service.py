@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vivavoce.models.whisper_hearing import Segment, Wish
 from vivavoce.models.whisper_live import LiveGuess
-from vivavoce.models.whisper_transcriber import Segment, Wish
 from vivavoce.recognition.drafting import DraftReport
 from vivavoce.recognition.many import Listening, TranscribingEngine
 from vivavoce.recognition.streaming import LiveListener, LiveState, LiveUpdate, Policy

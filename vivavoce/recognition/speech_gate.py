@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.audio.voice_activity import speech_chances, voice_activity
-from vivavoce.models.whisper_transcriber import Segment
+from vivavoce.models.whisper_hearing import Segment
 
 RATE = 16_000
 WINDOW = 512

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.errors import InputError
+from vivavoce.models.whisper_hearing import Wish
 from vivavoce.models.whisper_live import GuessedWord, LiveGuess, hear_live
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.many import Listening, TranscribingEngine
 
 RATE = 16_000

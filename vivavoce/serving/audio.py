@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from vivavoce.audio.sound import Sound
 from vivavoce.dialogue.interface import Samples
-from vivavoce.models.whisper_transcriber import Segment as HeardSegment
-from vivavoce.models.whisper_transcriber import Wish
+from vivavoce.models.whisper_hearing import Segment as HeardSegment
+from vivavoce.models.whisper_hearing import Wish
 from vivavoce.pipelines.recogniser_ear import RecogniserEar
 from vivavoce.pipelines.speaker_voice import SpeakerVoice
 from vivavoce.server.audio_api import Listening

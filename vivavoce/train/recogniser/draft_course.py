@@ -21,7 +21,8 @@ from vivavoce.device import bfloat16_is_fast_here
 from vivavoce.hub import resolve
 from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_decoding import Text, decode
-from vivavoce.models.whisper_transcriber import WhisperTranscriber, Wish
+from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Course, Learner, plot_curves
 from vivavoce.train.recogniser.asr import Listening
