@@ -55,9 +55,9 @@ def test_work_takes_as_long_as_the_processor_needs_and_others_go_on_beside_it(lo
         return took
 
     took = loop.run_until_complete(work())
-    assert 0.1 <= took < 0.2, "one after another"
+    assert 0.1 <= took < 0.5, "one after another"
     assert len(ticks) > 8, "the event loop has a core of its own"
-    assert workers.worked >= 0.1 and loop.worked < 0.1
+    assert workers.worked >= 0.1 > loop.worked
 
 
 def test_a_slower_machine_takes_longer():

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
-from tests.server.harness import Client, RunningServer, connected, eventually
+from tests.server.harness import DEADLINE, Client, RunningServer, connected, eventually
 from tests.server.scripted import ScriptedHost
 from tests.server.test_live_conversation import LiveHost
 from vivavoce.server.client_events import HANDLERS
@@ -161,13 +161,13 @@ async def garbage(server: RunningServer, data: bytes) -> None:
                 socket.transport.write_eof()
                 with contextlib.suppress(ConnectionClosed):
                     while True:
-                        await asyncio.wait_for(socket.recv(), 5)
+                        await asyncio.wait_for(socket.recv(), DEADLINE)
         else:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(data)
             writer.write_eof()
             with contextlib.suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), 5)
+                await asyncio.wait_for(reader.read(), DEADLINE)
             writer.close()
 
 
