@@ -22,7 +22,7 @@ from vivavoce.models.whisper_heads import WhisperHeads
 from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanText, lean_heads
 from vivavoce.models.whisper_rules import FORBIDDEN
 
-SURENESS = 0.2  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
+SURENESS = 0.3  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
 LEAST_SURENESS = 0.05  # the same of heads, whose guesses are all made at once
 LEAVES = 2  # tokens that are guessed side by side at the last place
 LEAST_CHANCE = 0.03  # of a token that is guessed there
