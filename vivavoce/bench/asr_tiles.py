@@ -25,7 +25,7 @@ from vivavoce.models.whisper_step import single_rows_step
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn.ahead import compiling_ahead
 from vivavoce.nn.graphed import as_graph
-from vivavoce.nn.kernels.tiles import Entries, Tile, keep_tiles, name_around, tiles, window_attention_name
+from vivavoce.nn.kernels import Entries, Tile, keep_tiles, known_tiles, name_around, window_attention_name
 from vivavoce.nn.paged import PagedCache, RowBatch
 
 PAGE = 16
@@ -103,7 +103,7 @@ class TileSearch:
     """The best entries for a step, one changed at a time; those of the device meanwhile are what is tried."""
 
     def __init__(self, step: StepOfTexts) -> None:
-        self.step, self.entries = step, tiles(step.device)
+        self.step, self.entries = step, known_tiles(step.device)
         with self.trying(dict.fromkeys(self.names())):
             self.plain_ms, self.plain = step.milliseconds()
         self.best_ms, self.best = self.plain_ms, Entries()

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vivavoce.nn.kernels.tiles import Tile, keep_tiles, tile_for, tile_name
+from vivavoce.nn.kernels.tiles import (
+    Entries,
+    Tile,
+    keep_tiles,
+    name_around,
+    tile_for,
+    tile_name,
+    window_attention_name,
+)
+from vivavoce.nn.kernels.tiles import tiles as known_tiles
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
@@ -45,6 +54,7 @@ __all__ = [
     "LONGEST_CHUNK",
     "MOST_ROWS",
     "WIDEST_DRAW",
+    "Entries",
     "Pages",
     "Tile",
     "add_layer_norm",
@@ -54,7 +64,9 @@ __all__ = [
     "few_row_linear",
     "gumbel_noise",
     "keep_tiles",
+    "known_tiles",
     "modulated_norm",
+    "name_around",
     "narrow_draw",
     "norm_linear",
     "norm_mish",
@@ -76,4 +88,5 @@ __all__ = [
     "transcript_rules",
     "usable",
     "window_attention",
+    "window_attention_name",
 ]
