@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,11 +15,11 @@ import torch
 MUST_RUN = set(os.environ.get("VIVA_MUST_RUN", "").split())
 LONGEST = (  # files that take longest, longest first, so that no worker is left with one of them at the end
     "server/test_ray_fleet.py",
-    "browser/test_talking.py",
     "export/test_onnx.py",
-    "bench/test_turn_server.py",
     "models/test_flow.py",
     "models/test_cosyvoice3_flow.py",
+    "browser/test_talking.py",
+    "bench/test_turn_server.py",
     "quant/test_convert.py",
     "speech/test_onnx_backend.py",
     "models/test_xy_tokenizer.py",
@@ -46,8 +45,6 @@ LONGEST = (  # files that take longest, longest first, so that no worker is left
     "bench/test_rehearsal.py",
     "recognition/test_drafting.py",
 )
-
-
 settings.register_profile("the same every time", derandomize=True, deadline=None)
 settings.load_profile("the same every time")
 
@@ -71,8 +68,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
-    here = Path(__file__).parent
-    items.sort(key=lambda item: ranks.get(item.path.relative_to(here).as_posix(), len(ranks)))
+    items.sort(key=lambda item: ranks.get(item.path.as_posix().rpartition("/tests/")[2], len(ranks)))
 
 
 def missing(marker: pytest.Mark) -> str | None:
