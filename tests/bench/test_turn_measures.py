@@ -43,11 +43,20 @@ def test_one_that_stops_at_every_sound_yields_and_is_not_selective():
 
 
 def test_the_server_is_told_what_was_heard():
-    _, (call,), servers = figures(Behaviour(stops_after=0.06), "barge-in")
-    told = [event for event in servers.opened[0].received if event["type"] == "conversation.item.truncate"]
-    heard = [1e3 * (each.over.first + 0.06 - each.reply.spans[0].start) for each in call.played]
-    assert [event["item_id"] for event in told] == [each.reply.item for each in call.played]
+    _, calls, servers = figures(Behaviour(stops_after=0.06), "barge-in")
+    received = [event for server in servers.opened for event in server.received]
+    told = [event for event in received if event["type"] == "conversation.item.truncate"]
+    played = [each for call in calls for each in call.played]
+    heard = [1e3 * (each.over.first + 0.06 - each.reply.spans[0].start) for each in played]
+    assert [event["item_id"] for event in told] == [each.reply.item for each in played]
     assert [event["audio_end_ms"] for event in told] == pytest.approx(heard, abs=41)
+
+
+def test_a_caller_keeps_their_voice_and_a_scene_is_all_its_calls():
+    result, calls, servers = figures(Behaviour(), "clean", "barge-in", turns=3)
+    voices = [[each.exchange.question.voice for each in call.played] for call in calls]
+    assert voices == 2 * [["voice 0", "voice 0"], ["voice 1"]] and len(servers.opened) == 4
+    assert [(scene["name"], scene["questions"]) for scene in result["scenes"]] == [("clean", 3), ("barge-in", 3)]
 
 
 def test_one_that_never_yields_keeps_every_reply():
@@ -106,7 +115,8 @@ def test_sounds_in_silence_that_are_answered_are_counted():
 def test_a_long_reply_is_stopped_by_the_caller_and_that_is_no_interruption():
     result, _, servers = figures(Behaviour(reply=30.0), "clean", turns=2)
     assert result["totals"]["self_interruptions"] == 0 and result["totals"]["response_rate"] == 1.0
-    assert sum(event["type"] == "response.cancel" for event in servers.opened[0].received) == 2
+    received = [event for server in servers.opened for event in server.received]
+    assert sum(event["type"] == "response.cancel" for event in received) == 2
 
 
 def test_a_bad_line_makes_answers_late_and_some_gaps():

@@ -161,7 +161,7 @@ def test_run_writes_what_it_measured(tmp_path, capsys):
     assert written["outcomes"][0]["question"] == "question 0"
     assert written["outcomes"][0]["response_ms"] == result["outcomes"][0]["response_ms"]
     assert (out / "turn.png").stat().st_size > 10_000 and (out / "turn_timeline.png").stat().st_size > 5_000
-    call = read(out / "clean.wav", mono=False)
+    call = read(out / "clean_0.wav", mono=False)
     microphone, heard = call.samples
     assert np.abs(microphone).max() > 0.05 and np.abs(heard).max() > 0.2
     assert "V2V" in capsys.readouterr().err

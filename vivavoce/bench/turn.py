@@ -48,7 +48,7 @@ class Plan:
     session: Event | None = None
     timing: Timing = field(default_factory=Timing)
     at_once: int = 1
-    """Scenes that are played at the same time."""
+    """Calls of scenes that are made at the same time."""
 
 
 def run(
@@ -70,7 +70,7 @@ def run(
 
     `scenes` ["none"] plays none (for `sessions` alone), None all. `sessions` above 1 adds that many calls at once, each
     asking its own question. `keep_sound` writes every call to `out`: a stereo WAV, caller left and replies right,
-    and what the server told as JSON lines. `at_once` scenes are played at the same time, which is sooner done.
+    and what the server told as JSON lines. `at_once` of them are made at the same time, which is sooner done.
     """
     if turns < 1 or sessions < 1 or at_once < 1:
         raise InputError(f"turns, sessions and at_once must be at least 1, not {turns}, {sessions} and {at_once}")
@@ -84,7 +84,7 @@ def run(
     result, calls = quick_loop.run(measure(lambda: connect(address, api_key), plan))
     result = {"what": "turn-taking over the Realtime protocol", "url": _without_secrets(address), **result}
     result["how"] = f"{detection}" + (f", {silence_ms} ms of silence" if detection == "server_vad" else "")
-    result["how"] += f", {at_once} scenes at a time" if at_once > 1 else ""
+    result["how"] += f", {at_once} calls at a time" if at_once > 1 else ""
     turn_report.show(result)
     if out is not None:
         _save(result, calls, out, keep_sound)
@@ -107,21 +107,22 @@ def session_of(detection: str, silence_ms: int, instructions: str | None) -> Eve
 
 
 async def measure(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[Call]]:
-    """Play the whole plan, a few scenes at a time; the figures, and the calls they come from."""
+    """Play the whole plan, a few calls at a time; the figures, and the calls they come from."""
     free = asyncio.Semaphore(plan.at_once)
 
     async def played(number: int, scene: Scene) -> Call:
         async with free:
-            with stage(f"scene {scene.name}"):
+            with stage(f"scene {scene.name}, {scene.exchanges[0].question.voice}".removesuffix(", ")):
                 return await _call(connect, scene, plan, seed=number)
 
-    scenes = [asyncio.ensure_future(played(number, scene)) for number, scene in enumerate(plan.script)]
+    spoken = [(number, part) for number, scene in enumerate(plan.script) for part in scene.calls()]
+    playing = [asyncio.ensure_future(played(number, part)) for number, part in spoken]
     try:
-        calls = await asyncio.gather(*scenes)
+        calls = await asyncio.gather(*playing)
     finally:  # where one fails, the others are not left to themselves
-        for scene in scenes:
-            scene.cancel()
-        await asyncio.gather(*scenes, return_exceptions=True)
+        for each in playing:
+            each.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
     together, parallel = await _together(connect, plan) if plan.sessions > 1 else (None, [])
     everything = [*calls, *parallel]
     found = [outcome for call in calls for outcome in outcomes(call)]
@@ -132,13 +133,20 @@ async def measure(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[Ca
         "python": platform.python_version(),
         "turns": plan.turns,
         "totals": summary(found),
-        "scenes": [{"name": call.scene.name, "failure": call.failure, **summary(outcomes(call))} for call in calls],
+        "scenes": [_scene(scene.name, calls) for scene in plan.script],
         "together": together,
         "microphone_late_ms": _late(late),
         "errors": _errors(everything),
         "outcomes": [asdict(outcome) for call in everything for outcome in outcomes(call)],
     }
     return result, everything
+
+
+def _scene(name: str, calls: Sequence[Call]) -> dict[str, Any]:
+    """The figures of a scene."""
+    mine = [call for call in calls if call.scene.name == name]
+    failure = next((call.failure for call in mine if call.failure), None)
+    return {"name": name, "failure": failure, **summary([outcome for call in mine for outcome in outcomes(call)])}
 
 
 async def _call(connect: Connect, scene: Scene, plan: Plan, seed: int = 0, number: int = 0) -> Call:
@@ -229,8 +237,7 @@ def _save(result: dict[str, Any], calls: Sequence[Call], out: Path, keep_sound: 
     (out / "turn.json").write_text(json.dumps(result, indent=2), encoding="utf8")
     turn_report.draw(result, [outcome for call in calls for outcome in outcomes(call)], calls, out)
     for place, call in enumerate(calls if keep_sound else ()):
-        is_alone = call.scene.name != "together"
-        name = re.sub(r"\W+", "_", call.scene.name if is_alone else f"together {call.number} {place}")
+        name = re.sub(r"\W+", "_", f"{call.scene.name} {place}")
         if call.caller.microphone.record:
             write(out / f"{name}.wav", Sound(recording(call), RATE))
             (out / f"{name}.jsonl").write_text(_told(call), encoding="utf8")

@@ -1,7 +1,7 @@
 """The script: what is said in each scene, and how a caller plays it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -54,11 +54,19 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Scene:
-    """A call."""
+    """What is said, and where."""
 
     name: str
     exchanges: tuple[Exchange, ...]
     surroundings: Surroundings = field(default_factory=Surroundings)
+
+    def calls(self) -> list["Scene"]:
+        """What each voice says of it: a person keeps theirs for a call, and servers get to know how loud it is."""
+        voices = dict.fromkeys(each.question.voice for each in self.exchanges)
+        return [
+            replace(self, exchanges=tuple(each for each in self.exchanges if each.question.voice == voice))
+            for voice in voices
+        ]
 
 
 @dataclass
@@ -75,7 +83,7 @@ class Played:
 
 @dataclass
 class Call:
-    """A scene as it happened; times are of one clock."""
+    """A scene, or what one voice said of it, as it happened; times are of one clock."""
 
     scene: Scene
     caller: Caller

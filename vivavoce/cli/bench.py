@@ -122,7 +122,7 @@ def bench_turn(
     scene: Annotated[list[str] | None, typer.Option(help="One of the scenes; may be given again. Else all.")] = None,
     turns: Annotated[int, typer.Option(min=1, help="Turns of each scene.")] = 4,
     sessions: Annotated[int, typer.Option(min=1, help="Calls at once, besides the scenes.")] = 1,
-    at_once: Annotated[int, typer.Option(min=1, help="Scenes played at the same time.")] = 2,
+    at_once: Annotated[int, typer.Option(min=1, help="Calls made at the same time, of the scenes.")] = 2,
     speech: Annotated[Path | None, typer.Option(file_okay=False, help="Recorded questions of your own.")] = None,
     silence_ms: Annotated[int, typer.Option(min=0, help="Silence that ends a turn.")] = 200,
     detection: Annotated[str, typer.Option(help="server_vad or semantic_vad.")] = "server_vad",
