@@ -19,5 +19,5 @@ def read_config(file: str | Path, kind: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read ({error}); is this a {kind} folder?") from error
     if not isinstance(given, dict):
-        raise CheckpointError(f"{file} holds no settings; is this a {kind} folder?")
+        raise CheckpointError(f"{file} holds a {type(given).__name__}, no settings; is this a {kind} folder?")
     return given
