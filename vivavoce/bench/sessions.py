@@ -69,7 +69,7 @@ class Server:
 def run(
     model: str = "mini-speech",
     count: int = 200,
-    warm: int = 40,
+    warm: int = 80,
     most_tokens: int = 25,
     between: float = BETWEEN_SECONDS,
     out: Path | None = None,

@@ -15,7 +15,7 @@ import weakref
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime_session import RealtimeSession
 
-TOGETHER_SECONDS = 1.0  # those that end at about the same time are tidied up after together
+TOGETHER_SECONDS = 5.0  # those that end at about the same time are tidied up after together: whoever speaks feels it
 SHARE = 0.01  # of the time, at most, nobody is heard because of it
 
 
