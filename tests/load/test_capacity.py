@@ -66,11 +66,8 @@ async def test_sessions_that_end_leave_no_memory_behind(model):
     async with host.pipeline:
         await host.warm_up()
         async with RunningServer(host, ServerOptions(opens_per_minute=1000)) as running:
-            server, held, tasks = (
-                sessions.Server(running.port, os.getpid()),
-                Held(host.pipeline),
-                len(asyncio.all_tasks()),
-            )
+            server, held = sessions.Server(running.port, os.getpid()), Held(host.pipeline)
+            tasks = len(asyncio.all_tasks())
 
             def all_is_over() -> bool:
                 return len(asyncio.all_tasks()) <= tasks and held.pages == 0

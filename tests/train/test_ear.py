@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
+from vivavoce.bench.edit_distance import error_rate
 from vivavoce.errors import InputError
 from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
 from vivavoce.models.speech_encoder_stream import SpeechStream
@@ -20,7 +21,6 @@ from vivavoce.train.hearing.forward import features, new_encoder
 from vivavoce.train.hearing.lattice import Lattice
 from vivavoce.train.hearing.lessons import Habits, Lessons, Shape, Speech
 from vivavoce.train.hearing.probe import LETTERS, read, spelled
-from vivavoce.train.hearing.report import error_rate
 from vivavoce.train.hearing.surroundings import Surroundings, other_lengths, taken_at, warp_bands
 from vivavoce.train.voices import TEACHER
 

@@ -73,7 +73,7 @@ class StepOfTexts:
         """What the rows' texts may go on with.  # [row, vocabulary]"""
         decoder, writer = self.model.decoder, self.writer
         look = writer.looking(self.windows)
-        return writer.logits(single_rows_step(decoder, writer._packed, self.rows, self.batch, look))
+        return writer.logits(single_rows_step(decoder, writer.packed, self.rows, self.batch, look))
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -135,9 +135,7 @@ class TileSearch:
         """Settings of which the best is to be found: first all layers, then matrix by matrix, then the windows."""
         dtype, texts, shapes = self.step.rows.dtype, self.step.texts, self.step.shapes
         width = self.step.model.config.d_model
-        named = {
-            name_around(dtype, *shape, texts): [*candidates(shape[1], width)] for shape in shapes[:-1]
-        }  # fmt: skip
+        named = {name_around(dtype, *shape, texts): candidates(shape[1], width) for shape in shapes[:-1]}
         yield [{name: some[0] for name, some in named.items()}, {name: some[-1] for name, some in named.items()}]
         for name, some in named.items():
             yield [{name: tile} for tile in some]

@@ -14,6 +14,12 @@ def edit_distance(meant: Sequence[Any], got: Sequence[Any]) -> int:
     return row[-1]
 
 
+def error_rate(meant: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]]) -> float:
+    """Edits over length, of letters in sentences or words in lists of words."""
+    edits = sum(edit_distance(one, other) for one, other in zip(meant, got, strict=True))
+    return edits / max(1, sum(map(len, meant)))
+
+
 def word_errors(meant: str, heard: str) -> int:
     """Words to insert, delete or replace to get from one to the other."""
     return edit_distance(meant.split(), heard.split())

@@ -153,7 +153,7 @@ class WhisperWriter:
             "BEGUN": BEGUN,
             "LATEST_SHIFT": LATEST_SHIFT,
         }
-        self._packed = pack_projections(model.decoder)
+        self.packed = pack_projections(model.decoder)
 
     def prompt(self, window: int, prompt: Sequence[int], timestamps: bool) -> list[Row]:
         """The rows a text of a held window starts from."""
@@ -163,7 +163,7 @@ class WhisperWriter:
     def paged(self) -> Any:
         """The layers without Python, where they can be had: on CPUs, of plain products."""
         on_cpu = self._ids.device.type == "cpu"
-        return paged_stack(self.model.decoder, self._packed) if on_cpu and self._packed else None
+        return paged_stack(self.model.decoder, self.packed) if on_cpu and self.packed else None
 
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Hidden states of the last layer.  # [row, 2] → [row, d_model]"""
@@ -187,8 +187,8 @@ class WhisperWriter:
         decoder = self.model.decoder
         x = decoder.embed_tokens(ids) + decoder.embed_positions(batch.positions.long())
         look = self.looking(windows)
-        if self._packed and is_single(x, batch):
-            return single_rows_step(decoder, self._packed, x, batch, look)
+        if self.packed and is_single(x, batch):
+            return single_rows_step(decoder, self.packed, x, batch, look)
         if not kernels.usable(x):
             batch = masked_once(batch, x)
         for index, layer in enumerate(decoder.stack):
@@ -201,8 +201,8 @@ class WhisperWriter:
     def _attend_text(self, layer: WhisperDecoderLayer, index: int, x: Tensor, batch: RowBatch) -> Tensor:
         attention = layer.self_attn
         normed = layer.self_attn_layer_norm(x)
-        if self._packed:
-            packed = functional.linear(normed, *self._packed[index])
+        if self.packed:
+            packed = functional.linear(normed, *self.packed[index])
         elif attention.packed is not None:
             packed = attention.packed(normed)
         else:
@@ -250,7 +250,7 @@ class WhisperWriter:
     def logits(self, hidden: Tensor) -> Tensor:
         """What each state says of the next token, before any rule.  # [row, d_model] → [row, vocabulary] float32"""
         weight = self.model.decoder.embed_tokens.weight
-        if self._packed and kernels.usable(hidden) and kernels.takes([weight], hidden.shape[0]):
+        if self.packed and kernels.usable(hidden) and kernels.takes([weight], hidden.shape[0]):
             return kernels.row_linear(hidden.contiguous(), weight, None, dtype=torch.float32)
         return self.model.decoder.logits(hidden)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.bench.edit_distance import edit_distance
+from vivavoce.bench.edit_distance import error_rate
 from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.train.codes import Sounds
 from vivavoce.train.corpus import Corpus
@@ -81,10 +81,10 @@ def measure(
         clean, noisy = listen(hearing, source, chosen), listen(hearing, source, chosen, NOISE)
         metrics[name] = {
             "sentences": len(chosen),
-            "cer": error_rate(clean.texts, clean.read),
-            "cer_unrounded": error_rate(clean.texts, clean.read_unrounded),
-            "cer_15db": error_rate(noisy.texts, noisy.read),
-            "wer": error_rate([text.split() for text in clean.texts], [text.split() for text in clean.read]),
+            "cer": _rate(clean.texts, clean.read),
+            "cer_unrounded": _rate(clean.texts, clean.read_unrounded),
+            "cer_15db": _rate(noisy.texts, noisy.read),
+            "wer": _rate([text.split() for text in clean.texts], [text.split() for text in clean.read]),
             "same_code_15db": _same(clean.codes, noisy.codes),
             **_usage(clean.codes, hearing.lattice.size),
             "examples": [list(pair) for pair in zip(clean.texts[:5], clean.read[:5], strict=True)],
@@ -92,12 +92,6 @@ def measure(
         if name == "held_out":
             metrics["cer_by_voice"] = _by_voice([source.voices[index] for index in chosen], clean)
     return metrics
-
-
-def error_rate(meant: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]]) -> float:
-    """Edits over length, of letters in sentences or words in lists of words."""
-    edits = sum(edit_distance(a, b) for a, b in zip(meant, got, strict=True))
-    return round(edits / max(1, sum(len(a) for a in meant)), 4)
 
 
 def in_pink_noise(samples: Tensor, lengths: Tensor, decibels: float, generator: torch.Generator) -> Tensor:
@@ -137,5 +131,10 @@ def _by_voice(voices: list[str], heard: Heard) -> dict[str, float]:
     rates = {}
     for voice in sorted(set(voices)):
         mine = [index for index, name in enumerate(voices) if name == voice]
-        rates[voice] = error_rate([heard.texts[i] for i in mine], [heard.read[i] for i in mine])
+        rates[voice] = _rate([heard.texts[i] for i in mine], [heard.read[i] for i in mine])
     return rates
+
+
+def _rate(meant: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]]) -> float:
+    """An error rate as it is told."""
+    return round(error_rate(meant, got), 4)

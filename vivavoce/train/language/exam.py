@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vivavoce.bench.edit_distance import edit_distance
+from vivavoce.bench.edit_distance import error_rate
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn
@@ -139,7 +139,7 @@ class Exam:
 
     def _code_errors(self, sentence: str, made: Sequence[int]) -> float:
         meant = self._reply_codes(sentence)
-        return edit_distance(meant, made) / len(meant)
+        return error_rate([meant], [made])
 
     def _text(self, reply: Sequence[Row]) -> str:
         return self.tokenizer.decode(self.model.written_ids(reply)).strip()
@@ -170,8 +170,7 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def word_error_rate(meant: Sequence[str], said: Sequence[str]) -> float:
     """Wrong words per word meant, after both are normalised."""
-    pairs = [(normalise(a).split(), normalise(b).split()) for a, b in zip(meant, said, strict=True)]
-    return sum(edit_distance(a, b) for a, b in pairs) / max(1, sum(len(a) for a, _ in pairs))
+    return error_rate(*([normalise(text).split() for text in texts] for texts in (meant, said)))
 
 
 def _table(by_intent: Mapping[str, Sequence[Answer]]) -> dict[str, dict[str, float]]:
