@@ -22,6 +22,7 @@ from vivavoce.dialogue.interface import (
 )
 from vivavoce.dialogue.moderation import Moderation, WordList
 from vivavoce.dialogue.pipeline import CallArguments, CallBegan, Ended, Spoke, Wrote
+from vivavoce.dialogue.replies import MOST_BESIDE
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError
@@ -105,6 +106,23 @@ async def test_a_reply_out_of_band_leaves_nothing_in_the_history():
     assert stage.pipeline.made[1].plan.past is None
     assert stage.all(ReplyDone)[0].reply == beside
     assert len(stage.conversation.items) == 1
+    await stage.close()
+    stage.check()
+
+
+async def test_replies_out_of_band_are_bounded_and_do_not_hide_the_one_being_said():
+    stage = Stage.set(spoken(3.0), *[spoken(3.0)] * MOST_BESIDE)
+    said = stage.conversation.reply()
+    await stage.hear(silence(1.5))
+    beside = [stage.conversation.reply(ReplyRequest(is_out_of_band=True)) for _ in range(MOST_BESIDE)]
+    with pytest.raises(InputError, match="out of band"):
+        stage.conversation.reply(ReplyRequest(is_out_of_band=True))
+    for reply in beside:
+        stage.conversation.cancel(reply)
+    stage.conversation.played(said, 100)
+    await stage.hear(talk(1.0))
+    assert stage.all(ReplyDone)[-1].reason == "turn_detected"
+    assert stage.all(ItemTruncated)[-1].audio_end_ms < 1000, "cut to what the client says that it played"
     await stage.close()
     stage.check()
 

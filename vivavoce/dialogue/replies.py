@@ -22,7 +22,8 @@ from vivavoce.dialogue.speaking import Speaking, SpeakingOptions, Surroundings
 from vivavoce.dialogue.timeline import OutputTimeline
 from vivavoce.errors import InputError
 
-REMEMBERED_REPLIES = 8
+REMEMBERED_REPLIES = 8  # of those that are over, some of which may still be heard
+MOST_BESIDE = 16
 HARDLY_BEGUN_SECONDS = 0.25  # a reply of which so little was heard came too soon, and yields to any speech
 
 
@@ -105,6 +106,8 @@ class Replies:
     def ask(self, request: ReplyRequest) -> str:
         """Say a reply now; its id."""
         if request.is_out_of_band:
+            if len(self._beside) >= MOST_BESIDE:
+                raise InputError(f"{MOST_BESIDE} replies out of band are under way; wait for one of them, or cancel it")
             speaking = self._begin(request, hears_turn=False)
             self._beside[speaking.reply] = speaking
         else:
@@ -195,8 +198,10 @@ class Replies:
         )
         speaking = Speaking(reply, item, settings, stream, around, self._options)
         self._known[reply] = speaking
-        while len(self._known) > REMEMBERED_REPLIES:
-            del self._known[next(iter(self._known))]
+        under_way = (self._said, self._held, *self._beside.values())
+        over = [each for each, known in self._known.items() if known not in under_way]
+        for each in over[:-REMEMBERED_REPLIES]:
+            del self._known[each]
         return speaking
 
     def _sent(self, speaking: Speaking, samples: Samples) -> None:

@@ -190,6 +190,7 @@ class Server:
     def answering(self, answer: Handler) -> Answer:
         """The answer, for those who may have it; errors as the protocol says them."""
         from starlette.exceptions import HTTPException
+        from starlette.requests import ClientDisconnect
 
         async def guarded(request: "Request") -> "Response":
             try:
@@ -201,6 +202,8 @@ class Server:
                 return error_answer(WireError(str(error)))
             except HTTPException as error:
                 return refusal(request, error)
+            except ClientDisconnect:  # in the middle of its body; nobody reads the answer
+                return error_answer(WireError("the body ended too soon", "incomplete_body"))
             except Exception as error:
                 log.exception("%s failed", request.url.path)
                 message = f"the request could not be handled: {type(error).__name__}"

@@ -126,7 +126,8 @@ class ClientEvents:
         try:
             reply = self.conversation.reply(request)
         except InputError as error:
-            raise WireError(str(error), "conversation_already_has_active_response") from error
+            code = "rate_limit_exceeded" if asked.is_out_of_band else "conversation_already_has_active_response"
+            raise WireError(str(error), code) from error
         self.clock.asked()
         self.teller.asked[reply] = asked
 

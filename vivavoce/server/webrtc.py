@@ -42,6 +42,8 @@ class Call:
         """The SDP that answers an offer; WireError where it is none."""
         from aiortc import RTCSessionDescription
 
+        if "m=audio" not in offer:
+            raise WireError("the SDP offer has no audio track (a line m=audio …)", "invalid_sdp", "sdp")
         try:
             async with asyncio.timeout(OFFER_SECONDS):
                 await self.peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
