@@ -142,7 +142,9 @@ def test_what_is_asked_for_in_vain_is_told_with_what_to_do(arguments, told):
     assert isinstance(done.exception, VivaError) and told in str(done.exception)
 
 
-@pytest.mark.parametrize("command", [["demo"], ["transcribe", "a.wav"], ["plan"], ["bench", "lm"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["demo"], ["transcribe", "a.wav"], ["plan"], ["bench", "lm"], ["verify", "x"]], ids=" ".join
+)
 def test_a_folder_that_cannot_be_made_is_told_before_anything_is_done(command):
     done = invoke(*command, "--out", f"{__file__}/results")
     assert done.exit_code == 2 and "cannot be made" in re.sub(r"[\s│]+", " ", done.output)

@@ -115,7 +115,8 @@ def test_greedy_texts_are_those_of_transformers(pair):
     assert len({token for text in texts for token in text.tokens}) > 20
 
 
-def test_openai_files_hold_the_same_model(pair, tmp_path):
+@pytest.mark.parametrize("file", ["small.pt", "small"])
+def test_openai_files_hold_the_same_model(pair, tmp_path, file):
     reference, model, _ = pair
     config = model.config
     dims = {
@@ -131,8 +132,8 @@ def test_openai_files_hold_the_same_model(pair, tmp_path):
         "n_text_layer": config.decoder_layers,
     }
     weights = {openai_name(name): tensor for name, tensor in reference.model.state_dict().items()}
-    torch.save({"dims": dims, "model_state_dict": weights}, tmp_path / "small.pt")
-    loaded = Whisper.load(tmp_path / "small.pt")
+    torch.save({"dims": dims, "model_state_dict": weights}, tmp_path / file)
+    loaded = Whisper.load(tmp_path / file)
     assert loaded.config == config
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name]), name

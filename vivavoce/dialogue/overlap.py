@@ -1,5 +1,5 @@
-"""Somebody makes a sound while the machine speaks: who yields? Decided within 300 ms, from how it sounds alone, or with
-the words where a recogniser gives them.
+"""Somebody makes a sound while the machine speaks: who yields? Decided within 300 ms, or 400 where it could be either,
+from how it sounds alone, or with the words where a recogniser gives them.
 
 A hum ("mm-hm") is soft, dark and steady; a cough is loud, noisy and short; our own echo is what we have just said. A
 real interruption goes on, changes colour as words do, and is as loud as the user usually is.

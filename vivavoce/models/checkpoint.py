@@ -53,7 +53,7 @@ class Checkpoint:
         self._tensors: dict[str, Callable[[], Tensor]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in weight_files(self.source):
-            if _is_pickled(file):
+            if is_pickled(file):
                 self._add_pickled(file)
             else:
                 self._add_safetensors(file)
@@ -149,7 +149,7 @@ def _dequantised(read: ReadQuantised) -> Tensor:
     return read().dequantised()
 
 
-def _is_pickled(file: Path) -> bool:
+def is_pickled(file: Path) -> bool:
     """By its name, or, where that says nothing, by the zip that torch writes."""
     if file.suffix in PICKLED | {".safetensors"}:
         return file.suffix in PICKLED

@@ -252,7 +252,7 @@ class Whisper(nn.Module):
         dtype: torch.dtype = torch.float32,
         progress: Callable[[int, int], None] | None = None,
     ) -> "Whisper":
-        """A folder in Hugging Face's layout, or one of OpenAI's `.pt` files."""
+        """A folder in Hugging Face's layout, or one of OpenAI's files."""
         config, checkpoint = open_whisper(source)
         with checkpoint:
             with allocating(device, dtype):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.checkpoint import PICKLED, Checkpoint
+from vivavoce.models.checkpoint import Checkpoint, is_pickled
 from vivavoce.models.whisper_config import WhisperConfig
 
 OF_OPENAI = (
@@ -54,7 +54,7 @@ class OpenAICheckpoint(Checkpoint):
 def open_whisper(source: str | Path) -> tuple[WhisperConfig, Checkpoint]:
     """The config of a published Whisper and its tensors by this house's names."""
     source = Path(source)
-    if source.is_file() and source.suffix in PICKLED:
+    if source.is_file() and is_pickled(source):
         opened = OpenAICheckpoint(source)
         return opened.config, opened.renamed(from_openai)
     folder = source.parent if source.is_file() else source

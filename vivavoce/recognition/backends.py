@@ -14,6 +14,7 @@ import torch
 from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
+from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_hearing import Segment, Wish
 from vivavoce.models.whisper_int8 import to_int8
@@ -27,7 +28,6 @@ from vivavoce.recognition.speech_gate import SpeechGate
 
 BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
 BACKENDS: tuple[BackendName, ...] = ("auto", "ours", "faster-whisper", "moonshine")
-OPENAI_ENDING = ".pt"  # of a file that is a whole Whisper
 BIG = 768  # d_model from which on a CPU is left to faster-whisper
 MOONSHINE_SECONDS = 30.0  # of sound it is given at once; its authors advise against more
 
@@ -121,7 +121,7 @@ def load_backend(
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     path = Path(model).expanduser()
-    is_here = path.is_dir() or (path.is_file() and path.suffix == OPENAI_ENDING)
+    is_here = path.is_dir() or (path.is_file() and is_pickled(path))  # the latter is one of OpenAI's
     source = path if is_here else resolve(str(model))
     picked = pick(device)
     chosen = fitting(source, picked, drafts) if backend == "auto" else backend
