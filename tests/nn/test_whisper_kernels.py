@@ -13,6 +13,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Speculation
 from vivavoce.models.whisper import Whisper
+from vivavoce.models.whisper_encoding import WindowEncoder
 from vivavoce.models.whisper_engine import BEFORE_IS_TIME, BEGUN, LAST_IS_TIME, LATEST_SHIFT, WhisperWriter
 from vivavoce.nn import kernels
 from vivavoce.nn.kernels.tiles import CACHE_VARIABLE, keep_tiles, name_around, tiles
@@ -152,6 +153,15 @@ def test_the_rules_of_a_transcript_are_the_plain_ones():
     assert torch.equal(on_gpu.ruled(logits.cuda(), torch.tensor(modes).cuda()).cpu(), wanted)
 
 
+@torch.inference_mode()
+def test_windows_of_any_length_are_encoded_the_same_when_they_come_again():
+    model = Whisper.random(CONFIG, seed=1).cuda()
+    encode, frames = WindowEncoder(model.encoder), CONFIG.window_frames
+    for length in (frames, frames // 2, frames // 4) * 3:
+        mel = torch.randn(1, CONFIG.num_mel_bins, length, device="cuda")
+        torch.testing.assert_close(encode(mel), model.encoder(mel), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9, 0, 1.0)], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("timestamps", [False, True])
 @pytest.mark.parametrize("tiled", [False, True])
@@ -162,7 +172,7 @@ def test_texts_of_the_gpu_are_those_of_the_cpu_with_and_without_drafts(
     shapes = [(96, 32), (32, 32), (64, 32), (32, 64), (CONFIG.vocab_size, 32)]
     if tiled:
         found = {name_around(torch.float32, *shape, rows): kernels.Tile(16, shape[1], 0, 2, early=True)
-                 for shape in shapes for rows in (1, 8, 16)}  # fmt: skip
+                 for shape in shapes for rows in (1, 2, 4, 8, 16)}  # fmt: skip
         keep_tiles(torch.cuda.get_device_name(), found)
     tiles.cache_clear()
 

@@ -18,6 +18,7 @@ from vivavoce.engine.draft_model import DraftModel
 from vivavoce.engine.drafts import EarlierHypothesis, FirstGuess, NgramLookup
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.speculative import Acceptance, DraftSource, Speculation
+from vivavoce.engine.step_kind import GRAPHED_DRAFT
 from vivavoce.errors import CheckpointError
 from vivavoce.hub import resolve
 from vivavoce.models.interface import Row
@@ -141,6 +142,8 @@ class Drafter:
         guesses_texts = bool(earlier) or window in self._guessed or isinstance(self._by_model, GuessingDecoder)
         source = sources[0] if len(sources) == 1 else FirstGuess(sources)
         most = MOST_PIECES if guesses_texts else self.choice.most
+        if self.device.kind == "cuda":
+            most = min(most, GRAPHED_DRAFT)
         return Speculation(source, most, reads_hidden=self._by_heads is not None)
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ FITTING_MORE = {"int8": Tile(32, 256, 4, 2), "float8": Tile(32, 256, 4, 2), "int
 Entries = dict[str, Tile | None]  # None: the library is faster
 SHIPPED: dict[str, Entries] = {
     "NVIDIA H200": {
+        CHAINED: Tile(0, 0, 0, 0),
         "bfloat16 4096x24576 gated rows 1": Tile(1, 4096, 0, 4),
         "bfloat16 12288x4096 rows 1": Tile(2, 2048, 0, 4),
         "bfloat16 4096x6144 rows 1": Tile(2, 2048, 0, 4),
@@ -95,6 +96,12 @@ SHIPPED: dict[str, Entries] = {
         "float8 4096x6144 rows 32": Tile(64, 256, 4, 4),
         "float8 4096x4096 rows 8": Tile(32, 256, 4, 2),
         "float8 4096x4096 rows 32": Tile(16, 512, 3, 1),
+        "around bfloat16 1280x3840 rows 8": Tile(16, 1280, 0, 4, early=True),
+        "around bfloat16 1280x1280 rows 8": Tile(16, 1280, 0, 4, early=True),
+        "around bfloat16 1280x5120 rows 8": Tile(16, 1280, 0, 4),
+        "around bfloat16 5120x1280 rows 8": Tile(16, 2560, 0, 8, early=True),
+        "around bfloat16 1280x51865 rows 8": Tile(16, 1280, 0, 4, early=True),
+        "window attention 20x64 rows 8": Tile(0, 256, 0, 8),
     }
 }
 
@@ -128,8 +135,8 @@ def tile_around(weight: Tensor, rows: int) -> Tile | None:
 
 
 def name_around(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> str:
-    """What its entry is called."""
-    return f"around {tile_name(str(dtype).removeprefix('torch.'), inputs, outputs, rows, False)}"
+    """What its entry is called: rows count up to the next power of two, for a few have a kernel of their own."""
+    return f"around {str(dtype).removeprefix('torch.')} {inputs}x{outputs} rows {1 << (rows - 1).bit_length()}"
 
 
 def fits(tile: Tile, inputs: int, normed: bool) -> bool:
