@@ -13,6 +13,10 @@ class InputError(VivaError):
     """What the caller passed cannot be used: wrong ids, wrong rate, wrong shape, empty."""
 
 
+class NothingToSayError(InputError):
+    """A text holds nothing that a voice could say."""
+
+
 class CapacityError(VivaError):
     """It would be right, but it does not fit: context, cache pages, memory."""
 

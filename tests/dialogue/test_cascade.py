@@ -30,10 +30,11 @@ from vivavoce.dialogue.interface import (
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError, VivaError
+from vivavoce.speech.cleaning import cleaned
 
 
 class Endpoint(ThreadingHTTPServer):
-    """A chat endpoint that streams what it is told to."""
+    """A chat endpoint that streams what it is told to; bytes are sent as they are, and are the last it sends."""
 
     def __init__(self, chunks, status=200):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -56,9 +57,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             for chunk in self.server.chunks:
-                line = chunk if isinstance(chunk, str) else json.dumps(chunk)
-                self.wfile.write(f"data: {line}\n\n".encode())
+                line = "" if isinstance(chunk, bytes) else chunk if isinstance(chunk, str) else json.dumps(chunk)
+                self.wfile.write(chunk if isinstance(chunk, bytes) else f"data: {line}\n\n".encode())
                 self.wfile.flush()
+                if isinstance(chunk, bytes):
+                    return
             self.wfile.write(b"data: [DONE]\n\n")
         except OSError:
             self.server.was_left.set()
@@ -108,6 +111,7 @@ class Voice:
         self.said = []
 
     async def speak(self, text, voice, speed):
+        cleaned(text)  # raises where there is nothing to say
         self.said.append(text)
         noise = np.random.default_rng(len(text)).standard_normal(800 * len(text))
         for part in np.array_split((0.05 * noise).astype("f"), 4):
@@ -167,6 +171,14 @@ async def test_speech_becomes_words_becomes_a_reply_becomes_speech(serve):
     first_sound = next(index for index, event in enumerate(told) if isinstance(event, ReplyAudio))
     texts = [index for index, event in enumerate(told) if isinstance(event, ReplyText)]
     assert texts[0] < first_sound < texts[1], "the first sentence is spoken before the second is written"
+
+
+async def test_what_is_for_the_eye_alone_is_written_and_not_said(serve):
+    endpoint = serve(words("Good morning! ", "😊😊\n", "```python\n"))
+    told, voice, items, _ = await converse(endpoint, lambda conversation: conversation.reply())
+    assert next(event for event in told if isinstance(event, ReplyDone)).reason == "completed"
+    assert voice.said == ["Good morning!"]
+    assert items[-1].content.parts[0].transcript == "Good morning! 😊😊\n```python\n"
 
 
 async def test_tools_pass_through(serve):
@@ -230,6 +242,14 @@ async def test_written_replies_are_not_cut_into_sentences(serve):
         ([], 503, "answered 503"),
         (["{not json"], 200, "no JSON"),
         ([{"error": {"message": "out of memory"}}], 200, "out of memory"),
+        ([{"error": "out of memory"}], 200, "out of memory"),
+        ([b"<html><p>Welcome</p></html>"], 200, "streamed no answer but '<html><p>Welcome</p></html>'"),
+        ([b""], 200, "streamed no answer"),
+        ([{"choices": [{"delta": {"content": "And th"}}]}, b"\n"], 200, "broke off"),
+        (["null"], 200, "another form"),
+        ([{"choices": [None]}], 200, "another form"),
+        ([{"choices": [{"delta": {"content": 5}}]}], 200, "another form"),
+        ([{"choices": [{"delta": {"tool_calls": [{"index": "x", "function": 5}]}}]}], 200, "another form"),
     ],
 )
 async def test_an_endpoint_that_fails_fails_the_reply_with_its_own_words(serve, chunks, status, message):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,6 +26,7 @@ from vivavoce.dialogue.pipeline import (
     Wrote,
 )
 from vivavoce.dialogue.sentences import SentenceSplitter
+from vivavoce.errors import NothingToSayError
 
 
 class Hearing(Protocol):
@@ -281,9 +283,10 @@ class CascadeReply:
         settings = self.plan.settings
         for sentence in sentences:
             await self._pieces.put(Wrote(sentence))
-            if settings.modality == "audio" and sentence.strip():
-                async for samples in self._voice.speak(sentence.strip(), settings.voice, settings.speed):
-                    await self._pieces.put(Spoke(samples))
+            if settings.modality == "audio" and any(letter.isalnum() for letter in sentence):
+                with suppress(NothingToSayError):  # a picture or a mark of a list is for the eye alone
+                    async for samples in self._voice.speak(sentence.strip(), settings.voice, settings.speed):
+                        await self._pieces.put(Spoke(samples))
 
 
 def _needs_words(item: Item) -> bool:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from vivavoce.dialogue.history import written
 from vivavoce.dialogue.interface import ConversationSettings, Item, Message, Tool, ToolCall
-from vivavoce.errors import InputError, VivaError
+from vivavoce.errors import InputError, VivaError, shown
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,13 @@ class ChatEndpoint:
         request = _Request(self._connect(), self._path(), self._body(messages, settings), self._headers, tell)
         request.start()
         try:
-            reason = "stop"
-            usage: dict[str, int] = {}
+            told = _Told()
             while (line := await lines.get()) is not None:
                 if isinstance(line, Exception):
                     raise line
-                event = _event(line)
-                usage = event.get("usage") or usage
-                for choice in event.get("choices") or []:
-                    reason = choice.get("finish_reason") or reason
-                    for piece in _pieces(choice.get("delta") or {}):
-                        yield piece
-            yield ChatEnd(reason, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+                for piece in told.pieces(line):
+                    yield piece
+            yield told.end()
         finally:
             request.stop()
 
@@ -180,25 +175,67 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _event(line: str) -> dict[str, Any]:
-    """The JSON of a `data:` line; nothing of any other line."""
-    data = line.removeprefix("data:").strip()
-    if not line.startswith("data:") or data == "[DONE]":
-        return {}
-    try:
-        event = json.loads(data)
-    except ValueError as error:
-        raise VivaError(f"the chat endpoint sent what is no JSON: {data[:80]!r}") from error
-    if "error" in event:
-        raise VivaError(f"the chat endpoint failed: {event['error'].get('message', event['error'])}")
-    return event if isinstance(event, dict) else {}
+class _Told:
+    """What the lines of an answer have said so far."""
+
+    def __init__(self) -> None:
+        self._begins = ""
+        self._has_events = self._is_whole = False
+        self._reason, self._usage = "stop", dict[str, int]()
+
+    def pieces(self, line: str) -> list[ChatPiece]:
+        """What is in the JSON of a `data:` line; nothing in any other line."""
+        self._begins = self._begins or line
+        if not line.startswith("data:"):
+            return []
+        data, self._has_events = line.removeprefix("data:").strip(), True
+        if data == "[DONE]":
+            self._is_whole = True
+            return []
+        try:
+            return self._pieces(json.loads(data))
+        except json.JSONDecodeError as error:
+            raise VivaError(f"the chat endpoint sent what is no JSON: {shown(data)}") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise VivaError(f"the chat endpoint sent an event of another form: {shown(data)}") from error
+
+    def end(self) -> ChatEnd:
+        """The end, if this is one."""
+        if not self._has_events:
+            raise VivaError(
+                f"the chat endpoint streamed no answer but {shown(self._begins)}; "
+                "its address is what comes before /chat/completions, and it must be able to stream"
+            )
+        if not self._is_whole:
+            raise VivaError("the chat endpoint broke off in the middle of its answer")
+        usage = self._usage
+        return ChatEnd(self._reason, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+
+    def _pieces(self, event: dict[str, Any]) -> list[ChatPiece]:
+        if "error" in event:
+            error = event["error"]
+            raise VivaError(
+                f"the chat endpoint failed: {error.get('message', error) if isinstance(error, dict) else error}"
+            )
+        self._usage = event.get("usage") or self._usage
+        pieces: list[ChatPiece] = []
+        for choice in event.get("choices") or []:
+            self._reason = choice.get("finish_reason") or self._reason
+            self._is_whole |= choice.get("finish_reason") is not None
+            pieces += _of_delta(choice.get("delta") or {})
+        return pieces
 
 
-def _pieces(delta: dict[str, Any]) -> list[ChatPiece]:
-    pieces: list[ChatPiece] = [ChatText(delta["content"])] if delta.get("content") else []
+def _of_delta(delta: dict[str, Any]) -> list[ChatPiece]:
+    pieces: list[ChatPiece] = [ChatText(_text(delta["content"]))] if delta.get("content") else []
     for call in delta.get("tool_calls") or []:
         function = call.get("function") or {}
-        pieces.append(
-            ChatCall(call.get("index", 0), call.get("id"), function.get("name"), function.get("arguments") or "")
-        )
+        arguments = _text(function.get("arguments") or "")
+        pieces.append(ChatCall(int(call.get("index", 0)), call.get("id"), function.get("name"), arguments))
     return pieces
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

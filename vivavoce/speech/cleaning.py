@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from vivavoce.errors import InputError, shown
+from vivavoce.errors import NothingToSayError, shown
 from vivavoce.models.moss_tts_nano_text import CLOSERS, SENTENCE_ENDS, has_cjk
 
 FENCE = re.compile(r"^\s*(```|~~~).*$", re.MULTILINE)
@@ -34,7 +34,7 @@ def cleaned(text: str) -> str:
     lines = [_ended(line) for raw in re.split(r"[\n\u2028\u2029\f\v]", text) if (line := _line(raw))]
     joined = "".join(lines) if lines and all(has_cjk(line) for line in lines) else " ".join(lines)
     if not any(character.isalnum() for character in joined):
-        raise InputError(f"there is nothing to say in {shown(text)}; give at least one letter or digit")
+        raise NothingToSayError(f"there is nothing to say in {shown(text)}; give at least one letter or digit")
     return joined
 
 

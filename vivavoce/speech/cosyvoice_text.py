@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, NothingToSayError
 from vivavoce.models.cosyvoice_tokens import ADDED, EVENTS
 from vivavoce.models.moss_tts_nano_text import CLAUSE_ENDS, SENTENCE_ENDS, Chunk, chunks, has_cjk
 from vivavoce.speech.cleaning import cleaned
@@ -82,7 +82,7 @@ def breaths(text: str, count_tokens: Callable[[str], int]) -> list[Chunk]:
     parts = chunks(text, len if has_cjk(text) else count_tokens, MOST_TOKENS)
     sayable = [part for part in parts if any(character.isalnum() for character in part.text)]
     if not sayable:
-        raise InputError(f"there is nothing to say in {text[:30]!r}; give at least one letter or digit")
+        raise NothingToSayError(f"there is nothing to say in {text[:30]!r}; give at least one letter or digit")
     return sayable
 
 
