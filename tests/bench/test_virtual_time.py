@@ -77,21 +77,34 @@ def test_a_slower_machine_takes_longer():
     assert took(3.0) == pytest.approx(3 * took(1.0), rel=0.3)
 
 
-@pytest.mark.parametrize(("fills", "takes"), [(0.5, 0.1), (1.0, 0.2)])
-def test_what_is_on_a_device_at_once_is_slowed_where_it_overfills_it(fills, takes):
+def done_on_a_device(works):
+    """When each work, of so many seconds that fill so much, is done where all begin at once; and how long all took."""
     loop = VirtualLoop(slowdown=0.0)
-    device, told = VirtualDevice(loop), []
+    device, told = VirtualDevice(loop), {}
 
     async def compute():
-        for _ in range(2):
-            device.spend(0.1, fills)
-            device.begin(device.asked(), lambda: told.append(loop.time()))
         begun = loop.time()
-        await asyncio.sleep(1.0)
-        return [moment - begun for moment in told]
+        for number, (seconds, fills) in enumerate(works):
+            device.spend(seconds, fills)
+            device.begin(device.asked(), lambda number=number: told.update({number: loop.time() - begun}))
+        await asyncio.sleep(2.0)
+        return [told[number] for number in range(len(works))]
 
     try:
-        assert loop.run_until_complete(compute()) == pytest.approx([takes, takes])
-        assert device.busy == pytest.approx(takes)
+        return loop.run_until_complete(compute()), device.busy
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize(("works", "takes"), [([(0.1, 0.5)], [0.1]), ([(0.1, 1.0)] * 2, [0.2, 0.2])])
+def test_what_fills_a_device_takes_turns(works, takes):
+    done, busy = done_on_a_device(works)
+    assert done == pytest.approx(takes)
+    assert busy == pytest.approx(max(takes))
+
+
+def test_small_work_waits_for_large_more_than_large_for_small():
+    (small, large), busy = done_on_a_device([(0.1, 0.1), (1.0, 0.9)])
+    assert small > 2 * 0.1
+    assert 1.0 < large < 1.1
+    assert busy == pytest.approx(large)

@@ -78,6 +78,18 @@ async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, p
     assert here.voice.waiting == 0
 
 
+@pytest.mark.parametrize(("count", "urgency", "is_quick"), [(5, SOON, 1), (10, SOON, 1), (15, SOON, 0), (5, LATER, 0)])
+async def test_who_needs_a_long_hop_soon_goes_the_usual_way(graphed, count, urgency, is_quick):
+    here = CodecHere(graphed, LEFT)
+    here.voice.start()
+    _, state = await here.voice.do((graphed.flow.voice(prompt()), codes(8, 1), False), SOON)
+    usual, quick = here.voice.ways
+    before = usual.jobs, quick.jobs
+    await here.voice.do((state, codes(count, 2), False), urgency)
+    await here.voice.close()
+    assert (usual.jobs, quick.jobs) == (before[0] + 1 - is_quick, before[1] + is_quick)
+
+
 async def test_sound_that_is_none_fails_alone(graphed):
     here = CodecHere(graphed, LEFT)
     voice = graphed.flow.voice(prompt())

@@ -7,7 +7,7 @@ language model writes is always the same sound, and the voice says it.
 import copy
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -20,6 +20,7 @@ from vivavoce.minis.untrained import CONFIG, untrained_codec
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech_codec import SpokenState
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
+from vivavoce.pipelines.codec_here import QUICK_CHUNKS
 
 Spend = Callable[[float, float], None]  # seconds on the device alone, and how much of it is filled meanwhile
 STEP_FILLS = 0.9  # of the device: a step reads memory as fast as it can
@@ -42,13 +43,13 @@ class PassTimes:
 H200 = PassTimes(
     step=Curve(((1, 4.35), (8, 4.8), (32, 6.5), (64, 11.0), (128, 14.0), (256, 25.0))),
     hops={
-        5: Curve(((1, 22.7), (4, 28.7), (16, 53.1), (32, 76.8))),
-        10: Curve(((1, 23.5), (4, 40.0), (16, 62.7), (32, 99.6))),
-        20: Curve(((1, 28.6), (4, 49.7), (16, 90.0), (32, 149.0))),
+        5: Curve(((1, 22.7), (4, 28.7), (8, 36.8), (16, 53.1), (32, 76.8))),
+        10: Curve(((1, 23.5), (4, 40.0), (8, 47.6), (16, 62.7), (32, 99.6))),
+        20: Curve(((1, 28.6), (4, 49.7), (8, 63.1), (16, 90.0), (32, 149.0))),
     },
-    ear=Curve(((1, 2.7), (4, 3.3), (16, 5.2), (32, 6.0))),
+    ear=Curve(((1, 2.2), (4, 2.6), (16, 4.2), (32, 4.8))),
 )
-"""Steps by `viva bench lm`, the rest by `viva bench serve`, each by itself."""
+"""Steps by `viva bench lm`, the rest by `viva bench serve`, each by itself; passes of 8 replies lie between others."""
 
 
 class StandInRunner(Runner):
@@ -97,8 +98,12 @@ class StandInCodec(GraphedCodec):
         self.ear = cast(Any, StandInEar(self.ear, times, spend))
 
     def beside(self) -> "StandInCodec":
-        """The same."""
-        return copy.copy(self)
+        """The same, with short hops only."""
+        longest = QUICK_CHUNKS * self.flow.config.chunk
+        short = {size: curve for size, curve in self._times.hops.items() if size <= longest}
+        beside = copy.copy(self)
+        beside._times = replace(self._times, hops=short)
+        return beside
 
     def give_back(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
         """Nothing is kept."""
@@ -116,8 +121,8 @@ class StandInCodec(GraphedCodec):
             self._frames(new, is_last) - self._frames(cast(int, state.flow), False)
             for state, new, is_last in zip(states, given, final, strict=True)
         ]
-        curve, count = self._pass(len(states), max(frames))
-        self._spend(curve(count) / 1e3, fills(curve, count))
+        curve, count, hops = self._pass(len(states), max(frames))
+        self._spend(hops * curve(count) / 1e3, fills(curve, count))
         after = [SpokenState(cast(Any, new), None) for new in given]
         return [torch.full((count * FRAME_SAMPLES,), LOUD) for count in frames], after
 
@@ -129,12 +134,13 @@ class StandInCodec(GraphedCodec):
         whole = max(0, (codes - config.lookahead) // config.chunk * config.chunk)
         return max(0, whole * config.ratio - self.vocoder.delay_frames)
 
-    def _pass(self, replies: int, frames: int) -> tuple[Curve, float]:
-        """What it costs by replies, and the batch that serves so many."""
+    def _pass(self, replies: int, frames: int) -> tuple[Curve, float, int]:
+        """What a hop costs by replies, the batch that serves so many, and how many hops it takes."""
         sizes = sorted(self._times.hops)
         codes = -(-frames // self.flow.config.ratio)
-        curve = self._times.hops[sizes[min(bisect_left(sizes, codes), len(sizes) - 1)]]
-        return curve, next((count for count, _ in curve.points if count >= replies), replies)
+        size = sizes[min(bisect_left(sizes, codes), len(sizes) - 1)]
+        curve = self._times.hops[size]
+        return curve, next((count for count, _ in curve.points if count >= replies), replies), max(1, -(-codes // size))
 
 
 def fills(curve: Curve, count: float) -> float:

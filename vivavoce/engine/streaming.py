@@ -5,8 +5,6 @@ A step takes every sequence that has work along. When it is taken is for the mos
 
 import asyncio
 import queue
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sequential
 from concurrent.futures import Future
@@ -14,6 +12,7 @@ from typing import Self, TypeVar
 
 from vivavoce.engine.engine import Emission, Engine
 from vivavoce.engine.listener import Listener
+from vivavoce.engine.reply import Delivery, Reply, WeakReply, hand_over
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.engine.speculative import Speculation
@@ -25,124 +24,6 @@ from vivavoce.nn.lane import Lane
 Result = TypeVar("Result")
 AT_ONCE = float("-inf")
 FIRST_SOUND_SECONDS = 0.3  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
-TAKEN_TOGETHER = 4  # rows after which the engine is told that they were taken
-Delivery = tuple["Reply", Row | BaseException | None, FinishReason | None]
-
-
-class Reply:
-    """The rows of one reply, to be read with `async for`.
-
-    `async with` stops the reply when its block is left, by whatever way; so do `aclose` and forgetting the object.
-    """
-
-    def __init__(self, engine: "StreamingEngine", sequence: Sequence, loop: asyncio.AbstractEventLoop) -> None:
-        self.sequence = sequence
-        self.finish: FinishReason | None = None
-        self._engine = engine
-        self._loop = loop
-        self._rows: deque[Row] = deque()
-        self._error: BaseException | None = None
-        self._waits: tuple[int, asyncio.Future[None]] | None = None  # for how many rows somebody waits
-        self._taken = 0
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Row:
-        rows = await self.several(1, most=1)
-        if not rows:
-            raise StopAsyncIteration
-        return rows[0]
-
-    async def several(self, count: int, most: int | None = None) -> list[Row]:
-        """The rows that are there, `count` at least, unless the reply is over. Who waits is woken once for all."""
-        count = min(count, self.sequence.most_unread or count)
-        if len(self._rows) < count and self.finish is None:
-            ready: asyncio.Future[None] = self._loop.create_future()
-            self._waits = (count, ready)
-            try:
-                await ready
-            finally:
-                self._waits = None
-        if not self._rows and self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        rows = [self._rows.popleft() for _ in range(min(most or len(self._rows), len(self._rows)))]
-        self._note_taken(len(rows))
-        return rows
-
-    def needed_by(self, moment: float) -> None:
-        """The next row is needed by this moment, on the event loop's clock; at once unless told."""
-        self._engine.due_by(self.sequence, moment)
-
-    async def aclose(self) -> None:
-        """Stop the reply now. Its rows so far stay in the sequence."""
-        if self.finish is None:
-            await self._engine._call(lambda: self._engine._end_reply(self.sequence, "cancelled"))
-
-    def __del__(self) -> None:
-        if self.finish is None:
-            self._engine._post_stop(self.sequence)
-
-    def _note_taken(self, rows: int) -> None:
-        """Tell the engine now and then that it may go on; a reply that is never made to wait needs no telling."""
-        self._taken += rows
-        most = self.sequence.most_unread
-        if most is not None and self._taken >= min(TAKEN_TOGETHER, most):
-            taken, self._taken = self._taken, 0
-            self._engine._taken(self.sequence, taken)
-
-    def _deliver(self, item: Row | BaseException | None, finish: FinishReason | None) -> None:
-        """Called on the event loop's thread."""
-        if isinstance(item, BaseException):
-            self._error = item
-        elif item is not None:
-            self._rows.append(item)
-        if finish is not None:
-            self.finish = finish
-        if self._waits is not None:
-            count, ready = self._waits
-            if (finish is not None or len(self._rows) >= count) and not ready.done():
-                ready.set_result(None)
-
-
-class _WeakReply:
-    """Reaches a reply without keeping it alive: a consumer that forgot it is gone."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.sequence = reply.sequence
-        self.loop = reply._loop
-        self._reply = weakref.ref(reply)
-
-    @property
-    def reply(self) -> Reply | None:
-        """The reply, if anybody still wants it."""
-        return self._reply()
-
-    def deliver(self, item: Row | BaseException | None, finish: FinishReason | None) -> bool:
-        """Hand something to the reply on its own thread. False: nobody is there to take it."""
-        reply = self._reply()
-        return reply is not None and hand_over(self.loop, [(reply, item, finish)])
-
-
-def hand_over(loop: asyncio.AbstractEventLoop, deliveries: list[Delivery]) -> bool:
-    """Deliver on the event loop's thread, all with one wake-up; False: it is closed."""
-
-    def deliver() -> None:
-        for reply, item, finish in deliveries:
-            reply._deliver(item, finish)
-
-    try:
-        loop.call_soon_threadsafe(deliver)
-    except RuntimeError:
-        return False
-    return True
 
 
 class StreamingEngine:
@@ -156,7 +37,7 @@ class StreamingEngine:
     def __init__(self, engine: Engine, workers: Workers | None = None) -> None:
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._replies: dict[int, _WeakReply] = {}
+        self._replies: dict[int, WeakReply] = {}
         self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
         self._workers, self._owns_workers = workers or Workers(self.name), workers is None
         self._lane = Lane(engine.runner.device, urgent=True)
@@ -218,6 +99,10 @@ class StreamingEngine:
 
         await self._call(rewind)
 
+    async def stop(self, sequence: Sequence) -> None:
+        """End its reply as cancelled; the rows so far stay."""
+        await self._call(lambda: self._end_reply(sequence, "cancelled"))
+
     async def close(self, sequence: Sequence) -> None:
         """Forget a sequence; a reply under way ends as cancelled."""
         await self._call(lambda: self._close(sequence))
@@ -278,7 +163,7 @@ class StreamingEngine:
 
     def _reply(self, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> Reply:
         reply = Reply(self, sequence, loop)
-        self._replies[sequence.id] = _WeakReply(reply)
+        self._replies[sequence.id] = WeakReply(reply)
         self._due.pop(sequence.id, None)
         return reply
 
@@ -286,8 +171,8 @@ class StreamingEngine:
         """The listener of its reply has played so much of it by now; the engine learns of it before it next plans."""
         self._commands.put(lambda: self._engine.heard(sequence, seconds))
 
-    def _taken(self, sequence: Sequence, rows: int) -> None:
-        """Rows were taken; the engine is woken only if it may have nothing else to do until it knows."""
+    def taken(self, sequence: Sequence, rows: int) -> None:
+        """Rows of its reply were taken; the engine is woken only if it may have nothing else to do until it knows."""
         self._commands.put(lambda: self._engine.take(sequence, rows))
         if sequence.is_paused:  # looked at behind the put: who pauses after this look finds the command
             self._workers.wake(self)
@@ -329,8 +214,9 @@ class StreamingEngine:
         self._commands.put(action)
         self._workers.wake(self)
 
-    def _post_stop(self, sequence: Sequence) -> None:
-        # A reply may be forgotten anywhere, also by the thread that would have to be woken, with its lock held.
+    def forget(self, sequence: Sequence) -> None:
+        """Stop its reply, which nobody holds any more."""
+        # It may be forgotten anywhere, also by the thread that would have to be woken, with its lock held.
         self._commands.put(lambda: self._end_reply(sequence, "cancelled"))
 
     # A duty of the workers: commands as they come, and a step when one is due.

@@ -27,6 +27,7 @@ VoiceResult = tuple[Tensor, SpokenState]
 EAR = "viva-ear"
 EARS_TOGETHER = 32
 VOICES_TOGETHER = {"cpu": 4, "cuda": 32}
+QUICK_CHUNKS = 2  # who will soon run dry is not given longer hops, which are for who has sound to spare
 SOON_SECONDS = 1.0  # what is needed within this goes the quick way
 COMPANY_SECONDS = 2.0  # before it is needed, sound is made, with whoever came until then or as soon as a pass is full
 
@@ -34,8 +35,13 @@ COMPANY_SECONDS = 2.0  # before it is needed, sound is made, with whoever came u
 class Voices:
     """Codes become sound, on one way or on two. Works as a `Gathering` does."""
 
-    def __init__(self, usual: Gathering[VoiceJob, VoiceResult], quick: Gathering[VoiceJob, VoiceResult] | None) -> None:
-        self._usual, self._quick = usual, quick
+    def __init__(
+        self,
+        usual: Gathering[VoiceJob, VoiceResult],
+        quick: Gathering[VoiceJob, VoiceResult] | None,
+        longest_quick: int = 0,
+    ) -> None:
+        self._usual, self._quick, self._longest_quick = usual, quick, longest_quick
         self.first_sounds = 0
         """That are being made."""
         self.ways = [usual] if quick is None else [usual, quick]
@@ -72,9 +78,12 @@ class Voices:
 
     async def do(self, job: VoiceJob, urgency: float = 0.0) -> VoiceResult:
         """The sound of some codes, for which `urgency` seconds are left."""
-        if self._quick is None or urgency >= SOON_SECONDS:
+        is_first = not isinstance(job[0], SpokenState)
+        # The quick way would cut a long hop into short ones, and everybody who presses would wait for them all.
+        is_long = not is_first and len(job[1]) > self._longest_quick
+        if self._quick is None or urgency >= SOON_SECONDS or is_long:
             return await self._usual.do(job, urgency)
-        if isinstance(job[0], SpokenState):
+        if not is_first:
             return await self._quick.do(job, urgency)
         self.first_sounds += 1
         try:
@@ -115,7 +124,7 @@ class CodecHere:
                 # To first sounds alone: were it to whatever presses, a crowd that is late would make itself later.
                 lambda: self.voice.first_sounds > 0,
             )
-            self.voice = Voices(usual, quick)
+            self.voice = Voices(usual, quick, self._longest_quick)
         else:
             self.voice = Voices(Gathering("viva-voice", self._speaker(0), together, _pass, workers), None)
 
@@ -151,9 +160,13 @@ class CodecHere:
             cast(GraphedCodec, self.codec).encoder.warm_up(max(batches))
         for place, (codec, lane) in enumerate(zip(codecs, self._lanes, strict=False)):
             with torch.inference_mode(), lane():
-                # Those who will soon run dry are not given long hops, which are for who has sound to spare.
-                short = [size for size in sizes if size <= 2 * codec.flow.config.chunk]
+                short = [size for size in sizes if size <= self._longest_quick]
                 cast(GraphedCodec, codec).warm_up(voice, batches, sizes if place == 0 else short, self.left_chunks)
+
+    @property
+    def _longest_quick(self) -> int:
+        """Codes of the longest hop that the quick way has."""
+        return QUICK_CHUNKS * self.codec.flow.config.chunk
 
     @property
     def spare_bytes(self) -> float:

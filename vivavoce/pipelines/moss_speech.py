@@ -29,11 +29,15 @@ from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.pipelines.codec_here import SOON_SECONDS, CodecHere
 from vivavoce.pipelines.first_sound import FirstSound
 from vivavoce.pipelines.moss_speech_mind import MossSpeechMind
+from vivavoce.pipelines.moss_speech_reply import MossSpeechReply
 from vivavoce.pipelines.moss_speech_words import MossSpeechWords
 from vivavoce.pipelines.pace import serving_pace
 
 AS_EARLY_AS_CAN_BE = 3600.0  # seconds
 FIRST_SOUNDS_KEPT = 256
+MANY_BEGIN = 3  # replies of which nothing was heard yet: so many press on one another's next chunks
+CUSHION_SECONDS = 0.5  # that each of them has before it is heard: more than a first chunk
+CUSHION_SHARE = 1.6  # times as long as third chunks lately took after the second, for the next may take longer
 CROWD = 3.0  # replies from which on a CPU makes long chunks: short ones take twice as long for as much sound
 FEW_MINDS = 16  # so few do not fill passes of the ear, however long they wait for one another
 
@@ -107,12 +111,15 @@ class MossSpeechPipeline:
         is_slow = core.runner.device.type == "cpu" and not is_graphed
         self._crowded = replace(self.policy, later=2) if is_slow else self.policy
         self.bridge = Bridge(margin=0.13, are_together=True) if is_graphed else Bridge()
+        self.third = replace(self.bridge)  # from the second chunk to the third
         self._stack = ExitStack()  # what is given back when it closes
         self._minds: weakref.WeakSet[MossSpeechMind] = weakref.WeakSet()
         self.first_sounds: deque[FirstSound] = deque(maxlen=FIRST_SOUNDS_KEPT)
         """Of the latest replies, where their listeners' wait went."""
         self.speaking = 0
         """Replies whose sound is being made."""
+        self.beginning: set[MossSpeechReply] = set()
+        """Those of them of which nothing was let out yet."""
         self.words = MossSpeechWords(self)
         self.here = CodecHere(codec, self.options.left_chunks, self.options.voices_together, self.workers)
         self.ear, self.voice = self.here.ear, self.here.voice
@@ -159,6 +166,9 @@ class MossSpeechPipeline:
     @property
     def cushion(self) -> float:
         """Seconds of sound a reply keeps back for before its first is let out, so that none in a crowd runs dry."""
+        if self.bridge.are_together:
+            lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.third.seconds)
+            return lasts if len(self.beginning) >= MANY_BEGIN else 0.0
         policy = self.chunks
         chunk = policy.later * policy.grain.frames * policy.grain.frame_seconds
         return self.bridge.cushion(chunk, self.crowd) if policy.later > 1 else 0.0

@@ -13,9 +13,9 @@ from vivavoce.dialogue.interface import Samples, Usage
 from vivavoce.dialogue.piece_queue import PieceQueue, failed
 from vivavoce.dialogue.pipeline import Ended, Piece, ReplyPlan, Spoke, Wrote
 from vivavoce.engine.listener import Listener
+from vivavoce.engine.reply import Reply
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
-from vivavoce.engine.streaming import Reply
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import AUDIO, TEXT
@@ -63,7 +63,7 @@ class MossSpeechReply:
         self._made_seconds = 0.0
         self._kept: list[Samples] = []
         self._waiting: asyncio.TimerHandle | None = None  # until what is kept is let out
-        self._first_at: float | None = None  # when the first chunk was made; inf after the second
+        self._made_chunks, self._made_at = 0, 0.0  # and when the last of them was
         self._is_out = False  # whether any sound of it was let out
         self._is_whole = False
         self._written: list[int] = []
@@ -169,6 +169,7 @@ class MossSpeechReply:
         voice = ChunkedVoice(self._pipeline, self.plan.settings.voice, self.speed)
         captions = Captions(self._pipeline, self.plan, self._pieces.put)
         self._pipeline.speaking += 1
+        self._pipeline.beginning.add(self)
         try:
             is_last = False
             while not is_last:
@@ -195,6 +196,7 @@ class MossSpeechReply:
             await captions.finish()
         finally:
             self._pipeline.speaking -= 1
+            self._pipeline.beginning.discard(self)
             captions.stop()
 
     @property
@@ -213,36 +215,43 @@ class MossSpeechReply:
     async def _let_out(self, samples: Samples, is_last: bool) -> None:
         """The next sound; a first chunk too short to last until the second comes waits for as long as it lacks.
 
-        In a crowd it waits for the second itself, or for more: how long that takes is too uncertain there.
+        In a crowd it waits for the second itself, or for more: how long that takes is too uncertain there, and a gap is
+        worse than a later beginning.
         """
         bridge, loop = self._pipeline.bridge, asyncio.get_running_loop()
         crowd = 1.0 if bridge.are_together else self._pipeline.crowd
-        first_at, self._first_at = self._first_at, loop.time() if self._first_at is None else np.inf
-        if first_at is not None and first_at < np.inf:
-            bridge.note(loop.time() - first_at, crowd)
-        if first_at is None:
-            self.first.made = loop.time()
+        self._note_made(loop.time(), crowd)
         self._kept.append(samples)
         if not self._is_out and not is_last and self._made_seconds < self._pipeline.cushion:
             return
-        wait = bridge.wait(len(samples) / VOICE_RATE, crowd) if first_at is None and not is_last else 0.0
+        wait = bridge.wait(len(samples) / VOICE_RATE, crowd) if self._made_chunks == 1 and not is_last else 0.0
         if wait:
             self._waiting = loop.call_later(wait, self._let_kept_out)
             return
         self._stop_waiting()
-        self._is_out = True
-        self._note_first()
+        self._note_out()
         await self._pieces.put(Spoke(np.concatenate(self._kept)))
         self._kept.clear()
 
+    def _note_made(self, now: float, crowd: float) -> None:
+        """One more chunk was made: how long after the one before it."""
+        if self._made_chunks == 0:
+            self.first.made = now
+        elif self._made_chunks == 1:
+            self._pipeline.bridge.note(now - self._made_at, crowd)
+        elif self._made_chunks == 2:
+            self._pipeline.third.note(now - self._made_at, crowd)
+        self._made_chunks, self._made_at = self._made_chunks + 1, now
+
     def _let_kept_out(self) -> None:
         if not self._pieces.full():
-            self._is_out = True
-            self._note_first()
+            self._note_out()
             self._pieces.put_nowait(Spoke(np.concatenate(self._kept)))
             self._kept.clear()
 
-    def _note_first(self) -> None:
+    def _note_out(self) -> None:
+        self._is_out = True
+        self._pipeline.beginning.discard(self)
         if not self.first.out:
             self.first.out = asyncio.get_running_loop().time()
             self._pipeline.first_sounds.append(self.first)
