@@ -81,6 +81,15 @@ def test_codes_written_and_spoken_are_the_resynthesis(folders, recording, tmp_pa
     assert written.codes.shape[1] in (29, 30)
 
 
+def test_the_bundled_codec_needs_no_naming(recording, tmp_path):
+    codes, spoken, at_once = tmp_path / "codes.json", tmp_path / "spoken.wav", tmp_path / "at_once.wav"
+    run("encode", recording, "-o", codes, "--device", "cpu")
+    run("speak-codes", codes, "-o", spoken, "--device", "cpu")
+    run("resynthesise", recording, "-o", at_once, "--device", "cpu")
+    np.testing.assert_array_equal(read(spoken).samples, read(at_once).samples)
+    assert np.abs(read(spoken).samples).max() > 0.01
+
+
 def test_what_a_codec_cannot_do_is_said(folders, recording, tmp_path):
     sound = read(recording)
     with pytest.raises(InputError, match="no codes"):

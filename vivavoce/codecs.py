@@ -43,7 +43,7 @@ class Codec(Protocol):
 
 
 class MossSpeech:
-    """One codebook of 16384 codes; the sound is made anew by a voice."""
+    """One codebook; the sound is made anew by a voice: a recording's, or the first of those that the codec brings."""
 
     name = "moss-speech"
 
@@ -56,14 +56,17 @@ class MossSpeech:
 
     def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
         """# [1, frame]"""
-        if voice is None:
+        own = self.codec.voices()
+        if voice is None and not own:
             raise InputError("MOSS-Speech's codes are spoken by a voice: give a recording of one")
-        spoken = self.codec.speak(_codes(codes, 1)[0], self.codec.voice(voice))
-        return _sound(spoken, VOICE_RATE)
+        speaker = self.codec.named_voice(own[0]) if voice is None else self.codec.voice(voice)
+        return _sound(self.codec.speak(_codes(codes, 1)[0], speaker), VOICE_RATE)
 
     def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
-        """The same words, by the given voice or by the sound's own."""
-        return self.decode(self.encode(sound), voice or _beginning(sound, VOICE_SECONDS))
+        """The same words, by the given voice; else by the sound's own where the codec can tell it, or the codec's."""
+        if voice is None and self.codec.speaker is not None:
+            voice = _beginning(sound, VOICE_SECONDS)
+        return self.decode(self.encode(sound), voice)
 
 
 class XY:
@@ -118,6 +121,8 @@ class Vocoder:
 def open_codec(folder: str | Path, device: torch.device | str = "cpu") -> Codec:
     """The codec that a checkpoint folder (or an XY-Tokenizer file) holds; which one, its files tell."""
     folder = Path(folder)
+    if (folder / "codec" / "flow").is_dir():  # a speech model that brings its codec, as the bundled one does
+        folder = folder / "codec"
     if (folder / "flow").is_dir():
         return MossSpeech(MossSpeechCodec.load(folder, device))
     config = folder / "config.json"

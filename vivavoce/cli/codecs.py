@@ -15,16 +15,23 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 CodecFolder = Annotated[
-    str, typer.Option("--codec", help="MOSS-Speech-Codec, XY-Tokenizer or BigVGAN: a folder or a hub id.")
+    str,
+    typer.Option(
+        "--codec", help="MOSS-Speech-Codec, XY-Tokenizer or BigVGAN: a folder or a hub id; mini-speech has one."
+    ),
 ]
+BUNDLED_CODEC = "mini-speech"
 OutFile = Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="Where the result goes.")]
 VoiceFile = Annotated[
-    Path | None, typer.Option("--voice", help="A recording of the voice to speak with, at most 30 s; MOSS-Speech only.")
+    Path | None,
+    typer.Option(
+        "--voice", help="A recording of the voice to speak with, at most 30 s; the published MOSS-Speech only."
+    ),
 ]
 
 
 @app.command()
-def encode(sound: Path, out: OutFile, codec: CodecFolder, device: DeviceSpec = "auto") -> None:
+def encode(sound: Path, out: OutFile, codec: CodecFolder = BUNDLED_CODEC, device: DeviceSpec = "auto") -> None:
     """Turn a sound file into codes (JSON)."""
     from vivavoce.audio.files import read
     from vivavoce.codecs import CodeFile
@@ -37,7 +44,7 @@ def encode(sound: Path, out: OutFile, codec: CodecFolder, device: DeviceSpec = "
 
 @app.command("speak-codes")
 def speak_codes(
-    codes: Path, out: OutFile, codec: CodecFolder, voice: VoiceFile = None, device: DeviceSpec = "auto"
+    codes: Path, out: OutFile, codec: CodecFolder = BUNDLED_CODEC, voice: VoiceFile = None, device: DeviceSpec = "auto"
 ) -> None:
     """Turn codes (JSON of `viva encode`) into a sound file."""
     from vivavoce.audio.files import read, write
@@ -56,7 +63,7 @@ def speak_codes(
 def resynthesise(
     sound: Path,
     out: OutFile,
-    codec: CodecFolder,
+    codec: CodecFolder = BUNDLED_CODEC,
     voice: VoiceFile = None,
     plot: Annotated[Path | None, typer.Option(dir_okay=False, help="A picture: spectrograms before and after.")] = None,
     device: DeviceSpec = "auto",

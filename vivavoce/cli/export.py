@@ -33,7 +33,10 @@ def export_onnx(
     shown = table(f"ONNX graphs in {out}", "graph", "size", "inputs", "outputs", "difference to torch")
     for graph in written:
         apart = "not checked" if graph.difference is None else f"{graph.difference:.1e} (allowed {graph.tolerance:.0e})"
-        sides = (" ".join(f"{name}{shape}" for name, shape in side.items()) for side in (graph.inputs, graph.outputs))
+        sides = (
+            " ".join(f"{name}[{', '.join(map(str, shape))}]" for name, shape in side.items())
+            for side in (graph.inputs, graph.outputs)
+        )
         shown.add_row(graph.name, gigabytes(graph.bytes), *(escape(side) for side in sides), apart)
     Console().print(shown)
 
