@@ -108,6 +108,7 @@ async def test_speech_as_it_is_made(audio, client):
         {"input": "x" * 4097},
         {"voice": "nobody"},
         {"response_format": "midi"},
+        {"stream_format": "telegraph"},
         {"speed": 9.0},
         {"input": "unspeakable"},
     ],

@@ -97,12 +97,14 @@ class SpeechApi:
         words, format = _words(body), body.get("response_format") or "mp3"
         if format not in tuple(CONTENT_TYPES):  # which also takes what cannot be hashed
             raise WireError(f"{format!r} is not one of {', '.join(CONTENT_TYPES)}", param="response_format")
+        stream_format = body.get("stream_format") or "audio"
+        if stream_format not in ("audio", "sse"):
+            raise WireError(f"{stream_format!r} is not one of audio, sse", param="stream_format")
         speed = within(0.25, 4.0)(body.get("speed") or 1.0, "speed")
         instructions = text(body.get("instructions") or "", "instructions")
         pieces = self.maker.speak(words, self._voice(body.get("voice")), speed, instructions)
         sound = encoded(pieces, self.maker.rate, format)
         first = await anext(sound, b"")  # what goes wrong at once is still an error, not half a file
-        stream_format = body.get("stream_format") or "audio"
         if stream_format == "sse":
             return StreamingResponse(_speech_events(first, sound, len(words)), media_type="text/event-stream")
         return StreamingResponse(_with_first(first, sound), media_type=CONTENT_TYPES[format])
