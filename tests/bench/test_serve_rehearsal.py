@@ -41,8 +41,8 @@ def test_who_is_alone_hears_a_first_sound_as_soon_as_it_is_made():
     assert level.ttfa_ms[50] < 80 and level.first_sound_parts_ms["out"] == 0
 
 
-def test_a_hundred_and_twenty_eight_that_begin_within_seconds_hear_no_gap_even_of_slower_hops():
-    level, _ = rehearse(128, Script(1.0, 4.0, 8.0, 0), slow_hops(1.5))
+def test_a_hundred_and_twenty_eight_whose_replies_outlast_the_rush_hear_no_gap_even_of_slower_hops():
+    level, _ = rehearse(128, Script(1.0, 12.0, 8.0, 0), slow_hops(1.5))
     assert level.holds
 
 

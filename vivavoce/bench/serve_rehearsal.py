@@ -2,7 +2,7 @@
 
 Time is virtual: a minute of a hundred sessions takes as long as their events take this machine. With a `slowdown` of 0
 the host costs nothing and a rehearsal is the same every time. It says whether a schedule can hold, before a device is
-at hand to show that it does. How far what is at once on the device slows one another was fitted to one run of an H200.
+at hand to show that it does. How much what is at once on the device slows was fitted by hand to one run of an H200.
 """
 
 import json

@@ -49,7 +49,10 @@ H200 = PassTimes(
     },
     ear=Curve(((1, 2.2), (4, 2.6), (16, 4.2), (32, 4.8))),
 )
-"""Steps by `viva bench lm`, the rest by `viva bench serve`, each by itself; passes of 8 replies lie between others."""
+"""Steps by `viva bench lm`, hops by `viva bench serve`, each by itself; passes of 8 replies lie between others.
+
+The ear's are 0.8 of what they take by themselves: fitted, with `HINDERED`, to how 64 and 128 sessions went together.
+"""
 
 
 class StandInRunner(Runner):
