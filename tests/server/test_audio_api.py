@@ -110,6 +110,7 @@ async def test_speech_as_it_is_made(audio, client):
         {"response_format": "midi"},
         {"stream_format": "telegraph"},
         {"speed": 9.0},
+        {"speed": 0},
         {"input": "unspeakable"},
     ],
 )
@@ -147,6 +148,8 @@ async def test_what_is_asked_of_a_recording_reaches_the_listener(audio, client):
     assert audio.listener.asked == [Listening("fr", "Tones.", ("A", "B"), 0.4, True), Listening(translates=True)]
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await client.audio.transcriptions.create(model="x", file=recording(), temperature=7)
+    with pytest.raises(openai.BadRequestError, match="granularities"):
+        await client.audio.transcriptions.create(model="x", file=recording(), timestamp_granularities=["letter"])
 
 
 async def test_the_voices_of_all_models_are_listed(audio):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 LONGEST_INPUT = 4096
+GRANULARITIES = ("word", "segment")
 Wire = dict[str, Any]
 
 
@@ -100,7 +101,7 @@ class SpeechApi:
         stream_format = body.get("stream_format") or "audio"
         if stream_format not in ("audio", "sse"):
             raise WireError(f"{stream_format!r} is not one of audio, sse", param="stream_format")
-        speed = within(0.25, 4.0)(body.get("speed") or 1.0, "speed")
+        speed = 1.0 if body.get("speed") is None else within(0.25, 4.0)(body["speed"], "speed")
         instructions = text(body.get("instructions") or "", "instructions")
         pieces = self.maker.speak(words, self._voice(body.get("voice")), speed, instructions)
         sound = encoded(pieces, self.maker.rate, format)
@@ -161,6 +162,9 @@ def _listening(asked: Mapping[str, str], fields: Sequence[tuple[str, str]], tran
         name: tuple(value for field, value in fields if field in (name, f"{name}[]"))
         for name in ("timestamp_granularities", "keywords", "languages")
     }
+    for unit in listed["timestamp_granularities"]:
+        if unit not in GRANULARITIES:
+            raise WireError(f"{unit!r} is not one of {', '.join(GRANULARITIES)}", param="timestamp_granularities")
     try:
         temperature = float(asked.get("temperature") or 0)
     except ValueError as error:
