@@ -148,7 +148,7 @@ async def test_what_is_asked_of_a_recording_reaches_the_listener(audio, client):
     assert audio.listener.asked == [Listening("fr", "Tones.", ("A", "B"), 0.4, True), Listening(translates=True)]
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await client.audio.transcriptions.create(model="x", file=recording(), temperature=7)
-    with pytest.raises(openai.BadRequestError, match="granularities"):
+    with pytest.raises(openai.BadRequestError, match="word, segment"):
         await client.audio.transcriptions.create(model="x", file=recording(), timestamp_granularities=["letter"])
 
 
