@@ -299,13 +299,12 @@ class WhisperWriter:
         modes = [self.start_mode((0, 2 * window + timestamps)) | (BEGUN if begun else 0)]
         for token in taken[:-1]:
             modes.append(self.next_mode(modes[-1], (token, 2 * window + timestamps)))
-        logprob = 0.0
+        device, logprob = states.device, 0.0
+        logits = decoder.logits(torch.cat([start[None], states[: len(taken)]]))
         if taken:
-            device = states.device
-            logits = decoder.logits(states[: len(taken)])
-            ruled = self.ruled(logits, torch.tensor(modes, device=device), timestamps).log_softmax(-1)
+            ruled = self.ruled(logits[1:], torch.tensor(modes, device=device), timestamps).log_softmax(-1)
             logprob = float(ruled.gather(1, torch.tensor(taken, device=device)[:, None]).sum())
-        silence = float(decoder.logits(start[None]).softmax(-1)[0, self.tokens.nospeech])
+        silence = float(logits[0].softmax(-1)[self.tokens.nospeech])
         return Text(list(written), logprob, ended, silence)
 
     def start_mode(self, last: Row) -> int:

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from vivavoce.models.whisper import WhisperDecoder, WhisperDecoderLayer, WindowMemory
 from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.nn.quantised_linear import CPU_COLUMN_BLOCK, CPU_ROW_BLOCK
+from vivavoce.nn.quantised_weight import quantise
 from vivavoce.nn.scripted import scripted
 
 
@@ -69,35 +71,90 @@ class LayerParts(nn.Module):
         self.heads = text.heads
 
 
-class LeanLayer(LayerParts):
+class LeanProduct(nn.Module):
+    """A linear layer as one call, for rows that are a matrix."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = weight.detach().t(), bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [row, input] → [row, output]"""
+        return torch.addmm(self.bias, x, self.weight)
+
+    def first(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Only so many outputs as there are numbers to be added to them.  # [row, input], [output] → [row, output]"""
+        return torch.addmm(bias, x, self.weight.narrow(1, 0, bias.size(0)))
+
+
+class RoundedProduct(nn.Module):
+    """The same with weights in int8: a guess need not be exact, and all it reads then stays in the nearest memory."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        missing = -weight.shape[0] % CPU_ROW_BLOCK
+        rounded = quantise(functional.pad(weight.detach().contiguous(), (0, 0, 0, missing)), "int8")
+        assert rounded.scale is not None
+        self.weight, self.scale, self.bias = rounded.data, rounded.scale.to(torch.bfloat16), bias.detach()
+        self.block = CPU_ROW_BLOCK
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [row, input] → [row, output]"""
+        return self.first(x, self.bias)
+
+    def first(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Only so many outputs as there are numbers to be added to them.  # [row, input], [output] → [row, output]"""
+        outputs = bias.size(0)
+        whole = (outputs + self.block - 1) // self.block * self.block
+        weight, scale = self.weight.narrow(0, 0, whole), self.scale.narrow(0, 0, whole)
+        return torch._weight_int8pack_mm(x.to(torch.bfloat16), weight, scale).narrow(1, 0, outputs) + bias
+
+
+class LeanLayer(nn.Module):
     """A layer of a decoder over a past that is one block of memory."""
+
+    def __init__(self, layer: WhisperDecoderLayer, product: type[LeanProduct] | type[RoundedProduct]) -> None:
+        super().__init__()
+        parts = LayerParts(layer, packed_projection(layer))
+        self.packed = product(parts.packed_weight, parts.packed_bias)
+        self.text_out, self.query, self.window_out, self.inner, self.outer = (
+            LeanProduct(laid_out(part.weight), part.bias)
+            for part in (parts.text_out, parts.query, parts.window_out, parts.inner, parts.outer)
+        )
+        self.text_norm, self.window_norm, self.last_norm = parts.text_norm, parts.window_norm, parts.last_norm
+        self.heads = parts.heads
 
     def forward(self, x: Tensor, past: Tensor, first: int, seen: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
         """The next places behind `first` older ones.  # x [place, d_model], keys [1, head, position, head_dim]"""
         rows, width = x.size(0), x.size(1)
         end = first + rows
-        past.narrow(0, first, rows).copy_(functional.linear(self.text_norm(x), self.packed_weight, self.packed_bias))
+        past.narrow(0, first, rows).copy_(self.packed(self.text_norm(x)))
         parts = past.narrow(0, 0, end).view(1, end, 3, self.heads, -1).transpose(1, 3)  # [1, head, part, place, dim]
         query = parts.select(2, 0).narrow(2, first, rows)
         mixed = functional.scaled_dot_product_attention(query, parts.select(2, 1), parts.select(2, 2), attn_mask=seen)
-        x = x + self.text_out(mixed.transpose(1, 2).reshape(rows, width))
+        x = self.text_out(mixed.transpose(1, 2).reshape(rows, width)).add_(x)
         query = self.query(self.window_norm(x)).view(1, rows, self.heads, -1).transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(query, keys, values)
-        x = x + self.window_out(mixed.transpose(1, 2).reshape(rows, width))
-        return x + self.outer(functional.gelu(self.inner(self.last_norm(x))))
+        x = self.window_out(mixed.transpose(1, 2).reshape(rows, width)).add_(x)
+        # This form of GELU is a guess's own: the other costs as much as a product.
+        inner = functional.gelu(self.inner(self.last_norm(x)), approximate="tanh")
+        return self.outer(inner).add_(x)
 
 
 class LeanStack(nn.Module):
     """Tokens through all layers."""
 
-    def __init__(self, decoder: WhisperDecoder) -> None:
+    def __init__(self, decoder: WhisperDecoder, rounded: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(LeanLayer(layer, packed_projection(layer)) for layer in decoder.stack)
+        # The two largest: with all in int8, which takes longer to multiply, nothing more is gained.
+        product = RoundedProduct if rounded else LeanProduct
+        self.layers = nn.ModuleList(LeanLayer(layer, product) for layer in decoder.stack)
         self.tokens, self.places = decoder.embed_tokens.weight.detach(), decoder.embed_positions.weight.detach()
+        self.spelling = product(self.tokens, self.tokens.new_zeros(len(self.tokens)))
         self.norm = decoder.layer_norm
 
     def forward(self, ids: Tensor, past: Tensor, first: int, keys: Tensor, values: Tensor) -> Tensor:
-        """The state behind the last of the next tokens.  # [place], keys [layer, 1, head, position, dim] → [d_model]"""
+        """The state behind the last next token.  # [place], keys [layer, 1, head, position, dim] → [1, d_model]"""
         rows = ids.size(0)
         x = self.tokens.index_select(0, ids) + self.places.narrow(0, first, rows)
         seen: Tensor | None = None
@@ -105,7 +162,7 @@ class LeanStack(nn.Module):
             seen = torch.ones(rows, first + rows, dtype=torch.bool, device=x.device).tril(first)
         for index, layer in enumerate(self.layers):
             x = layer(x, past.select(0, index), first, seen, keys.select(0, index), values.select(0, index))
-        return self.norm(x[-1])
+        return self.norm(x.narrow(0, rows - 1, 1))
 
     @torch.jit.export
     def guess(
@@ -126,8 +183,7 @@ class LeanStack(nn.Module):
         while len(chain) < how.most:
             hidden = self.forward(ids, past, first, keys, values)
             first += ids.size(0)
-            spelling = self.tokens.narrow(0, 0, barring.size(0))
-            chances = (functional.linear(hidden, spelling).float() + barring).softmax(-1)
+            chances = self.spelling.first(hidden, barring).softmax(-1).select(0, 0)
             best, place = chances.max(0)
             chance, token = float(best), int(place)
             if len(chain) == 0 and token >= how.times:
@@ -182,14 +238,12 @@ def lean_heads(heads: WhisperHeads, decoder: WhisperDecoder) -> Any:
 
 
 class LeanDecoder:
-    """Reads tokens and guesses those behind them: the likeliest by what `WhisperDecoder.step` gives."""
+    """Reads tokens and guesses those behind them: the likeliest by what `WhisperDecoder.step` gives, or nearly so."""
 
-    def __init__(self, decoder: WhisperDecoder) -> None:
+    def __init__(self, decoder: WhisperDecoder, rounded: bool = False) -> None:
         self.config = decoder.config
-        self._stack: Any = LeanStack(decoder)
-        if all(type(part) is nn.Linear for layer in decoder.stack for part in (layer.fc1, layer.self_attn.out_proj)):
-            self._stack = scripted(self._stack)
-            self._settle()
+        self._stack: Any = scripted(LeanStack(decoder, rounded and decoder.config.d_model % CPU_COLUMN_BLOCK == 0))
+        self._settle()
 
     def _settle(self) -> None:
         """Guess something, so that nobody waits for what TorchScript does in its first calls."""

@@ -38,7 +38,7 @@ from vivavoce.models.whisper_tokens import WhisperTokens
 MEL_BLOCK_SECONDS = 60
 FADING_SAMPLES = 800  # of silence behind a sound; frames that begin later hear nothing else
 OF_SILENCE = -10.0  # the least log-mel there is
-TRIM_FRAMES = 50  # a trimmed window ends on a multiple of so many frames
+TRIM_FRAMES = 32  # a trimmed window ends on a multiple of so many: sixteen positions, as products of bfloat16 take them
 
 
 class WhisperTranscriber:
@@ -160,7 +160,7 @@ class WhisperTranscriber:
             made, state = self.mel.step(state, block[None].to(self.device))
             begin, end = end, min(end + made.shape[-1], total)
             log_mel[:, begin:end] = made[0, :, : end - begin]
-        peak = log_mel.amax()
+        peak = log_mel[:, : end + 1].amax()  # what follows is the same silence
         log_mel[:, end:] = whisper_normalise(log_mel[None, :, -1:], peak)[0]
         for piece in log_mel[:, :end].split(
             MEL_BLOCK_SECONDS * MEL_FRAMES_PER_SECOND, dim=1

@@ -100,7 +100,8 @@ class Drafter:
             listener = self.listener
             self._small_writer = WhisperWriter(self.small, listener.tokens, listener.settings, writer.store.windows)
             if self.device.kind == "cpu":
-                self._by_model = GuessingDecoder(self.small.decoder, self._small_writer)
+                rounded = is_narrow(listener.model)
+                self._by_model = GuessingDecoder(self.small.decoder, self._small_writer, rounded)
                 return
             limits = EngineLimits(
                 cache_rows=engine.limits.cache_rows, sequences_per_step=engine.limits.sequences_per_step

@@ -63,9 +63,9 @@ class BarredTokens:
 class GuessingDecoder:
     """Greedy guesses of a small decoder whose windows lie in the store of a writer of its own."""
 
-    def __init__(self, decoder: WhisperDecoder, writer: WhisperWriter) -> None:
+    def __init__(self, decoder: WhisperDecoder, writer: WhisperWriter, rounded: bool = False) -> None:
         self.decoder, self.writer = decoder, writer
-        self._lean = LeanDecoder(decoder)
+        self._lean = LeanDecoder(decoder, rounded)
         self._read: dict[int, _Read] = {}
         self._barred = BarredTokens(writer)
 
