@@ -123,15 +123,8 @@ class _Request(threading.Thread):
     def run(self) -> None:
         try:
             self._connection.request("POST", self._path, self._body, self._headers)
-            response = self._connection.getresponse()
-            if response.status != 200:
-                detail = response.read(500).decode("utf8", "replace").strip()
-                raise VivaError(f"the chat endpoint answered {response.status}: {detail or response.reason}")
-            for line in response:
-                if self._is_stopped:
-                    return
-                self._tell(line.decode("utf8", "replace").strip())
-            self._tell(None)
+            with self._connection.getresponse() as response:  # which may hold the socket on its own
+                self._read(response)
         except VivaError as error:
             self._tell(error)
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
@@ -139,6 +132,16 @@ class _Request(threading.Thread):
             self._tell(VivaError(f"the chat endpoint at {where} cannot be reached ({error})"))
         finally:
             self._connection.close()
+
+    def _read(self, response: http.client.HTTPResponse) -> None:
+        if response.status != 200:
+            detail = response.read(500).decode("utf8", "replace").strip()
+            raise VivaError(f"the chat endpoint answered {response.status}: {detail or response.reason}")
+        for line in response:
+            if self._is_stopped:
+                return
+            self._tell(line.decode("utf8", "replace").strip())
+        self._tell(None)
 
     def stop(self) -> None:
         """Leave: the endpoint sees the connection close and stops making words nobody wants."""
