@@ -32,7 +32,7 @@ from vivavoce.train.recogniser.judgement import judge_texts
 GREEDY_ONLY = (0.0,)  # a doubtful text is not tried again: all contenders write as much
 PLAIN = "ours"
 UNCOUNTED = 3  # recordings that everybody hears before anything counts: what is run for the first time is slow
-TURNS = 3  # in which everybody hears all recordings at once, beginning with another each time; the median counts
+TURNS = 5  # in which everybody hears all recordings at once, beginning with another each time; the median counts
 CTRANSLATE2 = "faster-whisper int8"
 
 

@@ -46,9 +46,6 @@ class Packing:
             packed[begin:end, :channels] = [*sequence.rows[work.start : work.start + work.count], *work.drafted]
             packed[begin:end, channels] = slot
             packed[begin:end, channels + 1] = range(work.start, work.start + work.total)
-            if not work.drafted.is_chain:
-                depths = [len(work.drafted.branch(place)) for place in range(len(work.drafted))]
-                packed[end - len(depths) : end, channels + 1] = work.start + work.count - 1 + np.array(depths)
             packed[begin:end, channels + 2] = sequence.mode
             packed[begin:end, channels + 3] = sequence.generated + 1
             uncounted = min(max(0, sequence.first_counted - work.start), work.count)
@@ -61,16 +58,18 @@ class Packing:
 
     def _replies(self, packed: np.ndarray, work: Work) -> None:
         """What the draw behind the last row must know, and those behind the drafted rows if those are right."""
-        channels, sequence, mode = self.model.channels, work.sequence, work.sequence.mode
+        channels, sequence = self.model.channels, work.sequence
         recalled = channels + 5 + channels * self.recall
-        modes = [mode]
-        for place in range(len(packed)):
-            so_far = tuple(work.drafted[before] for before in work.drafted.branch(place - 1))
-            if place:
-                modes.append(self.model.next_mode(modes[1 + work.drafted.parents[place - 1]], so_far[-1]))
-                packed[place, channels + 2 : channels + 5] = modes[-1], sequence.generated + 1 + len(so_far), 0
-                ahead = channels * len(so_far)
-                packed[place, recalled : recalled + ahead] = np.asarray(so_far, dtype=np.int32).reshape(-1)
+        before: list[tuple[Row, ...]] = [()]
+        facts = [(work.start + work.count - 1, sequence.mode, sequence.generated + 1)]
+        for row, up in zip(work.drafted, work.drafted.parents, strict=True):
+            before.append((*before[1 + up], row))
+            position, mode, generated = facts[1 + up]
+            facts.append((position + 1, self.model.next_mode(mode, row), generated + 1))
+        packed[:, channels + 1 : channels + 4] = facts
+        packed[1:, channels + 4] = 0
+        for place, so_far in enumerate(before):
+            packed[place, recalled : recalled + channels * len(so_far)] = [value for row in so_far for value in row]
             if self.recall:
                 packed[place, channels + 5 : recalled] = self.recent(sequence, so_far).reshape(-1)
 
