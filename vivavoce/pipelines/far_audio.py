@@ -113,12 +113,12 @@ def _answer(place: Place, method: str, path: str, kind: str, body: bytes | None)
     connection, prefix, headers = _connected(place)
     try:
         connection.request(method, prefix + path, body, headers | {"Content-Type": kind})
-        response = connection.getresponse()
-        if response.status != 200:
-            detail = response.read(500).decode("utf8", "replace").strip()
-            raise VivaError(f"{place.url}{path} answered {response.status}: {detail or response.reason}")
-        while piece := response.read1(PIECE_BYTES):
-            yield piece
+        with connection.getresponse() as response:  # which may hold the socket on its own
+            if response.status != 200:
+                detail = response.read(500).decode("utf8", "replace").strip()
+                raise VivaError(f"{place.url}{path} answered {response.status}: {detail or response.reason}")
+            while piece := response.read1(PIECE_BYTES):
+                yield piece
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionError(f"{place.url}{path} cannot be reached ({error})") from error
     finally:

@@ -16,7 +16,7 @@ from vivavoce.quant.subjects import Lesson, Subject
 PART = "lm"
 CHECKED = 4  # lessons
 SMALLEST = 1e-12
-MOST_COARSER = 2.0  # what one range for all rows may add to the error that each row's own range has
+MOST_COARSER = 1.75  # times the error that each row's own range has may one range for all rows have
 
 
 @contextmanager
