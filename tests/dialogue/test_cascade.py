@@ -41,7 +41,7 @@ class Endpoint(ThreadingHTTPServer):
         self.chunks, self.status = chunks, status
         self.asked = []
         self.was_left = threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def url(self):

@@ -176,7 +176,7 @@ class _Moderations(BaseHTTPRequestHandler):
 
 async def test_an_endpoint_may_check():
     server = HTTPServer(("127.0.0.1", 0), _Moderations)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     checker = HttpChecker(f"http://127.0.0.1:{server.server_port}/v1/moderations", key="k")
     assert await checker.check("good") is None
     assert await checker.check("bad") == "violence"

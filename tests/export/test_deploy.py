@@ -205,7 +205,7 @@ def test_a_pod_waits_for_its_last_conversation() -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Figures)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     program = program.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_port}")
     program = re.sub(r"time\.sleep\(\d\)", "time.sleep(0)", program)
     subprocess.run([sys.executable, "-c", program], env={"VIVA_API_KEY": "a-long-key"}, check=True, timeout=30)
