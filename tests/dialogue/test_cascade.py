@@ -57,11 +57,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             for chunk in self.server.chunks:
-                line = "" if isinstance(chunk, bytes) else chunk if isinstance(chunk, str) else json.dumps(chunk)
-                self.wfile.write(chunk if isinstance(chunk, bytes) else f"data: {line}\n\n".encode())
-                self.wfile.flush()
                 if isinstance(chunk, bytes):
+                    self.wfile.write(chunk)
                     return
+                line = chunk if isinstance(chunk, str) else json.dumps(chunk)
+                self.wfile.write(f"data: {line}\n\n".encode())
+                self.wfile.flush()
             self.wfile.write(b"data: [DONE]\n\n")
         except OSError:
             self.server.was_left.set()

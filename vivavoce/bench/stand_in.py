@@ -20,7 +20,7 @@ from vivavoce.minis.untrained import CONFIG, untrained_codec
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech_codec import SpokenState
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
-from vivavoce.pipelines.codec_here import QUICK_CHUNKS
+from vivavoce.pipelines.codec_here import longest_quick
 
 Spend = Callable[[float, float], None]  # seconds on the device alone, and how much of it is filled meanwhile
 STEP_FILLS = 0.9  # of the device: a step reads memory as fast as it can
@@ -102,8 +102,7 @@ class StandInCodec(GraphedCodec):
 
     def beside(self) -> "StandInCodec":
         """The same, with short hops only."""
-        longest = QUICK_CHUNKS * self.flow.config.chunk
-        short = {size: curve for size, curve in self._times.hops.items() if size <= longest}
+        short = {size: curve for size, curve in self._times.hops.items() if size <= longest_quick(self)}
         beside = copy.copy(self)
         beside._times = replace(self._times, hops=short)
         return beside

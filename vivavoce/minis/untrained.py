@@ -70,16 +70,13 @@ def write_untrained(folder: Path, seed: int = 0) -> None:
 @torch.no_grad()
 def untrained_codec(device: torch.device | str = "cpu", seed: int = 0) -> MossSpeechCodec:
     """The codec: a buzzing voice that follows the codes it is given, the same on every device."""
-    with torch.device(device):
-        ear, flow, vocoder = SpeechEncoder(EAR), FlowDecoder(FLOW), HiFT(VOCODER)
-    # Drawn on the CPU: other devices draw other numbers from the same seed.
-    for module, drawn in ((ear, SpeechEncoder(EAR)), (flow, FlowDecoder(FLOW)), (vocoder, HiFT(VOCODER))):
-        fill_randomly(drawn, seed)
-        module.requires_grad_(False).eval().load_state_dict(drawn.state_dict())
+    ear, flow, vocoder = SpeechEncoder(EAR), FlowDecoder(FLOW), HiFT(VOCODER)
+    for module in (ear, flow, vocoder):  # on the CPU: other devices draw other numbers from the same seed
+        fill_randomly(module.requires_grad_(False).eval(), seed)
     vocoder.f0_predictor.classifier.bias.fill_(140.0)
     vocoder.conv_post.weight.mul_(0.3)
     dict(vocoder.named_parameters())["conv_post.bias"].sub_(2.0)  # so quiet that little is limited
-    return MossSpeechCodec(ear, flow, vocoder)
+    return MossSpeechCodec(ear.to(device), flow.to(device), vocoder.to(device))
 
 
 def _byte_tokenizer() -> Any:

@@ -32,6 +32,11 @@ SOON_SECONDS = 1.0  # what is needed within this goes the quick way
 COMPANY_SECONDS = 2.0  # before it is needed, sound is made, with whoever came until then or as soon as a pass is full
 
 
+def longest_quick(codec: MossSpeechCodec) -> int:
+    """Codes of the longest hop that the quick way has."""
+    return QUICK_CHUNKS * codec.flow.config.chunk
+
+
 class Voices:
     """Codes become sound, on one way or on two. Works as a `Gathering` does."""
 
@@ -124,7 +129,7 @@ class CodecHere:
                 # To first sounds alone: were it to whatever presses, a crowd that is late would make itself later.
                 lambda: self.voice.first_sounds > 0,
             )
-            self.voice = Voices(usual, quick, self._longest_quick)
+            self.voice = Voices(usual, quick, longest_quick(codec))
         else:
             self.voice = Voices(Gathering("viva-voice", self._speaker(0), together, _pass, workers), None)
 
@@ -160,13 +165,8 @@ class CodecHere:
             cast(GraphedCodec, self.codec).encoder.warm_up(max(batches))
         for place, (codec, lane) in enumerate(zip(codecs, self._lanes, strict=False)):
             with torch.inference_mode(), lane():
-                short = [size for size in sizes if size <= self._longest_quick]
+                short = [size for size in sizes if size <= longest_quick(codec)]
                 cast(GraphedCodec, codec).warm_up(voice, batches, sizes if place == 0 else short, self.left_chunks)
-
-    @property
-    def _longest_quick(self) -> int:
-        """Codes of the longest hop that the quick way has."""
-        return QUICK_CHUNKS * self.codec.flow.config.chunk
 
     @property
     def spare_bytes(self) -> float:

@@ -17,7 +17,7 @@ from vivavoce.server.sound_files import CONTENT_TYPES, encoded
 from vivavoce.server.transcripts import FORMATS, Segment, diarized, rendered, whole_text
 from vivavoce.server.uploads import uploaded
 from vivavoce.server.wire_error import WireError
-from vivavoce.server.wire_settings import STOCK_VOICES, text, within
+from vivavoce.server.wire_settings import STOCK_VOICES, one_of, text, within
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LONGEST_INPUT = 4096
 GRANULARITIES = ("word", "segment")
+STREAM_FORMATS = ("audio", "sse")
 Wire = dict[str, Any]
 
 
@@ -95,12 +96,9 @@ class SpeechApi:
         from starlette.responses import StreamingResponse
 
         body = await json_body(request)
-        words, format = _words(body), body.get("response_format") or "mp3"
-        if format not in tuple(CONTENT_TYPES):  # which also takes what cannot be hashed
-            raise WireError(f"{format!r} is not one of {', '.join(CONTENT_TYPES)}", param="response_format")
-        stream_format = body.get("stream_format") or "audio"
-        if stream_format not in ("audio", "sse"):
-            raise WireError(f"{stream_format!r} is not one of audio, sse", param="stream_format")
+        words = _words(body)
+        format = one_of(body.get("response_format") or "mp3", CONTENT_TYPES, "response_format")
+        stream_format = one_of(body.get("stream_format") or "audio", STREAM_FORMATS, "stream_format")
         speed = 1.0 if body.get("speed") is None else within(0.25, 4.0)(body["speed"], "speed")
         instructions = text(body.get("instructions") or "", "instructions")
         pieces = self.maker.speak(words, self._voice(body.get("voice")), speed, instructions)
@@ -141,9 +139,7 @@ class TranscriptionApi:
             fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
             data = await uploaded(form, "file", self.options.most_upload_bytes)
         asked = dict(fields)
-        format = asked.get("response_format") or "json"
-        if format not in FORMATS:
-            raise WireError(f"{format!r} is not one of {', '.join(FORMATS)}", param="response_format")
+        format = one_of(asked.get("response_format") or "json", FORMATS, "response_format")
         listening = _listening(asked, fields, translates)
         sound = await asyncio.to_thread(read, data, self.transcriber.rate)
         found = self.transcriber.transcribe(sound.samples[0], listening)
@@ -163,8 +159,7 @@ def _listening(asked: Mapping[str, str], fields: Sequence[tuple[str, str]], tran
         for name in ("timestamp_granularities", "keywords", "languages")
     }
     for unit in listed["timestamp_granularities"]:
-        if unit not in GRANULARITIES:
-            raise WireError(f"{unit!r} is not one of {', '.join(GRANULARITIES)}", param="timestamp_granularities")
+        one_of(unit, GRANULARITIES, "timestamp_granularities")
     try:
         temperature = float(asked.get("temperature") or 0)
     except ValueError as error:

@@ -10,7 +10,7 @@ from vivavoce.dialogue.interface import AudioPart, Content, Item, Message, Role,
 from vivavoce.server.formats import WireFormat, converted, decode, encode, sound_bytes
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_legacy import PART_TYPES
-from vivavoce.server.wire_settings import text
+from vivavoce.server.wire_settings import one_of, text
 
 Wire = dict[str, Any]
 LONGEST_ID = 64
@@ -41,9 +41,7 @@ def parse_content(item: Any, format: WireFormat, rate: int, param: str = "item")
 
 
 def _parse_message(item: Wire, format: WireFormat, rate: int, param: str) -> Message:
-    role = ROLES.get(item.get("role")) if isinstance(item.get("role"), str) else None
-    if role is None:
-        raise WireError(f"{item.get('role')!r} is not one of {', '.join(ROLES)}", param=f"{param}.role")
+    role = ROLES[one_of(item.get("role"), ROLES, f"{param}.role")]
     content = item.get("content")
     if not isinstance(content, list) or not content:
         raise WireError(f"{param}.content must be a list of at least one part", param=f"{param}.content")

@@ -1,6 +1,6 @@
 """The session object: defaults, a client's changes merged into it, and what they mean for the conversation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -146,9 +146,7 @@ def _merged_turn(current: Wire | None, change: Any, defaults: TurnSettings, para
     if change is None:
         return None
     change = _object(change, param)
-    kind = change.get("type") or (current or {}).get("type") or "server_vad"
-    if kind not in DETECTORS:
-        raise WireError(f"{kind!r} is not one of {', '.join(DETECTORS)}", param=f"{param}.type")
+    kind = one_of(change.get("type") or (current or {}).get("type") or "server_vad", DETECTORS, f"{param}.type")
     if current is None or current["type"] != kind:
         current = _wire_turn(replace(defaults, detector=DETECTORS[kind]))  # type: ignore[arg-type]
     result = dict(current or {})
@@ -226,6 +224,13 @@ def _flag(value: Any, param: str) -> bool:
     if not isinstance(value, bool):
         raise WireError(f"{param} must be true or false, not {value!r}", "invalid_type", param)
     return value
+
+
+def one_of(value: Any, known: Iterable[str], param: str) -> str:
+    """A value of these, or an error that names them."""
+    if value not in (names := tuple(known)):  # which also takes what cannot be hashed
+        raise WireError(f"{value!r} is not one of {', '.join(names)}", param=param)
+    return str(value)
 
 
 def within(low: float, high: float, kind: type = float) -> Callable[[Any, str], Any]:
