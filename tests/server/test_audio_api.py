@@ -68,8 +68,9 @@ async def audio():
 
 
 @pytest.fixture
-def client(audio):
-    return openai.AsyncOpenAI(base_url=f"{audio.http}/v1", api_key="unused", max_retries=0)
+async def client(audio):
+    async with openai.AsyncOpenAI(base_url=f"{audio.http}/v1", api_key="unused", max_retries=0) as client:
+        yield client
 
 
 def recording() -> tuple[str, bytes]:
@@ -177,11 +178,11 @@ async def test_what_is_no_sound_is_refused(client, file):
 
 
 async def test_without_a_voice_or_an_ear_the_addresses_do_not_exist(server):
-    client = openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused", max_retries=0)
-    with pytest.raises(openai.NotFoundError):
-        await client.audio.speech.create(model="x", voice="ada", input="hello")
-    with pytest.raises(openai.NotFoundError):
-        await client.audio.transcriptions.create(model="x", file=recording())
+    async with openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused", max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError):
+            await client.audio.speech.create(model="x", voice="ada", input="hello")
+        with pytest.raises(openai.NotFoundError):
+            await client.audio.transcriptions.create(model="x", file=recording())
 
 
 async def test_their_models_are_listed(client):

@@ -20,8 +20,9 @@ def says(text: str) -> dict:
 
 
 @pytest.fixture
-def client(server):
-    return openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused")
+async def client(server):
+    async with openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused") as client:
+        yield client
 
 
 async def until(connection, kind: str, seen: list | None = None):
