@@ -130,3 +130,36 @@ def test_requests_that_end_in_the_middle(caplog):
 
     asyncio.run(main())
     assert not [record for record in caplog.records if record.exc_info], "a client that leaves is no fault of ours"
+
+
+async def answered(server: RunningServer, pieces: list[bytes], pause: float) -> bytes:
+    """What is said to a request that comes in pieces, up to when the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause)
+        return await asyncio.wait_for(reader.read(), 20)
+    finally:
+        writer.transport.abort()
+
+
+def test_a_body_that_never_comes_is_refused_and_one_that_comes_slowly_is_not():
+    spoken = json.dumps({"model": "x", "input": "hello", "voice": "ada", "response_format": "wav"}).encode()
+    whole = request_of("/v1/audio/speech", "application/json", spoken)
+    whole = whole.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    body = len(whole) - len(spoken)
+
+    async def main() -> None:
+        server = RunningServer(ScriptedHost(), ServerOptions(stall_seconds=1.0))
+        server.use(build_app(server.host, server.options, ToneMaker(), ToneListener()))
+        async with server:
+            unfinished = [[whole[:length]] for length in (body, body + 1, len(whole) - 1)]
+            for said in await asyncio.gather(*(answered(server, pieces, 0) for pieces in unfinished)):
+                assert said.startswith(b"HTTP/1.1 408") and b"request_timeout" in said
+            cuts = range(body, len(whole), len(spoken) // 4)
+            slowly = [whole[:body], *(whole[cut : cut + len(spoken) // 4] for cut in cuts)]
+            assert (await answered(server, slowly, 0.3)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(main())

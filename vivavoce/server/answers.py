@@ -20,4 +20,6 @@ def error_answer(error: WireError) -> "Response":
     headers = {"Retry-After": "5"} if error.status in (429, 503) else None
     if error.status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
+    if error.status == 408:  # what may still come of the body is nobody's
+        headers = {"Connection": "close"}
     return json_answer({"error": error.as_error()}, error.status, headers)

@@ -10,6 +10,7 @@ from vivavoce.errors import MissingDependencyError, VivaError
 from vivavoce.server.answers import error_answer, json_answer
 from vivavoce.server.audio_api import SpeechApi, SpeechMaker, Transcriber, TranscriptionApi
 from vivavoce.server.auth import Caller, Keys, check_place, key_of
+from vivavoce.server.bodies import UnstalledBodies
 from vivavoce.server.calls_api import CallsApi
 from vivavoce.server.host import Host, ModelCard
 from vivavoce.server.metrics import Metrics
@@ -52,7 +53,7 @@ def build_app(
     app = Starlette(
         routes=server.routes(),
         lifespan=server.lifespan,
-        middleware=[cors(options)],
+        middleware=middleware(options),
         exception_handlers={HTTPException: refusal},
     )
     app.state.server = server
@@ -66,12 +67,12 @@ def refusal(request: "Request", error: Exception) -> "Response":
     return error_answer(WireError(f"{request.method} {request.url.path}: {detail}", code, status=status))
 
 
-def cors(options: ServerOptions) -> Any:
-    """The middleware that says which pages may read our answers."""
+def middleware(options: ServerOptions) -> list[Any]:
+    """What says which pages may read our answers, and what refuses bodies that never come."""
     from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
 
-    return Middleware(
+    cors = Middleware(
         CORSMiddleware,
         allow_origins=list(options.allowed_origins),
         allow_origin_regex=LOOPBACK_ORIGIN if is_loopback(options.host) else None,
@@ -79,6 +80,7 @@ def cors(options: ServerOptions) -> Any:
         allow_headers=["*"],
         expose_headers=["Location", "X-Request-Id"],
     )
+    return [cors, Middleware(UnstalledBodies, seconds=options.stall_seconds)]
 
 
 def serve(

@@ -33,7 +33,7 @@ class ServerOptions:
     session_seconds: float | None = None
     resume_seconds: float = 30.0
     stall_seconds: float = 15.0
-    """How long a client may leave its socket unread."""
+    """How long a client may leave its socket unread, or what it is sending unfinished."""
     events_per_second: float = 500.0
     sound_per_second: float = 20.0
     """Seconds of sound taken in a second, after a burst of a few minutes; the rest waits in the socket."""

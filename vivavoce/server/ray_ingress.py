@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.server.answers import error_answer
-from vivavoce.server.app import Handler, cors
+from vivavoce.server.app import Handler, middleware
 from vivavoce.server.auth import Caller, offered_protocols
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.page_files import page_routes
@@ -35,7 +35,7 @@ def ingress_app(options: FleetOptions, roll: FarRoll) -> "Starlette":
     from starlette.applications import Starlette
 
     ingress = Ingress(options, roll)
-    return Starlette(routes=ingress.routes(), lifespan=ingress.lifespan, middleware=[cors(options.server)])
+    return Starlette(routes=ingress.routes(), lifespan=ingress.lifespan, middleware=middleware(options.server))
 
 
 class Ingress:
