@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from vivavoce.audio.buzz import buzz
 from vivavoce.audio.files import read, write
 from vivavoce.cli import app
+from vivavoce.cli.say import SHORTEST_LETTER
 from vivavoce.errors import InputError
 from vivavoce.speech import Manner, Speaker
 from vivavoce.speech.sound_out import EncodedSink, PcmSink, shaped, sink
@@ -66,6 +67,14 @@ def test_one_channel_at_another_rate(folder, said, tmp_path):
     heard = read(file, mono=False)
     assert (heard.rate, heard.channels) == (24_000, 1)
     assert heard.seconds == pytest.approx(said.seconds, abs=0.01)
+
+
+def test_a_sound_that_is_too_short_for_its_text_is_told(folder, said, tmp_path):
+    long_enough = "Ah."
+    assert SHORTEST_LETTER * len(long_enough) < said.seconds < SHORTEST_LETTER * len(TEXT)
+    told = "too short to be all of the text: try another --seed"
+    assert told in say(folder, "--out", tmp_path / "said.wav").stderr
+    assert told not in say(folder, "--out", tmp_path / "said.wav", text=long_enough).stderr
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ SpeechModelName = Annotated[
 ]
 VoiceFolder = Annotated[Path | None, typer.Option("--voices", file_okay=False, help="Another folder of kept voices.")]
 STANDARD_STREAM = "-"
+SHORTEST_LETTER = 0.02  # seconds, of the fastest speaker
 
 
 @app.command()
@@ -97,6 +98,9 @@ def say(
             f"{seconds:.2f} s at {at} Hz, first sound after {told['first_sound_seconds'] * 1e3:.0f} ms, "
             f"RTF {told['real_time_factor']:.2f}"
         )
+    if seconds * speed < SHORTEST_LETTER * len(wanted):
+        words = "; --continue needs the very words of the recording" if continues else ""
+        Console(stderr=True, highlight=False).print(f"→ too short to be all of the text: try another --seed{words}")
 
 
 def _target(out: str | None, format: str | None, rate: int, channels: int) -> "SoundSink":
