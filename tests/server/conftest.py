@@ -1,5 +1,6 @@
 import contextlib
 
+import openai
 import pytest
 
 from tests.server.harness import RunningServer
@@ -24,3 +25,17 @@ async def running():
 @pytest.fixture
 async def server(running):
     return await running()
+
+
+@pytest.fixture
+async def official():
+    """Makes official clients, which do not try again, and closes them."""
+    made = []
+
+    def client(url: str, key: str) -> openai.AsyncOpenAI:
+        made.append(openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0))
+        return made[-1]
+
+    yield client
+    for each in made:
+        await each.close()

@@ -31,7 +31,7 @@ def test_weak_keys_are_refused():
             ServerOptions(api_keys=(key,)).check()
 
 
-async def test_keys_open_and_wrong_keys_do_not(running):
+async def test_keys_open_and_wrong_keys_do_not(running, official):
     server = await running(api_keys=("another-key-123", KEY))
     for key in (None, "sk-wrong-000000000", KEY[:-1]):
         with pytest.raises(InvalidStatus) as refused:
@@ -44,15 +44,15 @@ async def test_keys_open_and_wrong_keys_do_not(running):
     async with connected(server, subprotocols=["realtime", f"openai-insecure-api-key.{KEY}"]) as client:
         assert (await client.next())["type"] == "session.created"
     with pytest.raises(openai.AuthenticationError):
-        await openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="wrong").models.list()
+        await official(f"{server.http}/v1", "wrong").models.list()
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"{server.http}/metrics")).status_code == 401
         assert (await http.get(f"{server.http}/healthz")).status_code == 200
 
 
-async def test_a_browser_key_opens_the_session_it_is_bound_to(running):
+async def test_a_browser_key_opens_the_session_it_is_bound_to(running, official):
     server = await running(api_keys=(KEY,))
-    client = openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key=KEY)
+    client = official(f"{server.http}/v1", KEY)
     session = {"type": "realtime", "instructions": "Only rhyme.", "output_modalities": ["text"]}
     expires = {"anchor": "created_at", "seconds": 60}
     secret = await client.realtime.client_secrets.create(session=session, expires_after=expires)
@@ -60,16 +60,16 @@ async def test_a_browser_key_opens_the_session_it_is_bound_to(running):
     async with connected(server, key=secret.value) as browser:
         assert (await browser.next())["session"]["instructions"] == "Only rhyme."
         assert server.host.opened[-1].settings.instructions == "Only rhyme."
-    other = openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key=secret.value)
+    other = official(f"{server.http}/v1", secret.value)
     with pytest.raises(openai.PermissionDeniedError):  # it makes no further keys
         await other.realtime.client_secrets.create(session=session)
     with pytest.raises(openai.BadRequestError):
         await client.realtime.client_secrets.create(session={"type": "realtime", "tools": "no list"})
 
 
-async def test_a_browser_key_expires(running):
+async def test_a_browser_key_expires(running, official):
     server = await running(api_keys=(KEY,), browser_key_seconds=-1.0)
-    client = openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key=KEY)
+    client = official(f"{server.http}/v1", KEY)
     secret = await client.realtime.client_secrets.create()
     with pytest.raises(InvalidStatus):
         async with connected(server, key=secret.value):

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import openai
 import pytest
 
 from tests.dialogue.voices import hum, talk
@@ -205,8 +204,8 @@ async def test_a_hum_stops_nothing(live):
         assert not told & {"input_audio_buffer.speech_started", "output_audio_buffer.cleared", "response.done"}
 
 
-async def test_tool_call_cancel_truncate_and_errors_with_the_openai_client(live):
-    client = openai.AsyncOpenAI(base_url=f"{live.http}/v1", api_key="unused")
+async def test_tool_call_cancel_truncate_and_errors_with_the_openai_client(live, official):
+    client = official(f"{live.http}/v1", "unused")
     tool = {"type": "function", "name": "weather", "description": "", "parameters": {"type": "object"}}
 
     async def until(connection, kind):

@@ -129,7 +129,7 @@ class Caller:
 @asynccontextmanager
 async def calling(url: str):
     client = AsyncOpenAI(api_key="any", base_url=f"{url}/v1")
-    async with client.realtime.connect(model="mini-speech") as connection:
+    async with client, client.realtime.connect(model="mini-speech") as connection:
         caller = Caller(connection)
         created = await asyncio.wait_for(connection.recv(), PATIENCE)
         assert created.type == "session.created", created
@@ -169,7 +169,7 @@ async def speech_members() -> list:
 async def is_refused(url: str) -> bool:
     """Whether one more is refused as the protocol says it, and at once instead of waiting in a queue."""
     client = AsyncOpenAI(api_key="any", base_url=f"{url}/v1")
-    async with client.realtime.connect(model="mini-speech") as connection:
+    async with client, client.realtime.connect(model="mini-speech") as connection:
         async with asyncio.timeout(60):  # nobody leaves meanwhile: who waits in a queue waits for ever
             told = await connection.recv()
             with pytest.raises(ConnectionClosed) as closed:
@@ -226,8 +226,8 @@ async def test_conversations_outlive_their_replicas(fleet):
             assert caller.errors == (["replica_lost"] if caller in late else [])
 
 
-async def test_a_pool_of_recognisers_takes_recordings_and_refuses_one_too_many(fleet):
-    client = AsyncOpenAI(api_key="any", base_url=f"{fleet}/v1", max_retries=0)
+async def test_a_pool_of_recognisers_takes_recordings_and_refuses_one_too_many(fleet, official):
+    client = official(f"{fleet}/v1", "any")
     file = hub.BUNDLED / "questions" / "15-breakfast.opus"
     asked = [client.audio.transcriptions.create(model="mini-asr", file=file) for _ in range(3)]
     told = await asyncio.gather(*asked, return_exceptions=True)

@@ -362,9 +362,9 @@ async def test_a_session_without_another_place_stays(fleet_of):
         assert not client.of_type("error")
 
 
-async def test_each_pool_does_what_it_is_for(fleet_of):
+async def test_each_pool_does_what_it_is_for(fleet_of, official):
     fleet = await fleet_of(4, pools={"asr": {"transcriber": Typist()}, "tts": {"speech": Reader()}})
-    client = openai.AsyncOpenAI(base_url=f"{fleet.http}/v1", api_key="any")
+    client = official(f"{fleet.http}/v1", "any")
     names = {model.id async for model in client.models.list()}
     assert {"scripted-1", "typist", "reader"} <= names
     assert (await client.models.retrieve("typist")).id == "typist"
@@ -406,7 +406,7 @@ async def test_a_voice_is_added_to_all_who_speak(fleet_of):
         assert (await http.post("/v1/audio/voices", data={"name": "x"}, files=silence)).status_code == 400
 
 
-async def test_keys_are_asked_for_at_the_ingress_alone(fleet_of):
+async def test_keys_are_asked_for_at_the_ingress_alone(fleet_of, official):
     key = "sk-test-1234567890"
     fleet = await fleet_of(4, api_keys=(key,))
     for wrong in (None, INNER_KEY):
@@ -415,18 +415,18 @@ async def test_keys_are_asked_for_at_the_ingress_alone(fleet_of):
                 pass
         assert refused.value.response.status_code == 401
         assert json.loads(refused.value.response.body)["error"]["code"] == "invalid_api_key"
-    client = openai.AsyncOpenAI(base_url=f"{fleet.http}/v1", api_key=key)
+    client = official(f"{fleet.http}/v1", key)
     secret = await client.realtime.client_secrets.create(session={"type": "realtime", "instructions": "Only rhyme."})
     async with connected(fleet, key=secret.value) as browser:
         assert (await browser.until("session.created"))["session"]["instructions"] == "Only rhyme."
-    other = openai.AsyncOpenAI(base_url=f"{fleet.http}/v1", api_key=secret.value)
+    other = official(f"{fleet.http}/v1", secret.value)
     with pytest.raises(openai.PermissionDeniedError):
         await other.realtime.client_secrets.create(session={"type": "realtime"})
 
 
-async def test_a_call_goes_to_a_replica_and_is_found_there(fleet_of):
+async def test_a_call_goes_to_a_replica_and_is_found_there(fleet_of, official):
     fleet = await fleet_of(4, 4)
-    client = openai.AsyncOpenAI(base_url=f"{fleet.http}/v1", api_key="any")
+    client = official(f"{fleet.http}/v1", "any")
     peer = Peer()
     try:
         response = await client.realtime.calls.create(sdp=await peer.offer(), session={"type": "realtime"})

@@ -93,8 +93,9 @@ async def peer():
 
 
 @pytest.fixture
-def client(server):
-    return openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused")
+async def client(server):
+    async with openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused") as client:
+        yield client
 
 
 async def test_an_audio_turn_over_a_call(client, peer):

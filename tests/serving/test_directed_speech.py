@@ -122,8 +122,8 @@ class TestSpeechApi:
         host, options = ScriptedHost(), ServerOptions()
         server = RunningServer(host, options)
         server.use(build_app(host, options, TextSpeaker("cosyvoice", SpeakerVoice(speaker))))
-        async with server:
-            yield openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused", max_retries=0)
+        async with server, openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="any", max_retries=0) as client:
+            yield client
 
     @pytest.mark.parametrize(
         ("instructions", "manner"),

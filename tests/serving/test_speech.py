@@ -35,7 +35,7 @@ async def test_a_spoken_question_is_answered_in_speech(address):
     sound = _question("breakfast")
     client = AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1")
     reply, words, heard = bytearray(), "", None
-    async with client.realtime.connect(model="mini-speech") as connection:
+    async with client, client.realtime.connect(model="mini-speech") as connection:
         transcription = {"input": {"transcription": {"model": "mini-speech"}}}
         await connection.session.update(session={"type": "realtime", "audio": transcription})
         pcm = sound.tobytes() if hasattr(sound, "tobytes") else bytes(sound)
