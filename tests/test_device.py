@@ -2,15 +2,26 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
+import warnings
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 import torch
 
-from vivavoce.device import _host_memory, available, dtype_name, npu_advice, pick, resolve_dtype
+from vivavoce.device import (
+    _cpu_name,
+    _host_memory,
+    available,
+    dtype_name,
+    is_multiplied_here,
+    npu_advice,
+    pick,
+    resolve_dtype,
+)
 from vivavoce.errors import InputError
 
 
@@ -94,6 +105,28 @@ def test_dtypes():
     with pytest.raises(InputError, match="dtype 'fp8' is not known"):
         resolve_dtype("fp8", cpu)
     assert dtype_name(torch.bfloat16) == "bfloat16"
+
+
+def test_a_processor_has_its_name(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8488C\n")
+    assert _cpu_name(tmp_path) == "Intel(R) Xeon(R) Platinum 8488C"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n")
+    assert _cpu_name(tmp_path) == "Neoverse-N1"
+    (tmp_path / "cpuinfo").write_text("CPU part\t: 0xfff\n")
+    assert _cpu_name(tmp_path) == _cpu_name(tmp_path / "none") == (platform.processor() or platform.machine())
+
+
+@pytest.mark.parametrize(("machine", "multiplies_float16"), [("x86_64", True), ("aarch64", False)])
+def test_a_dtype_that_a_processor_has_no_products_in_is_told(monkeypatch, machine, multiplies_float16):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    cpu = pick("cpu")
+    assert is_multiplied_here(torch.float16) == multiplies_float16
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert resolve_dtype("bfloat16", cpu) is torch.bfloat16
+        assert resolve_dtype("float32", cpu) is torch.float32
+    assert len(told) == int(not is_multiplied_here(torch.bfloat16))
+    assert all("bfloat16, which takes a hundred times as long" in str(one.message) for one in told)
 
 
 @pytest.mark.gpu

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "errors": set(),
     "device": {"errors"},
     "audio": {"errors", "audio"},
-    "nn": {"errors", "nn"},
+    "nn": {"errors", "device", "nn"},
     "models": {"errors", "device", "audio", "nn", "models"},
     "engine": {"errors", "device", "nn", "engine", "models.interface"},
     "dialogue": {"errors", "device", "audio", "engine", "models.interface", "dialogue"},

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,14 @@ OLDEST_CANN = (8, 0)
 NPU_ENVIRONMENT = {  # what Ascend's PyTorch runs best with, and why
     "PYTORCH_NPU_ALLOC_CONF": ("expandable_segments:True", "memory in one piece, so that long texts fit"),
     "TASK_QUEUE_ENABLE": ("1", "operators queued ahead, so that the NPU does not wait for Python"),
+}
+ARM_PARTS = {  # Linux tells no names of Arm's designs
+    "0xd08": "Cortex-A72",
+    "0xd0b": "Cortex-A76",
+    "0xd0c": "Neoverse-N1",
+    "0xd40": "Neoverse-V1",
+    "0xd49": "Neoverse-N2",
+    "0xd4f": "Neoverse-V2",
 }
 HOW_TO_GET: dict[Kind, str] = {
     "cpu": "",
@@ -105,12 +114,41 @@ def resolve_dtype(spec: str, device: Device) -> torch.dtype:
     if DTYPES[spec] not in device.dtypes:
         able = ", ".join(dtype_name(dtype) for dtype in device.dtypes)
         raise InputError(f"{device} ({device.name}) does not run {spec}; use one of auto, {able}")
+    if device.kind == "cpu" and spec != "float32" and not is_multiplied_here(DTYPES[spec]):
+        said = f"{device.name} has no products in {spec}, which takes a hundred times as long as float32; use auto"
+        warnings.warn(said, stacklevel=2)
     return DTYPES[spec]
 
 
 def bfloat16_is_fast_here() -> bool:
     """Whether this machine's CPU multiplies tiles of bfloat16 (AMX); elsewhere float32 is the faster one."""
     return bool(torch.cpu._is_amx_tile_supported())
+
+
+def int8_is_fast_here() -> bool:
+    """Whether this machine has the kernels, and instructions that add up products of int8 without overflow.
+
+    On an Arm CPU with int8 dot products (Neoverse N1) torch's kernels take three times as long as float32's for a row.
+    """
+    have = torch.backends.quantized.supported_engines
+    return "fbgemm" in have and "onednn" in have and bool(torch.cpu._is_vnni_supported())
+
+
+def is_multiplied_here(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies matrices of a 16-bit dtype by this machine's vectors, if not faster than float32's.
+
+    On Arm CPUs it has no such products in float16, and in bfloat16 only where the CPU has instructions for it: it takes
+    one number after another, a hundred times as long.
+    """
+    if has_x86_kernels_here():
+        return True
+    has_instructions = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.bfloat16 and bool(has_instructions)
+
+
+def has_x86_kernels_here() -> bool:
+    """Whether this machine's CPU is one that torch's kernels for narrow numbers were written for."""
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -207,11 +245,13 @@ def _imports(module: str) -> bool:
     return True
 
 
-def _cpu_name() -> str:
+def _cpu_name(proc: Path = Path("/proc")) -> str:
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf8", errors="replace").splitlines():
+        for line in (proc / "cpuinfo").read_text(encoding="utf8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
+            if line.startswith("CPU part") and (part := line.partition(":")[2].strip()) in ARM_PARTS:
+                return ARM_PARTS[part]
     return platform.processor() or platform.machine()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vivavoce import __version__, hub
-from vivavoce.device import Device, available, dtype_name, npu_advice
+from vivavoce.device import Device, available, dtype_name, is_multiplied_here, npu_advice
 from vivavoce.export.trtllm.runner import usable_here
 
 EXTRAS = {
@@ -170,6 +170,8 @@ def _device_advice(device: DeviceReport) -> Iterator[str]:
     kind = device.device.partition(":")[0]
     if kind == "cpu":
         yield "only a CPU was found: right for miniatures and tests; the 9 B model wants a CUDA or Ascend device"
+        if not is_multiplied_here(torch.float16):
+            yield f"{device.name} multiplies in float32: folders in fewer bits are smaller on disk here, but no faster"
         if shutil.which("nvidia-smi"):
             yield "there is an NVIDIA driver but this torch cannot use it: install a CUDA build of torch"
     if kind == "npu":

@@ -83,7 +83,7 @@ def test_whisper_rows_of_a_batch_have_their_own_maximum(make_voice):
 @pytest.mark.parametrize("length", [0, 1, 159, 160, 200, 201, 320, 399, 400, 401, 559, 560, 600, 601, 16_000, 20_123])
 def test_whisper_stream_gives_the_offline_frames(make_voice, cut, length):
     mel = WhisperMel(128)
-    sound = np.stack([make_voice(16_000, 2.0, seed=1), make_voice(16_000, 2.0, seed=2)])[:, :length]
+    sound = np.stack([in_a_room(make_voice(16_000, 2.0, seed=seed)) for seed in (1, 2)])[:, :length]
     offline = mel.log_mel_power(torch.from_numpy(sound))
     assert offline.shape == (2, 128, length // 160)
     for largest in (3, 50, 200, 1_281, 5_000):

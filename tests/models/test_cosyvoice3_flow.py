@@ -137,7 +137,7 @@ class TestStream:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_extreme_prompts_give_no_nan_in_half_precision(dtype):
     half = tiny_decoder(DIT, dtype)
-    for seed in range(64):
+    for seed in range(16):
         prompt = a_prompt(6, seed)
         loud = replace(prompt, mel=prompt.mel.sign() * 30, speaker=prompt.speaker * (1e4 if seed % 2 else 0))
         mel, _ = half.step(half.start(half.voice(loud), left_chunks=1), some_codes(6, seed), final=True)

@@ -80,7 +80,8 @@ class TestGolden:
 
     def test_noise_is_the_one_of_seed_0(self):
         first = load_file(GOLDEN / "moss_speech_flow.safetensors")["first_noise"]
-        assert torch.equal(fixed_noise(80, torch.device("cpu"))[:8, :4].T, first)
+        # All CPUs draw the same; the logarithm and cosine that make it normal differ in their last bits.
+        torch.testing.assert_close(fixed_noise(80, torch.device("cpu"))[:8, :4].T, first, rtol=0, atol=1e-6)
 
 
 class TestPublished:

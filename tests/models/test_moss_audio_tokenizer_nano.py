@@ -147,7 +147,9 @@ sizes_of_steps = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 @given(sizes_of_steps, st.integers(1, 6))
 def test_any_cut_of_a_stream_decodes_to_the_same_sound(sizes, codebooks):
     codes = some_codes(sum(sizes), seed=len(sizes), codebooks=codebooks)
-    torch.testing.assert_close(streamed(TINY, codes, sizes), TINY.decode(codes[None])[0], rtol=0, atol=1e-5)
+    whole = TINY.decode(codes[None])[0]
+    # Products of other numbers of rows add up in another order: a few steps of float32 at the loudest sample.
+    torch.testing.assert_close(streamed(TINY, codes, sizes), whole, rtol=0, atol=2e-6 * float(whole.abs().max()))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

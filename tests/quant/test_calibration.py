@@ -9,9 +9,10 @@ import torch
 from tests.quant.checkpoints import write
 from vivavoce.audio.files import write as write_sound
 from vivavoce.audio.sound import Sound
+from vivavoce.device import int8_is_fast_here
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint
-from vivavoce.nn.int8_linear import RangedInt8Linear, int8_is_fast_here
+from vivavoce.nn.int8_linear import RangedInt8Linear
 from vivavoce.nn.quantised_linear import quantised_linear
 from vivavoce.nn.quantised_weight import quantise
 from vivavoce.quant.calibration import calibrate

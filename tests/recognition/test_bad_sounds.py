@@ -5,9 +5,9 @@ import pytest
 
 from vivavoce.audio.files import read
 from vivavoce.bench.asr_speech import BUNDLED, spoken_sentences
+from vivavoce.device import int8_is_fast_here
 from vivavoce.errors import InputError
 from vivavoce.models.whisper_hearing import Wish
-from vivavoce.nn.int8_linear import int8_is_fast_here
 from vivavoce.recognition import transcribe
 from vivavoce.recognition.backends import load_backend
 from vivavoce.recognition.speech_gate import SpeechGate

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
-from vivavoce.device import pick
+from vivavoce.device import int8_is_fast_here, pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling, gumbel_noise
 from vivavoce.errors import CapacityError
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
-from vivavoce.nn.int8_linear import int8_is_fast_here, to_int8
+from vivavoce.nn.int8_linear import to_int8
 from vivavoce.speech.cpu_decoder import CpuDecoder
 from vivavoce.speech.cpu_draw import SequenceDraw
 from vivavoce.speech.mouth import CpuMouth, EngineMouth, before_text

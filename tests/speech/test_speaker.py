@@ -12,14 +12,13 @@ from tests.models.tiny_nano import LetterTokenizer, tiny_nano, tiny_nano_codec
 from vivavoce import speech
 from vivavoce.audio.buzz import buzz
 from vivavoce.audio.sound import Sound
-from vivavoce.device import pick
+from vivavoce.device import int8_is_fast_here, pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_config import NanoSampling
-from vivavoce.nn.int8_linear import int8_is_fast_here
 from vivavoce.speech import KeptVoice, Manner, Speaker
 from vivavoce.speech.mouth import EngineMouth
 from vivavoce.speech.settings import SpeechSettings

@@ -96,7 +96,7 @@ def test_a_code_that_gets_nothing_starts_anew_where_sound_is():
 def test_the_distance_is_the_difference_of_levels():
     given = 0.1 * torch.randn(1, 8000, generator=torch.Generator().manual_seed(0))
     distance = SpectralDistance(16_000)
-    assert distance(given, given) == 0
+    assert distance(given, given).item() == pytest.approx(0, abs=1e-8)  # a transform's last bit may hang on its place
     assert distance(given * 0.5, given).item() == pytest.approx(0.30, abs=0.01)
     assert distance(given * 0.1, given).item() == pytest.approx(1.0, abs=0.05)
 

@@ -24,14 +24,13 @@ from vivavoce.bench.cosyvoice_extremes import finite
 from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, Setup
 from vivavoce.bench.memory import median_seconds, read_bandwidth
 from vivavoce.bench.progress import stage
-from vivavoce.device import bfloat16_is_fast_here, pick, resolve_dtype
+from vivavoce.device import bfloat16_is_fast_here, int8_is_fast_here, pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.models.cosyvoice_graphs import graphed, warm_up
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM
 from vivavoce.models.flow_graphs import BUCKETS, bucket_of
 from vivavoce.models.flow_speech import FlowSpeech
 from vivavoce.models.flow_state import FlowVoice
-from vivavoce.nn.int8_linear import int8_is_fast_here
 from vivavoce.speech.cosyvoice_mouth import CODE_SECONDS, CosyVoiceMouth, Saying
 from vivavoce.speech.cosyvoice_speaker import RATE, Listener, round_layers
 

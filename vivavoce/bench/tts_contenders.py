@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.bench.tts_plain import PlainNano
-from vivavoce.device import Device, bfloat16_is_fast_here
+from vivavoce.device import Device, bfloat16_is_fast_here, int8_is_fast_here
 from vivavoce.errors import InputError
 from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig, NanoSampling
 from vivavoce.nn.allocation import allocating, fill_randomly
-from vivavoce.nn.int8_linear import int8_is_fast_here, to_int8
+from vivavoce.nn.int8_linear import to_int8
 from vivavoce.speech.interface import Manner
 from vivavoce.speech.mouth import CpuMouth, EngineMouth
 from vivavoce.speech.settings import SpeechSettings

@@ -21,6 +21,7 @@ from vivavoce.models.flow_matching import FlowMatching, cosine_times
 from vivavoce.models.flow_state import FlowCache, FlowVoice, Pasts, VoicePrompt
 from vivavoce.nn.conv import CausalConv1d
 from vivavoce.nn.int8_linear import Int8Linear
+from vivavoce.nn.laid_out_linear import laid_out_for_many_rows
 from vivavoce.nn.past import Past, StreamPast
 from vivavoce.nn.quantised_linear import QuantisedLinear
 from vivavoce.nn.reordered_linear import ReorderedLinear
@@ -35,7 +36,7 @@ class Plain(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight = weight.detach()
+        self.weight = laid_out_for_many_rows(weight.detach())
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:

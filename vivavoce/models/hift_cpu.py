@@ -20,6 +20,7 @@ from torch.nn import functional
 from vivavoce.models.hift import F0Predictor, HiFT, ResBlock
 from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, Span, decode_plan
 from vivavoce.nn.counter_noise import normal_at
+from vivavoce.nn.laid_out_linear import laid_out_for_many_rows
 from vivavoce.nn.scripted import scripted
 from vivavoce.nn.short_fourier import ShortFourier
 from vivavoce.nn.sine_source import SineSource, SourceStart
@@ -57,7 +58,7 @@ class TapProduct:
     def __init__(self, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> None:
         """# weight [output, tap, input]"""
         self.taps, self.stride, self.padding = weight.shape[1], stride, padding
-        self.weight, self.bias = weight.flatten(1).contiguous(), bias
+        self.weight, self.bias = laid_out_for_many_rows(weight.flatten(1).contiguous()), bias
 
     @classmethod
     def of(cls, conv: nn.Conv1d) -> "TapProduct":

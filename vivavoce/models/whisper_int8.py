@@ -6,9 +6,10 @@ What comes out of a norm is of one size in all rows and is rounded by one scale;
 import torch
 from torch import Tensor, nn
 
+from vivavoce.device import int8_is_fast_here
 from vivavoce.errors import InputError
 from vivavoce.models.whisper import CrossAttention, Whisper
-from vivavoce.nn.int8_linear import FEW_ROWS, MANY_ROWS, Int8Linear, int8_is_fast_here, int8_product
+from vivavoce.nn.int8_linear import FEW_ROWS, MANY_ROWS, Int8Linear, int8_product
 from vivavoce.nn.whisper_layer import WhisperAttention, WhisperLayer
 
 

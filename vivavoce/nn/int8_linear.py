@@ -26,12 +26,6 @@ ranged_product: Callable[[Tensor, float, int, Any], Tensor] = (
 )
 
 
-def int8_is_fast_here() -> bool:
-    """Whether this machine has the kernels, and instructions that add up products of int8 without overflow."""
-    have = torch.backends.quantized.supported_engines
-    return FEW_ROWS in have and MANY_ROWS in have and bool(torch.cpu._is_vnni_supported())
-
-
 class Int8Linear(nn.Module):
     """`x @ weight.T + bias` in float32, by int8 products."""
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vivavoce.device import has_x86_kernels_here, int8_is_fast_here, is_multiplied_here
 from vivavoce.nn import kernels
-from vivavoce.nn.int8_linear import Int8Linear, RangedInt8Linear, int8_is_fast_here, prepacked
+from vivavoce.nn.int8_linear import Int8Linear, RangedInt8Linear, prepacked
 from vivavoce.nn.quantised_weight import CASTS, QuantisedWeight, unpacked
 
-FEW_ROWS = 16  # up to which the CPU's weight-only kernels beat widening
+FEW_ROWS = 16 if has_x86_kernels_here() else 4  # up to which the CPU's weight-only kernels beat widening
 LEAST_INTEGER_ROWS = 32  # below which CUDA's int8 products are padding
 CPU_GROUPS = (32, 64, 128, 256)
 CPU_ROW_BLOCK, CPU_COLUMN_BLOCK = 16, 32  # of other sizes torch's weight-only kernels read and write past the matrix
@@ -150,7 +151,9 @@ def quantised_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.
     """The fastest layer there is for a matrix on its device; None where a plain one on the widened matrix is better."""
     place = weight.data.device.type
     if weight.scheme in CASTS:
-        return None if dtype == CASTS[weight.scheme] else CastLinear(weight, bias, dtype)
+        narrow = CASTS[weight.scheme]
+        is_widened = dtype == narrow or (place == "cpu" and not is_multiplied_here(narrow))
+        return None if is_widened else CastLinear(weight, bias, dtype)
     if place == "cuda":
         return CudaLinear(weight, bias, dtype)
     return _cpu_linear(weight, bias, dtype) if place == "cpu" else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from vivavoce.device import pick, resolve_dtype
+from vivavoce.device import int8_is_fast_here, pick, resolve_dtype
 from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatPiece, ChatText
 from vivavoce.dialogue.interface import ConversationSettings
 from vivavoce.engine.engine import Engine, EngineLimits
@@ -21,7 +21,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
 from vivavoce.models.llama import Llama, bundled_smollm2, chat_rows
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.nn.int8_linear import int8_is_fast_here, to_int8
+from vivavoce.nn.int8_linear import to_int8
 
 BUNDLED = "smollm2"
 SMALLEST_ROUNDED = 512  # hidden size from which on a row waits for memory

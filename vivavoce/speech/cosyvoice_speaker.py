@@ -16,7 +16,7 @@ from vivavoce import hub
 from vivavoce.audio.limiter import Limiter
 from vivavoce.audio.sound import Sound
 from vivavoce.audio.time_stretch import TimeStretch
-from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
+from vivavoce.device import Device, bfloat16_is_fast_here, int8_is_fast_here, pick, resolve_dtype
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import InputError
@@ -29,7 +29,7 @@ from vivavoce.models.cosyvoice_prompt import Before, CosyVoicePrompt
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_tts_nano_text import Chunk
 from vivavoce.models.quantised import linears
-from vivavoce.nn.int8_linear import Int8Linear, int8_is_fast_here
+from vivavoce.nn.int8_linear import Int8Linear
 from vivavoce.speech.cosyvoice_controls import STYLES, DirectedManner
 from vivavoce.speech.cosyvoice_mouth import CosyVoiceMouth, Saying
 from vivavoce.speech.cosyvoice_text import breaths, prepared, prepared_piece, tidied_transcript, words_of

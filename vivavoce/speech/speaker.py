@@ -7,14 +7,14 @@ import torch
 
 from vivavoce import hub
 from vivavoce.audio.sound import Sound
-from vivavoce.device import Device, pick, resolve_dtype
+from vivavoce.device import Device, int8_is_fast_here, pick, resolve_dtype
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, Tokenizer
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
-from vivavoce.nn.int8_linear import int8_is_fast_here, to_int8
+from vivavoce.nn.int8_linear import to_int8
 from vivavoce.speech.codec_desk import Alone, State, Together
 from vivavoce.speech.cpu_decoder import SMALLEST_ROUNDED
 from vivavoce.speech.interface import Manner

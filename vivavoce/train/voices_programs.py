@@ -1,6 +1,7 @@
 """The synthesizers themselves: found on this machine, or in a folder that carries them to one that has none."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ FESTIVAL_DATA = Path("/usr/share/festival")
 MBROLA_DATA = Path("/usr/share/mbrola")
 PICO_DATA = Path("/usr/share/pico")
 ARCHIVE = ".tar.xz"
-LOADER = "ld-linux-x86-64.so.2"
+LOADER = {"aarch64": "ld-linux-aarch64.so.1"}.get(platform.machine(), "ld-linux-x86-64.so.2")
 MBROLA_ITSELF = "mbrola-itself"
 
 
@@ -61,7 +62,10 @@ def programs(root: Path | None = None) -> Programs:
     folder = _unpacked(Path(root).resolve())
     loader = folder / "lib" / LOADER
     if not loader.exists():
-        raise InputError(f"{folder} holds no synthesizers ({loader.name} is missing); write it with voices.bundle")
+        raise InputError(
+            f"{folder} holds no synthesizers for {platform.machine()} ({LOADER} is missing); "
+            "write it with voices.bundle on such a machine"
+        )
     start = (str(loader), "--library-path", str(folder / "lib"))
     data = {"espeak-ng": (f"--path={folder}",), "festival": ("--libdir", str(folder / "festival"))}
     present = [program for program in DEBIAN_PACKAGES if (folder / "bin" / program).exists()]
