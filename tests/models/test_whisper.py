@@ -11,9 +11,10 @@ from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import SIZES, WhisperConfig
 from vivavoce.models.whisper_decoding import decode, language_chances
-from vivavoce.models.whisper_narrow import narrow
+from vivavoce.models.whisper_narrow import is_narrow, narrow, straighten
 from vivavoce.models.whisper_rules import Suppress, SuppressAtStart
 from vivavoce.models.whisper_tokens import WhisperTokens
+from vivavoce.nn.laid_out_linear import gelu
 from vivavoce.nn.sinusoids import sinusoids
 
 SMALL = {
@@ -318,6 +319,9 @@ def test_prompts_are_built_in_the_published_order():
         tokens.prompt("klingon")
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16"
+)
 def test_an_encoder_in_bfloat16_gives_nearly_the_same_states_as_wide_as_before():
     model = Whisper.random(WhisperConfig(**SMALL, vocab_size=100), seed=2)
     mel = torch.randn(2, 80, 120, generator=torch.Generator().manual_seed(0))
@@ -329,3 +333,23 @@ def test_an_encoder_in_bfloat16_gives_nearly_the_same_states_as_wide_as_before()
     assert narrower.shape == keys.shape and 0 < (narrower - keys).abs().max() < 0.02 * keys.abs().max()
     assert states.dtype == torch.float32 and model.encoder.layers[0].fc1.weight.dtype == torch.bfloat16
     assert 0 < (states - wide).abs().max() < 0.05 * wide.abs().max()
+
+
+def test_a_straightened_encoder_gives_the_same_states_and_keeps_no_weight_twice():
+    model = Whisper.random(WhisperConfig(**SMALL, vocab_size=100), seed=2)
+    mel = torch.randn(2, 80, 120, generator=torch.Generator().manual_seed(0))
+    states = model.encoder(mel)
+    memory = model.decoder.remember(states)
+    straighten(model)
+    assert not is_narrow(model)
+    assert torch.allclose(model.encoder(mel), states, atol=1e-4)
+    again = model.decoder.remember(states)
+    assert torch.allclose(again.keys, memory.keys, atol=1e-4) and torch.allclose(again.values, memory.values, atol=1e-4)
+    attention = model.encoder.layers[0].self_attn
+    places = {part.weight.untyped_storage().data_ptr() for part in attention.projections}
+    assert len(places) == 1, "one matrix, of which the three are parts"
+
+
+def test_gelu_by_parts_is_gelu():
+    x = torch.randn(7, 300, generator=torch.Generator().manual_seed(0)) * 3
+    assert torch.allclose(gelu(x, True), torch.nn.functional.gelu(x), atol=1e-6)

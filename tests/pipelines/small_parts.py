@@ -16,7 +16,8 @@ from vivavoce.models.whisper import Whisper
 from vivavoce.nn.allocation import fill_randomly
 from vivavoce.nn.decoder_trunk import TrunkSizes
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.train.recogniser.asr import TINY, save_whisper
+from vivavoce.train.recogniser.asr import TINY
+from vivavoce.train.recogniser.checkpoint import save_whisper
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 from vivavoce.train.speaker.codec_forward import initialise as initialise_codec
 from vivavoce.train.speaker.lm_forward import initialise
@@ -27,7 +28,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LETTERS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
 
 
-def small_asr(folder: Path, seed: int = 3) -> Path:
+def small_asr(folder: Path, seed: int = 7) -> Path:
     """A Whisper of 3 s windows that writes nonsense, as `mini-asr` is laid out."""
     vocabulary = Vocabulary.learn(["when is breakfast", "a table for three please"] * 2, 30, window_seconds=3.0)
     model = Whisper.random(replace(TINY.config, vocab_size=vocabulary.size), seed=seed)

@@ -13,6 +13,7 @@ from transformers import WhisperForConditionalGeneration
 
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import InputError
+from vivavoce.models.packing import rounded
 from vivavoce.models.speech_encoder import SpeechEncoderConfig
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.models.whisper import Whisper
@@ -22,10 +23,11 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.hearing.forward import new_encoder
 from vivavoce.train.hearing.lattice import Lattice
 from vivavoce.train.recogniser.asr import TINY, Listening, Recipe, Training
-from vivavoce.train.recogniser.beginnings import begin_as_ear
+from vivavoce.train.recogniser.beginnings import begin_as_ear, spread_layers
 from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, judge_texts, main, transcribe_all
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowHabits, WindowMaker, WindowShape
+from vivavoce.train.rounding import Rounding
 
 PITCHES = {"low": 300.0, "mid": 900.0, "high": 2500.0}
 BEEP = RATE // 3
@@ -273,14 +275,34 @@ def test_an_encoder_may_begin_as_an_ear():
         begin_as_ear(Whisper(TINY.config), ear)
 
 
-def test_a_deeper_decoder_may_begin_as_an_earlier_recogniser(trained, tmp_path):
+def test_a_deeper_and_wider_decoder_begins_by_writing_what_an_earlier_recogniser_wrote(trained, tmp_path):
     training, folder = trained
-    deeper = replace(RECIPE, config=replace(RECIPE.config, decoder_layers=RECIPE.config.decoder_layers + 1))
-    on = Training(beeps(8), tmp_path, deeper, report=lambda line: None, earlier=folder)
+    sizes = replace(RECIPE.config, decoder_layers=3, decoder_ffn_dim=2 * RECIPE.config.decoder_ffn_dim)
+    on = Training(beeps(8), tmp_path, replace(RECIPE, config=sizes), report=lambda line: None, earlier=folder)
     assert on.vocabulary.merges == training.vocabulary.merges
-    kept = {name: tensor.half() for name, tensor in training.hearing.state_dict().items() if "embed_pos" not in name}
-    mine = on.hearing.state_dict()
-    assert all(torch.equal(mine[name].half(), tensor) for name, tensor in kept.items()), "the CTC head too"
+    mel, tokens = torch.randn(2, 80, 200), torch.randint(on.vocabulary.size, (2, 9))
+    with torch.no_grad():
+        mine, theirs = on.hearing.model.eval()(mel, tokens), Whisper.load(folder)(mel, tokens)
+    assert torch.allclose(mine, theirs, atol=1e-5)
+    pieces = training.hearing.pieces.weight
+    assert torch.equal(on.hearing.pieces.weight.half(), pieces.half()), "the CTC head too"
+
+
+def test_layers_are_spread_among_more_of_them():
+    assert [spread_layers(4, 4), spread_layers(4, 8), spread_layers(2, 3)] == [[0, 1, 2, 3], [1, 3, 5, 7], [1, 2]]
+
+
+def test_the_second_half_of_a_course_learns_with_rounded_weights(trained):
+    training, _ = trained
+    hearing = training.hearing
+    name = "model.decoder.layers.0.fc1.weight"
+    rounding = Rounding(hearing, bits=5)
+    weights = rounding(torch.tensor(1.0))
+    weight = hearing.get_parameter(name)
+    assert torch.equal(rounding(torch.tensor(0.0))[name], weight)
+    assert torch.allclose(weights[name], rounded(weight, 5)) and not torch.equal(weights[name], weight)
+    (gradient,) = torch.autograd.grad(weights[name].sum(), [weight])
+    assert torch.equal(gradient, torch.ones_like(weight))
 
 
 def test_a_saved_miniature_is_judged_on_any_corpus(trained, tmp_path, capsys):
@@ -294,7 +316,7 @@ def test_the_recipe_fits_its_budget_of_parameters():
     vocabulary = Vocabulary.learn(["a b"], 0, 10.0)
     with torch.device("meta"):
         model = Whisper(replace(Recipe().config, vocab_size=vocabulary.size + 256))
-    assert 5e6 < sum(parameter.numel() for parameter in model.parameters()) < 8e6
+    assert 5e6 < sum(parameter.numel() for parameter in model.parameters()) < 11e6
 
 
 @pytest.mark.gpu

@@ -65,8 +65,10 @@ def transcribe(
     word_times: Annotated[bool, typer.Option("--word-times", help="The time of every word (verbose_json).")] = False,
     beams: Annotated[int, typer.Option(min=1, help="Texts followed side by side; 1 is greedy.")] = 1,
     padding: Annotated[Padding, typer.Option(help="trim: short sounds do not pay for a whole window.")] = Padding.full,
-    draft: Annotated[str | None, typer.Option(help="A folder of `viva train draft`, or a smaller Whisper.")] = None,
-    heads: Annotated[str | None, typer.Option(help="A folder of `viva train medusa`.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="mini-asr-draft, a folder of `viva train draft`, or a smaller Whisper.")
+    ] = None,
+    heads: Annotated[str | None, typer.Option(help="mini-asr-heads, or a folder of `viva train medusa`.")] = None,
     lookup: Annotated[bool, typer.Option("--lookup", help="Guess that the text goes on as it did before.")] = False,
     gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Leave out text where nobody speaks (ours).")] = True,
     device: DeviceSpec = "auto",

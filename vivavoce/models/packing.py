@@ -40,7 +40,7 @@ def pack_file(
     fewer: dict[str, Narrow] = {}
     for name, tensor in load_file(str(source)).items():
         bits = next((bits for pattern, bits in (narrow or {}).items() if re.search(pattern, name)), 8)
-        if not _is_matrix(tensor) or any(re.search(pattern, name) for pattern in keep):
+        if not is_matrix(tensor) or any(re.search(pattern, name) for pattern in keep):
             packed[name] = _halved(tensor)
         elif bits == 8:
             packed |= _in_bytes(name, tensor.float())
@@ -88,7 +88,8 @@ def whole_numbers(tensor: Tensor, scale: Tensor | None, narrow: Narrow | None = 
     return numbers, scale.float()
 
 
-def _is_matrix(tensor: Tensor) -> bool:
+def is_matrix(tensor: Tensor) -> bool:
+    """Whether a tensor is large enough to be rounded."""
     return tensor.is_floating_point() and tensor.ndim > 1 and tensor.numel() >= SMALLEST_MATRIX
 
 
@@ -105,19 +106,34 @@ def _in_bytes(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 def _in_bits(name: str, tensor: Tensor, bits: int) -> dict[str, Tensor]:
     """Rows with float16 scales, their numbers, made positive, one behind the other without gaps."""
-    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.shape[-1] >= SHORTEST_ROW else tensor.flatten(1)
-    largest = 2 ** (bits - 1) - 1
-    scale = (rows.abs().amax(dim=1) / largest).clamp(1e-6, LARGEST_HALF).half()
-    numbers = (rows / scale.float()[:, None]).round().clamp(-largest, largest) + largest
-    spread = np.unpackbits(numbers.to(torch.uint8).numpy().reshape(-1, 1), axis=1)[:, 8 - bits :]
+    numbers, scale = _rounded_rows(tensor, bits)
+    spread = np.unpackbits((numbers + _largest(bits)).to(torch.uint8).numpy().reshape(-1, 1), axis=1)[:, 8 - bits :]
     return {name: torch.from_numpy(np.packbits(spread)), name + SCALE: scale}
+
+
+def rounded(tensor: Tensor, bits: int) -> Tensor:
+    """A matrix as it comes back from so many bits, fewer than eight."""
+    numbers, scale = _rounded_rows(tensor, bits)
+    return (numbers * scale.float()[:, None]).view(tensor.shape)
+
+
+def _rounded_rows(tensor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers of so many bits, and the scale of each row.  # [row, place], [row] float16"""
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.shape[-1] >= SHORTEST_ROW else tensor.flatten(1)
+    largest = _largest(bits)
+    scale = (rows.abs().amax(dim=1) / largest).clamp(1e-6, LARGEST_HALF).half()
+    return (rows / scale.float()[:, None]).round().clamp(-largest, largest), scale
+
+
+def _largest(bits: int) -> int:
+    return 2 ** (bits - 1) - 1
 
 
 def _from_bits(tensor: Tensor, narrow: Narrow) -> Tensor:
     bits, count = narrow.bits, math.prod(narrow.shape)
     spread = np.unpackbits(tensor.numpy(), count=count * bits).reshape(-1, bits)
     numbers = np.packbits(spread, axis=1)[:, 0] >> (8 - bits)
-    return torch.from_numpy(numbers.astype(np.int16) - (2 ** (bits - 1) - 1))
+    return torch.from_numpy(numbers.astype(np.int16) - _largest(bits))
 
 
 def _beside(scale: Tensor, tensor: Tensor) -> Tensor:

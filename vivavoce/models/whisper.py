@@ -177,7 +177,7 @@ class WhisperDecoder(nn.Module):
         """What the layers will read of these windows.  # [window, position, d_model]"""
         if self.remembering is not None:
             attention, layers = self.stack[0].encoder_attn, len(self.stack)
-            made: Tensor = self.remembering(states.to(torch.bfloat16)).to(states.dtype)
+            made: Tensor = self.remembering(states)
             by_layer = made.unflatten(-1, (layers, 2, attention.heads, attention.head_dim)).permute(2, 3, 0, 4, 1, 5)
             return WindowMemory(by_layer[:, 0], by_layer[:, 1])
         pairs = [layer.encoder_attn.remember(states) for layer in self.stack]

@@ -20,7 +20,7 @@ from vivavoce.models.whisper import CrossAttention, WhisperDecoder, WhisperDecod
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_decoding import Text
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_lean import laid_out, packed_projection
+from vivavoce.models.whisper_lean import packed_projection
 from vivavoce.models.whisper_paged import end_to_end, paged_rows, paged_stack
 from vivavoce.models.whisper_rules import FORBIDDEN, TimestampRules
 from vivavoce.models.whisper_settings import WhisperSettings
@@ -28,6 +28,7 @@ from vivavoce.models.whisper_step import Look, is_single, single_rows_step
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn import kernels
 from vivavoce.nn.attention import attend
+from vivavoce.nn.laid_out_linear import laid_out
 from vivavoce.nn.paged import KVShape, RowBatch
 
 TOKEN, WINDOW = 0, 1

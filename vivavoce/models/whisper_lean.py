@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from vivavoce.models.whisper import WhisperDecoder, WhisperDecoderLayer, WindowMemory
 from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.nn.laid_out_linear import gelu, joined_weight, laid_out, laid_out_for_a_row, onednn_is_slow_here
 from vivavoce.nn.quantised_linear import CPU_COLUMN_BLOCK, CPU_ROW_BLOCK
 from vivavoce.nn.quantised_weight import quantise
 from vivavoce.nn.scripted import scripted
@@ -44,17 +45,9 @@ class LeanGuessing(NamedTuple):
     """The id that ends a text, which is not guessed."""
 
 
-def laid_out(weight: Tensor) -> Tensor:
-    """The same matrix, on a CPU column by column: so a few rows are multiplied by it in two thirds of the time."""
-    return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
-
-
 def packed_projection(layer: WhisperDecoderLayer) -> tuple[Tensor, Tensor]:
     """Query, key and value projection of a layer's text as one matrix, and its bias."""
-    parts = (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
-    nothing = torch.zeros_like(parts[0].bias.detach())
-    bias = [nothing if part.bias is None else part.bias.detach() for part in parts]
-    return laid_out(torch.cat([part.weight.detach() for part in parts])), torch.cat(bias)
+    return joined_weight((layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj))
 
 
 class LayerParts(nn.Module):
@@ -68,7 +61,7 @@ class LayerParts(nn.Module):
         self.inner, self.outer = layer.fc1, layer.fc2
         self.text_norm, self.window_norm = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm
         self.last_norm = layer.final_layer_norm
-        self.heads = text.heads
+        self.heads, self.by_parts = text.heads, onednn_is_slow_here()
 
 
 class LeanProduct(nn.Module):
@@ -76,15 +69,15 @@ class LeanProduct(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.weight, self.bias = weight.detach().t(), bias.detach()
+        self.weight, self.bias = weight.detach(), bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """# [row, input] → [row, output]"""
-        return torch.addmm(self.bias, x, self.weight)
+        return functional.linear(x, self.weight, self.bias)
 
     def first(self, x: Tensor, bias: Tensor) -> Tensor:
         """Only so many outputs as there are numbers to be added to them.  # [row, input], [output] → [row, output]"""
-        return torch.addmm(bias, x, self.weight.narrow(1, 0, bias.size(0)))
+        return functional.linear(x, self.weight.narrow(0, 0, bias.size(0))) + bias
 
 
 class RoundedProduct(nn.Module):
@@ -116,28 +109,36 @@ class LeanLayer(nn.Module):
     def __init__(self, layer: WhisperDecoderLayer, product: type[LeanProduct] | type[RoundedProduct]) -> None:
         super().__init__()
         parts = LayerParts(layer, packed_projection(layer))
-        self.packed = product(parts.packed_weight, parts.packed_bias)
+        self.packed = product(laid_out_for_a_row(parts.packed_weight), parts.packed_bias)
         self.text_out, self.query, self.window_out, self.inner, self.outer = (
-            LeanProduct(laid_out(part.weight), part.bias)
+            LeanProduct(laid_out_for_a_row(part.weight), part.bias)
             for part in (parts.text_out, parts.query, parts.window_out, parts.inner, parts.outer)
         )
         self.text_norm, self.window_norm, self.last_norm = parts.text_norm, parts.window_norm, parts.last_norm
-        self.heads = parts.heads
+        self.heads, self.by_parts = parts.heads, parts.by_parts
 
-    def forward(self, x: Tensor, past: Tensor, first: int, seen: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
-        """The next places behind `first` older ones.  # x [place, d_model], keys [1, head, position, head_dim]"""
+    def forward(
+        self, x: Tensor, past: Tensor, first: int, seen: Tensor | None, keys: Tensor, values: Tensor, wanted: int
+    ) -> Tensor:
+        """The next places behind `first` older ones; of them the states of all that are wanted, or of the last alone.
+
+        # x [place, d_model], keys [1, head, position, head_dim] → [wanted, d_model]
+        """
         rows, width = x.size(0), x.size(1)
         end = first + rows
         past.narrow(0, first, rows).copy_(self.packed(self.text_norm(x)))
         parts = past.narrow(0, 0, end).view(1, end, 3, self.heads, -1).transpose(1, 3)  # [1, head, part, place, dim]
-        query = parts.select(2, 0).narrow(2, first, rows)
+        if wanted < rows:
+            x, seen, rows = x.narrow(0, rows - 1, 1), None, 1
+        query = parts.select(2, 0).narrow(2, end - rows, rows)
         mixed = functional.scaled_dot_product_attention(query, parts.select(2, 1), parts.select(2, 2), attn_mask=seen)
         x = self.text_out(mixed.transpose(1, 2).reshape(rows, width)).add_(x)
         query = self.query(self.window_norm(x)).view(1, rows, self.heads, -1).transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(query, keys, values)
         x = self.window_out(mixed.transpose(1, 2).reshape(rows, width)).add_(x)
-        # This form of GELU is a guess's own: the other costs as much as a product.
-        inner = functional.gelu(self.inner(self.last_norm(x)), approximate="tanh")
+        inner = self.inner(self.last_norm(x))
+        # The other form of GELU is a guess's own, where it costs less than the model's.
+        inner = gelu(inner, True) if self.by_parts else functional.gelu(inner, approximate="tanh")
         return self.outer(inner).add_(x)
 
 
@@ -161,8 +162,9 @@ class LeanStack(nn.Module):
         if rows > 1:
             seen = torch.ones(rows, first + rows, dtype=torch.bool, device=x.device).tril(first)
         for index, layer in enumerate(self.layers):
-            x = layer(x, past.select(0, index), first, seen, keys.select(0, index), values.select(0, index))
-        return self.norm(x.narrow(0, rows - 1, 1))
+            wanted = 1 if index == len(self.layers) - 1 else rows  # the last layer's states but one are for nobody
+            x = layer(x, past.select(0, index), first, seen, keys.select(0, index), values.select(0, index), wanted)
+        return self.norm(x)
 
     @torch.jit.export
     def guess(

@@ -1,6 +1,9 @@
-"""Whisper's encoder in bfloat16, for CPUs that multiply it several times as fast as float32."""
+"""Whisper's encoder for CPUs, without Python between its products: in bfloat16 where that is several times as fast as
+float32 (`narrow`), else as wide as it was (`straighten`).
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,26 +11,50 @@ from torch.nn import functional
 
 from vivavoce.models.whisper import Whisper, WhisperDecoder, WhisperEncoder
 from vivavoce.models.whisper_pieces import PieceGuesser
-from vivavoce.nn.reordered_linear import ReorderedConv1d, ReorderedGelu, ReorderedLinear, ReorderedSum
+from vivavoce.nn.laid_out_linear import (
+    LaidOutGelu,
+    LaidOutLinear,
+    LaidOutSum,
+    TableProduct,
+    become_views,
+    joined_weight,
+    laid_out,
+    onednn_is_slow_here,
+)
+from vivavoce.nn.reordered_linear import ConvAsProduct, ReorderedGelu, ReorderedLinear, ReorderedSum
 from vivavoce.nn.scripted import scripted
 from vivavoce.nn.whisper_layer import WhisperLayer
 
+Product = Callable[[Tensor, Tensor | None], nn.Module]
 
-class NarrowLayer(nn.Module):
+
+class Products(NamedTuple):
+    """How a layer multiplies: plainly, with the GELU of it, and with what it is added to."""
+
+    plain: Product
+    gelu: Product
+    sum: Product
+
+
+NARROW = Products(ReorderedLinear, ReorderedGelu, ReorderedSum)
+WIDE = Products(LaidOutLinear, LaidOutGelu, LaidOutSum)
+
+
+class StraightLayer(nn.Module):
     """A `WhisperLayer` over whole windows."""
 
-    def __init__(self, layer: WhisperLayer) -> None:
+    def __init__(self, layer: WhisperLayer, products: Products) -> None:
         super().__init__()
         attention = layer.self_attn
-        self.packed = joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = ReorderedSum(attention.out_proj.weight, attention.out_proj.bias)
-        self.inner = ReorderedGelu(layer.fc1.weight, layer.fc1.bias)
-        self.outer = ReorderedSum(layer.fc2.weight, layer.fc2.bias)
+        self.packed = products.plain(*joined_weight([attention.q_proj, attention.k_proj, attention.v_proj]))
+        self.out = products.sum(attention.out_proj.weight, attention.out_proj.bias)
+        self.inner = products.gelu(layer.fc1.weight, layer.fc1.bias)
+        self.outer = products.sum(layer.fc2.weight, layer.fc2.bias)
         self.norm, self.last_norm = layer.self_attn_layer_norm, layer.final_layer_norm
         self.heads = attention.heads
 
     def forward(self, x: Tensor) -> Tensor:
-        """# [window, position, d_model] bfloat16 → the same"""
+        """# [window, position, d_model] → the same"""
         windows, positions = x.size(0), x.size(1)
         made = self.packed(self.norm(x)).view(windows, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(made[0], made[1], made[2])
@@ -36,14 +63,14 @@ class NarrowLayer(nn.Module):
         return out
 
 
-class NarrowEncoder(nn.Module):
-    """All of a `WhisperEncoder` but its last norm, which stays as wide as it was."""
+class StraightEncoder(nn.Module):
+    """All of a `WhisperEncoder`; its last norm stays as wide as it was."""
 
-    def __init__(self, encoder: WhisperEncoder) -> None:
+    def __init__(self, encoder: WhisperEncoder, products: Products) -> None:
         super().__init__()
-        self.conv1, self.conv2 = ReorderedConv1d(encoder.conv1), ReorderedConv1d(encoder.conv2)
+        self.conv1, self.conv2 = (ConvAsProduct(conv, products.gelu) for conv in (encoder.conv1, encoder.conv2))
         self.places = encoder.embed_positions.weight.detach()
-        self.layers = nn.ModuleList(NarrowLayer(layer) for layer in encoder.layers if isinstance(layer, WhisperLayer))
+        self.layers = nn.ModuleList(StraightLayer(layer, products) for layer in _layers(encoder))
         self.norm = encoder.layer_norm
 
     def forward(self, mel: Tensor) -> Tensor:
@@ -56,44 +83,87 @@ class NarrowEncoder(nn.Module):
         return states
 
 
+class NarrowMemory(ReorderedLinear):
+    """Keys and values of windows by a product of bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension.  # [.., input] → [.., output], as wide as they come"""
+        return super().forward(x.to(torch.bfloat16)).to(x.dtype)
+
+
 def narrow(model: Whisper) -> None:
     """Let an encoder compute in bfloat16, and what the decoder remembers of its states.
 
     A quantised encoder has products of its own and is left alone.
     """
     encoder = model.encoder
-    if not all(isinstance(layer.fc1, nn.Linear) for layer in encoder.layers if isinstance(layer, WhisperLayer)):
+    if not _has_plain_products(encoder):
         return
     width = encoder.layer_norm.weight.dtype
     encoder.to(torch.bfloat16)
     encoder.layer_norm.to(width)
-    encoder.twin = scripted(NarrowEncoder(encoder))
-    with torch.inference_mode():
-        for _ in range(3):  # what TorchScript does in its first calls takes as long as ten of them
-            encoder.twin(torch.zeros(1, model.config.num_mel_bins, min(100, model.config.window_frames)))
+    _take_twin(model, NARROW)
     remember_narrowly(model.decoder)
+
+
+def straighten(model: Whisper) -> None:
+    """Let an encoder of float32 on a CPU compute without Python, by weights that lie as its products read them."""
+    encoder = model.encoder
+    if not _has_plain_products(encoder):
+        return
+    for layer in _layers(encoder):
+        attention = layer.self_attn
+        parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+        become_views(parts, joined_weight(parts)[0])
+        for part in (attention.out_proj, layer.fc1, layer.fc2):
+            part.weight.data = laid_out(part.weight.detach())
+    _take_twin(model, WIDE)
+    remember_together(model.decoder)
+    if onednn_is_slow_here() and model.decoder.spelling is None:
+        model.decoder.spelling = TableProduct(model.decoder.embed_tokens.weight)
 
 
 def is_narrow(model: Whisper) -> bool:
     """Whether `narrow` was done to it."""
-    return model.encoder.twin is not None
+    return model.encoder.conv1.weight.dtype == torch.bfloat16 and model.encoder.twin is not None
 
 
 def remember_narrowly(decoder: WhisperDecoder) -> None:
     """Let a decoder make keys and values of windows, for all its layers, by one product of bfloat16."""
-    attentions = [layer.encoder_attn for layer in decoder.stack]
-    decoder.remembering = joined([part for one in attentions for part in (one.k_proj, one.v_proj)])
+    decoder.remembering = NarrowMemory(*joined_weight(_of_windows(decoder)))
+
+
+def remember_together(decoder: WhisperDecoder) -> None:
+    """Let a decoder make keys and values of windows, for all its layers, by one product as wide as it is."""
+    parts = _of_windows(decoder)
+    if not all(isinstance(part, nn.Linear) for part in parts):
+        return
+    weight, bias = joined_weight(parts)
+    become_views(parts, weight)
+    decoder.remembering = LaidOutLinear(weight, bias)
 
 
 def narrow_pieces(guesser: PieceGuesser) -> None:
     """Let a guesser of whole texts, which was loaded in bfloat16, compute in it without delay."""
     layers = [layer for layer in guesser.layers if isinstance(layer, WhisperLayer)]
-    guesser.layers = nn.ModuleList(scripted(NarrowLayer(layer)) for layer in layers)
+    guesser.layers = nn.ModuleList(scripted(StraightLayer(layer, NARROW)) for layer in layers)
 
 
-def joined(parts: Sequence[nn.Linear]) -> ReorderedLinear:
-    """Projections of the same input as one."""
-    biases: list[Tensor] = [
-        part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts
-    ]
-    return ReorderedLinear(torch.cat([part.weight.detach() for part in parts]), torch.cat(biases))
+def _take_twin(model: Whisper, products: Products) -> None:
+    encoder = model.encoder
+    encoder.twin = scripted(StraightEncoder(encoder, products))
+    with torch.inference_mode():
+        for _ in range(3):  # what TorchScript does in its first calls takes as long as ten of them
+            encoder.twin(torch.zeros(1, model.config.num_mel_bins, min(100, model.config.window_frames)))
+
+
+def _layers(encoder: WhisperEncoder) -> list[WhisperLayer]:
+    return [layer for layer in encoder.layers if isinstance(layer, WhisperLayer)]
+
+
+def _has_plain_products(encoder: WhisperEncoder) -> bool:
+    return all(isinstance(layer.fc1, nn.Linear) for layer in _layers(encoder))
+
+
+def _of_windows(decoder: WhisperDecoder) -> Sequence[nn.Linear]:
+    return [part for layer in decoder.stack for part in (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)]

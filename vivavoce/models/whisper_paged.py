@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_lean import LayerParts
+from vivavoce.nn.laid_out_linear import gelu
 from vivavoce.nn.paged import PagedCache, Piece, RowBatch
 from vivavoce.nn.scripted import scripted
 
@@ -73,7 +74,7 @@ class PagedLayer(LayerParts):
         """# x [row, d_model], keys [place, head, dim], window_keys [window, head, position, dim] → [row, d_model]"""
         x = x + self.text_out(self._look_at_text(self.text_norm(x), rows, keys, values))
         x = x + self.window_out(self._look_at_windows(self.window_norm(x), rows, window_keys, window_values))
-        return x + self.outer(functional.gelu(self.inner(self.last_norm(x))))
+        return x + self.outer(gelu(self.inner(self.last_norm(x)), self.by_parts))
 
     def _look_at_text(self, x: Tensor, rows: PagedRows, keys: Tensor, values: Tensor) -> Tensor:
         made = functional.linear(x, self.packed_weight, self.packed_bias).view(x.size(0), 3, self.heads, -1)

@@ -38,7 +38,8 @@ from vivavoce.models.whisper_tokens import WhisperTokens
 MEL_BLOCK_SECONDS = 60
 FADING_SAMPLES = 800  # of silence behind a sound; frames that begin later hear nothing else
 OF_SILENCE = -10.0  # the least log-mel there is
-TRIM_FRAMES = 32  # a trimmed window ends on a multiple of so many: sixteen positions, as products of bfloat16 take them
+TRIM_FRAMES = 8  # a trimmed window ends on a multiple of so many
+NARROW_TRIM_FRAMES = 32  # the same for narrower numbers: sixteen positions, as their products take them
 
 
 class WhisperTranscriber:
@@ -183,7 +184,9 @@ class WhisperTranscriber:
         frames = self.model.config.window_frames
         if padding == "trim" and size is not None:
             least = round(self.settings.shortest_window * MEL_FRAMES_PER_SECOND)
-            frames = min(frames, -(-max(size, least) // TRIM_FRAMES) * TRIM_FRAMES)
+            is_wide = self.model.encoder.conv1.weight.dtype == torch.float32
+            step = TRIM_FRAMES if is_wide else NARROW_TRIM_FRAMES
+            frames = min(frames, -(-max(size, least) // step) * step)
         return mel[None, :, seek : seek + frames]
 
     @torch.inference_mode()

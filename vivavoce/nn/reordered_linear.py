@@ -4,6 +4,8 @@ Left as they are, weights are brought into that order by every call anew, which 
 follows a product is done while its result is still at hand. TorchScript runs all of this without Python.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -40,13 +42,13 @@ class ReorderedSum(ReorderedLinear):
         return torch.ops.mkldnn._linear_pointwise(x, residual, self.reordered, self.bias, "add")
 
 
-class ReorderedConv1d(nn.Module):
-    """The GELU of a convolution, as one product of all that each of its places sees."""
+class ConvAsProduct(nn.Module):
+    """A convolution as one product of all that each of its places sees."""
 
-    def __init__(self, conv: nn.Conv1d) -> None:
+    def __init__(self, conv: nn.Conv1d, product: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
         super().__init__()
         self.size, self.stride, self.padding = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
-        self.product = ReorderedGelu(conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
+        self.product = product(conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """# [batch, time, channel] → [batch, place, channel]"""

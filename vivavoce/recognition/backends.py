@@ -18,7 +18,7 @@ from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_hearing import Segment, Wish
 from vivavoce.models.whisper_int8 import to_int8
-from vivavoce.models.whisper_narrow import narrow
+from vivavoce.models.whisper_narrow import narrow, straighten
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.converted import CONVERTED, load_converted
 from vivavoce.recognition.drafting import DraftChoice, DraftReport
@@ -134,12 +134,14 @@ def load_backend(
 
 
 def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTranscriber:
-    """A Whisper for our own engine. A CPU that multiplies bfloat16 several times as fast encodes with it, if it may."""
+    """A Whisper for our own engine; on a CPU its encoder is straightened, in bfloat16 where that is fast."""
     if dtype == "int8":
         return int8_listener(source, device)
     listener = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
     if dtype == "auto" and device.kind == "cpu" and bfloat16_is_fast_here():
         narrow(listener.model)
+    elif device.kind == "cpu" and listener.model.encoder.conv1.weight.dtype == torch.float32:
+        straighten(listener.model)
     return listener
 
 

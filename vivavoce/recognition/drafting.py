@@ -28,7 +28,7 @@ from vivavoce.models.whisper_draft import draft_kind, load_decoder
 from vivavoce.models.whisper_engine import TOKEN, WhisperWriter, WindowHeads
 from vivavoce.models.whisper_heads import WhisperHeads
 from vivavoce.models.whisper_hearing import WriteText
-from vivavoce.models.whisper_narrow import is_narrow, narrow_pieces, remember_narrowly
+from vivavoce.models.whisper_narrow import is_narrow, narrow_pieces, remember_narrowly, remember_together
 from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.guessing import GuessingDecoder, GuessingHeads
@@ -207,8 +207,7 @@ def _small(folder: Path, kind: str | None, model: Whisper) -> SmallWhisper:
     """A draft decoder beside the model's encoder, or a whole small model that fits it."""
     if kind == "decoder":
         decoder = load_decoder(folder, model.decoder)
-        if is_narrow(model):
-            remember_narrowly(decoder)
+        (remember_narrowly if is_narrow(model) else remember_together)(decoder)
         return SmallWhisper(decoder.config, decoder)
     like = model.decoder.embed_tokens.weight
     small = Whisper.load(folder, like.device, like.dtype)

@@ -24,7 +24,7 @@ from vivavoce.models.whisper_rules import FORBIDDEN
 
 SURENESS = 0.3  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
 LEAST_SURENESS = 0.05  # the same of heads, whose guesses are all made at once
-LEAVES = 2  # tokens that are guessed side by side at the last place
+LEAVES = 1  # tokens that are guessed side by side at the last place: a second costs more rows than it saves passes
 LEAST_CHANCE = 0.03  # of a token that is guessed there
 BEGINNINGS = 4  # times at which a text may begin
 OTHER_TIMES = 2  # of them, beside the likeliest, that are tried

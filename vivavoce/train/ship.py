@@ -1,7 +1,8 @@
 """Trained parts as a miniature small enough to ship: `viva train ship --lm … --codec … --out …`.
 
-With `--tts` and `--codec`, a voice; with `--asr`, a recogniser. Matrices become int8 with a scale a row, those of a
-voice less; of the vocoder float16 stays where errors are heard at once.
+With `--tts` and `--codec`, a voice; with `--asr`, a recogniser; with `--draft`, what guesses ahead of one. Matrices
+become int8 with a scale a row, those of a voice and a recogniser less; of the vocoder float16 stays where errors are
+heard at once.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from vivavoce.models.packing import pack_file
 KEPT_WIDE = {"hift.safetensors": ["f0_predictor", "conv_post", "source_downs"]}  # patterns of names, by file
 BITS_OF_SPEAKER = {"": 5}  # by patterns of names
 BITS_OF_ITS_CODEC = {"encoder": 5, "decoder": 6}
+BITS_OF_DRAFT = {"": 5}
+BITS_OF_RECOGNISER = {r"encoder\.embed_positions": 8, "": 5}  # of which it has learnt all that learns
 REPLIES = {"temperature": 0.0, "left_chunks": 4}
 """A front desk gives one answer to a question; the flow was trained to look back two to ten chunks."""
 SPEECH_FILES = ("config.json", "tokenizer.json")
@@ -47,7 +50,13 @@ def ship_voice(tts: Path, codec: Path, out: Path) -> int:
 
 def ship_recogniser(asr: Path, out: Path) -> int:
     """Write the folder of a recogniser; its size in bytes."""
-    _ship(asr, RECOGNISER_FILES, out)
+    _ship(asr, RECOGNISER_FILES, out, BITS_OF_RECOGNISER)
+    return _size(out)
+
+
+def ship_draft(draft: Path, out: Path) -> int:
+    """Write the folder of a recogniser's draft or heads; its size in bytes."""
+    _ship(draft, ("config.json",), out, BITS_OF_DRAFT)
     return _size(out)
 
 
@@ -68,13 +77,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--lm", type=Path, help="folder that `viva train lm` wrote")
     parser.add_argument("--tts", type=Path, help="folder that `viva train tts` wrote")
     parser.add_argument("--asr", type=Path, help="folder that `viva train asr` wrote")
+    parser.add_argument("--draft", type=Path, help="folder that `viva train draft` or `viva train medusa` wrote")
     parser.add_argument("--codec", type=Path, help="folder that `viva train assemble` or `viva train tts-codec` wrote")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     if given.asr is not None:
         size = ship_recogniser(given.asr, given.out)
+    elif given.draft is not None:
+        size = ship_draft(given.draft, given.out)
     elif given.codec is None or (given.lm is None) == (given.tts is None):
-        raise InputError("give --asr, or --codec with either --lm or --tts")
+        raise InputError("give --asr, or --draft, or --codec with either --lm or --tts")
     elif given.lm is not None:
         size = ship_speech(given.lm, given.codec, given.out)
     else:

@@ -2,11 +2,11 @@
 
 The window's log-mel is made on the device; parts of it are hidden (SpecAugment). The decoder learns the text, the
 encoder beside it by CTC, which shows attention early where the words are. What is kept are the averaged weights. The
-encoder may begin as the lower layers of an ear, which has the same shapes and has already met many voices.
+encoder may begin as the lower layers of an ear, which has the same shapes and has already met many voices; all of it as
+an earlier recogniser, even with more layers. From half of the course on, matrices are rounded as they will be shipped.
 """
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
@@ -30,11 +31,13 @@ from vivavoce.train.ctc import BLANK, ctc_loss
 from vivavoce.train.hearing.surroundings import Surroundings, warp_bands
 from vivavoce.train.loop import Batch, Budget, Course, Learner, Step, plot_curves
 from vivavoce.train.recogniser.beginnings import begin_as, begin_as_ear, initialise, known_pieces
+from vivavoce.train.recogniser.checkpoint import save_whisper, write_json
 from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, Judgement, judge_texts, transcribe_all
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowMaker, WindowShape
+from vivavoce.train.rounding import Rounding
 
-SHORTEST_WINDOW = 2.0  # seconds it was taught to hear at once
+SHORTEST_WINDOW = 2.0  # seconds it is taught to hear at once
 FEWEST_PIECES = 4  # by which a row's CTC is divided: silence would else outweigh all speech
 SECONDS_AFTER_TRAINING = 35.0  # for judging and writing, out of the seconds a caller grants
 
@@ -48,7 +51,7 @@ class Recipe:
         encoder_layers=5,
         encoder_attention_heads=4,
         encoder_ffn_dim=1024,
-        decoder_layers=4,
+        decoder_layers=8,
         decoder_attention_heads=4,
         decoder_ffn_dim=256,
         max_source_positions=500,
@@ -71,6 +74,8 @@ class Recipe:
     ctc_shares: tuple[float, float] = (0.6, 0.3)  # of the loss, at the beginning and from half of the course on
     wrong_tokens: float = 0.06  # share of the decoder's inputs that are replaced, so that it listens
     augmentation: float = 1.0
+    bits: int = 5  # of the matrices that are shipped
+    rounded_from: float = 0.5  # of the course
     judged: int = 400
     log_every: int = 50
 
@@ -108,9 +113,15 @@ class Hearing(nn.Module):
         self.pieces = nn.Linear(recipe.config.d_model, self.text_ids + 1)
         initialise(self.model)
         add_dropout(self.model, recipe.dropout)
+        self.rounding = Rounding(self, recipe.bits, wide=r"^pieces")
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """What is minimised, and its parts. Nothing in it waits for the device."""
+        """What is minimised, and its parts, by weights as round as the batch says; nothing waits for the device."""
+        found: dict[str, Tensor] = functional_call(self, self.rounding(batch["roundness"]), (batch,))
+        return found
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The loss by the weights as they are."""
         states = self.model.encoder(batch["mel"])
         spelt = self._ctc(states, batch)
         written = self._written(states, batch)
@@ -240,12 +251,16 @@ class Training:
     def _batch(self, plan: dict[str, Tensor], step: Step) -> Batch:
         batch = self.maker.on_device(plan, self._shape(step.number))
         mel = self.listening(batch.pop("samples"), step.seed)
-        share = torch.full((), self._ctc_share(step.progress), device=self.learner.device)
-        return {**batch, "mel": mel, "ctc_share": share}
+        shares = {"ctc_share": self._ctc_share(step.progress), "roundness": float(self._is_rounded(step.progress))}
+        set_by_step = {name: torch.full((), share, device=self.learner.device) for name, share in shares.items()}
+        return {**batch, "mel": mel, **set_by_step}
 
     def _ctc_share(self, progress: float) -> float:
         first, last = self.recipe.ctc_shares
         return first + (last - first) * min(1.0, 2 * progress)
+
+    def _is_rounded(self, progress: float) -> bool:
+        return progress >= self.recipe.rounded_from
 
     def save(self, folder: str | Path) -> None:
         """The model as a Whisper checkpoint in Hugging Face's layout, in half precision; `pieces` has its CTC head."""
@@ -264,50 +279,6 @@ class Training:
                 judged[f"{name}, {way}"] = judge_texts(texts, recordings.texts)
                 report(f"{name}, {way}: {judged[f'{name}, {way}'].line()}")
         return judged
-
-
-def save_whisper(model: Whisper, vocabulary: Vocabulary, folder: Path) -> None:
-    """Weights as float16, `config.json`, `tokenizer.json`, `generation_config.json`, `preprocessor_config.json`."""
-    ids = vocabulary.tokens
-    special = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), ids.endoftext)
-    special["decoder_start_token_id"] = ids.startoftranscript
-    kept = Whisper(model.config).half()
-    kept.load_state_dict(model.state_dict())
-    kept.save(folder, **special)
-    vocabulary.write(folder)
-    begin_suppressed = [*vocabulary.encode("")[:1], ids.endoftext]
-    heads = range(model.config.decoder_attention_heads)
-    generation: dict[str, Any] = {
-        **special,
-        "begin_suppress_tokens": begin_suppressed,
-        "suppress_tokens": list(ids.specials),
-        "is_multilingual": True,
-        "lang_to_id": {f"<|{code}|>": id_ for code, id_ in ids.languages.items()},
-        "task_to_id": {"transcribe": ids.transcribe, "translate": ids.translate},
-        "no_timestamps_token_id": ids.notimestamps,
-        "prev_sot_token_id": ids.startofprev,
-        "max_initial_timestamp_index": 100,
-        "shortest_window": SHORTEST_WINDOW,
-        "untimed_up_to": model.config.window_seconds,  # it learned more words than times
-        "likely_text_is_speech": False,  # it was taught to say that nobody speaks; what it writes then means nothing
-        "max_length": model.config.max_target_positions,
-        "alignment_heads": [[model.config.decoder_layers - 1, head] for head in heads],
-    }
-    seconds = model.config.window_seconds
-    preprocessor = {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": model.config.num_mel_bins,
-        "sampling_rate": 16_000,
-        "hop_length": 160,
-        "n_fft": 400,
-        "chunk_length": int(seconds),
-        "n_samples": int(seconds * 16_000),
-        "nb_max_frames": model.config.window_frames,
-        "padding_side": "right",
-        "padding_value": 0.0,
-    }
-    for name, values in (("generation_config", generation), ("preprocessor_config", preprocessor)):
-        _write_json(folder / f"{name}.json", values)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -336,14 +307,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "seed": options.seed,
         "recordings": len(learning),
     }
-    _write_json(options.out / "metrics.json", metrics)
+    write_json(options.out / "metrics.json", metrics)
     judged = training.judge({name: recordings.to(device) for name, recordings in held_out.items()})
     metrics["judged"] = {name: judgement.as_dict() for name, judgement in judged.items()}
-    _write_json(options.out / "metrics.json", metrics)
-
-
-def _write_json(file: Path, values: dict[str, Any]) -> None:
-    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf8")
+    write_json(options.out / "metrics.json", metrics)
 
 
 def _recordings(options: argparse.Namespace, recipe: Recipe) -> tuple[Recordings, dict[str, Recordings]]:

@@ -1,5 +1,6 @@
 """What a recogniser begins as: fresh, as the lower layers of an ear, or as an earlier recogniser."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -48,18 +49,49 @@ def begin_as_ear(model: Whisper, ear: SpeechEncoder) -> None:
 
 @torch.no_grad()
 def begin_as(model: Whisper, earlier: Whisper) -> int:
-    """Take every weight that an earlier recogniser has in the same place and shape; the share of weights, in per cent.
+    """Begin as an earlier recogniser of the same width; the share of weights that are its own, in per cent.
 
-    So a deeper or narrower decoder begins with the encoder, the words and the attention that were learnt already.
+    A deeper decoder has its layers at even distances, the last one last, and a wider one its hidden units first; what
+    is new adds nothing yet, so all of it writes what the earlier one wrote. What has no place is taken where shapes
+    are the same.
     """
-    known = earlier.state_dict()
-    taken = total = 0
-    for name, tensor in model.state_dict().items():
-        total += tensor.numel()
-        if name in known and known[name].shape == tensor.shape:
-            tensor.copy_(known[name])
-            taken += tensor.numel()
-    return round(100 * taken / total)
+    mine, known = model.state_dict(), earlier.state_dict()
+    layers, theirs = len(model.decoder.stack), len(earlier.decoder.stack)
+    if layers >= theirs:
+        _add_nothing(model)
+        places = spread_layers(theirs, layers)
+        known = {_moved(name, places): tensor for name, tensor in known.items()}
+    taken = 0
+    for name, tensor in mine.items():
+        if name in known and _has_room(name, tensor, known[name]):
+            tensor[tuple(slice(size) for size in known[name].shape)] = known[name]
+            taken += known[name].numel()
+    return round(100 * taken / sum(tensor.numel() for tensor in mine.values()))
+
+
+def _has_room(name: str, mine: Tensor, theirs: Tensor) -> bool:
+    """Whether a weight can be taken: its shape is the same, or there are more hidden units of the decoder."""
+    if mine.shape == theirs.shape:
+        return True
+    grows = re.search(r"^decoder.*\.fc[12]\.", name) is not None
+    return grows and all(size >= least for size, least in zip(mine.shape, theirs.shape, strict=True))
+
+
+def spread_layers(few: int, many: int) -> list[int]:
+    """Where each of few layers stands among many: at even distances, the last one last."""
+    return [many - 1 - (few - 1 - index) * many // few for index in range(few)]
+
+
+def _add_nothing(model: Whisper) -> None:
+    """Let no decoder layer change what passes through it."""
+    for layer in model.decoder.stack:
+        for added in (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.fc2):
+            for parameter in added.parameters():
+                parameter.zero_()
+
+
+def _moved(name: str, places: list[int]) -> str:
+    return re.sub(r"^(decoder\.layers\.)(\d+)", lambda found: f"{found[1]}{places[int(found[2])]}", name)
 
 
 def known_pieces(folder: Path, fresh: nn.Linear) -> dict[str, Tensor]:

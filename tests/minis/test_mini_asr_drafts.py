@@ -1,0 +1,54 @@
+"""What guesses ahead of the bundled recogniser: found by name, and worth its while, at the same text."""
+
+import pytest
+import torch
+
+from vivavoce import hub
+from vivavoce.bench.asr_speech import spoken_sentences
+from vivavoce.device import pick
+from vivavoce.models.whisper_hearing import Wish
+from vivavoce.recognition.backends import OwnBackend, own_listener
+from vivavoce.recognition.drafting import DraftChoice
+from vivavoce.train.recogniser.judgement import judge_texts
+
+QUESTIONS = 12
+GREEDY = Wish(padding="trim", temperatures=(0.0,))
+
+
+@pytest.fixture(scope="module")
+def listener():
+    torch.manual_seed(0)
+    return own_listener(hub.resolve("mini-asr"), pick("cpu"))
+
+
+@pytest.fixture(scope="module")
+def spoken():
+    return spoken_sentences(most=QUESTIONS)
+
+
+def texts_of(backend, spoken):
+    return ["".join(segment.text for segment in backend.segments(one.samples, GREEDY)).strip() for one in spoken]
+
+
+@pytest.fixture(scope="module")
+def plain(listener, spoken):
+    return texts_of(OwnBackend(listener, pick("cpu")), spoken)
+
+
+def test_the_recogniser_understands_voices_it_has_never_heard(plain, spoken):
+    assert judge_texts(plain, [one.text for one in spoken]).word_error_rate < 0.15
+
+
+@pytest.mark.parametrize(
+    ("choice", "least"),
+    [
+        (DraftChoice(draft="mini-asr-draft"), 4.0),
+        (DraftChoice(heads="mini-asr-heads"), 2.0),
+        (DraftChoice(heads="mini-asr-heads", width=3, most=12), 2.5),
+    ],
+    ids=["draft", "heads", "tree of heads"],
+)
+def test_bundled_guesses_save_passes_and_change_no_text(listener, spoken, plain, choice, least):
+    backend = OwnBackend(listener, pick("cpu"), choice)
+    assert texts_of(backend, spoken) == plain
+    assert backend.report().tokens_per_pass > least
