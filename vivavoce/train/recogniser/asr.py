@@ -33,11 +33,13 @@ from vivavoce.train.loop import Batch, Budget, Course, Learner, Step, plot_curve
 from vivavoce.train.recogniser.beginnings import begin_as, begin_as_ear, initialise, known_pieces
 from vivavoce.train.recogniser.checkpoint import save_whisper, write_json
 from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, Judgement, judge_texts, transcribe_all
+from vivavoce.train.recogniser.timing_heads import timing_heads
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowMaker, WindowShape
 from vivavoce.train.rounding import Rounding
 
 SHORTEST_WINDOW = 2.0  # seconds it is taught to hear at once
+TIMED_BY = 25  # recordings by which the heads are chosen that tell when words were said
 FEWEST_PIECES = 4  # by which a row's CTC is divided: silence would else outweigh all speech
 SECONDS_AFTER_TRAINING = 35.0  # for judging and writing, out of the seconds a caller grants
 
@@ -264,7 +266,9 @@ class Training:
 
     def save(self, folder: str | Path) -> None:
         """The model as a Whisper checkpoint in Hugging Face's layout, in half precision; `pieces` has its CTC head."""
-        save_whisper(self.hearing.model, self.vocabulary, Path(folder))
+        spoken = self.maker.recordings.of(range(min(TIMED_BY, len(self.maker.recordings))))
+        heads = timing_heads(self.hearing.model, self.vocabulary, spoken)
+        save_whisper(self.hearing.model, self.vocabulary, Path(folder), heads)
         config = self.hearing.model.config
         guesser = PieceGuesser(config.d_model, self.hearing.text_ids, layers=0, heads=config.encoder_attention_heads)
         guesser.pieces.load_state_dict(self.hearing.pieces.state_dict())

@@ -1,6 +1,7 @@
 """A trained recogniser as a checkpoint that transformers reads too."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,14 @@ from vivavoce.train.recogniser.vocabulary import Vocabulary
 SHORTEST_HEARD = 1.2  # seconds it hears at once as well as those it was taught with
 
 
-def save_whisper(model: Whisper, vocabulary: Vocabulary, folder: Path) -> None:
-    """Weights as float16, `config.json`, `tokenizer.json`, `generation_config.json`, `preprocessor_config.json`."""
+def save_whisper(
+    model: Whisper, vocabulary: Vocabulary, folder: Path, heads: Sequence[tuple[int, int]] | None = None
+) -> None:
+    """Weights as float16, `config.json`, `tokenizer.json`, `generation_config.json`, `preprocessor_config.json`.
+
+    `heads` are those that tell when words were said, by layer and number; the last layer's, if nobody looked for them.
+    """
+    last = [(model.config.decoder_layers - 1, head) for head in range(model.config.decoder_attention_heads)]
     ids = vocabulary.tokens
     special = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), ids.endoftext)
     special["decoder_start_token_id"] = ids.startoftranscript
@@ -20,7 +27,6 @@ def save_whisper(model: Whisper, vocabulary: Vocabulary, folder: Path) -> None:
     kept.save(folder, **special)
     vocabulary.write(folder)
     begin_suppressed = [*vocabulary.encode("")[:1], ids.endoftext]
-    heads = range(model.config.decoder_attention_heads)
     generation: dict[str, Any] = {
         **special,
         "begin_suppress_tokens": begin_suppressed,
@@ -35,7 +41,7 @@ def save_whisper(model: Whisper, vocabulary: Vocabulary, folder: Path) -> None:
         "untimed_up_to": model.config.window_seconds,  # it learned more words than times
         "likely_text_is_speech": False,  # it was taught to say that nobody speaks; what it writes then means nothing
         "max_length": model.config.max_target_positions,
-        "alignment_heads": [[model.config.decoder_layers - 1, head] for head in heads],
+        "alignment_heads": [list(pair) for pair in heads or last],
     }
     seconds = model.config.window_seconds
     preprocessor = {

@@ -105,7 +105,7 @@ def transcribe_all(
     mel = WhisperMel(model.config.num_mel_bins).to(recordings.samples.device)
     for first in range(0, len(order), rows):
         chosen = order[first : first + rows]
-        windows = _windows(model, recordings, chosen, padding)
+        windows = windows_of(model, recordings, chosen, padding)
         if decibels is not None:
             lengths = recordings.lengths[chosen].to(windows.device)
             windows = at_snr(windows, noise("pink", windows, generator), decibels, lengths)
@@ -118,7 +118,7 @@ def transcribe_all(
     return texts
 
 
-def _windows(model: Whisper, recordings: Recordings, chosen: Sequence[int], padding: Padding) -> Tensor:
+def windows_of(model: Whisper, recordings: Recordings, chosen: Sequence[int], padding: Padding) -> Tensor:
     """The chosen recordings, zeros behind them.  # [row, time]"""
     most = int(model.config.window_seconds * RATE)
     lengths = [min(most, int(recordings.lengths[index])) for index in chosen]
