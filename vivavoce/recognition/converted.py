@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from vivavoce.models.whisper_transcriber import WhisperTranscriber
 CONVERTED = "model.bin"
 COPIED = ("tokenizer.json", "preprocessor_config.json", "generation_config.json")
 USUAL_FRAMES = 3000
+SHORTEST_WINDOW = 2.0  # seconds: of shorter ones, CTranslate2 4.8 on Arm CPUs sometimes writes what nobody said
 
 
 class FasterWhisper:
@@ -94,6 +95,8 @@ class ConvertedWindows:
 
     def __init__(self, listener: WhisperTranscriber, model: Any) -> None:
         self.listener, self.model = listener, model
+        least = max(SHORTEST_WINDOW, listener.settings.shortest_window)
+        listener.settings = replace(listener.settings, shortest_window=least)
 
     def own_language(self, samples: torch.Tensor) -> str:
         """The language the model writes, or hears."""
