@@ -11,8 +11,8 @@ from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import SIZES, WhisperConfig
 from vivavoce.models.whisper_decoding import decode, language_chances
-from vivavoce.models.whisper_narrow import is_narrow, narrow, straighten
 from vivavoce.models.whisper_rules import Suppress, SuppressAtStart
+from vivavoce.models.whisper_straight import is_narrow, narrow, straighten
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn.laid_out_linear import gelu
 from vivavoce.nn.sinusoids import sinusoids
@@ -348,6 +348,8 @@ def test_a_straightened_encoder_gives_the_same_states_and_keeps_no_weight_twice(
     attention = model.encoder.layers[0].self_attn
     places = {part.weight.untyped_storage().data_ptr() for part in attention.projections}
     assert len(places) == 1, "one matrix, of which the three are parts"
+    first, *_ = model.encoder.twin.layers.children()
+    assert first.packed.weight.untyped_storage().data_ptr() in places, "and by which the twin multiplies"
 
 
 def test_gelu_by_parts_is_gelu():

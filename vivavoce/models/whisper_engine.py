@@ -28,7 +28,7 @@ from vivavoce.models.whisper_step import Look, is_single, single_rows_step
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn import kernels
 from vivavoce.nn.attention import attend
-from vivavoce.nn.laid_out_linear import laid_out
+from vivavoce.nn.laid_out_linear import become_views, laid_out
 from vivavoce.nn.paged import KVShape, RowBatch
 
 TOKEN, WINDOW = 0, 1
@@ -366,13 +366,9 @@ def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
         if any(type(part) is not nn.Linear for part in [*parts, layer.fc1, layer.fc2]):
             return []
         weight, bias = packed_projection(layer)
-        for part, its_weight, its_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
-            part.weight.data = its_weight
-            if part.bias is not None:
-                part.bias.data = its_bias
-        for part in (layer.self_attn.out_proj, layer.encoder_attn.q_proj, layer.encoder_attn.out_proj):
-            part.weight.data = laid_out(part.weight.detach())
-        for part in (layer.fc1, layer.fc2):
+        become_views(parts, weight)
+        window = layer.encoder_attn
+        for part in (layer.self_attn.out_proj, window.q_proj, window.out_proj, layer.fc1, layer.fc2):
             part.weight.data = laid_out(part.weight.detach())
         packed.append((weight, bias))
     return packed

@@ -18,7 +18,7 @@ from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_hearing import Segment, Wish
 from vivavoce.models.whisper_int8 import to_int8
-from vivavoce.models.whisper_narrow import narrow, straighten
+from vivavoce.models.whisper_straight import narrow, straighten
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.converted import CONVERTED, load_converted
 from vivavoce.recognition.drafting import DraftChoice, DraftReport

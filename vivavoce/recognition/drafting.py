@@ -28,8 +28,8 @@ from vivavoce.models.whisper_draft import draft_kind, load_decoder
 from vivavoce.models.whisper_engine import TOKEN, WhisperWriter, WindowHeads
 from vivavoce.models.whisper_heads import WhisperHeads
 from vivavoce.models.whisper_hearing import WriteText
-from vivavoce.models.whisper_narrow import is_narrow, narrow_pieces, remember_narrowly, remember_together
 from vivavoce.models.whisper_pieces import PieceGuesser
+from vivavoce.models.whisper_straight import is_narrow, narrow_pieces, remember_narrowly, remember_together
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.guessing import GuessingDecoder, GuessingHeads
 

@@ -46,7 +46,7 @@ class StraightLayer(nn.Module):
     def __init__(self, layer: WhisperLayer, products: Products) -> None:
         super().__init__()
         attention = layer.self_attn
-        self.packed = products.plain(*joined_weight([attention.q_proj, attention.k_proj, attention.v_proj]))
+        self.packed = products.plain(*joined_weight(_query_key_value(layer)))
         self.out = products.sum(attention.out_proj.weight, attention.out_proj.bias)
         self.inner = products.gelu(layer.fc1.weight, layer.fc1.bias)
         self.outer = products.sum(layer.fc2.weight, layer.fc2.bias)
@@ -112,12 +112,13 @@ def straighten(model: Whisper) -> None:
     if not _has_plain_products(encoder):
         return
     for layer in _layers(encoder):
-        attention = layer.self_attn
-        parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-        become_views(parts, joined_weight(parts)[0])
-        for part in (attention.out_proj, layer.fc1, layer.fc2):
+        for part in (layer.self_attn.out_proj, layer.fc1, layer.fc2):
             part.weight.data = laid_out(part.weight.detach())
-    _take_twin(model, WIDE)
+    straight = _take_twin(model, WIDE)
+    for layer, mine in zip(_layers(encoder), straight.layers, strict=True):
+        packed = mine.get_submodule("packed")
+        assert isinstance(packed, LaidOutLinear)
+        become_views(_query_key_value(layer), packed.weight)
     remember_together(model.decoder)
     if onednn_is_slow_here() and model.decoder.spelling is None:
         model.decoder.spelling = TableProduct(model.decoder.embed_tokens.weight)
@@ -149,12 +150,14 @@ def narrow_pieces(guesser: PieceGuesser) -> None:
     guesser.layers = nn.ModuleList(scripted(StraightLayer(layer, NARROW)) for layer in layers)
 
 
-def _take_twin(model: Whisper, products: Products) -> None:
+def _take_twin(model: Whisper, products: Products) -> StraightEncoder:
     encoder = model.encoder
-    encoder.twin = scripted(StraightEncoder(encoder, products))
+    straight = StraightEncoder(encoder, products)
+    encoder.twin = scripted(straight)
     with torch.inference_mode():
         for _ in range(3):  # what TorchScript does in its first calls takes as long as ten of them
             encoder.twin(torch.zeros(1, model.config.num_mel_bins, min(100, model.config.window_frames)))
+    return straight
 
 
 def _layers(encoder: WhisperEncoder) -> list[WhisperLayer]:
@@ -163,6 +166,11 @@ def _layers(encoder: WhisperEncoder) -> list[WhisperLayer]:
 
 def _has_plain_products(encoder: WhisperEncoder) -> bool:
     return all(isinstance(layer.fc1, nn.Linear) for layer in _layers(encoder))
+
+
+def _query_key_value(layer: WhisperLayer) -> Sequence[nn.Linear]:
+    attention = layer.self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
 def _of_windows(decoder: WhisperDecoder) -> Sequence[nn.Linear]:
