@@ -4,6 +4,7 @@ This is the synchronous core, driven by one thread; `vivavoce.engine.streaming` 
 be appended to while it waits, forked, rewound and closed at any moment between steps.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,7 @@ from typing import Literal
 import torch
 
 from vivavoce.device import Device
+from vivavoce.engine.cache_allocation import allocate_cache, cache_dtype, rows_that_fit
 from vivavoce.engine.listener import ON_GRAPHS, Listener, SoundPolicy
 from vivavoce.engine.pages import PagePool
 from vivavoce.engine.runner import Drawn, Runner
@@ -20,13 +22,14 @@ from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.engine.slack import Slack
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
 from vivavoce.engine.step_graphs import BUCKETS
+from vivavoce.engine.step_result import Emission, Failure, StepResult
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
-from vivavoce.nn.paged import NARROW, PagedCache
 
+__all__ = ["Emission", "Engine", "EngineLimits", "Failure", "StepResult"]
+
+logger = logging.getLogger(__name__)
 Kept = Literal["float", "fp8"]
-CPU_CACHE_ROWS = 16384
-FREE_MEMORY_SHARE = 0.85  # of what the weights leave; the rest is for activations and graphs
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,6 @@ class EngineLimits:
     """How far replies run ahead of their listeners; None: as suits the device."""
 
 
-@dataclass(frozen=True)
-class Emission:
-    """A row a sequence has just made, and why the reply ended, if it did."""
-
-    sequence: Sequence
-    row: Row
-    finish: FinishReason | None
-
-
 class Engine:
     """Opens sequences, appends, generates, forks, rewinds and closes them; `step` advances all that have work."""
 
@@ -69,11 +63,11 @@ class Engine:
         self.model = model
         self.limits = limits = limits or EngineLimits()
         dtype = dtype or device.dtype
-        kept = _cache_dtype(model, device, dtype, limits.kv)
-        rows = limits.cache_rows or _rows_that_fit(model, device, kept)
+        kept = cache_dtype(model, device, dtype, limits.kv)
+        rows = limits.cache_rows or rows_that_fit(model, device, kept)
         pages = -(-rows // limits.page_size) + 1
         self.capacity = min((pages - 1) * limits.page_size, model.context_limit, limits.context or model.context_limit)
-        cache = _allocate_cache(model, pages, limits.page_size, kept, device)
+        cache = allocate_cache(model, pages, limits.page_size, kept, device)
         self.scheduler = Scheduler(
             PagePool(pages), limits.page_size, limits.rows_per_step, limits.sequences_per_step, limits.sound
         )
@@ -239,23 +233,89 @@ class Engine:
             sequence.is_open = False
 
     def step(self) -> list[Emission]:
-        """Advance every sequence that has work; what they made. An error leaves all sequences as they were."""
+        """Advance every sequence that has work; what they made. An error leaves all sequences as they were.
+
+        A driver that serves several callers takes `advance`, in which one sequence's error is not another's.
+        """
         plan = self.scheduler.plan(self._drafts())
         if not plan.works:
             return []
         begun = self.scheduler.now()
-        made = iter(self.runner.run(plan))
+        self._copy_pages(plan)
+        made = iter(self.runner.run(plan.works))
+        self._note_step(plan, begun)
+        return [
+            emission for work in plan.works for emission in self._commit(work, next(made) if work.samples else None)
+        ]
+
+    def advance(self) -> StepResult:
+        """Advance every sequence that has work. A sequence whose part of the step fails is failed, and only that one.
+
+        The sequences of a failing step are computed again in smaller groups, which finds those that fail by themselves.
+        Nothing of a failing step is kept: its keys and values lie behind the rows that count, and are written again.
+        """
+        try:
+            plan = self.scheduler.plan(self._drafts())
+        except Exception as error:
+            busy = [sequence for sequence in self.scheduler.sequences.values() if sequence.has_work]
+            return StepResult(failures=[self.fail(sequence, error) for sequence in busy])
+        result = StepResult()
+        if not plan.works:
+            return result
+        begun = self.scheduler.now()
+        try:
+            self._copy_pages(plan)
+        except Exception as error:
+            return StepResult(failures=[self.fail(work.sequence, error) for work in plan.works])
+        outcomes = self.runner.run_isolated(plan.works)
+        self._note_step(plan, begun)
+        for work, outcome in zip(plan.works, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                result.failures.append(self.fail(work.sequence, outcome))
+                continue
+            try:
+                result.emissions += self._commit(work, outcome)
+            except Exception as error:
+                if work.samples:
+                    del work.sequence.rows[work.start + work.count :]
+                    work.sequence.row_revision += 1
+                result.failures.append(self.fail(work.sequence, error))
+        return result
+
+    def fail(self, sequence: Sequence, error: Exception) -> Failure:
+        """End what a sequence is doing and free its pages: what is in them may be half written.
+
+        It stays open and keeps its rows, which are computed again when they are next asked for.
+        """
+        logger.error("sequence %d failed", sequence.id, exc_info=error)
+        self.stop(sequence)
+        sequence.is_wanted, sequence.hidden = False, None
+        self.scheduler.release(sequence)
+        self.runner.forget(sequence)
+        return Failure(sequence, error)
+
+    def _copy_pages(self, plan: Plan) -> None:
+        """Give forks pages of their own. Where that fails, what is in their pages is not theirs and is given back."""
+        try:
+            self.runner.cache.copy_pages(plan.copies)
+        except Exception:
+            copied = {target for _, target in plan.copies}
+            for work in plan.works:
+                if copied.intersection(work.sequence.pages):
+                    self.scheduler.release(work.sequence)
+            raise
+
+    def _note_step(self, plan: Plan, begun: float) -> None:
         self._note_slack(plan, begun, self.scheduler.now())
         self._steps += 1
-        emissions = []
-        for work in plan.works:
-            sequence = work.sequence
-            sequence.cached += work.count
-            sequence.last_used = self._steps
-            sequence.is_wanted = sequence.is_wanted and sequence.pending > 0
-            if work.samples:
-                emissions += self._verify(work, next(made))
-        return emissions
+
+    def _commit(self, work: Work, drawn: Drawn | None) -> list[Emission]:
+        """Count the rows of a work as computed, and add those it made."""
+        sequence = work.sequence
+        sequence.cached += work.count
+        sequence.last_used = self._steps
+        sequence.is_wanted = sequence.is_wanted and sequence.pending > 0
+        return [] if drawn is None else self._verify(work, drawn)
 
     def complete(self, sequence: Sequence, generation: Generation, speculation: Speculation | None = None) -> list[Row]:
         """A whole reply at once, other sequences going on beside it."""
@@ -352,40 +412,3 @@ class Engine:
                 f"{len(sequence) + len(rows)} rows are more than the {self.capacity} a sequence may have here; "
                 "shorten the prompt or raise cache_rows and context"
             )
-
-
-def _cache_dtype(model: GenerativeModel, device: Device, dtype: torch.dtype, kv: str) -> torch.dtype:
-    """The type in which keys and values are kept, refused where something would have to compute with it that cannot."""
-    if kv == "float":
-        return dtype
-    if kv != "fp8":
-        raise InputError(f"kv must be 'float' or 'fp8', not {kv!r}")
-    if not getattr(model, "takes_narrow_cache", False):
-        raise InputError(f"{type(model).__name__} keeps keys and values as floats only; leave kv at 'float'")
-    if device.kind == "mps" or (device.kind == "cuda" and torch.cuda.get_device_capability(device.index) < (8, 9)):
-        raise InputError(f"{device.name} does not compute with float8; leave kv at 'float'")
-    return NARROW
-
-
-def _rows_that_fit(model: GenerativeModel, device: Device, dtype: torch.dtype) -> int:
-    if device.kind == "cpu":
-        return CPU_CACHE_ROWS
-    row = model.kv_shape.bytes_per_row(dtype)
-    free = int(device.free_memory() * FREE_MEMORY_SHARE)
-    if free < row * 64:
-        raise CapacityError(
-            f"{device.name} has {free / 2**20:.0f} MiB left for the cache; free memory or take a smaller model"
-        )
-    return free // row
-
-
-def _allocate_cache(
-    model: GenerativeModel, pages: int, page_size: int, dtype: torch.dtype, device: Device
-) -> PagedCache:
-    try:
-        return PagedCache.allocate(model.kv_shape, pages, page_size, dtype, device.torch_device)
-    except RuntimeError as error:  # torch's out-of-memory errors on every device
-        size = model.kv_shape.bytes_per_row(dtype) * pages * page_size
-        raise CapacityError(
-            f"a cache of {size / 2**30:.1f} GiB does not fit on {device.name}; lower cache_rows"
-        ) from error

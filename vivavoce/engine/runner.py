@@ -4,6 +4,7 @@ Where the Triton kernels run, a step of few rows replays a CUDA graph captured f
 every step elsewhere, is the same code run eagerly. The only wait for the device is the reading of the new rows.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from vivavoce.engine.captured import Captured
 from vivavoce.engine.packing import Packing
 from vivavoce.engine.sampling import NO_ROW, SlotDraw, Wish
-from vivavoce.engine.scheduler import Plan, Work
+from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.slots import Slots
 from vivavoce.engine.speculative import Draft
@@ -26,6 +27,7 @@ from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn import kernels
 from vivavoce.nn.paged import PagedCache, Piece
 
+logger = logging.getLogger(__name__)
 SHORT_PIECE = 4  # in a mixed step, pieces up to this long go through the decode kernel, row by row
 READ_AGAIN = 1 << 25  # bytes of a layer that the rows of a prompt may read one by one: so near, they come from L2
 DRAFT_BUCKET = 512  # of steps in which every sequence has no more rows than its last and such a draft
@@ -37,6 +39,10 @@ class Drawn:
 
     rows: list[Row]
     hidden: Tensor | None = None  # [row, …]: the states they were drawn from, where drafts are made of them
+
+
+Outcome = Drawn | Exception | None
+"""Of a work: what it made, None where it only prefills, or why it failed."""
 
 
 class Runner:
@@ -63,22 +69,56 @@ class Runner:
         return self.use_graphs and self._next_modes is not None
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> list[Drawn]:
-        """The new rows of each work that samples, in the plan's order."""
-        self.cache.copy_pages(plan.copies)
+    def run(self, works: list[Work]) -> list[Drawn]:
+        """The new rows of each work that samples, in order."""
+        try:
+            return self._run_with_ahead(works)
+        except Exception:
+            self._reset(works)
+            raise
+
+    @torch.inference_mode()
+    def run_isolated(self, works: list[Work]) -> list[Outcome]:
+        """As `run`, for each work; where the step fails, its halves are run, down to the works that fail alone."""
+        outcomes = self._attempt(works)
+        if not isinstance(outcomes, Exception):
+            return outcomes
+        if len(works) == 1:
+            return [outcomes]
+        logger.warning("a step of %d sequences failed and is run again in parts", len(works), exc_info=outcomes)
+        del outcomes  # its traceback holds the activations of the failed pass
+        middle = len(works) // 2
+        halves = [*self.run_isolated(works[:middle]), *self.run_isolated(works[middle:])]
+        self._ahead = None  # begun for one part; the graph's buffers may have been written for another since
+        return halves
+
+    def _attempt(self, works: list[Work]) -> list[Outcome] | Exception:
+        try:
+            drawn = iter(self.run(works))
+            return [next(drawn) if work.samples else None for work in works]
+        except Exception as error:
+            return error
+
+    def _reset(self, works: list[Work]) -> None:
+        """Forget what a failed step may have left half done: its slots' tables, and the step begun behind it."""
+        self._ahead = None
+        for work in works:
+            self._slots.forget(work.sequence)
+
+    def _run_with_ahead(self, works: list[Work]) -> list[Drawn]:
         ahead, self._ahead = self._ahead, None
-        rows = {} if ahead is None else ahead.rows_of(plan.works)
+        rows = {} if ahead is None else ahead.rows_of(works)
         if ahead is None or not rows:
-            return self._run(plan.works)
-        others = [work for work in plan.works if work.sequence.id not in rows]
+            return self._run(works)
+        others = [work for work in works if work.sequence.id not in rows]
         if not others and len(rows) == len(ahead.places):
-            self._slots.assign(plan.works)
-            self._go_on(ahead.captured, plan.works, rows)
+            self._slots.assign(works)
+            self._go_on(ahead.captured, works, rows)
         made = ahead.made()
         drawn = iter(self._run(others) if others else ())
         return [
             Drawn([tuple(made[rows[work.sequence.id]])]) if work.sequence.id in rows else next(drawn)
-            for work in plan.works
+            for work in works
             if work.samples
         ]
 

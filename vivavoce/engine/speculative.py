@@ -13,6 +13,7 @@ What can differ is rounding: a pass over several rows may add in another order t
 may, and where two ids are equally likely within rounding, the other one may be taken.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
@@ -24,6 +25,8 @@ from vivavoce.models.interface import GenerativeModel, Row
 
 if TYPE_CHECKING:
     from vivavoce.engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 
 class Draft(tuple[Row, ...]):
@@ -216,13 +219,28 @@ def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[
         groups.setdefault(id(_source(sequence)), []).append((sequence, most))
     drafts: dict[int, Draft] = {}
     for group in groups.values():
-        source = _source(group[0][0])
+        drafts |= _proposed(group, model)
+    return drafts
+
+
+def _proposed(group: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, Draft]:
+    """The drafts of sequences that share a source. A sequence for which it fails goes on without drafts."""
+    source = _source(group[0][0])
+    try:
         if hasattr(source, "propose_together"):  # asking whether it is a `GatheredSource` takes as long as a product
             given = cast(GatheredSource, source).propose_together(group)
         else:
             given = [source.propose(sequence, most) for sequence, most in group]
-        for (sequence, most), draft in zip(group, given, strict=True):
-            drafts[sequence.id] = usable(draft, model, most)
+        return {sequence.id: usable(draft, model, most) for (sequence, most), draft in zip(group, given, strict=True)}
+    except Exception:
+        if len(group) == 1:
+            sequence, _ = group[0]
+            logger.exception("no draft for sequence %d; it goes on without speculation", sequence.id)
+            sequence.speculation = None
+            return {}
+    drafts: dict[int, Draft] = {}
+    for each in group:
+        drafts |= _proposed([each], model)
     return drafts
 
 

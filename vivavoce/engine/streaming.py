@@ -16,6 +16,7 @@ from vivavoce.engine.reply import Delivery, Reply, WeakReply, hand_over
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.engine.speculative import Speculation
+from vivavoce.engine.step_result import Failure, StepResult
 from vivavoce.engine.workers import Workers
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
@@ -237,15 +238,17 @@ class StreamingEngine:
         due = self.due()
         if due is None or due - self._workers.now() > self._workers.early:
             return
+        result = StepResult()
         try:
             with self._lane(waits=False):  # a step begun ahead goes on, while the rows of this one are handed over
-                emissions = self._engine.step()
-                if any(made.sequence.states is not None or made.sequence.hidden is not None for made in emissions):
+                result = self._engine.advance()
+                made = [emission.sequence for emission in result.emissions]
+                if any(sequence.states is not None or sequence.hidden is not None for sequence in made):
                     self._lane.wait()  # others may look at these
-        except Exception as error:
-            self._fail(error)
-            return
-        self._hand_over(emissions)
+        except Exception as error:  # of the stream itself: no row of the step can be trusted
+            result = self._all_failed(result, error)
+        self._hand_over(result.emissions)
+        self._hand_over_failures(result.failures)
 
     def _run_commands(self) -> None:
         while True:
@@ -281,14 +284,17 @@ class StreamingEngine:
             self._engine.stop(sequence)
             handle.deliver(None, finish)
 
-    def _fail(self, error: Exception) -> None:
-        """A step that cannot be done ends the replies that were part of it, each with the error, and nothing else."""
-        for handle in self._replies.values():
-            self._engine.stop(handle.sequence)
-            handle.deliver(error, "error")
-        self._replies.clear()
-        for sequence in self._engine.scheduler.sequences.values():
-            sequence.is_wanted = False
+    def _all_failed(self, result: StepResult, error: Exception) -> StepResult:
+        """The result of a step whose CUDA stream failed: whatever it advanced, or would have, has failed."""
+        busy = (sequence for sequence in self._engine.scheduler.sequences.values() if sequence.has_work)
+        hit = dict.fromkeys([*(emission.sequence for emission in result.emissions), *busy])
+        return StepResult(failures=[*result.failures, *(self._engine.fail(sequence, error) for sequence in hit)])
+
+    def _hand_over_failures(self, failures: list[Failure]) -> None:
+        for failure in failures:
+            handle = self._replies.pop(failure.sequence.id, None)
+            if handle is not None:
+                handle.deliver(failure.error, "error")
 
 
 def _due(sequence: Sequence) -> float:
