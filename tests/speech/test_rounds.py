@@ -67,3 +67,31 @@ def test_texts_asked_for_together_are_made_together():
         thread.join()
     assert heard == [alone] * 6
     assert mouth.engine.steps - before < 2 * 12  # six times as many, if one were made after another
+
+
+def test_asking_on_the_thread_of_the_rounds_does_not_wait_for_itself():
+    rounds, answered = Rounds(), []
+    asking = threading.Thread(
+        target=lambda: answered.append(rounds.ask(lambda: rounds.ask(lambda: rounds.ask(lambda: 42)))), daemon=True
+    )
+    asking.start()
+    asking.join(10)
+    assert answered == [42]
+    with pytest.raises(ZeroDivisionError):
+        rounds.ask(lambda: rounds.ask(lambda: 1 // 0))
+
+
+def test_a_part_that_fails_leaves_the_thread_to_the_others():
+    rounds, failed = Rounds(), []
+
+    def part() -> bool:
+        failed.append(True)
+        raise ArithmeticError
+
+    rounds.parts.append(part)
+    rounds.ask(lambda: None)
+    answered = []
+    asking = threading.Thread(target=lambda: answered.append(rounds.ask(lambda: 1)), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert answered == [1] and 1 <= len(failed) <= 6

@@ -10,11 +10,10 @@ from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from vivavoce.device import Device
-from vivavoce.engine.engine import Emission, Engine, EngineLimits
+from vivavoce.engine.engine import Emission, Engine, EngineLimits, StepResult
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.step_graphs import BUCKETS
-from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
@@ -107,7 +106,9 @@ class EngineMouth:
 
     def close(self, sequence: Sequence) -> None:
         """Stop a text. Closing twice does nothing."""
-        if sequence.is_open:
+        if self.rounds.is_own_thread:  # the garbage collector may close a text amid a step
+            self.rounds.post(lambda: self._close(sequence))
+        elif sequence.is_open:
             self.rounds.ask(lambda: self._close(sequence))
 
     def _begun(self, reference: Codes, rows: list[Row], generation: Generation) -> Frames:
@@ -115,7 +116,7 @@ class EngineMouth:
         try:
             self.engine.append(sequence, rows)
             self.engine.generate(sequence, generation)
-        except VivaError:
+        except Exception:
             self.engine.close(sequence)
             raise
         made: SimpleQueue[Emission | Exception] = SimpleQueue()
@@ -127,27 +128,32 @@ class EngineMouth:
         self.engine.close(sequence)
 
     def _read(self, reference: Codes) -> Sequence:
+        """Compute what stands before every text in a voice, texts under way going on beside it."""
         sequence = self.engine.open(before_text(self.prompt, reference))
         while sequence.pending:
-            self._hand_out(self.engine.step())
+            result = self.engine.advance()
+            self._hand_out(result)
+            for failure in result.failures:
+                if failure.sequence is sequence:
+                    self.engine.close(sequence)
+                    raise failure.error
         return sequence
 
     def _step(self) -> bool:
-        """A row more for every text; where it fails, all texts under way are told and end."""
+        """A row more for every text; one that cannot go on ends with its error."""
         if not self.engine.has_work:
             return False
-        try:
-            self._hand_out(self.engine.step())
-        except Exception as error:
-            for sequence in list(self.engine.scheduler.sequences.values()):
-                if sequence.id in self._made:
-                    self._made[sequence.id].put(error)
-                    self.engine.close(sequence)
+        self._hand_out(self.engine.advance())
         return True
 
-    def _hand_out(self, emissions: list[Emission]) -> None:
-        for emission in emissions:
+    def _hand_out(self, result: StepResult) -> None:
+        for emission in result.emissions:
             self._made[emission.sequence.id].put(emission)
+        for failure in result.failures:
+            made = self._made.pop(failure.sequence.id, None)
+            if made is not None:  # else it is a voice, which `_read` sees to
+                made.put(failure.error)
+                self.engine.close(failure.sequence)
 
 
 class EngineFrames:
