@@ -12,9 +12,9 @@ from vivavoce.errors import VivaError
 class Worker:
     """Doubles numbers once its gate is open; notes what came together."""
 
-    def __init__(self, most=16, kind=None):
+    def __init__(self, most=16, kind=None, leaves_jobs=False):
         self.gate, self.entered, self.batches = threading.Event(), threading.Event(), []
-        self.gathering = Gathering("viva-test", self.work, most, kind=kind)
+        self.gathering = Gathering("viva-test", self.work, most, kind=kind, leaves_jobs=leaves_jobs)
         self.gathering.start()
 
     def work(self, jobs):
@@ -54,8 +54,8 @@ async def test_only_what_is_alike_is_done_together_and_the_most_urgent_says_what
     await worker.gathering.close()
 
 
-async def test_a_job_that_fails_fails_alone():
-    worker = Worker()
+async def test_a_job_that_fails_fails_alone_where_a_failing_pass_leaves_the_jobs_as_they_were():
+    worker = Worker(leaves_jobs=True)
     first = await worker.busy()
     rest = [asyncio.ensure_future(worker.gathering.do(number)) for number in (1, 13, 3)]
     await asyncio.sleep(0)
@@ -64,6 +64,29 @@ async def test_a_job_that_fails_fails_alone():
     assert (one, three) == (2, 6) and isinstance(error, ValueError)
     assert await first == 0
     await worker.gathering.close()
+
+
+async def test_jobs_that_a_failing_pass_may_have_used_up_are_not_done_again():
+    worker = Worker()
+    first = await worker.busy()
+    rest = [asyncio.ensure_future(worker.gathering.do(number)) for number in (1, 13, 3)]
+    await asyncio.sleep(0)
+    worker.gate.set()
+    assert all(isinstance(error, ValueError) for error in await asyncio.gather(*rest, return_exceptions=True))
+    assert await first == 0
+    assert worker.batches == [[0], [1, 13, 3]]
+    assert await worker.gathering.do(4) == 8
+    await worker.gathering.close()
+
+
+async def test_too_few_results_fail_their_jobs_and_not_the_thread():
+    gathering = Gathering("viva-test", lambda jobs: [], 2)
+    gathering.start()
+    with pytest.raises(ValueError, match="shorter"):
+        await gathering.do(1)
+    with pytest.raises(ValueError, match="shorter"):
+        await gathering.do(2)
+    await gathering.close()
 
 
 async def test_a_job_nobody_waits_for_is_not_done():

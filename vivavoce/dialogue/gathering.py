@@ -1,6 +1,7 @@
-"""Small jobs of many conversations: the urgent first, some together, each failing alone."""
+"""Small jobs of many conversations: the urgent first, some together, each failing alone where that can be."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Generic, TypeVar
 from vivavoce.engine.workers import Workers
 from vivavoce.errors import VivaError
 
+logger = logging.getLogger(__name__)
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -32,8 +34,10 @@ class _Waiting(Generic[Job, Result]):
 
 
 class Gathering(Generic[Job, Result]):
-    """Jobs come one by one and are worked on in batches of at most `most`. A job that fails fails alone.
+    """Jobs come one by one and are worked on in batches of at most `most`.
 
+    With `leaves_jobs`, which says that a failing pass over several jobs leaves what they hold as it was, those jobs are
+    then done one by one, and only a job that fails by itself fails. Without it, the whole batch fails with the error.
     With `kind`, only jobs of the same kind are worked on together: others would wait for one another and gain nothing.
     With `early`, jobs wait for company until so many seconds before they are due, or until a batch is full; where it
     `gives_way` to something, only those that are due within half of that are begun.
@@ -49,8 +53,10 @@ class Gathering(Generic[Job, Result]):
         workers: Workers | None = None,
         early: float | None = None,
         gives_way: Callable[[], bool] | None = None,
+        leaves_jobs: bool = False,
     ) -> None:
         self.name, self.most = name, most
+        self._leaves_jobs = leaves_jobs
         self.batches = self.jobs = 0
         self.busy = 0.0
         """Seconds in which it worked."""
@@ -153,15 +159,17 @@ class Gathering(Generic[Job, Result]):
     def _do(self, batch: list[_Waiting[Job, Result]]) -> None:
         try:
             results = self._work([waiting.job for waiting in batch])
-        except Exception as error:
-            if len(batch) == 1:
-                batch[0].result = error
-            else:
-                for waiting in batch:
-                    self._do([waiting])
+            for waiting, result in zip(batch, results, strict=True):
+                waiting.result = result
             return
-        for waiting, result in zip(batch, results, strict=True):
-            waiting.result = result
+        except Exception as error:
+            logger.exception("%s: a pass over %d jobs failed", self.name, len(batch))
+            if len(batch) == 1 or not self._leaves_jobs:
+                for waiting in batch:
+                    waiting.result = error
+                return
+        for waiting in batch:  # outside the handler, whose traceback holds the memory of the failed pass
+            self._do([waiting])
 
 
 def _tell(batch: Sequence[_Waiting[Job, Result]]) -> None:

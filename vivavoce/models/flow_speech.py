@@ -34,7 +34,7 @@ class StreamingVocoder(Protocol[Held]):
 
 @dataclass
 class SpokenState:
-    """A reply between two hops. A step uses it up: keep a `copy()` to come back to it."""
+    """A reply between two hops. A step of it alone uses it up: keep a `copy()` to come back to it."""
 
     flow: FlowState
     vocoder: Any  # whatever its vocoder keeps
@@ -68,7 +68,7 @@ class FlowSpeech:
     def step_batch(
         self, states: Sequence[SpokenState], codes: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[SpokenState]]:
-        """The next hop of several replies; those of equal size run together."""
+        """The next hop of several replies; those of equal size run together. Several states stay as they were."""
         mels, flows = self.flow.step_batch([state.flow for state in states], codes, final)
         sounds = [mel.new_zeros(0) for mel in mels]
         vocoders = [state.vocoder for state in states]

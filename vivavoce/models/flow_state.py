@@ -262,3 +262,10 @@ class FlowState:
     def copy(self) -> "FlowState":
         """The same state in its own memory; the voice is shared."""
         return replace(self, cache=None if self.cache is None else self.cache.copy())
+
+    def spared(self) -> "FlowState":
+        """A state whose step leaves this one as it is: a copy of what steps write in place."""
+        if self.cache is None or self.left_chunks is not None:
+            return self.copy()
+        contexts = {name: getattr(self.cache, name).clone() for name in FlowCache.CONTEXT_AXES}
+        return replace(self, cache=replace(self.cache, **contexts))

@@ -187,7 +187,10 @@ class StreamingFlow(nn.Module):
     def step_batch(
         self, states: Sequence[FlowState], codes: Sequence[Tensor], final: bool | Sequence[bool] = False
     ) -> tuple[list[Tensor], list[FlowState]]:
-        """`step` for several replies; those with equally many codes to decode run together."""
+        """`step` for several replies; those with equally many codes to decode run together.
+
+        Several states stay as they were, so that each can be stepped alone if the pass fails. A lone one is used up.
+        """
         finals = [final] * len(states) if isinstance(final, bool) else list(final)
         fed = [self._fed(*given) for given in zip(states, codes, finals, strict=True)]
         groups: dict[tuple[object, ...], list[int]] = {}
@@ -198,6 +201,8 @@ class StreamingFlow(nn.Module):
                 groups.setdefault(key, []).append(index)
         mels = [torch.zeros(self.config.mel_bands, 0, device=self.device) for _ in fed]
         for indices in groups.values():
+            if len(indices) == 1 < len(states):  # a pass over several works on a stack of them
+                fed[indices[0]] = fed[indices[0]].spared()
             decoded = self._step_together([fed[index] for index in indices], finals[indices[0]])
             for index, (mel, state) in zip(indices, decoded, strict=True):
                 mels[index], fed[index] = mel, state

@@ -113,12 +113,14 @@ class CodecHere:
         device = codec.ear.device
         self._ear_lane, self._lanes = Lane(device, urgent=True), [Lane(device), Lane(device, urgent=True)]
         together = voices_together or VOICES_TOGETHER.get(device.type, 16)
-        self.ear: Gathering[EarJob, EarResult] = Gathering(EAR, self._hear, EARS_TOGETHER, workers=workers)
+        self.ear: Gathering[EarJob, EarResult] = Gathering(
+            EAR, self._hear, EARS_TOGETHER, workers=workers, leaves_jobs=True
+        )
         self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
             codec.vocoder.looks = False  # its sound is looked at when it is read
             self._codecs.append(codec.beside())
-            quick = Gathering("viva-quick", self._speaker(1), together, _pass, workers)
+            quick = Gathering("viva-quick", self._speaker(1), together, _pass, workers, leaves_jobs=True)
             usual = Gathering(
                 "viva-voice",
                 self._speaker(0),
@@ -128,10 +130,12 @@ class CodecHere:
                 COMPANY_SECONDS,
                 # To first sounds alone: were it to whatever presses, a crowd that is late would make itself later.
                 lambda: self.voice.first_sounds > 0,
+                leaves_jobs=True,
             )
             self.voice = Voices(usual, quick, longest_quick(codec))
         else:
-            self.voice = Voices(Gathering("viva-voice", self._speaker(0), together, _pass, workers), None)
+            usual = Gathering("viva-voice", self._speaker(0), together, _pass, workers, leaves_jobs=True)
+            self.voice = Voices(usual, None)
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
         """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""

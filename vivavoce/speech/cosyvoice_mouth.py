@@ -4,6 +4,7 @@ One step of the language model advances every text; whoever has codes enough for
 have. There is no thread of its own: of those who wait for sound, one works for everybody until it has its own.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vivavoce.device import Device
 from vivavoce.dialogue.chunking import Grain, LeadPolicy, next_chunk
-from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.engine import Emission, Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.step_graphs import BUCKETS
@@ -27,6 +28,7 @@ from vivavoce.models.flow_speech import FlowSpeech, SpokenState
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.interface import Row
 
+logger = logging.getLogger(__name__)
 CODE_SECONDS = 0.04
 LONGEST_HOP = 2.0  # seconds
 MOST_CHUNKS = 2  # in one hop
@@ -197,7 +199,11 @@ class CosyVoiceMouth:
         state = self.speech.start(saying.voice, self.left_chunks, saying.seed)
         utterance = Utterance(policy, state, saying.lead)
         with self.alone():
-            begin(utterance)
+            try:
+                begin(utterance)
+            except Exception:
+                self._close_sequence(utterance)
+                raise
             self._active.append(utterance)
         try:
             while not utterance.is_over or utterance.sounds:
@@ -276,7 +282,10 @@ class CosyVoiceMouth:
         self._sweep()
         starving = [each for each in self._active if each.wants_text and not each.is_starved]
         for utterance in starving:
-            utterance.is_starved = not self._ask(utterance) and utterance.due is None
+            try:
+                utterance.is_starved = not self._ask(utterance) and utterance.due is None
+            except Exception as error:
+                self._fail(utterance, error)
         due = {utterance: size for utterance in self._active if (size := utterance.due) is not None}
         if self.engine.has_work and any(not utterance.hops for utterance in self._active):
             due = {each: size for each, size in due.items() if not each.hops or each.lead() < COMFORTABLE_LEAD}
@@ -321,36 +330,58 @@ class CosyVoiceMouth:
             final.append(is_last)
         try:
             sounds, states = self.speech.step_batch([each.state for each in utterances], given, final)
+            sounds = [sound.float().cpu() for sound in sounds]
         except Exception as error:
-            self._failed(utterances, sizes, error)
+            if len(utterances) == 1:
+                self._fail(utterances[0], error)
+                return
+            logger.warning("a hop of %d texts failed and is made for each by itself", len(utterances), exc_info=True)
+            sounds = None
+        if sounds is None:  # outside the handler, whose traceback holds the memory of the failed pass
+            for utterance, size in zip(utterances, sizes, strict=True):
+                self._hop([utterance], [size])
             return
         for utterance, size, sound, state, is_last in zip(utterances, sizes, sounds, states, final, strict=True):
             utterance.state, utterance.is_over = state, is_last
             utterance.codes, utterance.fed = utterance.codes[size:], lookahead
             utterance.hops += 1
             if len(sound):
-                utterance.sounds.append(sound.float().cpu())
+                utterance.sounds.append(sound)
 
-    def _failed(self, utterances: Sequence[Utterance], sizes: Sequence[int], error: Exception) -> None:
-        """One text that cannot be said does not keep others from being said."""
-        if len(utterances) > 1:
-            for utterance, size in zip(utterances, sizes, strict=True):
-                self._hop([utterance], [size])
-        else:
-            utterances[0].error = error
-            self._active.remove(utterances[0])
+    def _fail(self, utterance: Utterance, error: Exception) -> None:
+        """End one text with its error, which its own caller gets; no step works on it any more."""
+        logger.error("a text failed after %d hops", utterance.hops, exc_info=error)
+        utterance.error = error
+        with suppress(ValueError):
+            self._active.remove(utterance)
+        self._close_sequence(utterance)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _close_sequence(self, utterance: Utterance) -> None:
+        if utterance.sequence is not None:
+            self.engine.close(utterance.sequence)
 
     def _write(self) -> None:
         """One step of the language model; codes go to their texts."""
         owners = {each.sequence.id: each for each in self._active if each.sequence is not None}
-        for emission in self.engine.step():
+        result = self.engine.advance()
+        for failure in result.failures:
+            self._fail(owners[failure.sequence.id], failure.error)
+        for emission in result.emissions:
             utterance = owners[emission.sequence.id]
-            codes = self.lm.spoken_codes([emission.row])
-            if self.lm.config.version == 3:
-                codes, utterance.silent = shorten_silence(codes, utterance.silent)
-            utterance.codes += codes
-            if emission.finish is not None and utterance.rounds is None:
-                utterance.is_written = True
+            try:
+                self._take(utterance, emission)
+            except Exception as error:
+                self._fail(utterance, error)
+
+    def _take(self, utterance: Utterance, emission: Emission) -> None:
+        codes = self.lm.spoken_codes([emission.row])
+        if self.lm.config.version == 3:
+            codes, utterance.silent = shorten_silence(codes, utterance.silent)
+        utterance.codes += codes
+        if emission.finish is not None and utterance.rounds is None:
+            utterance.is_written = True
 
     def _sweep(self) -> None:
         """Forget texts that nobody listens to any more."""
@@ -358,5 +389,4 @@ class CosyVoiceMouth:
             utterance = self._gone.popleft()
             with suppress(ValueError):
                 self._active.remove(utterance)
-            if utterance.sequence is not None:
-                self.engine.close(utterance.sequence)
+            self._close_sequence(utterance)
