@@ -18,8 +18,8 @@ from vivavoce.models.flow_speech import FlowSpeech
 from vivavoce.speech.cosyvoice_mouth import CosyVoiceMouth, Saying
 from vivavoce.speech.cosyvoice_speaker import PUBLISHED
 
-LEFT, CODES = 1, 70
-LIMITS = EngineLimits(cache_rows=2048, context=190)
+LEFT, CODES = 1, 50
+LIMITS = EngineLimits(cache_rows=2048, context=120)
 
 
 class PlantedError(Exception):
@@ -107,11 +107,11 @@ def assert_nothing_is_left(mouth):
 
 def assert_fails_alone(mouth, voice, failing, error, plant=None):
     """Listen to another text while nobody reads the failing one: all work, and the fault, is in the other's thread."""
-    (wanted,) = heard([text(mouth, voice, 0, 150)])
+    (wanted,) = heard([text(mouth, voice, 0, 90)])
     next(failing)
     if plant is not None:
         plant()
-    assert_said([torch.cat(list(text(mouth, voice, 0, 150)))], [wanted])
+    assert_said([torch.cat(list(text(mouth, voice, 0, 90)))], [wanted])
     with pytest.raises(error):
         list(failing)
     assert_nothing_is_left(mouth)
@@ -119,7 +119,7 @@ def assert_fails_alone(mouth, voice, failing, error, plant=None):
 
 def test_a_hop_that_fails_fails_its_text_alone(mouth, voice):
     mouth.speech.poison = 1
-    assert_fails_alone(mouth, voice, text(mouth, voice, 1, 130), PlantedError)
+    assert_fails_alone(mouth, voice, text(mouth, voice, 1, 90), PlantedError)
     assert mouth.speech.failures
 
 
@@ -127,15 +127,13 @@ def test_a_step_that_fails_fails_its_text_alone(mouth, voice):
     made = {}
     for seed in (0, 1):
         sequence = mouth.engine.open(rows_of(mouth, seed))
-        made[seed] = mouth.engine.complete(
-            sequence, Generation(PUBLISHED, max_new_rows=130, min_new_rows=130, seed=seed)
-        )
+        made[seed] = mouth.engine.complete(sequence, Generation(PUBLISHED, max_new_rows=90, min_new_rows=90, seed=seed))
         mouth.engine.close(sequence)
 
     def plant():
         mouth.lm.poison = next(row for row in made[1][60:] if row not in made[0] and row not in made[1][:60])
 
-    assert_fails_alone(mouth, voice, text(mouth, voice, 1, 130), PlantedError, plant)
+    assert_fails_alone(mouth, voice, text(mouth, voice, 1, 90), PlantedError, plant)
 
 
 def test_a_text_beyond_the_cache_fails_by_itself(mouth, voice):

@@ -158,13 +158,13 @@ def test_a_step_that_fails_ends_the_texts_under_way_and_no_later_one(tmp_path):
     speaker = tiny_speaker(tmp_path)
     mouth = speaker.mouth = EngineMouth(speaker.model, speaker.prompt, pick("cpu"))
     expected = speaker.say(TEXT, "bell", EIGHT).samples
-    step = mouth.engine.step
+    run = mouth.engine.runner.run
 
-    def failing():
-        mouth.engine.step = step
+    def failing(works):
+        mouth.engine.runner.run = run
         raise RuntimeError("the device is gone")
 
-    mouth.engine.step = failing
+    mouth.engine.runner.run = failing
     with pytest.raises(RuntimeError, match="the device is gone"):
         speaker.say(TEXT, "bell", EIGHT)
     np.testing.assert_array_equal(speaker.say(TEXT, "bell", EIGHT).samples, expected)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vivavoce.bench.plan_figures import Curve
 from vivavoce.engine.runner import Drawn, Runner
-from vivavoce.engine.scheduler import Plan
+from vivavoce.engine.scheduler import Work
 from vivavoce.minis.untrained import CONFIG, untrained_codec
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech_codec import SpokenState
@@ -62,11 +62,11 @@ class StandInRunner(Runner):
         super().__init__(runner.model, runner.cache, context, slots, use_graphs=False)
         self._times, self._spend = times, spend
 
-    def run(self, plan: Plan) -> list[Drawn]:
+    def run(self, works: list[Work]) -> list[Drawn]:
         """A row for each work that samples."""
-        self._spend(self._times.step(sum(work.total for work in plan.works)) / 1e3, STEP_FILLS)
+        self._spend(self._times.step(sum(work.total for work in works)) / 1e3, STEP_FILLS)
         row = (CONFIG.modality_pad_token_id, 7)
-        return [Drawn([row]) for work in plan.works if work.samples]
+        return [Drawn([row]) for work in works if work.samples]
 
 
 class StandInEar:
