@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.export.nano_onnx_codec import CODE_TOLERANCE, attended, codec_graphs, turned
-from vivavoce.export.onnx_graph import Graph
+from vivavoce.export.onnx_graph import Graph, Stream
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import Layer, MossTTSNano, Transformer
 from vivavoce.models.moss_tts_nano_config import NanoSampling
@@ -228,9 +228,17 @@ def lm_graphs(model: MossTTSNano, sampling: NanoSampling | None = None) -> Itera
     example = step(2, 3, 6, [6, 4])
     axes = {"input_ids": {0: "batch", 1: "new"}, "past_valid_lengths": {0: "batch"}}
     axes |= {name: {0: "batch", 1: "past"} for name in example if name.startswith("past_key") or "value" in name}
+    begun = step(1, 1, 3, [3])
+    stream = Stream(
+        begun,
+        tuple({"input_ids": rows[:1, row : row + 1], "past_valid_lengths": begun["past_valid_lengths"] + row}
+              for row in range(1, 5)),
+        {name.replace("present", "past"): name for name in presents},
+    )  # fmt: skip
     yield Graph(
-        "moss_tts_decode_step", DecodeStep(model), example, axes, ("global_hidden", *presents), (step(1, 1, 9, [9]),)
-    )
+        "moss_tts_decode_step", DecodeStep(model), example, axes, ("global_hidden", *presents),
+        (step(1, 1, 9, [9]),), stream=stream,
+    )  # fmt: skip
     yield from _local_graphs(model, sampling or NanoSampling(), hidden, noise)
 
 
@@ -255,11 +263,14 @@ def _local_graphs(
         return {"global_hidden": hidden, **given, **{n: torch.randn(sizes, generator=noise) for n in names}}
 
     example = step(AUDIO_STEP, 4)
-    pasts = [name for name in example if name.startswith("local_past")]
+    pasts = {name: name.replace("past", "present") for name in example if name.startswith("local_past")}
+    kinds = (TEXT_STEP, AUDIO_STEP, AUDIO_STEP, AUDIO_STEP)  # behind the hidden state, as a frame is made
+    following = tuple(step(kind, length) for length, kind in enumerate(kinds, start=1))
     yield Graph(
         "moss_tts_local_cached_step", LocalCachedStep(model), example, {name: {1: "past"} for name in pasts},
-        ("text_logits", "audio_logits", *(name.replace("past", "present") for name in pasts)),
+        ("text_logits", "audio_logits", *pasts.values()),
         (step(HIDDEN, 0), step(TEXT_STEP, 1), step(AUDIO_STEP, 7)),
+        stream=Stream(step(HIDDEN, 0), following, pasts),
     )  # fmt: skip
     seen = (torch.rand(1, config.n_vq, config.audio_vocab_size, generator=noise) < 0.1).int()
     uniform = torch.rand(1, 1 + config.n_vq, generator=noise)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vivavoce.export.onnx_graph import Graph
+from vivavoce.export.onnx_graph import Graph, Stream
 from vivavoce.models.moss_audio_tokenizer_nano import CodecLayer, MossAudioTokenizerNano, Stage
 from vivavoce.nn.rope import rotate_pairs, rotation
 
 CODE_TOLERANCE = 0.02  # of codes: two may be equally near
 SOUND_TOLERANCE = 1e-3
+STREAMED_FRAMES = (2, 1, 3, 1, 1)  # of each call of the stream on which the exported step is compared
 
 
 def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
@@ -173,23 +174,25 @@ def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[Graph]:
         ("audio", "audio_lengths"), (codes(9),), SOUND_TOLERANCE,
     )  # fmt: skip
     state = empty_state(codec)
+    after = {name: f"{name}_out" for name in state}
+    first, *following = (codes(frames) for frames in STREAMED_FRAMES)
     yield Graph(
         "moss_audio_tokenizer_decode_step", CodecDecodeStep(codec), codes(3) | state, {"audio_codes": {1: "frame"}},
-        ("audio", "audio_lengths", *(f"{name}_out" for name in state)), (codes(2) | state,), SOUND_TOLERANCE,
+        ("audio", "audio_lengths", *after.values()), (), SOUND_TOLERANCE,
+        Stream(first | state, tuple(following), after),
     )  # fmt: skip
 
 
 def empty_state(codec: MossAudioTokenizerNano) -> dict[str, Tensor]:
-    """The streaming decoder's state before the first frame, by the published names."""
+    """The streaming decoder's state before the first frame, by the published names; each a tensor of its own."""
     stages = [module for module in codec.decoder if isinstance(module, Stage)]
-    zero = torch.zeros(1, dtype=torch.int32)
-    state = {f"transformer_offset_{number}": zero for number in range(len(stages))}
+    state = {f"transformer_offset_{number}": torch.zeros(1, dtype=torch.int32) for number in range(len(stages))}
     layers = [stage for stage in stages for _ in range(stage.config.num_layers)]
     for number, stage in enumerate(layers):
         heads = stage.config.num_heads
         size = (1, heads, stage.window, stage.config.d_model // heads)
         state |= {
-            f"attn_offset_{number}": zero,
+            f"attn_offset_{number}": torch.zeros(1, dtype=torch.int32),
             f"attn_cached_keys_{number}": torch.zeros(size),
             f"attn_cached_values_{number}": torch.zeros(size),
             f"attn_cached_positions_{number}": torch.full((1, stage.window), -1, dtype=torch.int32),

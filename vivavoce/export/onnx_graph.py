@@ -25,11 +25,26 @@ Axes = Mapping[int, str]
 
 
 @dataclass(frozen=True)
+class Stream:
+    """Consecutive calls of a graph whose state goes in and comes out.
+
+    `first` holds all inputs of the first call and `following` those of later ones. `state` maps each input of the
+    state to the output it is taken from after the first call, whatever `following` holds for it. A call on a fresh
+    state alone cannot tell apart offsets or caches that were confused with one another: they are equal there.
+    """
+
+    first: Mapping[str, Tensor]
+    following: tuple[Mapping[str, Tensor], ...]
+    state: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Graph:
     """A module to be exported. Its forward takes the tensors of `example` in their order and gives those of `outputs`.
 
     `axes` names the axes that may change, by input; axes of one name change together, and `8*code` is eight times the
-    axis `code`. `checks` are inputs of other sizes than the example's, on which the graph is compared with torch.
+    axis `code`. `checks` are inputs of other sizes than the example's, on which the graph is compared with torch, and
+    so is every call of `stream`. A graph with a state has one.
     """
 
     name: str
@@ -40,6 +55,13 @@ class Graph:
     checks: tuple[Mapping[str, Tensor], ...] = ()
     tolerance: float = 1e-4
     """The largest difference allowed, as a share of the largest value; of ids, the share that may differ."""
+    stream: Stream | None = None
+
+    @property
+    def given(self) -> tuple[Mapping[str, Tensor], ...]:
+        """Inputs of all calls on which it is compared, less the state that a stream's later calls take over."""
+        streamed = (self.stream.first, *self.stream.following) if self.stream else ()
+        return (self.example, *self.checks, *streamed)
 
 
 @dataclass(frozen=True)
@@ -85,7 +107,8 @@ def _write(graph: Graph, file: Path, opset: int) -> None:
     with _quietly():
         program = torch.onnx.export(
             graph.module.eval(),
-            tuple(graph.example.values()),
+            # The exporter takes inputs that are one tensor object for one input.
+            tuple(tensor.clone() for tensor in graph.example.values()),
             input_names=list(graph.example),
             output_names=list(graph.outputs),
             dynamic_shapes=_dynamic_shapes(graph),
@@ -134,17 +157,43 @@ def _quietly() -> Iterator[None]:
 
 
 def compare(graph: Graph, file: Path) -> float:
-    """How far the graph's outputs are from torch's on the example and all checks, at worst."""
+    """How far the graph's outputs are from torch's on the example, all checks and the stream, at worst."""
     session = open_session(file)
     worst = 0.0
     for given in (graph.example, *graph.checks):
-        with torch.no_grad():
-            wanted = graph.module(*given.values())
-        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-        found = session.run(list(graph.outputs), {name: tensor.numpy() for name, tensor in given.items()})
-        for ours, theirs in zip(wanted, found, strict=True):
-            worst = max(worst, difference(ours, theirs))
+        wanted, found = _by_torch(graph, given), _by_onnx(graph, session, given)
+        worst = max(worst, _worst(wanted, found))
+    return worst if graph.stream is None else max(worst, _compare_stream(graph, graph.stream, session))
+
+
+def _compare_stream(graph: Graph, stream: Stream, session: Any) -> float:
+    """Torch and ONNX each go on from the state of their own."""
+    wanted, found = _by_torch(graph, stream.first), _by_onnx(graph, session, stream.first)
+    worst = _worst(wanted, found)
+    for new in stream.following:
+        known, theirs = dict(zip(graph.outputs, wanted, strict=True)), dict(zip(graph.outputs, found, strict=True))
+        ours = {name: known[stream.state[name]] if name in stream.state else new[name] for name in stream.first}
+        fed = {name: torch.from_numpy(theirs[output]) for name, output in stream.state.items()}
+        wanted, found = _by_torch(graph, ours), _by_onnx(graph, session, ours | fed)
+        worst = max(worst, _worst(wanted, found))
     return worst
+
+
+@torch.no_grad()
+def _by_torch(graph: Graph, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    outputs = graph.module(*given.values())
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _by_onnx(graph: Graph, session: Any, given: Mapping[str, Tensor]) -> "list[np.ndarray[Any, Any]]":
+    found: list[np.ndarray[Any, Any]] = session.run(
+        list(graph.outputs), {name: tensor.numpy() for name, tensor in given.items()}
+    )
+    return found
+
+
+def _worst(wanted: tuple[Tensor, ...], found: "list[np.ndarray[Any, Any]]") -> float:
+    return max(difference(ours, theirs) for ours, theirs in zip(wanted, found, strict=True))
 
 
 def difference(wanted: Tensor, found: "np.ndarray[Any, Any]") -> float:
@@ -185,5 +234,5 @@ def _described(graph: Graph, file: Path, opset: int, difference: float | None) -
         {value.name: value.shape for value in session.get_outputs()},
         difference,
         graph.tolerance,
-        [{name: list(tensor.shape) for name, tensor in given.items()} for given in (graph.example, *graph.checks)],
+        [{name: list(tensor.shape) for name, tensor in given.items()} for given in graph.given],
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.errors import InputError
-from vivavoce.export.onnx_graph import Graph
+from vivavoce.export.onnx_graph import Graph, Stream
 from vivavoce.models.interface import GenerativeModel
 from vivavoce.nn.paged import Piece
 
@@ -81,4 +81,6 @@ def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterato
 
     axes = {"rows": {0: "row"}, "past_keys": {1: "past"}, "past_values": {1: "past"}}
     outputs = (*heads, "keys", "values")
-    yield Graph("lm", NextRows(model), example(5, 7), axes, outputs, (example(4, 0), example(1, 12)))
+    following = tuple(example(rows, 0) for rows in (1, 2, 1))
+    stream = Stream(example(4, 0), following, {"past_keys": "keys", "past_values": "values"})
+    yield Graph("lm", NextRows(model), example(5, 7), axes, outputs, (example(1, 12),), stream=stream)

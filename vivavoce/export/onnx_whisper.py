@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.export.onnx_graph import Graph
+from vivavoce.export.onnx_graph import Graph, Stream
 from vivavoce.models.whisper import Whisper
 
 MEMORY = ("memory_keys", "memory_values")
@@ -74,5 +74,7 @@ def whisper_graphs(whisper: Whisper) -> Iterator[Graph]:
     remembered = {name: {1: "window", 3: "past" if name in PAST else "position"} for name in (*PAST, *MEMORY)}
     axes = {"tokens": {0: "window", 1: "token"}, **remembered}
     outputs = ("logits", "keys", "values")
-    checks = (example(1, 4, 0, 9), example(2, 1, 12, 50))
-    yield Graph("decoder", TokenDecoder(whisper), example(3, 5, 7, 31), axes, outputs, checks)
+    following = tuple(example(1, tokens, 0, 9) for tokens in (1, 2, 1))
+    stream = Stream(example(1, 4, 0, 9), following, dict(zip(PAST, outputs[1:], strict=True)))
+    checks = (example(2, 1, 12, 50),)
+    yield Graph("decoder", TokenDecoder(whisper), example(3, 5, 7, 31), axes, outputs, checks, stream=stream)

@@ -1,0 +1,136 @@
+"""Exported graphs with a state give what the model gives on every call of a stream, not on the first alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.export.operators import operators_listed_once  # noqa: F401 - a fixture
+from tests.export.test_onnx import WHISPER
+from tests.models.tiny import CONFIG
+from tests.models.tiny_nano import tiny_nano
+from vivavoce.errors import VivaError
+from vivavoce.export.nano_onnx import lm_graphs as nano_lm_graphs
+from vivavoce.export.nano_onnx_codec import codec_graphs, empty_state
+from vivavoce.export.onnx_graph import Graph, Stream, difference, export_graph, open_session
+from vivavoce.export.onnx_lm import lm_graphs
+from vivavoce.export.onnx_whisper import whisper_graphs
+from vivavoce.models.moss_audio_tokenizer_config import (
+    DECODER,
+    ENCODER,
+    Chain,
+    MossAudioTokenizerConfig,
+    QuantizerConfig,
+    StageConfig,
+)
+from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
+from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.whisper import Whisper
+from vivavoce.nn.allocation import fill_randomly
+
+STEP = "moss_audio_tokenizer_decode_step"
+PIECES = (2, 1, 1, 3, 1, 4, 1)  # frames; together more than the last stage's window
+
+
+def narrow(chain: Chain) -> Chain:
+    """The published stages and patches; fewer layers, an eighth of the channels and a twentieth of the windows."""
+    return tuple(
+        part
+        if isinstance(part, int)
+        else StageConfig(
+            part.input_dimension if part.input_dimension == 240 else part.input_dimension // 8,
+            part.output_dimension if part.output_dimension == 240 else part.output_dimension // 8,
+            part.num_layers // 2,
+            part.context_duration / 20,
+            d_model=16,
+            num_heads=2,
+            dim_feedforward=32,
+        )
+        for part in chain
+    )
+
+
+@pytest.fixture(scope="module")
+def codec() -> MossAudioTokenizerNano:
+    quantizer = QuantizerConfig(96, 32, 96, num_quantizers=16, codebook_size=32, codebook_dim=4)
+    config = MossAudioTokenizerConfig(encoder=narrow(ENCODER), decoder=narrow(DECODER), quantizer=quantizer)
+    made = MossAudioTokenizerNano(config).eval()
+    fill_randomly(made, 0)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "codebook" in name or "scale" in name:
+                parameter.normal_()
+    return made
+
+
+def test_a_streamed_codec_is_the_codec_on_every_step(codec: MossAudioTokenizerNano, tmp_path: Path) -> None:
+    graph = next(graph for graph in codec_graphs(codec) if graph.name == STEP)
+    exported = export_graph(graph, tmp_path)
+    assert exported.difference is not None
+    assert exported.difference < 1e-4
+    codes = torch.randint(0, 32, (sum(PIECES), 16), generator=torch.Generator().manual_seed(2))
+    session = open_session(exported.file)
+    state = {name: tensor.numpy() for name, tensor in empty_state(codec).items()}
+    sounds = []
+    for piece in codes.int().split(PIECES):
+        given = {"audio_codes": piece[None].numpy(), "audio_code_lengths": np.array([len(piece)], np.int32)}
+        sound, _, *after = session.run(None, given | state)
+        state = dict(zip(state, after, strict=True))
+        sounds.append(sound)
+    wanted = codec.decode(codes.T[None])
+    assert difference(wanted, np.concatenate(sounds, axis=-1).reshape(wanted.shape)) < 1e-4
+
+
+class TwoCounters(nn.Module):
+    """Two positions that begin at zero and advance differently."""
+
+    def forward(self, x: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        return x + first - second, first + 1, second + 2
+
+
+def counters(first: Tensor, second: Tensor) -> Graph:
+    x = torch.ones(3)
+    stream = Stream({"x": x, "first": first, "second": second}, ({"x": x}, {"x": x}), {"first": "a", "second": "b"})
+    return Graph("counters", TwoCounters(), stream.first, {"x": {0: "row"}}, ("y", "a", "b"), stream=stream)
+
+
+def test_one_tensor_given_for_two_inputs_stays_two_inputs(tmp_path: Path) -> None:
+    zero = torch.zeros(1)
+    assert export_graph(counters(zero, zero), tmp_path).difference == 0
+
+
+class WrongLater(nn.Module):
+    """What is exported ignores its state, which nobody can tell while that is zero."""
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return (x + 0 * state if torch.compiler.is_exporting() else x + state), state + 1
+
+
+def test_a_graph_that_differs_from_the_second_call_on_is_refused(tmp_path: Path) -> None:
+    x, zero = torch.ones(3), torch.zeros(1)
+    given = {"x": x, "state": zero}
+    graph = Graph("later", WrongLater(), given, {"x": {0: "row"}}, ("y", "after"), check_twice(given))
+    assert export_graph(graph, tmp_path).difference == 0
+    streamed = replace(graph, stream=Stream(given, ({"x": x}, {"x": x}), {"state": "after"}))
+    with pytest.raises(VivaError, match="later: ONNX differs from torch"):
+        export_graph(streamed, tmp_path)
+
+
+def check_twice(given: dict[str, Tensor]) -> tuple[dict[str, Tensor], ...]:
+    return ({"x": torch.ones(5), "state": given["state"]},)
+
+
+def test_every_graph_with_a_state_is_compared_on_a_stream(codec: MossAudioTokenizerNano) -> None:
+    lm, whisper = MossSpeech.random(CONFIG, dtype=torch.float32), Whisper.random(WHISPER)
+    graphs = [*nano_lm_graphs(tiny_nano(dtype=torch.float32)), *codec_graphs(codec), *whisper_graphs(whisper)]
+    graphs += lm_graphs(lm, ("text_logits", "audio_logits"))
+    stateful = {"moss_tts_decode_step", "moss_tts_local_cached_step", STEP, "lm", "decoder"}
+    assert {graph.name for graph in graphs if graph.stream is not None} == stateful
+    for graph in graphs:
+        assert graph.stream is None or len(graph.stream.following) >= 3
+        tensors = list(graph.example.values())
+        assert len({id(tensor) for tensor in tensors}) == len(tensors)
