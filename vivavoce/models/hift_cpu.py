@@ -274,7 +274,11 @@ def _overlapped(frames: Tensor) -> Tensor:
 
 
 class CpuHiFT(HiFT):
-    """A vocoder on the weights of another; the most of its convolutions multiply in `dtype`."""
+    """A vocoder on the weights of another; most of its convolutions multiply in `dtype`.
+
+    In bfloat16 its error on one mel is 50 dB below the sound with trained weights and 30 to 34 dB with random ones, to
+    which every stage contributes about equally: any one of them in float32 gains 1 to 2 dB.
+    """
 
     def __init__(self, hift: HiFT, dtype: torch.dtype = torch.float32) -> None:
         nn.Module.__init__(self)

@@ -12,7 +12,10 @@ from vivavoce.models.moss_speech_codec import MossSpeechCodec
 class CpuCodec(MossSpeechCodec):
     """A codec, on the weights of another, that speaks sooner; its sound is that of the other but for rounding.
 
-    The voice multiplies in `dtype`: bfloat16 where the CPU has tiles for it, and then its rounding is 40 dB below it.
+    The voice multiplies in `dtype`: bfloat16 where the CPU has tiles for it. On the bundled weights the rounding error
+    of the flow's mel and of the vocoder's sound of one mel is then 50 dB below the signal, on random weights 44 and
+    30 dB. The waveform of a whole reply agrees less (13 dB): a mel that differs slightly has a pitch that differs
+    slightly, and the excitation's phase adds that up. Its log spectrum differs by 1 dB on average.
     """
 
     def __init__(self, codec: MossSpeechCodec, dtype: torch.dtype = torch.float32) -> None:
