@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from vivavoce.engine.sampling import Generation
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
+from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.pipelines.cascade_loading import LoadedCascade
 from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
@@ -163,8 +165,10 @@ async def _ask(subject: Subject, question: Sound) -> tuple[Heard, float]:
     settings = replace(subject.settings, transcribe_input=True, turn=turn)
     pipeline = subject.pipeline
     told = Heard(rate=pipeline.output_rate)
-    async with pipeline:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(pipeline)
         await (pipeline.warm_up(settings) if isinstance(pipeline, LoadedCascade) else pipeline.warm_up())
+        stack.enter_context(frozen_heap())
         options = DialogueOptions(transcriber=pipeline.words)
         conversation = LiveConversation(pipeline, settings, options, input_rate=EAR_RATE)
         begun = time.perf_counter()

@@ -25,6 +25,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
+from vivavoce.nn.process_settings import torch_threads
 from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech import MossSpeechPipeline
 
@@ -47,15 +48,11 @@ def run(model: str = "mini-speech", sessions: int = 8, out: Path | None = None) 
     """Measure every stage, print a table, and say how many sessions that speak at once fit into this machine."""
     if sessions < 1:
         raise InputError(f"a budget is for at least 1 session, not {sessions}")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads.held(1):
         with stage(f"loading {model}"):
             pipeline = load_moss_speech(hub.resolve(model), device="cpu")
         with stage("measuring"), torch.inference_mode():
             costs = [*_listening(pipeline, sessions), *_speaking(pipeline, sessions), *_always()]
-    finally:
-        torch.set_num_threads(threads)
     result = _result(model, sessions, costs)
     _show(result)
     if out is not None:

@@ -20,6 +20,7 @@ import torch
 from vivavoce.audio.buzz import buzz
 from vivavoce.dialogue.places import Address
 from vivavoce.models.moss_speech_codec import EAR_RATE
+from vivavoce.nn.process_settings import torch_threads
 from vivavoce.pipelines.far_audio import got
 from vivavoce.pipelines.far_codec import EAR, VOICE, FarEars, FarState, FarVoices
 from vivavoce.serving.codec_serving import CodecHost, load_codec
@@ -36,9 +37,9 @@ asyncio.run(serve_codec(load_codec(sys.argv[1], "cpu"), ServerOptions(port=int(s
 Do = Callable[[Any], Awaitable[tuple[Any, Any]]]
 
 
+@torch_threads.held(1)
 def run(model: str, rounds: int) -> dict[str, dict[str, float]]:
     """Median milliseconds of each job here and elsewhere."""
-    torch.set_num_threads(1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -11,6 +11,7 @@ import functools
 import gc
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError, VivaError
 from vivavoce.models.moss_speech_codec import EAR_RATE
+from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.pipelines.codec_here import EAR
 from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
 
@@ -133,9 +135,11 @@ async def _measure(
     keep: Callable[[dict[str, Any], list[Level]], None],
 ) -> None:
     levels: list[Level] = []
-    async with pipeline:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(pipeline)
         with stage("warming up"):
             await pipeline.warm_up()
+        stack.enter_context(frozen_heap())
         costs: dict[str, Any] = {}
         if passes:
             with stage("passes by themselves"):

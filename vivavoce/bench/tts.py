@@ -27,6 +27,7 @@ from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT
 from vivavoce.device import Device, pick
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError, VivaError
+from vivavoce.nn.process_settings import torch_threads
 from vivavoce.speech.interface import Manner
 
 ROUNDS = 3
@@ -135,20 +136,16 @@ class NamedModel:
 def _speeds(
     setup: Setup, makers: dict[str, Callable[[Setup], Speaks]], threads: Sequence[int]
 ) -> tuple[list[Speed], dict[str, str]]:
-    speeds, absent, before = list[Speed](), dict[str, str](), torch.get_num_threads()
-    try:
-        for name, make in makers.items():
-            for count in threads:
-                with stage(f"{name}, {count} thread(s)"):
-                    torch.set_num_threads(count)
-                    try:
-                        speeds.append(_speed(make(setup), setup.device, count))
-                    except (VivaError, RuntimeError) as error:  # the others are still worth measuring
-                        absent[name] = " ".join(str(error).split())
-                        break
-                give_back(setup.device)
-    finally:
-        torch.set_num_threads(before)
+    speeds, absent = list[Speed](), dict[str, str]()
+    for name, make in makers.items():
+        for count in threads:
+            with stage(f"{name}, {count} thread(s)"), torch_threads.held(count):
+                try:
+                    speeds.append(_speed(make(setup), setup.device, count))
+                except (VivaError, RuntimeError) as error:  # the others are still worth measuring
+                    absent[name] = " ".join(str(error).split())
+                    break
+            give_back(setup.device)
     return speeds, absent
 
 

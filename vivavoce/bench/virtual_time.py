@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-import torch
-
 from vivavoce.engine.workers import EARLY_SECONDS, Duty, Workers, most_urgent
+from vivavoce.nn.process_settings import torch_threads
 
 Given = TypeVarTuple("Given")
 Result = TypeVar("Result")
@@ -38,15 +37,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def live(self, main: Coroutine[Any, Any, Result]) -> Result:
         """What comes of a coroutine that has this loop to itself, with tensors on one thread, whose time it counts."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        asyncio.set_event_loop(self)
-        try:
-            return self.run_until_complete(main)
-        finally:
-            asyncio.set_event_loop(None)
-            self.close()
-            torch.set_num_threads(threads)
+        with torch_threads.held(1):
+            asyncio.set_event_loop(self)
+            try:
+                return self.run_until_complete(main)
+            finally:
+                asyncio.set_event_loop(None)
+                self.close()
 
     def time(self) -> float:
         """Seconds of the loop's clock."""

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,8 +73,10 @@ def say(
     speaks = open_speech_model(model, device, dtype)
     if voice_folder is not None:
         speaks.shelf = VoiceShelf(speaks.shelf.built_in, voice_folder)
+    tuned = ExitStack()
     if isinstance(speaks, FrameSpeaker):
         speaks.warm_up()
+        tuned.enter_context(speaks.tuned_threads())
     loaded = time.monotonic()
     at, channels = rate or speaks.rate, 1 if mono else speaks.channels
     manner = told_to(speaks, instructions, Manner(speed, pause, seed, continues=continues))
@@ -86,6 +89,7 @@ def say(
             target.write(piece)
     finally:
         target.close()
+        tuned.close()
     seconds, ended = samples / at, time.monotonic()
     told = {
         "seconds": seconds, "rate": at, "channels": channels, "load_seconds": loaded - started,

@@ -9,6 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from vivavoce.errors import CapacityError
+from vivavoce.nn.process_settings import default_dtype
 
 
 class _Undrawn(TorchFunctionMode):
@@ -26,10 +27,9 @@ class _Undrawn(TorchFunctionMode):
 @contextmanager
 def allocating(device: torch.device | str, dtype: torch.dtype, drawn: bool = True) -> Iterator[None]:
     """Parameters made inside stand on this device, with this dtype; not `drawn`, they hold anything."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    undrawn = nullcontext() if drawn and torch.device(device).type != "meta" else _Undrawn()
     try:
-        with torch.device(device), nullcontext() if drawn and torch.device(device).type != "meta" else _Undrawn():
+        with default_dtype.held(dtype), torch.device(device), undrawn:
             yield
     except RuntimeError as error:  # the GPU's out-of-memory error is one; the CPU allocator's has no class of its own
         if "memory" not in str(error):
@@ -38,8 +38,6 @@ def allocating(device: torch.device | str, dtype: torch.dtype, drawn: bool = Tru
             f"the model does not fit into the memory of {device} as {str(dtype).removeprefix('torch.')}; "
             "free some, or take a smaller dtype or model"
         ) from error
-    finally:
-        torch.set_default_dtype(before)
 
 
 @torch.no_grad()

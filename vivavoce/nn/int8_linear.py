@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.nn.linear import Linear
+from vivavoce.nn.process_settings import quantised_kernels
 from vivavoce.nn.quantised_weight import InputRange, quantise
 
 SMALLEST_ROW = 1e-20
@@ -80,15 +81,11 @@ def prepacked(rounded: Tensor, scale: Tensor, bias: Tensor | None = None, kernel
     """An int8 matrix and its scale a row, laid out for the kernels.  # [output, input], [output]"""
     zeros = torch.zeros(len(rounded), dtype=torch.long)
     bias = None if bias is None else bias.float()
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = kernels
-    try:
+    with quantised_kernels.held(kernels):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # quantised tensors are to go; their kernels have no heir yet
             quantised = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(quantised, bias)
-    finally:
-        torch.backends.quantized.engine = before
 
 
 def to_int8(module: nn.Module) -> None:

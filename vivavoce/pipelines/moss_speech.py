@@ -1,7 +1,6 @@
 """Speech to speech with MOSS-Speech: one engine, one ear and one voice, shared by all conversations."""
 
 import asyncio
-import gc
 import os
 import weakref
 from collections import deque
@@ -139,7 +138,6 @@ class MossSpeechPipeline:
         await self.voice.close()
         await asyncio.to_thread(self.workers.close)
         self._stack.close()
-        gc.unfreeze()
 
     def open(self, heard: Heard) -> Mind:
         """A mind without a past; `CapacityError` where there is no time, no room or no memory for one more."""
@@ -193,9 +191,6 @@ class MossSpeechPipeline:
             pass
         reply.drop()
         await mind.close()
-        # What is loaded stays. Were the collector to look at all of it now and then, every conversation would wait.
-        gc.collect()
-        gc.freeze()
 
     def voice_of(self, name: str | None) -> FlowVoice:
         """The voice of this name; clients name voices of other services, so an unknown name is the first voice."""

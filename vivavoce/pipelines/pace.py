@@ -1,22 +1,18 @@
 """How a process shares its processors while it serves, and as before when it no longer does."""
 
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-import torch
+from vivavoce.nn.process_settings import switch_interval, torch_threads
 
 
 @contextmanager
 def serving_pace(on_cpu: bool, threads: int | None = None, switch_seconds: float | None = None) -> Iterator[None]:
     """`on_cpu`, tensors have so many threads, or half the cores; threads give way to one another after so long."""
-    before = sys.getswitchinterval(), torch.get_num_threads()
-    sys.setswitchinterval(switch_seconds or before[0])
-    if on_cpu:
-        torch.set_num_threads(threads or max(1, (os.cpu_count() or 2) // 2))
-    try:
+    with ExitStack() as stack:
+        if switch_seconds:
+            stack.enter_context(switch_interval.held(switch_seconds))
+        if on_cpu:
+            stack.enter_context(torch_threads.held(threads or max(1, (os.cpu_count() or 2) // 2)))
         yield
-    finally:
-        sys.setswitchinterval(before[0])
-        torch.set_num_threads(before[1])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vivavoce.nn.process_settings import quantised_kernels, torch_threads
 from vivavoce.nn.quantised_linear import quantised_linear
 from vivavoce.nn.quantised_weight import Activations, InputRange, Scheme, quantise
 
@@ -49,13 +50,10 @@ def _float32(weight: Tensor) -> Product:
 def _onednn_dynamic(weight: Tensor) -> Product:
     rounded = quantise(weight, "int8")
     assert rounded.scale is not None
-    before, torch.backends.quantized.engine = torch.backends.quantized.engine, "onednn"
-    try:
+    with quantised_kernels.held("onednn"):
         zeros = torch.zeros(len(weight), dtype=torch.long)
         kept = torch._make_per_channel_quantized_tensor(rounded.data, rounded.scale.double(), zeros, 0)
         packed = torch.ops.quantized.linear_prepack(kept, None)
-    finally:
-        torch.backends.quantized.engine = before
     product: Any = torch.ops.quantized.linear_dynamic.default._op
     return lambda x: product(x, packed, False)
 
@@ -90,8 +88,16 @@ WAYS: dict[str, Callable[[Tensor], Product]] = {
 @torch.inference_mode()
 def run(threads: int, out: Path | None = None, names: Sequence[str] = tuple(SHAPES)) -> list[dict[str, Any]]:
     """Measure, print, write `cpu.json`."""
-    torch.set_num_threads(threads)
-    warnings.simplefilter("ignore", UserWarning)
+    with torch_threads.held(threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = _measured(names)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "cpu.json").write_text(json.dumps(found, indent=2), encoding="utf8")
+    return found
+
+
+def _measured(names: Sequence[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name in names:
         shapes, layers = SHAPES[name]
@@ -106,9 +112,6 @@ def run(threads: int, out: Path | None = None, names: Sequence[str] = tuple(SHAP
             for way, seconds in taken.items():
                 ratio = taken["float32"] / seconds
                 print(f"{name:14s} {rows:3d} rows  {way:36s} {1e3 * seconds:8.2f} ms  {ratio:5.2f}x", flush=True)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "cpu.json").write_text(json.dumps(found, indent=2), encoding="utf8")
     return found
 
 

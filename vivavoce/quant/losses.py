@@ -27,6 +27,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
 from vivavoce.models.moss_speech_prompt import Turn
+from vivavoce.nn.process_settings import torch_threads
 from vivavoce.quant.comparison import Closeness, closeness, opinions
 from vivavoce.quant.every_method import row
 from vivavoce.quant.manifest import Manifest
@@ -151,11 +152,11 @@ def _parts(model: str, methods: Sequence[str]) -> list[Sequence[str]]:
     return [todo[first : first + METHODS_A_TASK] for first in range(0, len(todo), METHODS_A_TASK)]
 
 
+@torch_threads.held(1)
 def losses(
     model: str, methods: Sequence[str], moonshine: Path | None = None, effort: Effort | None = None
 ) -> list[Loss]:
     """What each method loses on one model."""
-    torch.set_num_threads(1)
     effort, source = effort or Effort(), hub.resolve(model)
     kind = policy_for(source).kind
     if kind not in TRIALS:

@@ -9,6 +9,7 @@ from typing import Any
 from vivavoce.device import pick
 from vivavoce.dialogue.places import Find
 from vivavoce.errors import MissingDependencyError
+from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.pipelines.cascade_loading import DEFAULT_CHAT_MODEL
 from vivavoce.pipelines.far_codec import FarCodec
 from vivavoce.server.app import build_app, uvicorn_config
@@ -89,8 +90,14 @@ async def serve(host: Served, options: ServerOptions) -> None:
     async with AsyncExitStack() as stack:
         for part in host.parts:
             await stack.enter_async_context(part)
-        warming = asyncio.create_task(host.warm_up())
+        warming = asyncio.create_task(_warm_up(host, stack))
         try:
             await server.serve()
         finally:
             warming.cancel()
+
+
+async def _warm_up(host: Served, stack: AsyncExitStack) -> None:
+    """Warm up, and then keep what is loaded from the garbage collector: while it walks, every session waits."""
+    await host.warm_up()
+    stack.enter_context(frozen_heap())

@@ -1,6 +1,7 @@
 """MOSS-TTS-Nano by torch, on any device. A voice's part of the prompt is computed once and forked for every text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, Tokenizer
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from vivavoce.nn.int8_linear import to_int8
+from vivavoce.nn.process_settings import torch_threads
 from vivavoce.speech.codec_desk import Alone, State, Together
 from vivavoce.speech.cpu_decoder import SMALLEST_ROUNDED
 from vivavoce.speech.interface import Manner
@@ -23,7 +25,7 @@ from vivavoce.speech.rounds import Rounds
 from vivavoce.speech.settings import SpeechSettings
 from vivavoce.speech.sounding import Sounding, beside, spare_cores
 from vivavoce.speech.telling import Before, Frames, FrameSpeaker
-from vivavoce.speech.threads import settle_threads
+from vivavoce.speech.threads import fastest_threads
 from vivavoce.speech.voices import VoiceShelf
 
 __all__ = ["Manner", "Speaker"]
@@ -100,9 +102,14 @@ class Speaker(FrameSpeaker):
         self.decode.warm_up(self.model.codebooks)
 
     def warm_up(self) -> None:
-        """Do ahead what would make the first text slow, and settle how many threads torch has."""
+        """Do ahead what would make the first text slow."""
         self.capture()
-        settle_threads(self.mouth)
+
+    @contextmanager
+    def tuned_threads(self) -> Iterator[None]:
+        """Torch has as many threads meanwhile as this model is measured to speak fastest with."""
+        with torch_threads.held(fastest_threads(self.mouth)):
+            yield
 
     @property
     def rate(self) -> int:

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -56,6 +56,10 @@ class FrameSpeaker(ABC):
 
     def warm_up(self) -> None:  # noqa: B027 - nothing is what most need
         """Do ahead what would make the first text slow."""
+
+    def tuned_threads(self) -> AbstractContextManager[None]:
+        """Threads of the process as this model wants them, for callers that own the process."""
+        return nullcontext()
 
     @property
     @abstractmethod

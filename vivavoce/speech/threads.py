@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from vivavoce.nn.process_settings import torch_threads
 from vivavoce.speech.mouth import CpuMouth, Mouth
 from vivavoce.speech.settings import SpeechSettings
 from vivavoce.speech.sounding import spare_cores
@@ -16,8 +17,8 @@ WORTH = 0.9  # of the time before: less gain than this is not worth a core
 SMALLEST_SHARED = 512  # hidden size; the products of smaller models are done before a second thread is awake
 
 
-def settle_threads(mouth: Mouth) -> int:
-    """Set torch's threads to what this model speaks fastest with, one core left to the codec; how many they are.
+def fastest_threads(mouth: Mouth) -> int:
+    """How many of torch's threads this model speaks fastest with, one core left to the codec.
 
     What OMP_NUM_THREADS says, holds.
     """
@@ -26,7 +27,6 @@ def settle_threads(mouth: Mouth) -> int:
     config = mouth.decoder.model.config
     most = max(1, spare_cores()) if config.hidden_size >= SMALLEST_SHARED else 1
     if most == 1:
-        torch.set_num_threads(1)
         return 1
     usual = SpeechSettings().generation(config.n_vq, 1, 0)
     endless = replace(usual, max_new_rows=100, min_new_rows=101)
@@ -38,19 +38,22 @@ def settle_threads(mouth: Mouth) -> int:
 
 
 def best_threads(step: Callable[[], object], most: int, clock: Callable[[], float] = time.perf_counter) -> int:
-    """The fewest threads that more of are not clearly faster than; torch is left with them."""
+    """The fewest threads that more of are not clearly faster than."""
     best, fastest, count = 1, float("inf"), 1
     while count <= most:
-        torch.set_num_threads(count)
-        step()
-        times = []
-        for _ in range(REPEATS):
-            began = clock()
-            step()
-            times.append(clock() - began)
-        seconds = sorted(times)[REPEATS // 2]
+        with torch_threads.held(count):
+            seconds = _median_seconds(step, clock)
         if seconds > fastest * WORTH:
             break
         best, fastest, count = count, seconds, 2 * count
-    torch.set_num_threads(best)
     return best
+
+
+def _median_seconds(step: Callable[[], object], clock: Callable[[], float]) -> float:
+    step()
+    times = []
+    for _ in range(REPEATS):
+        began = clock()
+        step()
+        times.append(clock() - began)
+    return sorted(times)[REPEATS // 2]

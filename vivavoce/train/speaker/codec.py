@@ -20,6 +20,7 @@ from torch.nn import functional
 from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.nn.allocation import allocating
+from vivavoce.nn.process_settings import cudnn_benchmark, torch_threads
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.crops import Crops, sentence_bounds, split_held_out
 from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
@@ -140,6 +141,7 @@ class CodecLosses:
         return torch.where(uses_all, most, few)
 
 
+@cudnn_benchmark.held(True)
 def train_codec(
     corpus: Corpus,
     out: Path,
@@ -152,7 +154,6 @@ def train_codec(
 ) -> dict[str, float | list[float]]:
     """Train, save and judge a codec, or train on the one in `init`, its codes too or its decoder alone; its figures."""
     torch.manual_seed(seed)
-    torch.backends.cudnn.benchmark = True
     with allocating(device, torch.float32):
         codec = MossAudioTokenizerNano(recipe.config)
         judges = Discriminators(*recipe.judges)
@@ -253,6 +254,7 @@ def measure(
     }
 
 
+@torch_threads.held(1)  # what runs on the CPU is small, and others may be at work there
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -266,7 +268,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny codec, to try the recipe out")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # what runs on the CPU is small, and others may be at work there
     recipe = TINY if given.tiny else CodecRecipe()
     steps = min(given.steps, 12) if given.tiny else given.steps
     started = time.monotonic()

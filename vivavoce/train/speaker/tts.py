@@ -22,6 +22,7 @@ from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig, NanoSampling
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from vivavoce.nn.allocation import allocating
+from vivavoce.nn.process_settings import torch_threads
 from vivavoce.speech.settings import SpeechSettings
 from vivavoce.speech.speaker import Manner, Speaker
 from vivavoce.speech.voices import KeptVoice
@@ -217,6 +218,7 @@ def say_samples(
     return {"real_time_factor_of_samples": (time.monotonic() - started) / seconds}
 
 
+@torch_threads.held(1)  # what runs on the CPU is small, and others may be at work there
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -230,7 +232,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to try the recipe out")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # what runs on the CPU is small, and others may be at work there
     recipe = TINY if given.tiny else SpeakerRecipe()
     steps = min(given.steps, 12) if given.tiny else given.steps
     device = torch.device(given.device)

@@ -26,6 +26,7 @@ from vivavoce.models.hift_geometry import HiFTConfig
 from vivavoce.models.hift_stream import HiFTStream
 from vivavoce.models.moss_speech_codec import read_sizes
 from vivavoce.models.speech_encoder import SpeechEncoder
+from vivavoce.nn.process_settings import cudnn_benchmark
 from vivavoce.nn.sine_source import SourceStart
 from vivavoce.train.codes import encode_corpus
 from vivavoce.train.corpus import Corpus
@@ -191,12 +192,12 @@ class Origins:
     flow: Path | None = None
 
 
+@cudnn_benchmark.held(True)
 def teach(
     corpus: Corpus, out: Path, plan: VocoderPlan, seconds: float, device: str, seed: int, origins: Origins
 ) -> HiFT:
     """A vocoder that has learned for so long; its weights, log and figures are in `out`."""
     begun = time.monotonic()
-    torch.backends.cudnn.benchmark = True
     learned, held_out = split_held_out(corpus)
     segments = _segments(corpus, learned, plan, device, origins)
     hift = untaught(plan.config, device, seed)

@@ -1,0 +1,94 @@
+"""Settings of the whole process, held for a while: what was before the first holder is restored after the last.
+
+Library calls leave the process as they found it, also when they overlap in several threads or fail.
+"""
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+
+Value = TypeVar("Value")
+
+
+class SharedSetting(Generic[Value]):
+    """A setting that several owners may hold at once, in any order of leaving; the latest holder's value applies."""
+
+    def __init__(self, get: Callable[[], Value], set_to: Callable[[Value], object]) -> None:
+        self._get, self._set = get, set_to
+        self._lock = threading.Lock()
+        self._held: dict[object, Value] = {}  # in the order of coming; before all, what was found
+
+    @contextmanager
+    def held(self, value: Value) -> Iterator[None]:
+        """Hold this value; also a decorator."""
+        holder = object()
+        with self._lock:
+            self._held = self._held or {self: self._get()}
+            self._held[holder] = value
+            self._set(value)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._held[holder]
+                self._set(next(reversed(self._held.values())))
+                if len(self._held) == 1:
+                    self._held = {}
+
+
+class ExclusiveSetting(Generic[Value]):
+    """A setting that one thread holds at a time, since what is made meanwhile depends on it; it may be nested."""
+
+    def __init__(self, get: Callable[[], Value], set_to: Callable[[Value], object]) -> None:
+        self._get, self._set = get, set_to
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def held(self, value: Value) -> Iterator[None]:
+        """Hold this value, once no other thread does."""
+        with self._lock:
+            before = self._get()
+            self._set(value)
+            try:
+                yield
+            finally:
+                self._set(before)
+
+
+def _set_quantised_kernels(name: str) -> None:
+    torch.backends.quantized.engine = name
+
+
+def _set_cudnn_benchmark(is_on: bool) -> None:
+    torch.backends.cudnn.benchmark = is_on
+
+
+torch_threads = SharedSetting(torch.get_num_threads, torch.set_num_threads)
+switch_interval = SharedSetting(sys.getswitchinterval, sys.setswitchinterval)
+cudnn_benchmark = SharedSetting(lambda: torch.backends.cudnn.benchmark, _set_cudnn_benchmark)
+default_dtype = ExclusiveSetting(torch.get_default_dtype, torch.set_default_dtype)
+quantised_kernels: ExclusiveSetting[str] = ExclusiveSetting(
+    lambda: torch.backends.quantized.engine, _set_quantised_kernels
+)
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """What is loaded is not walked through by the garbage collector meanwhile. For the process's entry point alone.
+
+    `gc.unfreeze` cannot tell objects apart, so where something is frozen already nothing is done.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
