@@ -1,6 +1,7 @@
 """Kernels compiled before anybody waits for them, many at a time: one after another they take a minute."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ def is_compiling_ahead() -> bool:
 def compiling_ahead() -> Iterator[bool]:
     """Within, this thread launches no kernel: others compile them meanwhile, and are done when it is left.
 
-    Do there what will be done again; False is given where that would be for nothing.
+    Do there what will be done again; False is given where that would be for nothing. It may be nested, and entered by
+    several threads at once.
     """
     try:
         from triton import AsyncCompileMode
@@ -29,25 +31,65 @@ def compiling_ahead() -> Iterator[bool]:
     except ImportError:  # no Triton, or an older one
         yield False
         return
-    run, compile_now = JITFunction.run, JITFunction._do_compile
+    if _is_ahead.get():
+        yield True
+        return
+    with _patch.applied_to(JITFunction):
+        token = _is_ahead.set(kernels.AVAILABLE)
+        try:
+            with _Compilers(min(32, os.cpu_count() or 1)) as compilers, AsyncCompileMode(compilers):
+                yield True
+        finally:
+            _is_ahead.reset(token)
 
-    def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=warmup or _is_ahead.get(), **kwargs)
 
-    def compile_once(self: Any, key: Any, signature: Any, device: Any, *rest: Any) -> Any:
-        kernel = compile_now(self, key, signature, device, *rest)
-        if _is_ahead.get():  # or the next launch, a moment later, would ask for it again
-            self.device_caches[device][0][key] = kernel
-        return kernel
+class _Patch:
+    """Triton's launch and compile functions, replaced while any thread compiles ahead; other threads see no change."""
 
-    token = _is_ahead.set(kernels.AVAILABLE)
-    JITFunction.run, JITFunction._do_compile = only_compile, compile_once
-    try:
-        with _Compilers(min(32, os.cpu_count() or 1)) as compilers, AsyncCompileMode(compilers):
-            yield True
-    finally:
-        JITFunction.run, JITFunction._do_compile = run, compile_now
-        _is_ahead.reset(token)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._replaced: dict[str, tuple[Any, Any]] = {}  # by name, what was there and what is there instead
+
+    @contextmanager
+    def applied_to(self, jit_function: Any) -> Iterator[None]:
+        """The first user replaces the functions and the last restores them."""
+        with self._lock:
+            if not self._users:
+                self._replace(jit_function)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._restore(jit_function)
+
+    def _replace(self, jit_function: Any) -> None:
+        run, compile_now = jit_function.run, jit_function._do_compile
+
+        def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            return run(self, *args, grid=grid, warmup=warmup or _is_ahead.get(), **kwargs)
+
+        def compile_once(self: Any, key: Any, signature: Any, device: Any, *rest: Any) -> Any:
+            kernel = compile_now(self, key, signature, device, *rest)
+            if _is_ahead.get():  # or the next launch, a moment later, would ask for it again
+                self.device_caches[device][0][key] = kernel
+            return kernel
+
+        self._replaced = {"run": (run, only_compile), "_do_compile": (compile_now, compile_once)}
+        for name, (_, instead) in self._replaced.items():
+            setattr(jit_function, name, instead)
+
+    def _restore(self, jit_function: Any) -> None:
+        for name, (original, instead) in self._replaced.items():
+            if getattr(jit_function, name) is instead:  # else another tool has wrapped ours, which does nothing now
+                setattr(jit_function, name, original)
+        self._replaced = {}
+
+
+_patch = _Patch()
 
 
 class _Compilers(ThreadPoolExecutor):
