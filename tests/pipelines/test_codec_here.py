@@ -10,6 +10,7 @@ from vivavoce.errors import InputError
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
+from vivavoce.nn.process_settings import cudnn_benchmark
 from vivavoce.pipelines.codec_here import SOON_SECONDS, CodecHere
 
 LEFT, SOON, LATER = 3, 0.1, 2 * SOON_SECONDS
@@ -88,6 +89,20 @@ async def test_who_needs_a_long_hop_soon_goes_the_usual_way(graphed, count, urge
     await here.voice.do((state, codes(count, 2), False), urgency)
     await here.voice.close()
     assert (usual.jobs, quick.jobs) == (before[0] + 1 - is_quick, before[1] + is_quick)
+
+
+@pytest.mark.gpu
+async def test_hops_are_captured_where_the_process_lets_cudnn_time_its_engines(plain):
+    with cudnn_benchmark.held(True):
+        codec = GraphedCodec(untrained_codec("cuda"))
+        here = CodecHere(codec, LEFT)
+        voice = codec.flow.voice(prompt())
+        here.voice.start()
+        sound, pieces = await said(here, voice, 7, [SOON, SOON, LATER])
+        await here.voice.close()
+    expected = spoken(plain, pieces)
+    assert sound.shape == expected.shape
+    assert torch.isfinite(sound).all()
 
 
 async def test_sound_that_is_none_fails_alone(graphed):

@@ -24,7 +24,7 @@ from vivavoce.models.whisper_settings import WhisperSettings
 from vivavoce.models.whisper_step import single_rows_step
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn.ahead import compiling_ahead
-from vivavoce.nn.graphed import as_graph
+from vivavoce.nn.graph_capture import GraphCapture
 from vivavoce.nn.kernels import Entries, Tile, keep_tiles, known_tiles, name_around, window_attention_name
 from vivavoce.nn.paged import PagedCache, RowBatch
 
@@ -84,8 +84,7 @@ class StepOfTexts:
 
     def milliseconds(self) -> tuple[float, Tensor]:
         """Of a replay, and what it says."""
-        side = torch.cuda.Stream(self.device)
-        graph, made = as_graph(self, side, None)
+        graph, made = GraphCapture(self.device)(self)
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         took = []
         for _ in range(ROUNDS):

@@ -1,18 +1,10 @@
 """A step captured as a CUDA graph, and the way of its rows there and back."""
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
 
-
-class Replayed(Protocol):
-    """What was captured and can be done again: a `torch.cuda.CUDAGraph`."""
-
-    def replay(self) -> None:
-        """Do it again."""
-        ...
+from vivavoce.nn.graph_capture import Replayed
 
 
 class Captured:

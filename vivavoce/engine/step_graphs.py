@@ -1,7 +1,6 @@
 """The steps of a runner as CUDA graphs: one for each number of rows and kind of step, captured once."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,10 +10,9 @@ from vivavoce.engine.packing import Packing
 from vivavoce.engine.step_kind import StepKind
 from vivavoce.engine.steps_ahead import FEW_HEARD, NextModes, follow
 from vivavoce.nn.ahead import compiling_ahead
-from vivavoce.nn.graphed import as_graph
+from vivavoce.nn.graph_capture import GraphCapture
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-Made = TypeVar("Made")
 Step = Callable[[Tensor, StepKind], tuple[Tensor, Tensor]]
 """Computes packed rows, each by itself: the rows they make, and the states these come of."""
 
@@ -25,8 +23,7 @@ class StepGraphs:
     def __init__(self, step: Step, packing: Packing, device: torch.device, next_modes: NextModes | None) -> None:
         self.step, self.packing, self.device, self.next_modes = step, packing, device, next_modes
         self._captured: dict[tuple[int, StepKind], Captured] = {}
-        self._pool: Any = None  # of graph memory, shared by all buckets
-        self._side: torch.cuda.Stream | None = None  # on which they are captured
+        self._capture = GraphCapture(device)  # of one memory for all buckets
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -63,10 +60,3 @@ class StepGraphs:
     def _blank(self, bucket: int, kind: StepKind) -> Tensor:
         """Packed rows that only fill a step up."""
         return torch.from_numpy(self.packing.pack([], [], kind.ahead, bucket)[0]).to(self.device)
-
-    def _capture(self, action: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
-        """An action as a graph, and what it gives."""
-        side = self._side = self._side or torch.cuda.Stream(self.device)
-        graph, made = as_graph(action, side, self._pool)
-        self._pool = graph.pool()
-        return graph, made

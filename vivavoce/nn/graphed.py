@@ -1,56 +1,32 @@
 """A function of tensors whose kernels are launched as one: captured once per key as a CUDA graph, then replayed."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from vivavoce.nn.ahead import is_compiling_ahead
+from vivavoce.nn.graph_capture import GraphCapture, Replayed
 
 Key = TypeVar("Key", bound=Hashable)
-Made = TypeVar("Made")
 Function = Callable[[Key, Sequence[Tensor]], tuple[Tensor, ...]]
-
-
-def as_graph(
-    action: Callable[[], Made], beside: torch.cuda.Stream, pool: Any, is_tried: bool = False
-) -> tuple[torch.cuda.CUDAGraph, Made]:
-    """An action as a graph, captured on this stream, and what it gives.
-
-    It is done once before, unless that was tried: kernels are compiled and libraries allocate, which no graph may hold.
-    """
-    current = torch.cuda.current_stream(beside.device)
-    beside.wait_stream(current)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(beside):
-        if not is_tried:
-            action()
-        # Not `torch.cuda.graph`: it gives spare memory back to the driver, and whoever is served meanwhile waits.
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            made = action()
-        finally:
-            graph.capture_end()
-    current.wait_stream(beside)
-    return graph, made
 
 
 class Graphed(Generic[Key]):
     """Calls of equal key must have tensors of equal shapes. The function may not wait for the device.
 
     The first call of a key runs it a few times and captures it, which takes some tenths of a second: serve one of each
-    before anybody waits. Not on CUDA, the function is called as it is. Captures share their memory, so calls must
-    follow one another on one stream.
+    before anybody waits. Not on CUDA, or where capturing fails, the function is called as it is. Captures share their
+    memory, so calls must follow one another on one stream.
     """
 
     def __init__(self, function: Function[Key]) -> None:
         self.function = function
-        self._captured: dict[Key, tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]]] = {}
-        self._pool: Any = None
+        self._captured: dict[Key, tuple[Replayed, list[Tensor], tuple[Tensor, ...]]] = {}
         self.blank: dict[Key, tuple[Tensor, ...]] = {}
         """What keys give while kernels are only compiled: of these, all that is slow at first is done."""
-        self._beside: torch.cuda.Stream | None = None  # the same for all: memory is shared by what is on one stream
+        self._capture = GraphCapture()  # the same for all: memory is shared by what is on one stream
 
     def __contains__(self, key: Key) -> bool:
         return key in self._captured
@@ -80,10 +56,7 @@ class Graphed(Generic[Key]):
             return
         with torch.inference_mode(False), torch.no_grad():  # whoever calls later may be in that mode or not
             inputs = [tensor.clone() for tensor in tensors]
-        beside = self._beside = self._beside or torch.cuda.Stream()
-        is_tried = key in self.blank and bool(self._captured)
-        graph, outputs = as_graph(lambda: self.function(key, inputs), beside, self._pool, is_tried)
-        self._pool = graph.pool()
+        graph, outputs = self._capture(lambda: self.function(key, inputs))
         self._captured[key] = (graph, inputs, outputs)
 
     def _compiled(self, key: Key, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -73,6 +73,7 @@ class Learner:
         self.follow = torch.tensor(1.0, device=self.device)  # how far averages go towards the weights in a step
         self.taken = 0
         self._eager_steps = 0
+        self._shapes = set[tuple[Any, ...]]()
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, dict[str, Tensor], dict[str, Tensor]]] = {}
 
     def step(self, batch: Batch, rate_share: float) -> dict[str, Tensor]:
@@ -88,7 +89,11 @@ class Learner:
         if not self.use_graph:
             return self._learn(batch)
         self._eager_steps += 1
-        return self._learn_aside(batch) if self._eager_steps <= EAGER_STEPS else self._replay(batch)
+        shape = _shape_of(batch)
+        is_new = shape not in self._shapes
+        self._shapes.add(shape)
+        # The first of a shape, too: while cuDNN times its engines for it, nothing can be captured.
+        return self._learn_aside(batch) if is_new or self._eager_steps <= EAGER_STEPS else self._replay(batch)
 
     @torch.no_grad()
     def swap_average(self) -> None:
@@ -145,7 +150,7 @@ class Learner:
         return scalars
 
     def _replay(self, batch: Batch) -> dict[str, Tensor]:
-        shape = tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.items())
+        shape = _shape_of(batch)
         if shape not in self._graphs:
             static = {name: tensor.clone() for name, tensor in batch.items()}
             graph = torch.cuda.CUDAGraph()
@@ -158,6 +163,10 @@ class Learner:
             static[name].copy_(tensor)
         graph.replay()
         return {name: value.clone() for name, value in scalars.items()}
+
+
+def _shape_of(batch: Batch) -> tuple[Any, ...]:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.items())
 
 
 def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
