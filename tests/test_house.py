@@ -11,7 +11,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from packaging.requirements import Requirement
+from packaging.version import Version
 from typer.testing import CliRunner
 
 from vivavoce.cli import app
@@ -55,6 +58,7 @@ BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
 TOP_COMMANDS = ["pip install -e . && viva demo", "pip install -e '.[test]' && pytest"]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *PACKAGE.glob("minis/*/README.md")])
 VIVA = typer.main.get_command(app)
+TORCH = next(each for each in map(Requirement, PROJECT["dependencies"]) if each.name == "torch")
 
 
 @dataclass(frozen=True)
@@ -262,3 +266,12 @@ def options(path: tuple[str, ...]) -> set[str]:
 def test_an_option_that_no_command_has_is_found():
     text = "`viva say --file a --vioce b`, and\nviva bench lm \\\n  --shape small --sise 3  # --not-meant"
     assert [option for _, option in unknown_options(text)] == ["--vioce", "--sise"]
+
+
+def test_torch_is_one_that_was_tried():
+    assert all(each in TORCH.specifier for each in ("2.11.0", "2.12.1", "2.13.0"))
+    assert not any(each in TORCH.specifier for each in ("2.10.0", "2.13.1", "2.14.0"))
+    assert Version(torch.__version__).public in TORCH.specifier
+    image = re.search(r"^ARG TORCH=(\S+)$", (ROOT / "deploy/Dockerfile").read_text(encoding="utf8"), re.MULTILINE)
+    assert image is not None
+    assert image[1] in TORCH.specifier
