@@ -81,7 +81,7 @@ def test_segments_follow_one_another_through_a_long_sound(listener):
     assert transcript.text == "".join(segment.text for segment in seen).strip()
     starts = [segment.start for segment in seen]
     assert starts == sorted(starts)
-    assert all(0 <= segment.start < segment.end <= 21.3 for segment in seen)
+    assert all(0 <= segment.start < segment.end <= 23.3 for segment in seen)
 
 
 def test_what_was_heard_survives_an_end_in_the_middle(listener):
@@ -220,7 +220,7 @@ def test_a_window_is_cut_at_pairs_of_times():
     ended = cut_segments([t(0.0), 5, t(1.0), t(1.2), 6, t(2.0)], ids, 3000, True)
     assert [part.tokens[1] for part in ended.segments] == [5, 6] and ended.frames == 3000
     single = cut_segments([t(0.4), 5, 6, t(3.0)], ids, 3000, True)
-    assert [(part.start, part.end) for part in single.segments] == [(0.4, 3.0)] and single.frames == 3000
+    assert [(part.start, part.end) for part in single.segments] == [(0.0, 3.0)] and single.frames == 3000
     none = cut_segments([5, 6], ids, 1000, False)
     assert [(part.start, part.end) for part in none.segments] == [(0.0, 10.0)] and none.frames == 1000
 

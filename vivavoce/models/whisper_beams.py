@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.models.whisper import DecoderState, Whisper, WindowMemory
-from vivavoce.models.whisper_decoding import Text, no_speech_chances
+from vivavoce.models.whisper_decoding import Text, best_text, no_speech_chances
 from vivavoce.models.whisper_rules import LogitRule, apply
 from vivavoce.models.whisper_tokens import WhisperTokens
 
@@ -25,7 +25,7 @@ def beam_search(
     beams: int = 5,
     most: int | None = None,
 ) -> Text:
-    """The text of one window with the highest mean log-probability among those that `beams` texts lead to."""
+    """The text of one window with the highest rank among those that `beams` texts lead to."""
     decoder, room = model.decoder, model.config.max_target_positions - len(prompt)
     steps = min(room, model.config.max_target_positions // 2 if most is None else most)
     rows = torch.tensor([list(prompt)] * beams, device=memory.keys.device)
@@ -38,6 +38,8 @@ def beam_search(
     for step in range(steps):
         chances = apply(rules, decoder.logits(hidden[:, -1]), sampled).log_softmax(-1)
         followed = follow(totals, chances, sampled, beams, tokens.endoftext, silence, finished)
+        if followed is None:
+            totals = torch.full_like(totals, -torch.inf)  # every candidate has ended
         if followed is None or len(finished) >= beams:
             break
         parents, totals, sampled = followed
@@ -50,7 +52,7 @@ def beam_search(
             for row, total in zip(sampled.tolist(), totals, strict=True)
             if torch.isfinite(total)
         ]
-    return max(finished, key=lambda text: text.average_logprob)
+    return best_text(finished)
 
 
 def follow(
@@ -64,6 +66,8 @@ def follow(
         row, token = divmod(place, chances.shape[1])
         if total == float("-inf") or len(kept) == beams:
             break
+        if token == end and len(finished) >= beams:
+            continue
         if token == end:
             finished.append(Text(sampled[row].tolist(), total, True, silence))
         else:

@@ -1,6 +1,6 @@
 """Windows to texts: the loop that takes tokens one by one, greedy or drawn, many windows at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,16 @@ class Text:
     def average_logprob(self) -> float:
         """Per token, the end counted."""
         return self.logprob / (len(self.tokens) + 1)
+
+    @property
+    def rank(self) -> float:
+        """The score candidates of one window are compared by: per token, the end not counted (as openai-whisper)."""
+        return self.logprob / max(1, len(self.tokens))
+
+
+def best_text(texts: Iterable[Text]) -> Text:
+    """The candidate with the highest rank; of equal ones the first."""
+    return max(texts, key=lambda text: text.rank)
 
 
 @torch.inference_mode()
@@ -68,7 +78,7 @@ def decode(
         logits = model.decoder.logits(hidden[:, -1])
     texts = _texts(sampled, logprob, no_speech, tokens.endoftext)
     groups = [texts[first : first + best_of] for first in range(0, len(texts), best_of)]
-    return [max(group, key=lambda text: text.average_logprob) for group in groups]
+    return [best_text(group) for group in groups]
 
 
 @torch.inference_mode()

@@ -28,7 +28,8 @@ class Cut:
 def cut_segments(tokens: Sequence[int], ids: WhisperTokens, frames: int, timestamps: bool | None) -> Cut:
     """Cut where one time follows another; what comes after the last pair is heard again in the next window.
 
-    A text that ends in a single time says that nothing follows in its window; so does one without pairs.
+    A text that ends in a single time says that nothing follows in its window; so does one without pairs, which begins
+    where the window does. Times after the end of the sound are kept as written (all of this as openai-whisper does).
     """
     seconds = frames / MEL_FRAMES_PER_SECOND
     is_time = [ids.is_timestamp(token) for token in tokens] if timestamps else [False] * len(tokens)
@@ -36,15 +37,14 @@ def cut_segments(tokens: Sequence[int], ids: WhisperTokens, frames: int, timesta
     pairs = [place for place in range(1, len(tokens)) if is_time[place - 1] and is_time[place]]
     if not pairs:
         times = [ids.seconds(token) for token, time in zip(tokens, is_time, strict=True) if time]
-        end = min(seconds, times[-1]) if times and times[-1] > 0 else seconds
-        start = times[0] if len(times) > 1 else 0.0
-        return Cut((Part(tuple(tokens), min(start, end), end),), frames)
+        end = times[-1] if times and times[-1] > 0 else seconds
+        return Cut((Part(tuple(tokens), 0.0, end),), frames)
     bounds = [0, *pairs, len(tokens)] if ends_alone else [0, *pairs]
     parts = []
     for first, last in pairwise(bounds):
         piece = tokens[first:last]
         begin = ids.seconds(piece[0]) if ids.is_timestamp(piece[0]) else 0.0
-        parts.append(Part(tuple(piece), begin, min(seconds, ids.seconds(piece[-1]))))
+        parts.append(Part(tuple(piece), begin, ids.seconds(piece[-1])))
     if ends_alone:
         return Cut(tuple(parts), frames)
     done = round(ids.seconds(tokens[bounds[-1] - 1]) / 0.02) * CONV_STRIDE

@@ -8,12 +8,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vivavoce.errors import CheckpointError
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_tokens import SECONDS_PER_TIMESTAMP, WhisperTokens
 
+WindowFill = Literal["zeros", "silence"]
 MULTILINGUAL = 51865  # the smallest published vocabulary with many languages
 NON_SPEECH = (  # brackets, notes and other signs that nobody says, in the multilingual vocabularies
     *(1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90, 91, 92, 93, 359, 503, 522, 542, 873),
@@ -56,6 +57,8 @@ class WhisperSettings:
     """The language it writes where the caller names none; None: it listens first."""
     shortest_window: float = 1.0
     """Seconds that a trimmed window has at least."""
+    window_fill: WindowFill = "zeros"
+    """What follows the sound in a window it does not fill: zeros in the normalised log-mel, or silence."""
     hotword_bonus: float = 2.0
 
     @classmethod
@@ -96,6 +99,7 @@ class WhisperSettings:
             ("untimed_up_to", "untimed_up_to"),
             ("default_language", "language"),
             ("shortest_window", "shortest_window"),
+            ("window_fill", "window_fill"),
         ):
             if theirs in values:
                 changes[ours] = values[theirs]

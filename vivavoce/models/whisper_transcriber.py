@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel, whisper_normalise
 from vivavoce.errors import CheckpointError, InputError
@@ -180,14 +181,16 @@ class WhisperTranscriber:
         return replace(wish, language=language, timestamps=timestamps)
 
     def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
-        """The frames of a window; trimmed, no more than sound fills.  # [1, mel, frame]"""
+        """The frames of a window, `size` of them sound; trimmed, not many more.  # [1, mel, frame]"""
         frames = self.model.config.window_frames
         if padding == "trim" and size is not None:
             least = round(self.settings.shortest_window * MEL_FRAMES_PER_SECOND)
             is_wide = self.model.encoder.conv1.weight.dtype == torch.float32
             step = TRIM_FRAMES if is_wide else NARROW_TRIM_FRAMES
             frames = min(frames, -(-max(size, least) // step) * step)
-        return mel[None, :, seek : seek + frames]
+        if size is None or size >= frames or self.settings.window_fill == "silence":
+            return mel[None, :, seek : seek + frames]
+        return functional.pad(mel[None, :, seek : seek + size], (0, frames - size))
 
     @torch.inference_mode()
     def encode(self, mel: Tensor) -> WindowMemory:

@@ -16,7 +16,7 @@ from vivavoce.engine.sequence import Sequence as Rows
 from vivavoce.engine.speculative import Speculation
 from vivavoce.models.interface import Row
 from vivavoce.models.whisper_beams import follow
-from vivavoce.models.whisper_decoding import Text, take
+from vivavoce.models.whisper_decoding import Text, best_text, take
 from vivavoce.models.whisper_engine import WhisperWriter
 from vivavoce.models.whisper_hearing import WriteText
 from vivavoce.models.whisper_rules import LogitRule, apply
@@ -84,7 +84,7 @@ class FollowedTexts:
 
     def best(self) -> Text:
         """The likeliest of the finished texts, and whether anybody speaks at all."""
-        best = max(self.finished, key=lambda text: text.average_logprob)
+        best = best_text(self.finished)
         timed = bool(self.asked.wish.timestamps)
         judged = self.writer.judge(self.window, self.asked.prompt, best.tokens, timed, best.is_ended)
         return replace(best, no_speech=judged.no_speech)

@@ -15,7 +15,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
 from vivavoce.engine.speculative import Acceptance
-from vivavoce.models.whisper_decoding import Text
+from vivavoce.models.whisper_decoding import Text, best_text
 from vivavoce.models.whisper_encoding import WindowEncoder
 from vivavoce.models.whisper_engine import BEGUN, TOKEN, WhisperWriter
 from vivavoce.models.whisper_hearing import (
@@ -249,7 +249,7 @@ class TranscribingEngine:
             self.engine.close(text)
         one.texts.clear()
         one.earlier = ()
-        return max(judged, key=lambda text: text.average_logprob)
+        return best_text(judged)
 
     def _leave(self, one: Listening) -> None:
         """Give back what a sound holds of the engine."""

@@ -38,6 +38,7 @@ def save_whisper(
         "prev_sot_token_id": ids.startofprev,
         "max_initial_timestamp_index": 100,
         "shortest_window": SHORTEST_HEARD,
+        "window_fill": "silence",  # as in its training batches
         "untimed_up_to": model.config.window_seconds,  # it learned more words than times
         "likely_text_is_speech": False,  # it was taught to say that nobody speaks; what it writes then means nothing
         "max_length": model.config.max_target_positions,
