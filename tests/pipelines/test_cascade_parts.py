@@ -183,7 +183,7 @@ async def test_an_ear_leaves_unknown_languages_to_the_model(parts):
     async with load_cascade(parts, "cpu").ear as ear:
         samples = talk(1.0).astype("f")
         wish = {"padding": "trim", "timestamps": False, "temperatures": (0.0,)}
-        expected = transcribe(samples, parts.asr, device="cpu", **wish).text
+        expected = transcribe(samples, parts.asr, device="cpu", gate=False, **wish).text
         assert await ear.transcribe(samples, 16_000, "fr") == await ear.transcribe(samples, 16_000, "en") == expected
         assert await ear.transcribe(samples[:0], 16_000) == ""
 

@@ -10,7 +10,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.whisper_hearing import Wish
 from vivavoce.recognition import transcribe
 from vivavoce.recognition.backends import load_backend
-from vivavoce.recognition.speech_gate import SpeechGate
+from vivavoce.recognition.transcriber import Transcriber
 from vivavoce.train.recogniser.judgement import judge_texts
 
 RATE = 16_000
@@ -18,7 +18,7 @@ RATE = 16_000
 
 @pytest.fixture(scope="module")
 def careful():
-    return load_backend("mini-asr", "ours", "cpu", gate=SpeechGate())
+    return Transcriber.load("mini-asr", "ours", "cpu")
 
 
 def sounds() -> dict[str, np.ndarray]:

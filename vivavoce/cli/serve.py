@@ -51,6 +51,14 @@ Asr = Annotated[
         help="A recogniser: the cascade's ear (default mini-asr; may be an address), and /v1/audio/transcriptions.",
     ),
 ]
+AsrGate = Annotated[
+    bool | None,
+    typer.Option(
+        "--asr-gate/--no-asr-gate",
+        rich_help_panel=MODELS,
+        help="Leave out text of /v1/audio/transcriptions where no speech is detected. Default: on.",
+    ),
+]
 AsrBackend = Annotated[
     str | None,
     typer.Option(rich_help_panel=MODELS, help="auto, ours, faster-whisper or moonshine runs it."),
@@ -159,6 +167,7 @@ def serve(
     chat_key: ChatKey = None,
     asr: Asr = None,
     asr_backend: AsrBackend = None,
+    asr_gate: AsrGate = None,
     tts: Tts = None,
     audio_only: AudioOnly = None,
     device: OneDevice = None,
@@ -199,6 +208,7 @@ def serve(
         **{"model": model, "codec": codec, "voice": voice, "device": device, "instructions": instructions},
         **{"chat": chat, "chat_model": chat_model, "chat_key": chat_key, "asr": asr, "tts": tts},
         "asr_backend": asr_backend,
+        "asr_gate": asr_gate,
         "audio_only": audio_only,
         "smart_turn": smart_turn,
         "engine": {"kv": kv},

@@ -17,7 +17,7 @@ from vivavoce.errors import InputError, VivaError
 
 if TYPE_CHECKING:
     from vivavoce.recognition import Transcript
-    from vivavoce.recognition.backends import Backend
+    from vivavoce.recognition.transcriber import Transcriber
 
 STANDARD_INPUT = "-"
 SOUND_ENDINGS = frozenset(
@@ -70,20 +70,19 @@ def transcribe(
     ] = None,
     heads: Annotated[str | None, typer.Option(help="mini-asr-heads, or a folder of `viva train medusa`.")] = None,
     lookup: Annotated[bool, typer.Option("--lookup", help="Guess that the text goes on as it did before.")] = False,
-    gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Leave out text where nobody speaks (ours).")] = True,
+    gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Leave out text where no speech is detected.")] = True,
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16; int8 with faster-whisper.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Write down what is said in files, folders or standard input; a file that fails does not stop the others."""
-    from vivavoce.recognition.backends import load_backend
     from vivavoce.recognition.drafting import DraftChoice
-    from vivavoce.recognition.speech_gate import SpeechGate
+    from vivavoce.recognition.transcriber import Transcriber
 
     found = list(sounds_of(files))
     began = time.monotonic()
     choice = DraftChoice(draft, heads, lookup)
-    listener = load_backend(model, backend.value, device, dtype, choice, SpeechGate() if gate else None)
+    listener = Transcriber.load(model, backend.value, device, dtype, choice, gate)
     loaded = time.monotonic() - began
     wish: dict[str, Any] = {
         "language": language, "task": "translate" if translate else "transcribe", "prompt": prompt, "prefix": prefix,
@@ -105,7 +104,7 @@ def transcribe(
             results[-1] = {key: value for key, value in result.items() if key != "transcript"}
     told: dict[str, Any] = {"model": model, "load_seconds": round(loaded, 3), "files": results}
     if choice.is_any:
-        report = listener.report()  # type: ignore[attr-defined]
+        report = listener.report()
         told["drafts"] = report.as_dict()
         Console(stderr=True, highlight=False, soft_wrap=True).print(report.line())
     if as_json:
@@ -139,7 +138,7 @@ def progress() -> Iterator[Progress]:
 
 
 def _transcribed(
-    name: str, source: Path | bytes, listener: "Backend", wish: dict[str, Any], bar: Progress
+    name: str, source: Path | bytes, listener: "Transcriber", wish: dict[str, Any], bar: Progress
 ) -> dict[str, Any]:
     """One sound's transcript with its figures."""
     from vivavoce.audio.files import read

@@ -35,6 +35,8 @@ class CascadeParts:
     """The model's name at the address."""
     chat_key: str | None = None
     asr_backend: BackendName = "auto"
+    asr_gate: bool = True
+    """Whether recordings are written down only where speech is detected."""
 
 
 class LoadedCascade(CascadePipeline):
@@ -82,7 +84,7 @@ def load_cascade(parts: CascadeParts, device: str = "auto") -> LoadedCascade:
 def open_ear(parts: CascadeParts, device: str = "auto") -> RecogniserEar | FarEar:
     """The hearing part: at an address, or here."""
     if isinstance(parts.asr, str) and not is_address(parts.asr):
-        return RecogniserEar.load(parts.asr, parts.asr_backend, device)
+        return RecogniserEar.load(parts.asr, parts.asr_backend, device, parts.asr_gate)
     return FarEar(Address(parts.asr) if isinstance(parts.asr, str) else parts.asr)
 
 

@@ -1,5 +1,6 @@
 """A recogniser as the ear of a cascade: turns as they end, and whole recordings segment by segment."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
@@ -10,16 +11,18 @@ from vivavoce.audio.sound import Sound
 from vivavoce.device import Device, pick
 from vivavoce.dialogue.gathering import Gathering
 from vivavoce.dialogue.interface import Samples
-from vivavoce.hub import resolve
 from vivavoce.models.whisper_hearing import Segment, Wish
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.pipelines.threaded import on_a_thread
-from vivavoce.recognition import RATE, load_transcriber
-from vivavoce.recognition.backends import Backend, BackendName, MoonshineBackend, fitting, load_backend
+from vivavoce.recognition import RATE
+from vivavoce.recognition.backends import Backend, BackendName, MoonshineBackend, OwnBackend
 from vivavoce.recognition.many import TranscribingEngine
 from vivavoce.recognition.service import Recogniser
+from vivavoce.recognition.speech_gate import SpeechGate
+from vivavoce.recognition.transcriber import Transcriber
 
 TURNS_TOGETHER = 16
+RECORDINGS_TOGETHER = 4  # on a CPU
 Turn = tuple[torch.Tensor, Wish]
 
 
@@ -31,20 +34,31 @@ class RecogniserEar:
 
     rate = RATE
 
-    def __init__(self, listener: Backend, device: Device, together: bool | None = None) -> None:
+    def __init__(
+        self,
+        listener: Backend,
+        device: Device,
+        together: bool | None = None,
+        transcriber: Transcriber | None = None,
+    ) -> None:
         self.listener, self.device = listener, device
+        self.transcriber = transcriber or Transcriber(listener, SpeechGate())
         self._turns: Gathering[Turn, list[Segment]] = Gathering("viva-recogniser", self._hear, most=1)
         self._together: Recogniser | None = None
         if isinstance(listener, WhisperTranscriber) and (device.kind != "cpu" if together is None else together):
             self._together = Recogniser(TranscribingEngine(listener, device, TURNS_TOGETHER))
 
     @classmethod
-    def load(cls, name: str = "mini-asr", backend: BackendName = "auto", device: str = "auto") -> "RecogniserEar":
-        """A model by bundled name, folder or hub id, behind the backend that is asked for or fits it."""
-        place = pick(device)
-        chosen = fitting(resolve(name), place) if backend == "auto" else backend
-        listener: Backend = load_transcriber(name, device) if chosen == "ours" else load_backend(name, chosen, device)
-        return cls(listener, place)
+    def load(
+        cls, name: str = "mini-asr", backend: BackendName = "auto", device: str = "auto", gate: bool = True
+    ) -> "RecogniserEar":
+        """A model by bundled name, folder or hub id, behind the backend that is asked for or fits it.
+
+        The `gate` is for recordings; turns have passed a voice activity detector already.
+        """
+        transcriber = Transcriber.load(name, backend, device, gate=gate, parallel=RECORDINGS_TOGETHER)
+        inner = transcriber.backend
+        return cls(inner.listener if isinstance(inner, OwnBackend) else inner, pick(device), transcriber=transcriber)
 
     async def __aenter__(self) -> Self:
         self._turns.start()
@@ -79,9 +93,15 @@ class RecogniserEar:
     def segments(self, samples: Samples, wish: Wish) -> AsyncIterator[Segment]:
         """The segments of a recording at `rate`, as they are decoded."""
         if self._together is not None:
-            return self._together.segments(samples, wish)
+            return self._gated(self._together, samples, wish)
         sound = torch.from_numpy(samples.copy())
-        return on_a_thread(lambda: self.listener.segments(sound, wish))
+        return on_a_thread(lambda: self.transcriber.segments(sound, wish))
+
+    async def _gated(self, engine: Recogniser, samples: Samples, wish: Wish) -> AsyncIterator[Segment]:
+        chances = await asyncio.to_thread(self.transcriber.speech_chances, samples)
+        async for segment in engine.segments(samples, wish):
+            if self.transcriber.lets_through(segment, chances):
+                yield segment
 
     def _known(self, language: str | None) -> str | None:
         """The language a client hints at, if the model knows it; else it is left to the model."""

@@ -20,7 +20,8 @@ from vivavoce.models.whisper_tokens import Task
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 
 if TYPE_CHECKING:
-    from vivavoce.recognition.backends import Backend
+    from vivavoce.recognition.backends import Backend, BackendName
+    from vivavoce.recognition.transcriber import Transcriber
 
 RATE = 16_000
 DEFAULT_MODEL = "mini-asr"
@@ -38,7 +39,7 @@ class Transcript:
 
 def transcribe(
     sound: Sound | Source | NDArray[np.floating],
-    model: "str | Path | Backend" = DEFAULT_MODEL,
+    model: "str | Path | Backend | Transcriber" = DEFAULT_MODEL,
     language: str | None = None,
     *,
     task: Task = "transcribe",
@@ -53,15 +54,27 @@ def transcribe(
     longest_silence: float | None = None,
     seed: int = 0,
     beams: int = 1,
+    backend: "BackendName" = "auto",
+    draft: str | Path | None = None,
+    heads: str | Path | None = None,
+    lookup: bool = False,
+    gate: bool = True,
     device: str = "auto",
     dtype: str = "auto",
     on_segment: Callable[[Segment], None] | None = None,
 ) -> Transcript:
     """The transcript of a file, its bytes, a `Sound`, or samples at 16 kHz, by a Whisper or Breeze-ASR-25.
 
-    Without a `language` the model listens first. `on_segment` gets each segment as soon as it is sure.
+    Without a `language` the model listens first. `on_segment` gets each segment as soon as it is sure. The `gate`
+    leaves out text where no speech is detected. `draft`, `heads` and `lookup` speed up decoding; the text is the same.
     """
-    listener = load_transcriber(model, device, dtype) if isinstance(model, str | Path) else model
+    from vivavoce.recognition.drafting import DraftChoice
+    from vivavoce.recognition.speech_gate import SpeechGate
+    from vivavoce.recognition.transcriber import Transcriber, shared_backend
+
+    if isinstance(model, str | Path):
+        model = shared_backend(str(model), backend, device, dtype, DraftChoice(draft, heads, lookup))
+    listener = model if isinstance(model, Transcriber) else Transcriber(model, SpeechGate() if gate else None)
     samples, seconds = _samples(sound)
     wish = Wish(
         language, task, prompt, prefix, tuple(hotwords), word_times or longest_silence is not None, timestamps,

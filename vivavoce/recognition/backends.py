@@ -5,7 +5,9 @@ else, and whatever speculates, streams or batches, is ours. Moonshine is for Eng
 """
 
 import importlib.util
+import threading
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,7 +26,6 @@ from vivavoce.recognition.converted import CONVERTED, load_converted
 from vivavoce.recognition.drafting import DraftChoice, DraftReport
 from vivavoce.recognition.many import TranscribingEngine
 from vivavoce.recognition.moonshine import Moonshine, moonshine_folder
-from vivavoce.recognition.speech_gate import SpeechGate
 
 BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
 BACKENDS: tuple[BackendName, ...] = ("auto", "ours", "faster-whisper", "moonshine")
@@ -45,17 +46,28 @@ class Backend(Protocol):
 
 
 class OwnBackend:
-    """A Whisper in our engine, with drafts where they are asked for; with a gate, without what it imagines."""
+    """A Whisper in our engine, with drafts where they are asked for.
+
+    Several threads may read segments at once: each advances the engine, which decodes `parallel` recordings together.
+    """
 
     def __init__(
         self,
         listener: WhisperTranscriber,
         device: Device,
         drafts: DraftChoice | None = None,
-        gate: SpeechGate | None = None,
+        parallel: int = 1,
     ) -> None:
-        self.listener, self.gate = listener, gate
-        self.engine = TranscribingEngine(listener, device, windows=1, drafts=drafts)
+        self.listener = listener
+        self._device, self._drafts, self._parallel = device, drafts, parallel
+        self._lock = threading.Lock()
+        if parallel == 1:
+            _ = self.engine  # what is wrong with a draft shows when it is loaded
+
+    @cached_property
+    def engine(self) -> TranscribingEngine:
+        """Made on first use where it may not be needed: a server on a GPU has an engine for all requests."""
+        return TranscribingEngine(self.listener, self._device, windows=self._parallel, drafts=self._drafts)
 
     def own_language(self, samples: torch.Tensor) -> str:
         """The language the model writes, or hears."""
@@ -63,20 +75,22 @@ class OwnBackend:
 
     def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
         """Segments as they are sure."""
-        chances = None if self.gate is None else self.gate.heard(samples.numpy())
-        one = self.engine.begin(samples, wish)
-        given = 0
+        with self._lock:
+            one = self.engine.begin(samples, wish)
+        given, is_done = 0, False
         try:
-            while not one.is_done:
-                self.engine.advance()
-                for segment in one.segments[given:]:
-                    if self.gate is None or chances is None or self.gate.lets_through(segment, chances):
-                        yield segment
-                given = len(one.segments)
+            while not is_done:
+                with self._lock:
+                    if not one.is_done:
+                        self.engine.advance()
+                    is_done, made = one.is_done, one.segments[given:]
+                yield from made
+                given += len(made)
             if one.error is not None:
                 raise one.error
         finally:
-            self.engine.drop(one)
+            with self._lock:
+                self.engine.drop(one)
 
     def report(self) -> DraftReport:
         """Passes, tokens and drafts since the last report."""
@@ -112,12 +126,9 @@ def load_backend(
     device: str = "auto",
     dtype: str = "auto",
     drafts: DraftChoice | None = None,
-    gate: SpeechGate | None = None,
+    parallel: int = 1,
 ) -> Backend:
-    """A model by bundled name, folder, OpenAI's file or hub id, behind the backend that is asked for or fits it.
-
-    A `gate` leaves out what our own backend writes where nobody speaks; the others have their own ways.
-    """
+    """A model by bundled name, folder, OpenAI's file or hub id, behind the backend that is asked for or fits it."""
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     path = Path(model).expanduser()
@@ -130,7 +141,7 @@ def load_backend(
     if chosen == "faster-whisper":
         compute = "float16" if picked.kind == "cuda" else "int8" if dtype in ("auto", "int8") else dtype
         return load_converted(source, picked.kind, compute)
-    return OwnBackend(own_listener(source, picked, dtype), picked, drafts, gate)
+    return OwnBackend(own_listener(source, picked, dtype), picked, drafts, parallel)
 
 
 def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTranscriber:

@@ -89,6 +89,8 @@ class ServingChoices:
     voice: Path | None = None
     """A recording that a speech-to-speech model shall sound like."""
     asr_backend: BackendName = "auto"
+    asr_gate: bool = True
+    """Whether `/v1/audio/transcriptions` leaves out text where no speech is detected."""
     asr: str | Find | None = None
     """A recogniser: of the cascade, and of `/v1/audio/transcriptions`; or the address of one."""
     chat: str | None = None
@@ -135,6 +137,7 @@ class ServingChoices:
             self.chat_model,
             self.chat_key,
             self.asr_backend,
+            self.asr_gate,
         )
 
     def settings(self) -> ConversationSettings:

@@ -114,7 +114,7 @@ def _audio_host(choices: ServingChoices, options: DialogueOptions, settings: Con
 def _ear(choices: ServingChoices) -> RecogniserEar | None:
     if choices.asr is None:
         return None
-    return RecogniserEar.load(_here(choices.asr), choices.asr_backend, choices.device)
+    return RecogniserEar.load(_here(choices.asr), choices.asr_backend, choices.device, choices.asr_gate)
 
 
 def _listener(choices: ServingChoices, ear: RecogniserEar | None) -> FileListener | None:
