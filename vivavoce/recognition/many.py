@@ -3,6 +3,7 @@
 Each sound goes on by itself as soon as its own window is done, and may join or leave between any two steps.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
 from vivavoce.engine.speculative import Acceptance
+from vivavoce.errors import VivaError
 from vivavoce.models.whisper_decoding import Text, best_text
 from vivavoce.models.whisper_encoding import WindowEncoder
 from vivavoce.models.whisper_engine import BEGUN, TOKEN, WhisperWriter
@@ -33,6 +35,7 @@ from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.drafting import DraftChoice, Drafter, DraftReport
 from vivavoce.recognition.followed import FollowedTexts
 
+logger = logging.getLogger(__name__)
 TEXTS_A_WINDOW = 5  # drawn together at a temperature
 OnSegment = Callable[[int, Segment], None]
 
@@ -162,6 +165,8 @@ class TranscribingEngine:
                 one.guess = end.value
                 return self._end(one)
             except Exception as error:
+                if not isinstance(error, VivaError):  # those tell the caller what to change
+                    logger.exception("a recording could not be transcribed")
                 one.error = error
                 return self._end(one)
             if isinstance(item, TellLanguage):

@@ -4,6 +4,7 @@ One thread owns the engine. Whoever stops waiting is dropped between two steps, 
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -19,6 +20,7 @@ from vivavoce.recognition.drafting import DraftReport
 from vivavoce.recognition.many import Listening, TranscribingEngine
 from vivavoce.recognition.streaming import LiveListener, LiveState, LiveUpdate, Policy
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
@@ -110,6 +112,7 @@ class Recogniser:
             try:
                 await self._in_thread(self.engine.advance)
             except Exception as error:
+                logger.exception("an engine step failed; %d requests end with it", len(self._waiters))
                 for one in self._waiters:
                     one.error, one.is_done = one.error or error, True
             for one, event in self._waiters.items():
