@@ -13,6 +13,7 @@ from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatEndpoint, ChatText, chat_messages
 from vivavoce.dialogue.clock import SimulatedClock
 from vivavoce.dialogue.interface import (
+    AudioPart,
     ConversationSettings,
     InputTranscript,
     Item,
@@ -207,6 +208,18 @@ async def test_tools_pass_through(serve):
     assert asked["tool_choice"] == {"type": "function", "function": {"name": "book"}}
     assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "tool"]
     assert asked["messages"][1]["tool_calls"][0]["id"] == asked["messages"][2]["tool_call_id"] == "call_1"
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 24_000, 48_000])
+async def test_a_spoken_item_is_recognised_at_its_own_rate(serve, rate):
+    endpoint = serve(words("I see."))
+
+    def play(conversation):
+        conversation.add(Message("user", (AudioPart(np.zeros(2 * rate, "f"), rate), AudioPart(talk(1.0), 16_000))))
+        conversation.reply()
+
+    await converse(endpoint, play)
+    assert endpoint.asked[0]["messages"] == [{"role": "user", "content": "I spoke for 3 second"}]
 
 
 async def test_a_turn_without_words_is_not_answered(serve):

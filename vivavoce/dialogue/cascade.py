@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from vivavoce.audio.sound import Sound
 from vivavoce.dialogue.chat_endpoint import ChatCall, ChatEnd, ChatModel, ChatText, chat_messages
 from vivavoce.dialogue.history import new_id, written
 from vivavoce.dialogue.interface import AudioPart, ConversationSettings, Item, Message, Samples, Usage
@@ -177,7 +178,7 @@ class CascadeMind:
                 hearing = self.pipeline.recogniser.open(self._settings.language)
                 for part in item.content.parts:
                     if isinstance(part, AudioPart):
-                        hearing.hear(part.samples)
+                        hearing.hear(await asyncio.to_thread(_at_rate, part, self.pipeline.input_rate))
                 found[item.id] = await hearing.text()
         return found
 
@@ -287,6 +288,10 @@ class CascadeReply:
                 with suppress(NothingToSayError):  # a picture or a mark of a list is for the eye alone
                     async for samples in self._voice.speak(sentence.strip(), settings.voice, settings.speed):
                         await self._pieces.put(Spoke(samples))
+
+
+def _at_rate(part: AudioPart, rate: int) -> Samples:
+    return Sound(part.samples, part.rate).resampled(rate).samples[0]
 
 
 def _needs_words(item: Item) -> bool:

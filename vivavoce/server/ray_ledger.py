@@ -140,8 +140,19 @@ class Ledger:
         return ()
 
     def _session_updated(self, event: Wire) -> tuple[str, ...]:
-        self.session = event["session"]
-        return ()
+        before, self.session = self.session, event["session"]
+        if before and _formats(before) == _formats(self.session):
+            return ()
+        return tuple(ask for id in self._drop_sound() for ask in self._want(id))
+
+    def _drop_sound(self) -> list[str]:
+        """Forget stored audio, which is encoded in a format no longer in force; the ids of its items."""
+        dropped = []
+        for id, item in self._items.items():
+            had_sound = [part.pop("audio", None) for part in item.get("content", ())]
+            if any(had_sound):
+                dropped.append(id)
+        return dropped
 
     def _item_added(self, event: Wire) -> tuple[str, ...]:
         item, previous = event["item"], event.get("previous_item_id")
@@ -377,6 +388,10 @@ def _take(counter: Counter[str], id: str) -> None:
     counter[id] -= 1
     if counter[id] <= 0:
         del counter[id]
+
+
+def _formats(session: Wire) -> tuple[WireFormat, WireFormat]:
+    return input_format(session), output_format(session)
 
 
 def _bytes_per_ms(format: WireFormat) -> float:
