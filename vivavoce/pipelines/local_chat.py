@@ -12,6 +12,7 @@ from typing import Any, Self
 from vivavoce.device import int8_is_fast_here, pick, resolve_dtype
 from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatPiece, ChatText
 from vivavoce.dialogue.interface import ConversationSettings
+from vivavoce.dialogue.reasoning import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
@@ -77,23 +78,21 @@ class LocalChat:
         most = settings.most_output_tokens or self.options.most_output_tokens
         rows = self._fitting(messages, most)
         sequence = await self._opened(rows)
-        written: list[int] = []
-        told = ""
+        text = _ReplyText(self.tokenizer)
         try:
             generation = Generation(settings.sampling or self.options.sampling, most, penalise_prompt=False)
             async with await self.engine.generate(sequence, generation) as reply:
                 async for row in reply:
                     if self.core.model.ends(row):
                         continue
-                    written.append(row[0])
-                    text = self.tokenizer.decode(written)
-                    if len(text) > len(told) and not text.endswith(UNFINISHED):
-                        yield ChatText(text[len(told) :])
-                        told = text
+                    if passed := text.push(row[0]):
+                        yield ChatText(passed)
             reason = "stop" if reply.finish == "stop" else "length"
         finally:
             await self._keep(sequence)
-        yield ChatEnd(reason, len(rows), len(written))
+        if passed := text.flush():
+            yield ChatText(passed)
+        yield ChatEnd(reason, len(rows), text.tokens)
 
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
         """Have the beginning of conversations computed before there is one."""
@@ -132,3 +131,34 @@ class LocalChat:
         self._kept.append(sequence)
         while len(self._kept) > self.options.kept:
             await self.engine.close(self._kept.pop(0))
+
+
+class _ReplyText:
+    """Tokens to text as they are drawn, without reasoning."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokens = 0
+        self._tokenizer = tokenizer
+        self._reasoning = ReasoningFilter()
+        self._run: list[int] = []  # tokens since the last tag
+        self._decoded = ""
+        # Tags that are special tokens are left out by the decoder, so they are recognised by their ids.
+        ids = {tokenizer.id_of(tag): tag for tag in (OPEN_TAG, CLOSE_TAG)}
+        self._tags = {id: tag for id, tag in ids.items() if id is not None and not tokenizer.decode([id])}
+
+    def push(self, token: int) -> str:
+        """What can be passed on after this token; may be empty."""
+        self.tokens += 1
+        if token in self._tags:
+            self._run, self._decoded = [], ""
+            return self._reasoning.push(self._tags[token])
+        self._run.append(token)
+        text = self._tokenizer.decode(self._run)
+        if len(text) <= len(self._decoded) or text.endswith(UNFINISHED):
+            return ""
+        new, self._decoded = text[len(self._decoded) :], text
+        return self._reasoning.push(new)
+
+    def flush(self) -> str:
+        """The rest, after the last token."""
+        return self._reasoning.flush()
