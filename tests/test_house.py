@@ -27,28 +27,29 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["p
 # Who may look at whom. The engine sees models through one file, their interface.
 MAY_IMPORT = {
     "errors": set(),
+    "log": {"errors"},
     "device": {"errors"},
-    "audio": {"errors", "audio"},
+    "audio": {"errors", "log", "audio"},
     "nn": {"errors", "device", "nn"},
-    "models": {"errors", "device", "audio", "nn", "models"},
-    "engine": {"errors", "device", "nn", "engine", "models.interface"},
-    "dialogue": {"errors", "device", "audio", "engine", "models.interface", "dialogue"},
+    "models": {"errors", "log", "device", "audio", "nn", "models"},
+    "engine": {"errors", "log", "device", "nn", "engine", "models.interface"},
+    "dialogue": {"errors", "log", "device", "audio", "engine", "models.interface", "dialogue"},
     "pipelines": {
         *("errors", "device", "hub", "audio", "nn", "models", "engine", "dialogue", "pipelines"),
-        *("speech", "recognition"),
+        *("speech", "recognition", "log"),
     },
-    "server": {"errors", "audio", "dialogue", "engine.slack", "server"},
+    "server": {"errors", "log", "audio", "dialogue", "engine.slack", "server"},
     "hub": {"errors", "known_models"},
     "known_models": set(),
     "codecs": {"errors", "audio", "models"},
-    "speech": {"errors", "device", "hub", "audio", "nn", "models", "engine", "dialogue", "speech"},
-    "recognition": {"errors", "device", "hub", "audio", "models", "engine", "recognition"},
+    "speech": {"errors", "log", "device", "hub", "audio", "nn", "models", "engine", "dialogue", "speech"},
+    "recognition": {"errors", "log", "device", "hub", "audio", "models", "engine", "recognition"},
 }
 FRONT_AND_TOOLS = {
     *("__init__", "cli", "conversing", "demo", "demo_cascade", "doctor", "loading", "quick_loop", "serving"),
     *("bench", "quant", "export", "train", "minis"),
 }
-BARE = {"errors", "device", "nn", "models", "engine"}
+BARE = {"errors", "log", "device", "nn", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors"}
 NOT_ON_A_BARE_BOX = [
     *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.buzz import buzz
+from vivavoce.audio.sound import Sound
 from vivavoce.device import pick
 from vivavoce.dialogue.chunking import Bridge
 from vivavoce.dialogue.clock import SimulatedClock
@@ -257,15 +258,36 @@ async def test_text_in_text_out(parts):
         assert pages_held(pipeline) == 0
 
 
-async def test_sound_added_as_an_item_is_heard(parts):
+@pytest.mark.parametrize("rate", [16_000, 24_000])
+async def test_sound_added_as_an_item_is_heard(parts, rate):
     async with parts.pipeline() as pipeline:
         caller = Caller.on(pipeline)
-        item, _ = caller.conversation.add(Message("user", (AudioPart(talk(0.8), 16_000),)))
+        sound = Sound(talk(0.8), 16_000).resampled(rate).samples[0]
+        item, _ = caller.conversation.add(Message("user", (AudioPart(sound, rate),)))
         caller.conversation.reply()
         await caller.until(ReplyDone)
         assert len(caller.conversation._mind._codes[item.id]) == 10
         await caller.close()
         assert pages_held(pipeline) == 0
+
+
+async def test_what_fails_while_nothing_waits_for_it_is_logged(parts, caplog, monkeypatch):
+    async def fail(*job):
+        raise RuntimeError("the encoder failed")
+
+    async with parts.pipeline() as pipeline:
+        caller = Caller.on(pipeline)
+        await caller.settled()
+        with monkeypatch.context() as planted:
+            planted.setattr(pipeline.ear, "do", fail)
+            caller.conversation.add(Message("user", (AudioPart(talk(0.8), 16_000),)))
+            await caller.settled()
+        caller.conversation.reply()
+        await caller.until(ReplyDone)
+        assert caller.all(ReplyDone)[0].reason != "failed", "the next order makes up for it"
+        await caller.close()
+    (record,) = [each for each in caplog.records if each.exc_info]
+    assert record.name == "vivavoce.pipelines.moss_speech_mind" and "in _spoken" in caplog.text
 
 
 async def test_a_reply_out_of_band_does_not_touch_the_conversation(parts):

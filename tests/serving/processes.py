@@ -6,34 +6,36 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 READY_WITHIN = 90.0
 
 
 @contextlib.contextmanager
-def viva_serve(*arguments: str, **environment: str) -> Iterator[str]:
-    """Its address, once it is ready; it must end by itself when interrupted."""
+def viva_serve(*arguments: str, log: Path | None = None, **environment: str) -> Iterator[str]:
+    """Its address, once it is ready; it must end by itself when interrupted. `log` gets what it writes to stderr."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [Path(sys.executable).with_name("viva"), "serve", "--port", str(port), "--device", "cpu", *arguments]
-    process = subprocess.Popen(
-        command, env=os.environ | {"VIVA_OFFLINE": "1"} | environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-    try:
-        _wait_until_ready(process, f"http://127.0.0.1:{port}/readyz")
-        yield f"127.0.0.1:{port}"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) in (0, 130), process.stderr.read().decode()
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    with tempfile.TemporaryFile() if log is None else log.open("w+b") as stderr:  # a pipe could fill up
+        process = subprocess.Popen(
+            command, env=os.environ | {"VIVA_OFFLINE": "1"} | environment, stderr=stderr, stdout=subprocess.DEVNULL
+        )
+        try:
+            _wait_until_ready(process, f"http://127.0.0.1:{port}/readyz", stderr)
+            yield f"127.0.0.1:{port}"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) in (0, 130), _read(stderr)
+        finally:
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -49,10 +51,15 @@ def chat_server() -> Iterator[str]:
         process.stdout.close()
 
 
-def _wait_until_ready(process: subprocess.Popen, url: str) -> None:
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+def _wait_until_ready(process: subprocess.Popen, url: str, stderr: IO[bytes]) -> None:
     deadline = time.monotonic() + READY_WITHIN
     while time.monotonic() < deadline:
-        assert process.poll() is None, process.stderr.read().decode()
+        assert process.poll() is None, _read(stderr)
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
                 if answer.status == 200:

@@ -7,6 +7,7 @@ faster and says the same goes to `linear_tiles.json` in `VIVA_CACHE`, where ever
 
 import argparse
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,8 @@ from vivavoce.nn.ahead import compiling_ahead
 from vivavoce.nn.graph_capture import GraphCapture
 from vivavoce.nn.kernels import Entries, Tile, keep_tiles, known_tiles, name_around, window_attention_name
 from vivavoce.nn.paged import PagedCache, RowBatch
+
+logger = logging.getLogger(__name__)
 
 PAGE = 16
 CONTEXT = 64  # tokens each text has
@@ -151,6 +154,7 @@ class TileSearch:
                     with self.trying(base | entries):
                         self.step()
         except Exception as error:  # it will fail again when it is tried
+            logger.debug("compiling ahead failed", exc_info=True)
             print(f"  compiling ahead: {type(error).__name__} {str(error)[:120]}", flush=True)
 
     def run(self) -> None:
@@ -166,6 +170,7 @@ class TileSearch:
             with self.trying(tried):
                 took, made = self.step.milliseconds()
         except Exception as error:  # too much shared memory, or a compiler that cannot: another one will do
+            logger.debug("%s failed", told, exc_info=True)
             print(f"  {self.step.texts} texts: {told} failed: {type(error).__name__} {str(error)[:120]}", flush=True)
             return
         off = float((made - self.plain).norm() / self.plain.norm())

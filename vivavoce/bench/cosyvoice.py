@@ -7,6 +7,7 @@ every part beside the time that memory and arithmetic need at the least, and whe
 
 import argparse
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ from vivavoce.models.flow_speech import FlowSpeech
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.speech.cosyvoice_mouth import CODE_SECONDS, CosyVoiceMouth, Saying
 from vivavoce.speech.cosyvoice_speaker import RATE, Listener, round_layers
+
+logger = logging.getLogger(__name__)
 
 ROUNDS = 10
 PROMPT_ROWS = 256  # the least that a graph has for a prompt
@@ -111,6 +114,7 @@ def _or_error(section: Callable[[], Any]) -> Any:
     try:
         return section()
     except Exception as error:
+        logger.debug("a section of the bench failed", exc_info=True)
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 

@@ -1,5 +1,6 @@
 """`viva …`: parses, calls the API, prints. With --json, stdout holds one JSON value and nothing else."""
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from vivavoce import __version__
+from vivavoce import __version__, log
 from vivavoce.cli import (
     bench,
     capacity,
@@ -54,6 +55,10 @@ app.add_typer(export.app, name="export")
 
 def main() -> None:
     """Run the command line; an error a user can act on is one line on stderr and exit code 1."""
+    if os.environ.get("VIVA_DEBUG") == "1":
+        log.configure("debug")
+    else:  # a command that fails says so in one line; `viva serve` configures its own log
+        logging.getLogger("vivavoce").addHandler(logging.NullHandler())
     try:
         app()
     except VivaError as error:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from vivavoce import quick_loop
 from vivavoce.cli.options import complete_device, complete_model, print_json
+from vivavoce.log import configure
 
 MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
@@ -146,6 +147,10 @@ ResumeSeconds = Annotated[
     float | None, typer.Option(rich_help_panel=SERVER, min=0.0, help="How long a lost client may come back: 30.")
 ]
 IceServers = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="A STUN or TURN address.")]
+LogLevel = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="debug, info, warning or error. Default: info.")
+]
+LogFormat = Annotated[str | None, typer.Option(rich_help_panel=SERVER, help="text, or json: an object a line.")]
 LogContent = Annotated[bool | None, typer.Option("--log-content", rich_help_panel=SERVER, help="Log what is said.")]
 OnRay = Annotated[bool, typer.Option("--ray", rich_help_panel=SERVER, help="Serve by replicas on Ray.")]
 Replicas = Annotated[
@@ -193,6 +198,8 @@ def serve(
     idle_seconds: IdleSeconds = None,
     resume_seconds: ResumeSeconds = None,
     ice_server: IceServers = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     log_content: LogContent = None,
     ray: OnRay = False,
     replicas: Replicas = 1,
@@ -224,6 +231,7 @@ def serve(
             **{"host": host, "port": port, "api_keys": api_key or None, "allowed_origins": allow_origin or None},
             **{"allowed_hosts": allow_host or None, "most_sessions": most_sessions, "idle_seconds": idle_seconds},
             **{"resume_seconds": resume_seconds, "ice_servers": ice_server or None, "log_content": log_content},
+            **{"log_level": log_level, "log_format": log_format},
         },
     }
     choices = read_choices(config, flags)
@@ -231,6 +239,7 @@ def serve(
     if show:
         print_json(_without_secrets(asdict(choices)))
         return
+    configure(choices.server.log_level, choices.server.log_format)
     address = f"http://{choices.server.host}:{choices.server.port}"
     if ray:
         Console(highlight=False).print(f"a fleet on {address}; Ctrl-C ends it")

@@ -1,6 +1,7 @@
 """Ears, a chat model and a voice in a row: each hands on what it has as soon as it has it."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from vivavoce.dialogue.pipeline import (
 )
 from vivavoce.dialogue.sentences import SentenceSplitter
 from vivavoce.errors import NothingToSayError
+from vivavoce.log import log_failure
+
+logger = logging.getLogger(__name__)
 
 
 class Hearing(Protocol):
@@ -200,6 +204,7 @@ class CascadeMind:
         try:
             self._heard(item, await asyncio.shield(words), True)
         except Exception as error:  # whatever a recogniser raises costs the words, not the conversation
+            log_failure(logger, error, "recognition of a turn failed")
             self._heard(item, error, True)
 
 
@@ -248,6 +253,7 @@ class CascadeReply:
             reason = await self._reply()
             await self._pieces.put(Ended("max_output_tokens" if reason == "length" else "completed"))
         except Exception as error:  # whatever a part raises ends this reply, not the conversation
+            log_failure(logger, error, "a reply of the cascade failed")
             await self._pieces.put(failed(error))
 
     async def _reply(self) -> str:

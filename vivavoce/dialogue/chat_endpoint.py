@@ -131,7 +131,9 @@ class _Request(threading.Thread):
             self._tell(error)
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             where = f"{self._connection.host}:{self._connection.port}"
-            self._tell(VivaError(f"the chat endpoint at {where} cannot be reached ({error})"))
+            failure = VivaError(f"the chat endpoint at {where} cannot be reached ({error})")
+            failure.__cause__ = error
+            self._tell(failure)
         finally:
             self._connection.close()
 
@@ -254,5 +256,5 @@ def _calls(delta: dict[str, Any]) -> list[ChatPiece]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{type(value).__name__} instead of text")
     return value

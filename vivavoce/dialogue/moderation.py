@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import logging
 import re
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -11,6 +12,9 @@ from typing import Protocol
 from urllib.error import URLError
 
 from vivavoce.errors import InputError, VivaError
+from vivavoce.log import log_failure
+
+logger = logging.getLogger(__name__)
 
 
 class Checker(Protocol):
@@ -37,6 +41,7 @@ class Moderation:
         try:
             return await asyncio.wait_for(self.checker.check(text), self.timeout)
         except (TimeoutError, VivaError, OSError) as error:
+            log_failure(logger, error, "moderation by %s failed", type(self.checker).__name__)
             return None if self.passes_on_failure else f"the check failed ({str(error) or 'no answer in time'})"
 
 

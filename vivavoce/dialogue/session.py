@@ -4,8 +4,8 @@
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,9 @@ from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.dialogue.timeline import OutputTimeline
 from vivavoce.dialogue.turns import LIKELY_END_MS
 from vivavoce.errors import InputError
+from vivavoce.log import log_failure
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,7 @@ class LiveConversation:
         try:
             text = await transcriber.transcribe(sound, RATE, self.settings.language)
         except Exception as error:  # whatever it raises costs the caption, not the conversation
+            log_failure(logger, error, "transcription of a turn failed")
             self._heard_words(item, error, True)
             return
         self._heard_words(item, text, True)
@@ -249,8 +253,10 @@ class LiveConversation:
     def _ask_words(self, watch: OverlapWatch, sound: Samples) -> None:
         async def ask() -> None:
             assert self._options.transcriber is not None
-            with suppress(Exception):  # without words it is decided by the sound
+            try:
                 watch.words = await self._options.transcriber.transcribe(sound, RATE, self.settings.language)
+            except Exception as error:  # without words it is decided by the sound
+                log_failure(logger, error, "transcription of an overlap failed")
 
         self._start(ask())
 

@@ -1,6 +1,7 @@
 """One reply on its way out: held until it is meant, checked, paced, and ended exactly once."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,6 +33,9 @@ from vivavoce.dialogue.moderation import Moderation
 from vivavoce.dialogue.pipeline import CallArguments, CallBegan, Ended, Piece, ReplyStream, Spoke, Wrote
 from vivavoce.dialogue.playback import Playback
 from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
+
+logger = logging.getLogger(__name__)
 
 PIECE_SECONDS = 0.08
 MOST_AHEAD_SECONDS = 0.4
@@ -145,8 +149,10 @@ class Speaking:
                     return
             self.end("failed", "the reply broke off")
         except VivaError as error:
+            log_failure(logger, error, "a reply failed")
             self.end("failed", str(error))
         except Exception as error:  # whatever a pipeline raises ends this reply, not the conversation
+            log_failure(logger, error, "a reply failed")
             self.end("failed", f"{type(error).__name__}: {error}")
 
     async def _take(self, piece: Piece) -> None:

@@ -5,6 +5,7 @@ item cut, added or taken out, other instructions), the sequence is rewound to wh
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from vivavoce.dialogue.pipeline import ReplyPlan, ReplyStream
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.sequence import rows_in_common
 from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Modality, Turn
 from vivavoce.models.speech_encoder_stream import SpeechStreamState
@@ -28,6 +30,8 @@ from vivavoce.pipelines.moss_speech_reply import MossSpeechReply
 
 if TYPE_CHECKING:
     from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+
+logger = logging.getLogger(__name__)
 
 REPLY_ROOM = 256  # rows left for a reply when the past is compacted
 HEARD_TOGETHER = 3  # codes of a turn that are made at once: what is left of it is heard when it is likely over
@@ -119,7 +123,8 @@ class MossSpeechMind:
         while (work := await self._orders.get()) is not None:
             try:
                 await work()
-            except Exception:  # whatever it was, later orders must still be done
+            except Exception as error:  # later orders must still be done
+                log_failure(logger, error, "an order of a conversation failed; its sequence is given up")
                 # The sequence may not be as it should; the next order that needs it makes it anew, or its reply fails.
                 await self._give_up_sequence()
 
@@ -180,6 +185,7 @@ class MossSpeechMind:
             rows = rows + head
             await reply.begin(self._sequence, rows_in_common(self._rows, rows), rows, codes)
         except Exception as error:  # the reply fails, the conversation goes on
+            log_failure(logger, error, "a reply could not begin")
             reply.fail(error)
 
     async def _adopt(self, reply: MossSpeechReply, turn: str | None) -> None:

@@ -1,6 +1,7 @@
 """One reply of MOSS-Speech: rows of the language model gathered into chunks, and chunks made into sound."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from vivavoce.engine.reply import Reply
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import AUDIO, TEXT
 from vivavoce.models.moss_speech_codec import VOICE_RATE
@@ -26,6 +28,8 @@ from vivavoce.pipelines.moss_speech_captions import Captions
 
 if TYPE_CHECKING:
     from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+
+logger = logging.getLogger(__name__)
 
 MOST_UNREAD_ROWS = 24
 HELD_URGENCY = 0.1  # seconds: somebody's turn is likely over, but nobody hears a gap yet
@@ -150,6 +154,7 @@ class MossSpeechReply:
             is_whole = reply.finish == "stop" or self._is_whole
             await self._pieces.put(Ended("completed" if is_whole else "max_output_tokens"))
         except Exception as error:  # torch's errors too: the reply fails, the conversation goes on
+            log_failure(logger, error, "a reply failed")
             await self._pieces.put(failed(error))
 
     async def _write(self, reply: Reply) -> None:

@@ -1,11 +1,16 @@
 """What a plain iterator makes on a thread of its own, read on the event loop as it comes."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
+
+from vivavoce.log import log_failure
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 MOST_WAITING = 16
@@ -36,6 +41,8 @@ async def on_a_thread(make: Callable[[], Iterator[Item]], most_waiting: int = MO
                     return
             tell(_Over())
         except Exception as error:
+            if is_left.is_set():
+                log_failure(logger, error, "an iterator failed after its reader had left")
             tell(_Over(error))
 
     threading.Thread(target=work, name="viva-iterator", daemon=True).start()

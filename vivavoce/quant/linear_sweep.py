@@ -3,6 +3,7 @@
 Candidates are compiled first, side by side in processes of their own; what they make stays in Triton's cache on disk.
 """
 
+import logging
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +19,8 @@ from vivavoce.nn.kernels import Tile, tile_name
 from vivavoce.nn.quantised_linear import CudaLinear
 from vivavoce.nn.quantised_weight import QuantisedWeight
 from vivavoce.quant.random_model import DEVIATION, random_weight
+
+logger = logging.getLogger(__name__)
 
 COMPILERS = 12
 Weight = Tensor | QuantisedWeight
@@ -88,6 +91,7 @@ def _compile(share: list[Candidate]) -> None:
         try:
             _product(candidate, candidate.layer.weight(device))(x)
         except Exception as error:  # a tile too large for the processor is no news; measuring it will say so again
+            logger.debug("%s failed", candidate, exc_info=True)
             print(f"{candidate}: {type(error).__name__}", flush=True)
 
 
@@ -104,6 +108,7 @@ def sweep(
             taken = seconds([_product(candidate, weight) for weight in weights], x)
             tried.append((1e6 * taken, candidate.tile))
         except Exception as error:
+            logger.debug("%s failed", candidate, exc_info=True)
             print(f"{candidate}: {type(error).__name__}", flush=True)
     tried.sort(key=lambda pair: pair[0])
     return (tried[0][1] if tried else None), [(round(taken, 1), tile) for taken, tile in tried]

@@ -8,6 +8,7 @@ under a cap on memory (24 GB unless said otherwise). A prompt is read and whole 
 import argparse
 import gc
 import json
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from vivavoce.nn.quantised_weight import Scheme
 from vivavoce.quant.linear_bench import SMALL, able
 from vivavoce.quant.plan import DRIVER, ROWS_A_MINUTE, Fit, byte_count, codec_parts, plan
 from vivavoce.quant.random_model import random_moss_speech
+
+logger = logging.getLogger(__name__)
 
 PROMPT_ROWS = 512
 BATCHES = (1, 8)
@@ -81,6 +84,7 @@ def _filled(
         if is_cuda:
             found["peak_gb"] = (torch.cuda.max_memory_reserved(place.index) + DRIVER) / 1e9
     except Exception as error:
+        logger.debug("the memory check failed", exc_info=True)
         found["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     finally:
         model = engine = codec = None  # type: ignore[assignment]

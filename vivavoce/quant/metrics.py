@@ -5,6 +5,7 @@ All from other projects' packages, none of which fetches anything: `visqol-pytho
 """
 
 import importlib.util
+import logging
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.audio.sound import Sound
+
+logger = logging.getLogger(__name__)
 
 RATE = 16_000
 SHORTEST = 0.6  # seconds; less is too little for any of them
@@ -61,6 +64,7 @@ def _judged(judge: Callable[[Any, Any], float], one: NDArray[np.float64], two: N
             warnings.simplefilter("ignore")
             return float(judge(one, two))
     except Exception:  # each of them fails in its own way on silence and on very short sounds
+        logger.debug("a metric failed", exc_info=True)
         return None
 
 

@@ -4,6 +4,7 @@
 """
 
 import json
+import logging
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,6 +37,8 @@ from vivavoce.quant.subjects import SUBJECTS, Lesson, Subject
 from vivavoce.quant.voices import Said, Voice, code_agreement, voice_of
 from vivavoce.recognition.moonshine import Moonshine
 from vivavoce.train.front_desk import judge, normalise
+
+logger = logging.getLogger(__name__)
 
 FLOAT, QUANTISED = "float", "quantised"
 PAIRS_KEPT = 3
@@ -186,6 +189,7 @@ def _transcripts(folders: dict[str, Path], items: Sequence[Spoken]) -> Figures:
         try:
             each = misheard(folder, items)
         except Exception as error:  # a bare checkpoint has no tokenizer to write with
+            logger.debug("transcripts cannot be compared", exc_info=True)
             return {"transcripts": {"why_not": str(error)}}
         rates[name] = sum(wrong for wrong, _ in each) / max(1, sum(of for _, of in each))
     return {"transcripts": {"wer": rates, "recordings": len(each)}}

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.errors import MissingDependencyError, VivaError
+from vivavoce.log import log_failure
 from vivavoce.server.answers import error_answer, json_answer
 from vivavoce.server.audio_api import SpeechApi, SpeechMaker, Transcriber, TranscriptionApi
 from vivavoce.server.auth import Caller, Keys, check_place, key_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.websockets import WebSocket
 
-log = logging.getLogger("vivavoce.server")
+logger = logging.getLogger(__name__)
 
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -113,7 +114,8 @@ def uvicorn_config(app: "Starlette", options: ServerOptions) -> Any:
         timeout_graceful_shutdown=5,
         access_log=False,
         server_header=False,
-        log_level="warning",  # its lines of connections would hold their queries,
+        log_config=None,  # its loggers have no handlers of their own: their records go where ours go
+        log_level="warning",  # its lines of connections would hold their queries
     )
 
 
@@ -138,12 +140,13 @@ class Server:
         """Watch over the sessions while the server runs."""
         lasting = (self.sessions.sweep(), self.sessions.upkeep.run(), self.metrics.watch_loop())
         tasks = [asyncio.create_task(each) for each in lasting]
-        yield
-        await self.sessions.close()
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        with self.metrics.counting_exceptions():
+            yield
+            await self.sessions.close()
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     def routes(self) -> list[Any]:
         """Everything that has an address."""
@@ -199,15 +202,17 @@ class Server:
                 check_place(request.headers, self.options)
                 return await answer(request, self.keys.admit(key_of(request.headers)))
             except WireError as error:
+                logger.debug("%s was refused: %s", _route(request), error.code)
                 return error_answer(error)
             except VivaError as error:
+                log_failure(logger, error, "%s was refused", _route(request))
                 return error_answer(WireError(str(error)))
             except HTTPException as error:
                 return refusal(request, error)
             except ClientDisconnect:  # in the middle of its body; nobody reads the answer
                 return error_answer(WireError("the body ended too soon", "incomplete_body"))
             except Exception as error:
-                log.exception("%s failed", request.url.path)
+                log_failure(logger, error, "%s failed", _route(request))
                 message = f"the request could not be handled: {type(error).__name__}"
                 return error_answer(WireError(message, "internal_error", status=500, kind="server_error"))
 
@@ -251,6 +256,11 @@ class Server:
         return list(
             {card["id"]: card for card in cards}.values()
         )  # a server without conversations has the others alone
+
+
+def _route(request: "Request") -> str:
+    """Which handler it is; the path itself is the client's text."""
+    return f"{request.method} {getattr(request.scope.get('route'), 'path', '?')}"
 
 
 def _wire_card(card: ModelCard, kind: str) -> dict[str, Any]:

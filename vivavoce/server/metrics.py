@@ -1,10 +1,12 @@
 """Figures for Prometheus: sessions, latencies, missed deadlines, underruns, the event loop's lag, the host's own."""
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vivavoce.errors import MissingDependencyError
@@ -63,7 +65,23 @@ class Metrics:
             buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5),
             **common,
         )
+        self.exceptions = prometheus.Counter(
+            "exceptions", "Exceptions that were logged, by logger.", ["where"], **common
+        )
         self.registry.register(_HostGauges(host))
+
+    @contextmanager
+    def counting_exceptions(self) -> Iterator[None]:
+        """Count the exceptions that are logged by the package, the event loop and uvicorn."""
+        counter = _ExceptionCounter(self.exceptions)
+        loggers = [logging.getLogger(name) for name in ("vivavoce", "asyncio", "uvicorn")]
+        for logger in loggers:
+            logger.addHandler(counter)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(counter)
 
     def sound_sent(self, schedule: Schedule) -> None:
         """All sound of a reply went out."""
@@ -96,6 +114,18 @@ class Metrics:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _ExceptionCounter(logging.Handler):
+    """Counts records that carry an exception, from warnings upwards: below, they are no faults."""
+
+    def __init__(self, counter: Any) -> None:
+        super().__init__(logging.WARNING)
+        self._counter = counter
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[0] is not None:
+            self._counter.labels(record.name).inc()
 
 
 class _HostGauges:

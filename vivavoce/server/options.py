@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from vivavoce.errors import InputError
+from vivavoce.log import LogFormat, LogLevel
 
 MEBIBYTE = 1 << 20
 
@@ -47,6 +48,8 @@ class ServerOptions:
     """The same for WebRTC, whose own clock paces the packets."""
     call_piece_ms: int = 20
     ice_servers: tuple[str, ...] = ()
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
     log_content: bool = False
     """Only for finding faults: the events, without their sound, go to the log."""
 

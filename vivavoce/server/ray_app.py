@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.errors import CapacityError, MissingDependencyError
+from vivavoce.log import configure
 from vivavoce.server.ray_options import FleetOptions, PoolOptions
 from vivavoce.server.ray_policy import SessionPolicy
 from vivavoce.server.ray_replica import Replica
@@ -52,6 +53,7 @@ def application(options: FleetOptions) -> "Application":
     def asgi() -> Any:
         from vivavoce.server.ray_ingress import ingress_app
 
+        configure(options.server.log_level, options.server.log_format)
         desk = serve.get_deployment_handle("roll", serve.get_replica_context().app_name)
         return ingress_app(options, FarRoll(desk))
 

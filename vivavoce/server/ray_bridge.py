@@ -15,7 +15,7 @@ from vivavoce.server.wire_error import WireError
 if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
-log = logging.getLogger("vivavoce.server")
+logger = logging.getLogger(__name__)
 
 Wire = dict[str, Any]
 LOST = {1006, 1012}  # the replica broke, or stops: not how a session ends by itself
@@ -135,7 +135,7 @@ class Bridge:
         try:
             self._upstream = await self._doors.restore(self.held, {last.replica.replica})
         except (WireError, ConnectionError, TimeoutError):  # there is no room elsewhere: it stays as long as it may
-            log.info("session %s stays at %s", self.held.ledger.id, last.replica.replica)
+            logger.info("session %s stays at %s", self.held.ledger.id, last.replica.replica)
         else:
             self._doors.figures["moved"] += 1
             await last.socket.close()
@@ -145,7 +145,7 @@ class Bridge:
         """The replica is lost: the client is told, what was under way ends, and the session is opened again."""
         self._is_seated.clear()
         gone = self._upstream.replica
-        log.warning("session %s: replica %s is lost", self.held.ledger.id, gone.replica)
+        logger.warning("session %s: replica %s is lost", self.held.ledger.id, gone.replica)
         await self._doors.lost(gone)
         message = "the replica that held this session is lost; the session goes on at another, the reply under way ends"
         error = WireError(message, "replica_lost", kind="server_error").as_error()
@@ -189,5 +189,7 @@ class Bridge:
         return code
 
     async def _close(self, code: int, reason: str) -> None:
-        with contextlib.suppress(Exception):  # the client may be gone too
+        try:
             await self._websocket.close(code, reason[:120])
+        except Exception:  # the client may be gone too
+            logger.debug("session %s: the socket could not be closed", self.held.ledger.id, exc_info=True)

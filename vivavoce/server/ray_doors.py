@@ -15,7 +15,7 @@ from vivavoce.server.wire_error import WireError
 if TYPE_CHECKING:
     from aiohttp import ClientSession, ClientWebSocketResponse
 
-log = logging.getLogger("vivavoce.server")
+logger = logging.getLogger(__name__)
 
 Wire = dict[str, Any]
 HEARTBEAT_SECONDS = 6.0  # a replica whose machine is gone is missed after one and a half
@@ -158,7 +158,7 @@ class Doors:
                 upstream = await self.connect(replica, asked.query, asked.protocols, asked.bound)
                 greeting = await upstream.next()
             except (ConnectionError, TimeoutError) as error:
-                log.warning("replica %s takes no session: %s %s", replica.replica, type(error).__name__, error)
+                logger.warning("replica %s takes no session: %s", replica.replica, type(error).__name__)
                 avoid = avoid | {replica.replica}
                 continue
             if greeting["type"] == "session.created":

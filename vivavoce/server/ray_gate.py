@@ -1,9 +1,11 @@
 """Who may come to a fleet: keys, browser keys that every ingress knows, and how often an address may open a session."""
 
 import hashlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
 from vivavoce.server.answers import error_answer
 from vivavoce.server.app import Answer, Handler
 from vivavoce.server.auth import BROWSER_KEY, Caller, Keys, check_place, key_of
@@ -16,6 +18,8 @@ from vivavoce.server.wire_error import WireError
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+
+logger = logging.getLogger(__name__)
 
 
 class Gate:
@@ -52,6 +56,7 @@ class Gate:
             except WireError as error:
                 return error_answer(error)
             except VivaError as error:
+                log_failure(logger, error, "a request was refused")
                 return error_answer(WireError(str(error)))
 
         return guarded

@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from vivavoce.server.wire_error import WireError
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.websockets import WebSocket
+
+logger = logging.getLogger(__name__)
 
 Wire = dict[str, Any]
 LOOK_SECONDS = 0.25  # how often the ingress looks who is to go
@@ -184,7 +187,8 @@ class Ingress:
             self._held = {id: held for id, held in self._held.items() if held.ends_at is None or held.ends_at > now}
             try:
                 fleet = await self.roll.fleet()
-            except Exception:  # the roll is being restarted
+            except Exception:  # it is being restarted
+                logger.warning("the replica registry does not answer", exc_info=True)
                 continue
             leaving = {each.replica for each in fleet if each.is_draining}
             for bridge in self._bridges:

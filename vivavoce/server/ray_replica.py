@@ -13,12 +13,13 @@ from importlib import import_module
 from typing import Any
 
 from vivavoce.errors import CapacityError, InputError
+from vivavoce.log import configure
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.ray_options import PoolOptions
 from vivavoce.server.ray_pools import with_pools
 from vivavoce.server.ray_roll import FarRoll, Report
 
-log = logging.getLogger("vivavoce.server")
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25  # how often a replica looks how full it is; the roll is told at once where that changed
 HEARTBEAT_SECONDS = 1.0
@@ -72,6 +73,7 @@ class Replica:
         import ray
         from ray import serve
 
+        configure(options.log_level, options.log_format)
         self.role, self.pool, self._roll, self._drain_seconds = role, pool, FarRoll(desk), drain_seconds
         self.name = serve.get_replica_context().replica_id.unique_id
         self.key = secrets.token_urlsafe(32)
@@ -161,7 +163,7 @@ class Replica:
         try:
             await self._roll.report(report)
         except Exception:  # a roll that is being restarted; the next report comes soon
-            log.warning("replica %s could not report", self.name)
+            logger.warning("replica %s could not report", self.name, exc_info=True)
 
 
 def named(path: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from vivavoce.dialogue.interface import Conversation
 from vivavoce.errors import CapacityError, VivaError
+from vivavoce.log import log_failure
 from vivavoce.server.client_events import ClientEvents
 from vivavoce.server.configuration import Configuration
 from vivavoce.server.host import Host
@@ -25,7 +26,7 @@ from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_json import parsed
 from vivavoce.server.wire_legacy import modern_event
 
-log = logging.getLogger("vivavoce.server")
+logger = logging.getLogger(__name__)
 
 Wire = dict[str, Any]
 OBJECTS = {"realtime": "realtime.session", "transcription": "realtime.transcription_session"}
@@ -106,7 +107,7 @@ class RealtimeSession:
         try:
             await self.teller.run()
         except Exception as error:
-            log.exception("session %s failed", self.id)
+            log_failure(logger, error, "session %s failed", self.id)
             message = f"the session failed: {type(error).__name__}"
             self.tell_error(WireError(message, "session_failed", kind="server_error"))
             await self.conversation.close()
@@ -164,7 +165,7 @@ class RealtimeSession:
             return
         numbered = self.journal.append(event)
         if self.options.log_content:
-            log.info("%s → %s", self.id, json.dumps(numbered, ensure_ascii=False))
+            logger.info("%s → %s", self.id, json.dumps(numbered, ensure_ascii=False))
         for connection, cursor in list(self.connections.items()):
             if cursor.pending_bytes > self.options.most_pending_bytes:
                 self.metrics.dropped.labels("unread").inc()
@@ -216,15 +217,18 @@ class RealtimeSession:
         try:
             await handling
         except WireError as error:
+            logger.debug("session %s: a client event was refused: %s", self.id, error.code)
             self.tell_error(error, event_id())
         except CapacityError as error:
+            log_failure(logger, error, "session %s: a client event was refused", self.id)
             self.tell_error(WireError(str(error), "capacity", kind="server_error"), event_id())
         except VivaError as error:
+            log_failure(logger, error, "session %s: a client event was refused", self.id)
             self.tell_error(WireError(str(error)), event_id())
         except RecursionError:
             self.tell_error(WireError("the event is nested too deeply", "invalid_json"), event_id())
         except Exception as error:
-            log.exception("session %s: a client event failed", self.id)
+            log_failure(logger, error, "session %s: a client event failed", self.id)
             message = f"the event could not be handled: {type(error).__name__}"
             self.tell_error(WireError(message, "internal_error", kind="server_error"), event_id())
 
@@ -240,7 +244,7 @@ class RealtimeSession:
             raise WireError(f"event_id must be a text of at most {LONGEST_EVENT_ID} characters", param="event_id")
         if self.options.log_content:
             shown = {name: value for name, value in event.items() if name != "audio"}
-            log.info("%s ← %s", self.id, json.dumps(shown, ensure_ascii=False))
+            logger.info("%s ← %s", self.id, json.dumps(shown, ensure_ascii=False))
         return modern_event(event)
 
     def _new_teller(self, track: Speaker | None) -> Teller:

@@ -15,7 +15,7 @@ from vivavoce.server.telling import Speaker
 from vivavoce.server.upkeep import Upkeep
 from vivavoce.server.wire_error import WireError
 
-log = logging.getLogger("vivavoce.server")
+logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.5
 RETRY_AFTER_SECONDS = 5
@@ -54,7 +54,7 @@ class Sessions:
         session.on_closed.append(lambda: self._closed(session))
         self.metrics.opened.labels(transport).inc()
         self.metrics.sessions.set(len(self))
-        log.info("session %s opened over %s", session.id, transport)
+        logger.info("session %s opened over %s", session.id, transport)
         return session
 
     def find(self, id: str) -> RealtimeSession | None:
@@ -121,7 +121,7 @@ class Sessions:
         if self._sessions.pop(session.id, None) is not None:
             self.metrics.sessions.set(len(self))
             self.upkeep.session_ended(session)
-            log.info("session %s closed", session.id)
+            logger.info("session %s closed", session.id)
 
     def _refusal(self, message: str, code: str, status: int) -> WireError:
         self.metrics.refused.labels(code).inc()

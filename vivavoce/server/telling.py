@@ -1,6 +1,7 @@
 """What a conversation tells, as events of the protocol in its order."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,12 +9,15 @@ from typing import Any, Protocol
 
 from vivavoce.dialogue import interface as said
 from vivavoce.errors import InputError, VivaError
+from vivavoce.log import log_failure
 from vivavoce.server.lane import Lane, Piece
 from vivavoce.server.metrics import Metrics, TurnClock
 from vivavoce.server.pacing import Schedule
 from vivavoce.server.tracing import Span, new_span
 from vivavoce.server.wire_items import wire_item
 from vivavoce.server.wire_reply import WireReply
+
+logger = logging.getLogger(__name__)
 
 Wire = dict[str, Any]
 CLIENT_CUTS_SECONDS = 0.2  # in which a client that stops playing by itself has said how far it was
@@ -142,6 +146,7 @@ class Teller:
         try:
             self.speaker.say(reply, piece)
         except VivaError as error:
+            log_failure(logger, error, "sound of a reply could not be sent")
             self._warned(said.Warned("sound_lost", f"a piece of the reply's sound could not be sent: {error}"))
 
     def heard(self, reply: str, milliseconds: int) -> None:

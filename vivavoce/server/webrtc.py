@@ -16,7 +16,7 @@ from vivavoce.server.realtime_session import Opening, RealtimeSession
 from vivavoce.server.sessions import Sessions
 from vivavoce.server.wire_error import WireError
 
-log = logging.getLogger("vivavoce.server")
+logger = logging.getLogger(__name__)
 
 LONGEST_MESSAGE = 200_000  # what every browser takes on a data channel
 MOST_BUFFERED = 1 << 20
@@ -49,6 +49,7 @@ class Call:
                 await self.peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
                 await self.peer.setLocalDescription(await self.peer.createAnswer())
         except Exception as error:
+            logger.info("an SDP offer could not be answered: %s", type(error).__name__)
             raise WireError(f"the SDP offer cannot be answered: {error}", "invalid_sdp", "sdp") from error
         self._start(self._watch())
         return str(self.peer.localDescription.sdp)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from vivavoce.log import log_failure
 from vivavoce.server.auth import Caller, offered_protocols
 from vivavoce.server.journal import Cursor
 from vivavoce.server.limits import Bucket
@@ -17,7 +18,7 @@ from vivavoce.server.wire_error import WireError
 if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
-log = logging.getLogger("vivavoce.server")
+logger = logging.getLogger(__name__)
 
 BINARY_PROTOCOLS = {"viva.raw": "raw", "viva.opus": "opus"}
 FAREWELL_SECONDS = 2.0
@@ -64,7 +65,8 @@ class SocketConnection:
                 return await self._say_goodbye(sender, cursor, *self._dropped.result())
             if receiver.done():
                 return receiver.result()
-            log.error("session %s: sending failed", self._session.id, exc_info=sender.exception())
+            if (error := sender.exception()) is not None:
+                log_failure(logger, error, "session %s: sending failed", self._session.id)
             return await self._say_goodbye(sender, cursor, 1011, "an event could not be sent")
         finally:
             for task in (sender, receiver):
@@ -117,9 +119,11 @@ class SocketConnection:
                 while cursor.pending_bytes and not sender.done():
                     await asyncio.sleep(0.01)
         sender.cancel()
-        with contextlib.suppress(Exception):
+        try:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await self._websocket.close(code, reason)
+        except Exception:  # the client may be gone
+            logger.debug("session %s: the socket could not be closed", self._session.id, exc_info=True)
         return code
 
 
@@ -189,6 +193,8 @@ async def refuse(websocket: "WebSocket", error: WireError) -> None:
     """The protocol's error, then the code that tells clients whether to try again."""
     event = {"type": "error", "event_id": "event_refused", "error": error.as_error()}
     code = 1013 if error.status in (429, 503) else 1008
-    with contextlib.suppress(Exception):
+    try:
         await websocket.send_text(json.dumps(event))
         await websocket.close(code, str(error)[:120])
+    except Exception:  # the client may be gone
+        logger.debug("a refused socket could not be closed", exc_info=True)

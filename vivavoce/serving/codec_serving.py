@@ -1,6 +1,7 @@
 """A codec as a deployment of its own: what `pipelines/far_codec.py` asks is done here, and states are kept."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch
 from vivavoce import hub
 from vivavoce.device import pick
 from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.pipelines.codec_here import CodecHere
 from vivavoce.pipelines.far_codec import EAR, unpacked
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+logger = logging.getLogger(__name__)
 
 FORGOTTEN_SECONDS = 600.0  # a state that nobody went on from: its holder is gone
 
@@ -123,6 +127,7 @@ def codec_app(host: CodecHost, options: ServerOptions) -> "Starlette":
         except WireError as error:
             return PlainTextResponse(str(error), error.status)
         except VivaError as error:
+            log_failure(logger, error, "a job of the codec failed")
             return PlainTextResponse(str(error), 404)
 
     async def description(request: "Request") -> "Response":

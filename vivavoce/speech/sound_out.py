@@ -1,6 +1,7 @@
 """Sound that is still being made into a file, a pipe, or a player, in the format it is wanted in."""
 
 import io
+import logging
 import os
 import shutil
 import struct
@@ -18,6 +19,8 @@ from vivavoce.audio.live_resample import LiveResampler
 from vivavoce.audio.pcm import float_to_pcm16
 from vivavoce.audio.sound import downmix
 from vivavoce.errors import InputError, MissingDependencyError
+
+logger = logging.getLogger(__name__)
 
 Samples = NDArray[np.float32]
 FORMATS = ("wav", "flac", "mp3", "opus", "pcm")
@@ -213,6 +216,7 @@ def _device_stream(rate: int, channels: int) -> Any:
         stream = sounddevice.OutputStream(samplerate=rate, channels=channels, dtype="float32")
         stream.start()
     except Exception:  # not installed, or no loudspeaker: libraries differ in how they say so
+        logger.debug("sounddevice cannot play here", exc_info=True)
         return None
     return stream
 
