@@ -139,7 +139,7 @@ class Doors:
                     max_msg_size=0,
                 )
         except aiohttp.ClientError as error:
-            raise ConnectionResetError(f"replica {replica.replica} does not answer: {error}") from error
+            raise ConnectionResetError(f"replica {replica.replica} does not answer: {type(error).__name__}") from error
         return Upstream(replica, socket)
 
     async def lost(self, replica: Report) -> None:
