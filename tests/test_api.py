@@ -13,7 +13,7 @@ from vivavoce.audio.buzz import buzz
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.pipelines.cascade_loading import CascadeParts
-from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend
 from vivavoce.speech import Speaker
 
 QUESTIONS = hub.BUNDLED / "questions"
@@ -36,7 +36,7 @@ def test_importing_the_package_loads_nothing_heavy():
 def test_a_model_is_loaded_as_what_its_files_say_it_is(parts, tmp_path):
     assert isinstance(vivavoce.load(parts.asr, "cpu"), WhisperTranscriber)
     assert isinstance(vivavoce.load(parts.tts, "cpu"), Speaker)
-    assert isinstance(vivavoce.load("mini-speech", "cpu"), MossSpeechPipeline)
+    assert isinstance(vivavoce.load("mini-speech", "cpu"), MossSpeechBackend)
     with pytest.raises(CheckpointError, match="says llama"):
         vivavoce.load(parts.chat, "cpu")
     with pytest.raises(CheckpointError, match="says nothing"):

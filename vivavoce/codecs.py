@@ -42,7 +42,7 @@ class Codec(Protocol):
         ...
 
 
-class MossSpeech:
+class MossSpeechFolderCodec:
     """One codebook; the sound is made anew by a voice: a recording's, or the first of those that the codec brings."""
 
     name = "moss-speech"
@@ -69,7 +69,7 @@ class MossSpeech:
         return self.decode(self.encode(sound), voice)
 
 
-class XY:
+class XYFolderCodec:
     """Eight codebooks of 1024; the sound is the speaker's own."""
 
     name = "xy-tokenizer"
@@ -92,7 +92,7 @@ class XY:
         return self.decode(self.encode(sound), voice)
 
 
-class Vocoder:
+class VocoderFolder:
     """BigVGAN: no codes, but sound made anew from its mel."""
 
     name = "bigvgan"
@@ -124,18 +124,18 @@ def open_codec(folder: str | Path, device: torch.device | str = "cpu") -> Codec:
     if (folder / "codec" / "flow").is_dir():  # a speech model that brings its codec, as the bundled one does
         folder = folder / "codec"
     if (folder / "flow").is_dir():
-        return MossSpeech(MossSpeechCodec.load(folder, device))
+        return MossSpeechFolderCodec(MossSpeechCodec.load(folder, device))
     config = folder / "config.json"
     said = read_config(config, "codec") if config.is_file() else {}
     if "upsample_rates" in said:
-        return Vocoder(BigVGAN.load(folder, device))
+        return VocoderFolder(BigVGAN.load(folder, device))
     if "model_type" in said:
         raise CheckpointError(
             f"{folder} holds a {said['model_type']!r} model; give MOSS-Speech-Codec, XY-Tokenizer or BigVGAN"
         )
     if not folder.exists():
         raise CheckpointError(f"{folder} does not exist; give the folder of a codec")
-    return XY(XYTokenizer.load(folder, device))
+    return XYFolderCodec(XYTokenizer.load(folder, device))
 
 
 @dataclass(frozen=True)

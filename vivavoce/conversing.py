@@ -31,7 +31,7 @@ from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError, VivaError
 from vivavoce.loading import load_speech
 from vivavoce.pipelines.cascade_loading import CascadeParts, LoadedCascade, load_cascade
-from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend
 
 RATE = 16_000
 Result = TypeVar("Result")
@@ -80,7 +80,7 @@ class Talk:
     """A conversation on a thread of its own. Use as `with`; asked from one thread."""
 
     def __init__(
-        self, pipeline: MossSpeechPipeline | LoadedCascade, settings: ConversationSettings | None = None
+        self, pipeline: MossSpeechBackend | LoadedCascade, settings: ConversationSettings | None = None
     ) -> None:
         self._pipeline, self._settings = pipeline, settings or ConversationSettings()
         self._loop = asyncio.new_event_loop()

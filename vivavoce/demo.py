@@ -39,7 +39,7 @@ from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.pipelines.cascade_loading import LoadedCascade
 from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 QUESTIONS = hub.BUNDLED / "questions"
 DEFAULT_QUESTION = "15-breakfast.opus"  # one that the miniature answers; `viva bench answer` asks them all
@@ -51,7 +51,7 @@ FOR_ONE = MossSpeechOptions(captioner="model", voices_together=2, warm_batches=(
 
 
 @dataclass
-class Heard:
+class DemoResult:
     """What one conversation told, with the time of each event on the clock of the microphone."""
 
     times: dict[str, float] = field(default_factory=dict)
@@ -89,12 +89,12 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Subject:
+class DemoSubject:
     """Who is asked: its pipeline, and what its stages cost by themselves afterwards, in figures and in words."""
 
     name: str
-    pipeline: MossSpeechPipeline | LoadedCascade
-    costs: Callable[[Sound, Heard], dict[str, float]]
+    pipeline: MossSpeechBackend | LoadedCascade
+    costs: Callable[[Sound, DemoResult], dict[str, float]]
     cost_line: Callable[[dict[str, Any]], str]
     settings: ConversationSettings = field(default_factory=ConversationSettings)
 
@@ -108,15 +108,15 @@ def run(
 ) -> dict[str, Any]:
     """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
 
-    def load() -> Subject:
+    def load() -> DemoSubject:
         pipeline = load_moss_speech(hub.resolve(model), device=device, options=FOR_ONE)
-        return Subject(model, pipeline, lambda question, _: _stage_costs(pipeline, question), _cost_line)
+        return DemoSubject(model, pipeline, lambda question, _: _stage_costs(pipeline, question), _cost_line)
 
     return demonstrate(load, wav, microphone, out)
 
 
 def demonstrate(
-    load: Callable[[], Subject], wav: Path | None, microphone: float | None, out: Path | None
+    load: Callable[[], DemoSubject], wav: Path | None, microphone: float | None, out: Path | None
 ) -> dict[str, Any]:
     """The same for anybody who can be asked."""
     question, expected = _question(wav, microphone)
@@ -157,14 +157,14 @@ def _record(seconds: float) -> Sound:
     return Sound(np.ascontiguousarray(taken[:, 0]), EAR_RATE)
 
 
-async def _ask(subject: Subject, question: Sound) -> tuple[Heard, float]:
+async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float]:
     """Play the question in real time; what came back, and when its last voiced sample was spoken."""
     samples = question.mono().resampled(EAR_RATE).samples[0]
     voiced_end = (np.flatnonzero(np.abs(samples) > QUIET * np.abs(samples).max())[-1] + 1) / EAR_RATE
     turn = TurnSettings(silence_duration_ms=TURN_SILENCE_MS)
     settings = replace(subject.settings, transcribe_input=True, turn=turn)
     pipeline = subject.pipeline
-    told = Heard(rate=pipeline.output_rate)
+    told = DemoResult(rate=pipeline.output_rate)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(pipeline)
         await (pipeline.warm_up(settings) if isinstance(pipeline, LoadedCascade) else pipeline.warm_up())
@@ -200,7 +200,7 @@ async def _play(conversation: LiveConversation, samples: Samples, begun: float, 
 
 
 @torch.no_grad()
-def _stage_costs(pipeline: MossSpeechPipeline, question: Sound) -> dict[str, float]:
+def _stage_costs(pipeline: MossSpeechBackend, question: Sound) -> dict[str, float]:
     """What each stage costs by itself, measured on the same question after the conversation."""
     codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
     begun = time.perf_counter()
@@ -231,7 +231,9 @@ def _stage_costs(pipeline: MossSpeechPipeline, question: Sound) -> dict[str, flo
     }
 
 
-def _report(told: Heard, voiced_end: float, costs: dict[str, float], about: dict[str, Any] | None) -> dict[str, Any]:
+def _report(
+    told: DemoResult, voiced_end: float, costs: dict[str, float], about: dict[str, Any] | None
+) -> dict[str, Any]:
     after = {name: (moment - voiced_end) * 1e3 for name, moment in told.times.items()}
     return {
         "heard": told.heard,

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from vivavoce.audio.sound import Sound
-from vivavoce.demo import Heard, Subject, demonstrate
+from vivavoce.demo import DemoResult, DemoSubject, demonstrate
 from vivavoce.dialogue.chat_endpoint import ChatModel, ChatText
 from vivavoce.dialogue.interface import ConversationSettings
 from vivavoce.errors import InputError
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.pipelines.cascade_loading import CascadeParts, LoadedCascade, load_cascade
 from vivavoce.pipelines.local_chat import LocalChat
-from vivavoce.pipelines.recogniser_ear import RecogniserEar
-from vivavoce.pipelines.speaker_voice import SpeakerVoice
+from vivavoce.pipelines.recogniser_ear import LocalRecogniser
+from vivavoce.pipelines.speaker_voice import TTSSynthesiser
 
 FRONT_DESK = """\
 You are the voice of the front desk of the Garden Hotel. Answer in one short sentence, and only from these facts:
@@ -42,27 +42,31 @@ def run(
     chosen = parts or CascadeParts()
     settings = ConversationSettings(instructions=FRONT_DESK)
 
-    def load() -> Subject:
+    def load() -> DemoSubject:
         cascade = load_cascade(chosen, device)
-        if not (isinstance(cascade.ear, RecogniserEar) and isinstance(cascade.voice, SpeakerVoice)):
+        if not (isinstance(cascade.ear, LocalRecogniser) and isinstance(cascade.voice, TTSSynthesiser)):
             raise InputError("a demo measures each part where it is; name models for ear and voice, not addresses")
         name = f"{chosen.asr} → {chosen.chat} → {chosen.tts}"
 
-        def costs(question: Sound, told: Heard) -> dict[str, float]:
+        def costs(question: Sound, told: DemoResult) -> dict[str, float]:
             return _stage_costs(cascade, question, told)
 
-        return Subject(name, cascade, costs, _cost_line, settings)
+        return DemoSubject(name, cascade, costs, _cost_line, settings)
 
     return demonstrate(load, wav, microphone, out)
 
 
-def _stage_costs(cascade: LoadedCascade, question: Sound, told: Heard) -> dict[str, float]:
+def _stage_costs(cascade: LoadedCascade, question: Sound, told: DemoResult) -> dict[str, float]:
     """What each stage costs by itself, measured on the same question after the conversation."""
-    assert isinstance(cascade.ear, RecogniserEar)
-    assert isinstance(cascade.voice, SpeakerVoice)
+    assert isinstance(cascade.ear, LocalRecogniser)
+    assert isinstance(cascade.voice, TTSSynthesiser)
     samples = torch.from_numpy(question.mono().resampled(cascade.input_rate).samples[0])
     begun = time.perf_counter()
-    list(cascade.ear.listener.segments(samples, Wish(padding="trim", timestamps=False, temperatures=(0.0,))))
+    list(
+        cascade.ear.listener.segments(
+            samples, TranscriptionOptions(padding="trim", timestamps=False, temperatures=(0.0,))
+        )
+    )
     ear = time.perf_counter() - begun
     first_words, thinking = asyncio.run(_thinking(cascade.chat, told.heard))
     begun = time.perf_counter()

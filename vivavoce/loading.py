@@ -10,22 +10,22 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import CheckpointError
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.pipelines.far_codec import FarCodec
+from vivavoce.pipelines.far_codec import RemoteCodec
 from vivavoce.pipelines.loading import CODEC_FOLDER, load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
 from vivavoce.recognition import load_transcriber
 from vivavoce.speech.interface import SpeechModel
 from vivavoce.speech.loading import KINDS as SPEECH_KINDS
 from vivavoce.speech.loading import open_speech_model
 
-Model = MossSpeechPipeline | SpeechModel | WhisperTranscriber | Codec
+Model = MossSpeechBackend | SpeechModel | WhisperTranscriber | Codec
 SPEECH_TO_SPEECH, RECOGNITION = "moss_speech", "whisper"
 
 
 def load(name: str | Path, device: str = "auto", *, codec: str | None = None, voice: Path | None = None) -> Model:
     """A model by bundled name, folder or hub id, ready to use.
 
-    A speech-to-speech model is a `MossSpeechPipeline`, a text-to-speech model a `SpeechModel`, a Whisper a
+    A speech-to-speech model is a `MossSpeechBackend`, a text-to-speech model a `SpeechModel`, a Whisper a
     `WhisperTranscriber`, a codec a `Codec`. `codec` and `voice` are for a speech-to-speech model that carries none.
     """
     folder = hub.resolve(str(name))
@@ -45,12 +45,12 @@ def load(name: str | Path, device: str = "auto", *, codec: str | None = None, vo
 def load_speech(
     name: str,
     device: str = "auto",
-    codec: str | FarCodec | None = None,
+    codec: str | RemoteCodec | None = None,
     voice: Path | None = None,
     options: MossSpeechOptions | None = None,
     dtype: str = "auto",
     limits: EngineLimits | None = None,
-) -> MossSpeechPipeline:
+) -> MossSpeechBackend:
     """A speech-to-speech model with the codec it carries, the one that is named, or the one it was published with."""
     folder, known = hub.resolve(name), hub.known(name)
     if codec is None and known is not None and not (folder / CODEC_FOLDER).is_dir():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vivavoce.audio.sound import Sound
-from vivavoce.bench.answer import Answer, Asked, _figures, _teacher_heard, _word_error_rates
+from vivavoce.bench.answer import AskedQuestion, ScoredAnswer, _figures, _teacher_heard, _word_error_rates
 from vivavoce.train.front_desk import Exchange
 
 SILENCE = Sound(np.zeros(16_000, np.float32), 16_000)
@@ -20,7 +20,7 @@ class Deaf:
 
 
 def _answer(exchange, meant, said, is_right):
-    return Answer(Asked(exchange, "flite-awb-1.0", SILENCE), meant, said, SILENCE, is_right, 0.5)
+    return ScoredAnswer(AskedQuestion(exchange, "flite-awb-1.0", SILENCE), meant, said, SILENCE, is_right, 0.5)
 
 
 ANSWERS = [

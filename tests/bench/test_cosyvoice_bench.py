@@ -5,10 +5,10 @@ import json
 import torch
 
 from tests.models.tiny_cosyvoice import write_folder
-from vivavoce.bench.cosyvoice import Bench, Part, _or_error, run
-from vivavoce.bench.cosyvoice_shapes import Setup
+from vivavoce.bench.cosyvoice import Bench, TimedPart, _or_error, run
+from vivavoce.bench.cosyvoice_shapes import CosyVoiceBenchSetup
 from vivavoce.bench.tts import NamedModel
-from vivavoce.bench.tts_contenders import Setup as TTSSetup
+from vivavoce.bench.tts_contenders import TTSBenchSetup as TTSSetup
 from vivavoce.device import pick
 
 
@@ -23,11 +23,11 @@ def test_every_section_is_measured_and_written(tmp_path):
 
 
 def test_a_part_is_told_beside_its_floors():
-    bench = Bench(Setup(pick("cpu"), torch.float32, tiny=True), rounds=1)
+    bench = Bench(CosyVoiceBenchSetup(pick("cpu"), torch.float32, tiny=True), rounds=1)
     part = bench._flow_part(bench.speech, bench.plain, bench.voice, bandwidth=1e10)
     assert 0 < part.bytes_ms < part.ms
     assert 0 < part.flops_ms < part.ms
-    assert Part("x", "float32", 3.0, 1.0, 2.0, 0.1).over_floor == 1.5
+    assert TimedPart("x", "float32", 3.0, 1.0, 2.0, 0.1).over_floor == 1.5
 
 
 def test_the_bench_of_all_speech_models_takes_it_too(tmp_path, monkeypatch):

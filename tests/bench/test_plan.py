@@ -17,8 +17,8 @@ from vivavoce.bench.plan_figures import (
     METHODS,
     MOSS_SPEECH,
     Curve,
-    Question,
-    Talk,
+    QuestionLoad,
+    TalkPattern,
     read_measured,
 )
 from vivavoce.bench.plan_fleet import Fleet, Region
@@ -64,7 +64,7 @@ def test_memory_is_reckoned_as_the_bench_saw_it():
     first = serve["runs"][0]
     level = next(level for level in first["levels"] if level["sessions"] == 64)
     rows = round(136 / 64 * (12.5 * (first["question_seconds"] + first["reply_seconds"]) + 96))  # the bench's own cache
-    everybody = Question(context=rows, talk=Talk(user_share=0.0, machine_share=1.0))
+    everybody = QuestionLoad(context=rows, talk=TalkPattern(user_share=0.0, machine_share=1.0))
     assert load_of(everybody, 64).memory == pytest.approx(level["memory_bytes"], rel=0.1)
 
 
@@ -74,16 +74,16 @@ def test_a_curve_goes_through_its_points_and_on():
 
 
 def test_more_history_leaves_room_for_fewer_and_smaller_weights_for_more():
-    by_context = [most_by_memory(Question(context=rows)) for rows in (1024, 4096, 16384)]
+    by_context = [most_by_memory(QuestionLoad(context=rows)) for rows in (1024, 4096, 16384)]
     assert by_context == sorted(by_context, reverse=True) and by_context[0] > by_context[-1] > 0
-    fourth = [row["context_rows"] for row in fits(ACCELERATORS["RTX4090"], Question())]
+    fourth = [row["context_rows"] for row in fits(ACCELERATORS["RTX4090"], QuestionLoad())]
     methods = dict(zip(METHODS, fourth, strict=True))
     assert methods["bf16"] < methods["int8"] < methods["int4"] < methods["int4+kv8"]
     assert methods["int8"] == methods["fp8"]
 
 
 def test_the_most_is_what_fits_and_one_more_does_not():
-    question = Question(context=4096)
+    question = QuestionLoad(context=4096)
     most = plan(question)["most_sessions"]
     assert load_of(question, most).busy <= question.busy < load_of(question, most + 1).busy or (
         load_of(question, most).memory <= question.card.memory < load_of(question, most + 1).memory
@@ -93,9 +93,9 @@ def test_the_most_is_what_fits_and_one_more_does_not():
 
 def test_what_does_not_fit_is_said_so():
     small = replace(ACCELERATORS["RTX4090"], memory=16e9)
-    planned = plan(Question(card=small, sessions=10))
+    planned = plan(QuestionLoad(card=small, sessions=10))
     assert planned["most_sessions"] == 0 and planned["cards"] is None and planned["breaks_first"] == "nothing fits"
-    assert [row["fits"] for row in fits(small, Question())][:2] == [False, True]
+    assert [row["fits"] for row in fits(small, QuestionLoad())][:2] == [False, True]
 
 
 @pytest.mark.parametrize(("calls", "places", "blocked"), [(1.0, 1, 0.5), (10.0, 10, 0.2146), (100.0, 117, 0.0098)])
@@ -226,6 +226,6 @@ def test_what_cannot_be_planned_is_one_clear_line(arguments, word):
 
 
 def test_a_plan_without_a_day_has_no_plot(tmp_path):
-    save({"plan": plan(Question())}, tmp_path)
+    save({"plan": plan(QuestionLoad())}, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
     assert math.isfinite(json.loads((tmp_path / "plan.json").read_text())["plan"]["voice_to_voice_ms"])

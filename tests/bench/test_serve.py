@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vivavoce.bench import serve
-from vivavoce.bench.serve_parts import Load, WordTokenizer
+from vivavoce.bench.serve_parts import ServeLoad, WordTokenizer
 from vivavoce.dialogue.interface import ReplyAudio, ReplyDone, Usage
 from vivavoce.errors import InputError
 
@@ -78,7 +78,7 @@ async def test_silence_before_the_first_voice_is_part_of_the_wait_for_it():
 
 
 def test_an_engine_has_room_for_all_and_a_few_more():
-    load = Load(sessions=128, question_seconds=2.0, reply_seconds=60.0)
+    load = ServeLoad(sessions=128, question_seconds=2.0, reply_seconds=60.0)
     assert load.reply_rows == 750
     assert load.limits().cache_rows >= 128 * (25 + 750)
     assert load.limits().sequences_per_step > 128

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tests.models.nano_reference import NanoReference
 from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano, tiny_nano_codec
 from vivavoce.bench import tts
-from vivavoce.bench.tts_contenders import CONTENDERS, Setup
+from vivavoce.bench.tts_contenders import CONTENDERS, TTSBenchSetup
 from vivavoce.bench.tts_plain import PlainNano
 from vivavoce.cli import app
 from vivavoce.device import pick
@@ -50,7 +50,7 @@ def test_all_contenders_say_as_much(tmp_path):
 
 @pytest.mark.parametrize("name", ["plain", "float32"])
 def test_every_part_of_a_frame_is_measured(name):
-    speaks = CONTENDERS[name](Setup(pick("cpu"), "tiny", 5))
+    speaks = CONTENDERS[name](TTSBenchSetup(pick("cpu"), "tiny", 5))
     stages = speaks.stages()
     assert {"global", "local", "codec"} <= set(stages)
     for action in stages.values():

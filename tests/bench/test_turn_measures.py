@@ -3,9 +3,9 @@
 import pytest
 
 from tests.bench.turn_stage import Behaviour, Servers, material, played
-from vivavoce.bench.turn import Plan, measure
-from vivavoce.bench.turn_caller import Surroundings
-from vivavoce.bench.turn_scenes import Exchange, Scene, script
+from vivavoce.bench.turn import TurnPlan, measure
+from vivavoce.bench.turn_caller import CallEnvironment
+from vivavoce.bench.turn_scenes import Scene, ScriptedExchange, script
 
 
 def figures(behaviour, *scenes, turns=3, sessions=1, count=4):
@@ -13,7 +13,7 @@ def figures(behaviour, *scenes, turns=3, sessions=1, count=4):
     said, servers = material(count), Servers(behaviour)
     made_up = [scene for scene in scenes if isinstance(scene, Scene)]
     named = script(said, turns, [scene for scene in scenes if isinstance(scene, str)])
-    result, calls = played(measure(servers, Plan(said, [*named, *made_up], turns, sessions)))
+    result, calls = played(measure(servers, TurnPlan(said, [*named, *made_up], turns, sessions)))
     return result, calls, servers
 
 
@@ -96,8 +96,8 @@ def test_late_sound_is_underruns():
 
 
 def test_a_server_that_hears_its_own_echo_interrupts_itself():
-    exchanges = tuple(Exchange(question) for question in material(2).questions)
-    loud = Scene("loud echo", exchanges, Surroundings(echo_db=-3.0))
+    exchanges = tuple(ScriptedExchange(question) for question in material(2).questions)
+    loud = Scene("loud echo", exchanges, CallEnvironment(echo_db=-3.0))
     assert figures(Behaviour(), loud)[0]["totals"]["self_interruptions"] > 0
     assert figures(Behaviour(), "echo")[0]["totals"]["self_interruptions"] == 0  # too soft for what this server hears
     assert figures(Behaviour(stops_after=None), loud)[0]["totals"]["self_interruptions"] == 0

@@ -11,11 +11,11 @@ from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.sound import Sound
 from vivavoce.audio.voice_activity import speech_chances, voice_activity
 from vivavoce.bench.turn import session_of
-from vivavoce.bench.turn_caller import PACKET, Microphone, Surroundings
-from vivavoce.bench.turn_crosstalk import Answer, judge, sound_similarity
+from vivavoce.bench.turn_caller import PACKET, CallEnvironment, Microphone
+from vivavoce.bench.turn_crosstalk import SessionAnswer, judge, sound_similarity
 from vivavoce.bench.turn_measure import cut_at
 from vivavoce.bench.turn_network import AGAIN_SECONDS, Line, Way
-from vivavoce.bench.turn_player import HeardReply, Loudspeaker
+from vivavoce.bench.turn_player import Loudspeaker, PlayedReply
 from vivavoce.bench.turn_questions import gather, recorded
 from vivavoce.bench.turn_scenes import SCENES, script
 from vivavoce.bench.turn_sounds import (
@@ -42,7 +42,7 @@ def sound(seconds: float, value: float = 0.1) -> np.ndarray:
 
 
 def test_sound_is_heard_when_the_start_buffer_is_full():
-    reply = HeardReply("r", 0.0)
+    reply = PlayedReply("r", 0.0)
     reply.feed(1.0, sound(0.05))
     assert reply.heard_at(0) is None
     reply.feed(1.04, sound(0.05))
@@ -52,14 +52,14 @@ def test_sound_is_heard_when_the_start_buffer_is_full():
 
 
 def test_a_reply_shorter_than_the_buffer_is_heard_when_it_is_whole():
-    reply = HeardReply("r", 0.0)
+    reply = PlayedReply("r", 0.0)
     reply.feed(1.0, sound(0.05))
     reply.finish(1.2)
     assert reply.heard_at(0) == 1.2 and reply.ends() == pytest.approx(1.25) and reply.gaps == []
 
 
 def test_running_dry_is_a_gap_only_if_sound_follows():
-    reply = HeardReply("r", 0.0)
+    reply = PlayedReply("r", 0.0)
     reply.feed(1.0, sound(0.1))
     reply.feed(1.3, sound(0.1))
     assert reply.gaps == [pytest.approx(0.2)]
@@ -69,7 +69,7 @@ def test_running_dry_is_a_gap_only_if_sound_follows():
 
 
 def test_what_is_dropped_is_never_heard_and_what_follows_is():
-    reply = HeardReply("r", 0.0)
+    reply = PlayedReply("r", 0.0)
     reply.feed(1.0, sound(1.0))
     assert reply.drop(1.4, "speech_started")
     assert reply.position(1.4) == RATE  # the rest is gone
@@ -92,7 +92,7 @@ def test_a_second_reply_waits_for_the_first():
 
 
 def test_a_reply_the_caller_stopped_was_not_stopped_by_the_server():
-    reply = HeardReply("r", 0.0)
+    reply = PlayedReply("r", 0.0)
     reply.feed(1.0, sound(1.0))
     reply.drop(1.4, "bench")
     reply.status = "cancelled"
@@ -105,7 +105,7 @@ def test_a_reply_the_caller_stopped_was_not_stopped_by_the_server():
 def test_the_microphone_gives_every_sample_once_and_hears_the_loudspeaker():
     player = Loudspeaker()
     player.feed(0.0, "a", sound(2.0, 0.5))
-    microphone = Microphone(Surroundings(echo_db=-20.0, echo_delay=0.1), player)
+    microphone = Microphone(CallEnvironment(echo_db=-20.0, echo_delay=0.1), player)
     said = talk(0.5, seed=1)
     utterance = microphone.say(said, "question")
     taken = np.concatenate([microphone.packet() for _ in range(50)])
@@ -118,13 +118,13 @@ def test_the_microphone_gives_every_sample_once_and_hears_the_loudspeaker():
 
 
 def test_noise_lies_under_speech_by_what_was_asked():
-    microphone = Microphone(Surroundings(snr_db=10.0), Loudspeaker())
+    microphone = Microphone(CallEnvironment(snr_db=10.0), Loudspeaker())
     taken = np.concatenate([microphone.packet() for _ in range(500)])
     assert rms_dbfs(taken) == pytest.approx(SPEECH_DBFS - 10, abs=0.2)
 
 
 def test_lost_packets_are_silent():
-    microphone = Microphone(Surroundings(line=Line(loss=0.1)), Loudspeaker())
+    microphone = Microphone(CallEnvironment(line=Line(loss=0.1)), Loudspeaker())
     silent = sum(not microphone.packet().any() for _ in range(2000))
     assert 140 < silent < 260
     assert len(microphone.record) == 2000 and all(len(packet) == PACKET for packet in microphone.record)
@@ -271,17 +271,17 @@ def test_the_session_asked_for():
 
 
 def test_answers_are_told_apart_by_their_words():
-    known = {"a": Answer("a", "We open at nine."), "b": Answer("b", "Dogs are welcome, of course.")}
-    assert judge(Answer("a", "we open at nine"), known) == "own"
-    assert judge(Answer("a", "Dogs are welcome of course."), known) == "other"
-    assert judge(Answer("b", "Something else entirely"), known) == "unclear"
+    known = {"a": SessionAnswer("a", "We open at nine."), "b": SessionAnswer("b", "Dogs are welcome, of course.")}
+    assert judge(SessionAnswer("a", "we open at nine"), known) == "own"
+    assert judge(SessionAnswer("a", "Dogs are welcome of course."), known) == "other"
+    assert judge(SessionAnswer("b", "Something else entirely"), known) == "unclear"
 
 
 def test_answers_are_told_apart_by_their_sound():
     first, second = talk(2.0, seed=1), talk(2.0, seed=2)
-    known = {"a": Answer("a", sound=first), "b": Answer("b", sound=second)}
+    known = {"a": SessionAnswer("a", sound=first), "b": SessionAnswer("b", sound=second)}
     shifted = np.concatenate([np.zeros(RATE // 10, np.float32), 0.5 * first])
     assert sound_similarity(first, shifted) > 0.8
     assert sound_similarity(first, second) < 0.6
-    assert judge(Answer("a", sound=shifted), known) == "own"
-    assert judge(Answer("b", sound=shifted), known) == "other"
+    assert judge(SessionAnswer("a", sound=shifted), known) == "own"
+    assert judge(SessionAnswer("b", sound=shifted), known) == "other"

@@ -13,7 +13,7 @@ from tests.server.scripted import RATE, ScriptedConversation, ScriptedHost, tone
 from vivavoce.audio.files import read, write
 from vivavoce.audio.sound import Sound
 from vivavoce.bench import turn
-from vivavoce.bench.turn_questions import Material, Question
+from vivavoce.bench.turn_questions import Material, SpokenQuestion
 from vivavoce.bench.turn_scenes import Timing, script
 from vivavoce.bench.turn_sounds import talk
 from vivavoce.bench.turn_wire import connect
@@ -85,7 +85,7 @@ async def figures(kind, *scenes, turns=1, sessions=1, asked=None):
     host.kind = kind
     async with RunningServer(host, ServerOptions(opens_per_minute=1e5)) as server:
         session = turn.session_of("server_vad", 200, None)
-        plan = turn.Plan(asked, script(asked, turns, list(scenes)), turns, sessions, session, SHORT)
+        plan = turn.TurnPlan(asked, script(asked, turns, list(scenes)), turns, sessions, session, SHORT)
         result, calls = await turn.measure(lambda: connect(f"{server.ws}/v1/realtime"), plan)
     assert not result["errors"] and not any(call.failure for call in calls)
     return result
@@ -117,7 +117,7 @@ async def test_one_that_holds_sound_back_runs_dry():
 
 
 async def test_four_at_once_get_their_own_answers():
-    questions = tuple(Question(f"tone {n}", tone(400.0 + 200 * n, 0.6, 24_000), f"{n}") for n in range(4))
+    questions = tuple(SpokenQuestion(f"tone {n}", tone(400.0 + 200 * n, 0.6, 24_000), f"{n}") for n in range(4))
     together = (await figures(Brief, sessions=4, asked=Material(questions, (), "tones")))["together"]
     assert together["sessions"] == 4 and together["response_rate"] == 1.0
     assert (together["answers"], together["own"], together["shared_reply_ids"]) == (4, 4, [])

@@ -14,7 +14,7 @@ from tests.speech.conftest import folder  # noqa: F401 - a fixture
 from vivavoce.audio.buzz import buzz
 from vivavoce.audio.sound import Sound
 from vivavoce.bench import verify
-from vivavoce.bench.verify_subjects import KINDS, Ask, Made, SpeechSubject
+from vivavoce.bench.verify_subjects import KINDS, Question, SpeechSubject, VerifyOutput
 from vivavoce.cli import app
 from vivavoce.device import available, pick
 from vivavoce.errors import InputError, VivaError
@@ -45,7 +45,7 @@ def checks(result: dict, device: int = 0) -> dict[str, dict]:
 @pytest.fixture(scope="module")
 def passed(folder, tmp_path_factory):  # noqa: F811
     out = tmp_path_factory.mktemp("report") / "report.json"
-    return verify.run(str(folder), ["cpu"], ask=Ask("Two, please."), out=out), out
+    return verify.run(str(folder), ["cpu"], ask=Question("Two, please."), out=out), out
 
 
 def test_a_model_passes_where_it_is_itself(passed):
@@ -72,28 +72,28 @@ def test_an_absent_device_fails_unless_it_may_be_absent(folder):  # noqa: F811
 
 def test_an_unknown_device_is_a_mistake_and_no_absence(folder):  # noqa: F811
     with pytest.raises(InputError, match="is not known"):
-        verify.run(str(folder), ["tpu"], ask=Ask("Yes."))
+        verify.run(str(folder), ["tpu"], ask=Question("Yes."))
 
 
 class Broken(SpeechSubject):
     """A device that computes something else."""
 
-    def make(self, ask: Ask, seed: int | None) -> Made:
+    def make(self, ask: Question, seed: int | None) -> VerifyOutput:
         made = super().make(ask, seed)
         assert made.sound is not None
         noise = np.random.default_rng(None if seed else 0).normal(0, 0.1, made.sound.samples.shape)
-        return Made(Sound(noise.astype(np.float32), made.sound.rate), None, made.first_seconds, made.seconds)
+        return VerifyOutput(Sound(noise.astype(np.float32), made.sound.rate), None, made.first_seconds, made.seconds)
 
-    def first_logits(self, ask: Ask) -> np.ndarray | None:
+    def first_logits(self, ask: Question) -> np.ndarray | None:
         logits = super().first_logits(ask)
         return None if logits is None else logits + np.float32(0.1) * np.arange(len(logits), dtype=np.float32)
 
 
 def test_a_device_that_computes_something_else_fails(folder):  # noqa: F811
     kind = next(kind for kind in KINDS if kind.load is SpeechSubject)
-    reference = verify._reference(kind, folder, Ask("Yes."))
-    verdict = verify.Verdict("cpu", "failed")
-    verify._judge(verdict, Broken(folder, pick("cpu"), "float32"), pick("cpu"), Ask("Yes."), reference)
+    reference = verify._reference(kind, folder, Question("Yes."))
+    verdict = verify.VerifyVerdict("cpu", "failed")
+    verify._judge(verdict, Broken(folder, pick("cpu"), "float32"), pick("cpu"), Question("Yes."), reference)
     failed = {check.name for check in verdict.checks if not check.passed}
     assert {"first logits", "spectrum, dB apart", "same seed, same result"} <= failed
 
@@ -112,7 +112,7 @@ def test_silence_is_no_sound(folder, monkeypatch):  # noqa: F811
 
 
 def test_an_error_on_a_device_is_told_and_fails(folder):  # noqa: F811
-    result = verify.run(str(folder), ["cpu"], dtype="int3", ask=Ask("Yes."))
+    result = verify.run(str(folder), ["cpu"], dtype="int3", ask=Question("Yes."))
     assert not result["passed"] and "int3" in result["devices"][0]["why"]
 
 
@@ -144,6 +144,6 @@ def test_loudness_and_spectrum_are_in_decibels():
 
 @pytest.mark.gpu
 def test_a_gpu_does_what_the_cpu_does(folder):  # noqa: F811
-    result = verify.run(str(folder), ["cuda"], ask=Ask("Two, please."))
+    result = verify.run(str(folder), ["cuda"], ask=Question("Two, please."))
     assert result["passed"], result["devices"]
-    assert verify.run(str(folder), ["cuda"], "float32", Ask("Two, please."))["passed"]
+    assert verify.run(str(folder), ["cuda"], "float32", Question("Two, please."))["passed"]

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from vivavoce.bench.virtual_time import VirtualDevice, VirtualLoop, VirtualWorkers
-from vivavoce.dialogue.gathering import Gathering
+from vivavoce.bench.virtual_time import VirtualDevice, VirtualExecutor, VirtualLoop
+from vivavoce.dialogue.gathering import DynamicBatcher
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def busy(seconds: float) -> None:
 
 
 def test_work_takes_as_long_as_the_processor_needs_and_others_go_on_beside_it(loop):
-    workers = VirtualWorkers(loop)
+    workers = VirtualExecutor(loop)
     workers.start()
-    gathering = Gathering("viva-test", lambda jobs: [busy(job) for job in jobs], most=1, workers=workers)
+    gathering = DynamicBatcher("viva-test", lambda jobs: [busy(job) for job in jobs], most=1, workers=workers)
     gathering.start()
     ticks: list[float] = []
 

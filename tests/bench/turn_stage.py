@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vivavoce.audio.pcm import float_to_pcm16, pcm16_to_float
-from vivavoce.bench.turn_questions import Material, Question
+from vivavoce.bench.turn_questions import Material, SpokenQuestion
 from vivavoce.bench.turn_sounds import RATE, mm_hm, talk
 
 LOUD = 0.04
@@ -44,7 +44,9 @@ def played(coroutine):
 
 def material(count: int = 4) -> Material:
     """Questions in made-up voices, each with its own length."""
-    questions = tuple(Question(f"question {n}", talk(1.0 + 0.1 * n, seed=n), f"voice {n % 2}") for n in range(count))
+    questions = tuple(
+        SpokenQuestion(f"question {n}", talk(1.0 + 0.1 * n, seed=n), f"voice {n % 2}") for n in range(count)
+    )
     return Material(questions, tuple(mm_hm(seed) for seed in range(3)), "made-up")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.dialogue.voices import silence, talk
-from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
+from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatEndpoint, ChatText, chat_messages
 from vivavoce.dialogue.clock import SimulatedClock
 from vivavoce.dialogue.interface import (
@@ -124,7 +124,7 @@ class Voice:
 async def converse(endpoint, play, settings=None, tools=()):
     """Play a conversation on a cascade until its first reply is over; what was told, the voice, the conversation."""
     voice, listener, told = Voice(), Listener(), []
-    pipeline = CascadePipeline(WholeTurns(listener), ChatEndpoint(endpoint.url, "some-model", key="k"), voice)
+    pipeline = CascadeBackend(WholeTurns(listener), ChatEndpoint(endpoint.url, "some-model", key="k"), voice)
     options = DialogueOptions(speaking=SpeakingOptions(most_ahead=None))
     clock = SimulatedClock()
     conversation = LiveConversation(pipeline, settings, options, input_rate=16_000, clock=clock)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.dialogue.voices import RATE, silence, talk
 from vivavoce.audio.voice_activity import WINDOW, voice_activity
-from vivavoce.dialogue.ear import SETTLED_WINDOWS, Ear, Window
+from vivavoce.dialogue.ear import SETTLED_WINDOWS, AudioFrontEnd, AudioWindow
 
 PACKET = RATE // 50
 
@@ -26,9 +26,9 @@ class Counted:
         return self._activity.step(state, samples)
 
 
-def heard(samples: np.ndarray, activity=None) -> list[Window]:
+def heard(samples: np.ndarray, activity=None) -> list[AudioWindow]:
     """The windows of a sound that comes in packets."""
-    ear = Ear(RATE, activity or voice_activity(), None, lambda moment, count: np.zeros(count, "f"))
+    ear = AudioFrontEnd(RATE, activity or voice_activity(), None, lambda moment, count: np.zeros(count, "f"))
     packets = range(0, len(samples), PACKET)
     return [window for start in packets for window in ear.hear(samples[start : start + PACKET], start / RATE)]
 

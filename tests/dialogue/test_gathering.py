@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from vivavoce.dialogue.gathering import Gathering
+from vivavoce.dialogue.gathering import DynamicBatcher
 from vivavoce.errors import VivaError
 
 
@@ -14,7 +14,7 @@ class Worker:
 
     def __init__(self, most=16, kind=None, leaves_jobs=False):
         self.gate, self.entered, self.batches = threading.Event(), threading.Event(), []
-        self.gathering = Gathering("viva-test", self.work, most, kind=kind, leaves_jobs=leaves_jobs)
+        self.gathering = DynamicBatcher("viva-test", self.work, most, kind=kind, leaves_jobs=leaves_jobs)
         self.gathering.start()
 
     def work(self, jobs):
@@ -80,7 +80,7 @@ async def test_jobs_that_a_failing_pass_may_have_used_up_are_not_done_again():
 
 
 async def test_too_few_results_fail_their_jobs_and_not_the_thread():
-    gathering = Gathering("viva-test", lambda jobs: [], 2)
+    gathering = DynamicBatcher("viva-test", lambda jobs: [], 2)
     gathering.start()
     with pytest.raises(ValueError, match="shorter"):
         await gathering.do(1)
@@ -126,7 +126,7 @@ async def test_jobs_wait_for_company_until_a_batch_is_full_or_one_is_due_and_giv
         return jobs
 
     def gathering(early):
-        return Gathering("viva-test", work, 2, early=early, gives_way=lambda: bool(first_sounds))
+        return DynamicBatcher("viva-test", work, 2, early=early, gives_way=lambda: bool(first_sounds))
 
     patient = gathering(early=0.01)
     patient.start()

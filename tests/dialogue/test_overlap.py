@@ -15,7 +15,14 @@ from vivavoce.audio.sound import Sound
 from vivavoce.audio.voice_activity import WINDOW, voice_activity
 from vivavoce.bench.turn_questions import gather
 from vivavoce.bench.turn_sounds import voiced_bounds
-from vivavoce.dialogue.overlap import Levels, OverlapJudge, OverlapState, OverlapWatch, Verdict, is_backchannel
+from vivavoce.dialogue.overlap import (
+    Levels,
+    OverlapClassifier,
+    OverlapState,
+    OverlapVerdict,
+    OverlapWatch,
+    is_backchannel,
+)
 from vivavoce.dialogue.voice_traits import Traits, change, traits
 
 USUAL = Levels(user=-24.0)
@@ -31,7 +38,7 @@ BACKCHANNELS = ["yeah", "okay", "right", "uh huh", "oh", "aha", "sure"]
 class Watched:
     """How one sound over a reply was judged."""
 
-    verdict: Verdict | None
+    verdict: OverlapVerdict | None
     milliseconds: float
     """From the first sample of the sound to the verdict."""
 
@@ -46,11 +53,11 @@ def watch(sound: np.ndarray, words: str | None = None, levels: Levels = USUAL) -
         chance, state = activity.step(state, window)
         is_speech = chance >= (0.35 if is_speech else 0.5)
         if watching is None and is_speech:
-            watching = OverlapWatch(OverlapJudge(), words=words)
+            watching = OverlapWatch(OverlapClassifier(), words=words)
         if watching is None:
             continue
         watching.step(window, chance, 0.0, is_speech, levels)
-        if watching.verdict is Verdict.INTERRUPTION or watching.is_over:
+        if watching.verdict is OverlapVerdict.INTERRUPTION or watching.is_over:
             return Watched(watching.verdict, (start + WINDOW - 16 * 512) / 16)
     return Watched(None, 0.0)
 
@@ -65,15 +72,15 @@ class Table:
         self.rows.setdefault(kind, []).append(watched)
 
     def yields(self, kind: str) -> float:
-        return float(np.mean([each.verdict is Verdict.INTERRUPTION for each in self.rows[kind]]))
+        return float(np.mean([each.verdict is OverlapVerdict.INTERRUPTION for each in self.rows[kind]]))
 
     def latency(self, kind: str, share: float) -> float:
-        times = [each.milliseconds for each in self.rows[kind] if each.verdict is Verdict.INTERRUPTION]
+        times = [each.milliseconds for each in self.rows[kind] if each.verdict is OverlapVerdict.INTERRUPTION]
         return float(np.percentile(times, share))
 
     def show(self) -> None:
         for kind, watched in self.rows.items():
-            times = [each.milliseconds for each in watched if each.verdict is Verdict.INTERRUPTION] or [np.nan]
+            times = [each.milliseconds for each in watched if each.verdict is OverlapVerdict.INTERRUPTION] or [np.nan]
             print(
                 f"{kind:>14}: {len(watched):3} sounds, {self.yields(kind):5.0%} yield, p50 {np.median(times):4.0f} ms"
             )
@@ -91,16 +98,16 @@ def test_synthetic_voices():
 
 
 def test_who_begins_softly_and_then_speaks_up_is_not_taken_for_a_backchannel_any_more():
-    judge, state, verdicts = OverlapJudge(), OverlapState(), []
+    judge, state, verdicts = OverlapClassifier(), OverlapState(), []
     colours = [(-3.0, -20.0, *[-30.0] * 7), (-12.0, -2.0, *[-25.0] * 7)]
     for place in range(13):
         level = -31.0 if place < 9 else -20.0
         window = Traits(level, 0.9, 120.0, 0.1, 0.02, colours[place % 2 if place >= 9 else 0])
         state = judge.step(state, window, 0.98, 0.0, USUAL)
         verdicts.append(state.verdict)
-    assert verdicts[8] is Verdict.BACKCHANNEL  # as it is at 288 ms
-    assert verdicts[11] is Verdict.INTERRUPTION  # at 384
-    assert verdicts[12] is Verdict.INTERRUPTION
+    assert verdicts[8] is OverlapVerdict.BACKCHANNEL  # as it is at 288 ms
+    assert verdicts[11] is OverlapVerdict.INTERRUPTION  # at 384
+    assert verdicts[12] is OverlapVerdict.INTERRUPTION
 
 
 def test_voices_that_no_weight_was_fitted_to_are_yielded_to_soon():
@@ -147,21 +154,23 @@ def said(voice: tuple[str, str], text: str, folder) -> np.ndarray:
 
 
 def test_a_voice_that_goes_on_is_an_interruption_however_softly_it_began():
-    assert watch(talk(2.0, 1, level_dbfs=-36.0)).verdict is Verdict.INTERRUPTION
-    assert watch(talk(0.3, 1, level_dbfs=-36.0)).verdict is Verdict.BACKCHANNEL
+    assert watch(talk(2.0, 1, level_dbfs=-36.0)).verdict is OverlapVerdict.INTERRUPTION
+    assert watch(talk(0.3, 1, level_dbfs=-36.0)).verdict is OverlapVerdict.BACKCHANNEL
 
 
 def test_a_voice_on_the_other_side_of_the_room_may_go_on():
-    assert watch(talk(2.0, 1, level_dbfs=-42.0)).verdict is not Verdict.INTERRUPTION
-    assert watch(talk(2.0, 1, level_dbfs=-42.0), levels=Levels()).verdict is Verdict.INTERRUPTION  # the only one so far
+    assert watch(talk(2.0, 1, level_dbfs=-42.0)).verdict is not OverlapVerdict.INTERRUPTION
+    assert (
+        watch(talk(2.0, 1, level_dbfs=-42.0), levels=Levels()).verdict is OverlapVerdict.INTERRUPTION
+    )  # the only one so far
 
 
 def test_our_own_echo_never_interrupts():
-    watching = OverlapWatch(OverlapJudge())
+    watching = OverlapWatch(OverlapClassifier())
     sound = talk(2.0, 1)
     for start in range(0, len(sound) - WINDOW + 1, WINDOW):
         watching.step(sound[start : start + WINDOW], 0.95, 0.9, True, USUAL)
-    assert watching.verdict is Verdict.ECHO and watching.is_ours
+    assert watching.verdict is OverlapVerdict.ECHO and watching.is_ours
 
 
 @pytest.mark.parametrize(
@@ -175,8 +184,8 @@ def test_words_that_only_say_go_on(words, expected):
 def test_words_decide_where_they_are_known():
     assert watch(talk(1.0, 1), words="mm-hm").verdict is not None
     short = talk(0.35, 2, level_dbfs=-34.0)
-    assert watch(short, words="stop").verdict is Verdict.INTERRUPTION
-    assert watch(short, words="yes").verdict is Verdict.BACKCHANNEL
+    assert watch(short, words="stop").verdict is OverlapVerdict.INTERRUPTION
+    assert watch(short, words="yes").verdict is OverlapVerdict.BACKCHANNEL
 
 
 def test_the_users_level_is_that_of_the_loud_parts():

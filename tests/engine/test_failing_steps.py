@@ -11,7 +11,7 @@ from vivavoce.engine.draft_model import DraftModel
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.speculative import Speculation
-from vivavoce.engine.streaming import StreamingEngine
+from vivavoce.engine.streaming import AsyncEngine
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.whisper_engine import WhisperWriter
 
@@ -221,7 +221,7 @@ async def test_behind_an_event_loop_only_the_failing_reply_ends():
     wanted = [alone(*pair) for pair in zip(prompts(), generations(SAMPLINGS[1]), strict=True)]
     core = faulty_engine()
     place, core.model.poison = planted(wanted, prompts())
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         sequences = [await engine.open(rows) for rows in prompts()]
         replies = [
             await engine.generate(sequence, generation)
@@ -244,7 +244,7 @@ async def test_a_prompt_that_fails_in_the_background_leaves_replies_alone():
     wanted = alone(speech(9), generation)
     core.model.poison = (3, 4)
     assert core.model.poison not in [*wanted, *speech(9)]
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         reply = await engine.generate(await engine.open(speech(9)), generation)
         rows = [await anext(reply)]
         await engine.open([*speech(4), core.model.poison])

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.test_engine import make_engine, speech
-from vivavoce.engine.listener import Listener, SoundPolicy
+from vivavoce.engine.listener import AheadPolicy, PlaybackDeadline
 from vivavoce.engine.pages import PagePool
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.engine.scheduler import Plan, Scheduler
+from vivavoce.engine.scheduler import Scheduler, StepPlan
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.slack import Admission, Slack
 from vivavoce.errors import CapacityError
 
 ROW_SECONDS, FIRST_ROWS = 0.08, 8
-POLICY = SoundPolicy(furthest=4.0, calm=2.0, spare=1.0, pace=0.05)
+POLICY = AheadPolicy(furthest=4.0, calm=2.0, spare=1.0, pace=0.05)
 LONG = Generation(GREEDY, max_new_rows=10_000)
 
 
@@ -39,7 +39,7 @@ class Stage:
         sequence = Sequence(len(self.scheduler.sequences), rows=[(0,)])
         sequence.generation, sequence.generated = LONG, generated
         if listened:
-            listener = Listener(ROW_SECONDS, FIRST_ROWS, self.time if since is None else since)
+            listener = PlaybackDeadline(ROW_SECONDS, FIRST_ROWS, self.time if since is None else since)
             sequence.listener = listener if heard is None else listener.heard(self.time, heard)
         self.scheduler.sequences[sequence.id] = sequence
         return sequence
@@ -49,7 +49,7 @@ class Stage:
         self.scheduler.sequences[sequence.id] = sequence
         return sequence
 
-    def step(self, seconds=0.01) -> Plan:
+    def step(self, seconds=0.01) -> StepPlan:
         plan = self.scheduler.plan()
         for work in plan.works:
             sequence = work.sequence
@@ -159,7 +159,7 @@ def test_a_reply_that_nobody_hears_is_served_beside_a_crowd_of_listeners():
 
 
 def test_a_listener_who_ran_dry_is_due_from_where_they_are():
-    listener = Listener(ROW_SECONDS, FIRST_ROWS, since=0.0)
+    listener = PlaybackDeadline(ROW_SECONDS, FIRST_ROWS, since=0.0)
     assert listener.awaits_sound(7)
     assert not listener.awaits_sound(8)
     assert listener.heard(10.0, 2.0).runs_dry(50) == pytest.approx(12.0)
@@ -212,7 +212,9 @@ def test_the_engine_measures_the_slack_of_those_who_listen():
     times = iter(range(1000))
     engine.scheduler.now = lambda: next(times) / 100
     sequence = engine.open(speech(4))
-    engine.generate(sequence, Generation(GREEDY, max_new_rows=6, min_new_rows=6), listener=Listener(5.0, 2, since=0.0))
+    engine.generate(
+        sequence, Generation(GREEDY, max_new_rows=6, min_new_rows=6), listener=PlaybackDeadline(5.0, 2, since=0.0)
+    )
     engine.step()
     assert engine.slack.least(0.0) is None, "nobody has heard anything"
     engine.heard(sequence, 3.0)

@@ -9,7 +9,7 @@ from tests.models.test_whisper_engine import CONFIG, SETTINGS, TOKENS, model, wi
 from vivavoce.device import pick
 from vivavoce.engine.captured import Captured
 from vivavoce.engine.engine import Engine, EngineLimits
-from vivavoce.engine.listener import Listener
+from vivavoce.engine.listener import PlaybackDeadline
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.step_kind import StepKind
 from vivavoce.engine.steps_ahead import follow
@@ -17,7 +17,7 @@ from vivavoce.minis.untrained import CONFIG as SPEECH
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_engine import BEGUN, WhisperWriter
-from vivavoce.nn.paged import Piece
+from vivavoce.nn.paged import CachePiece
 
 
 class Again:
@@ -43,7 +43,7 @@ class Device:
 
             def step() -> None:
                 facts = packed[:, 2:4].tolist()
-                pieces = tuple(Piece(slice(row, row + 1), slot, place) for row, (slot, place) in enumerate(facts))
+                pieces = tuple(CachePiece(slice(row, row + 1), slot, place) for row, (slot, place) in enumerate(facts))
                 made.copy_(self.runner._step(packed, kind, singles=0, pieces=pieces, sampled=None)[0])
 
             def go_on() -> None:
@@ -162,7 +162,7 @@ def spoken_engine(device: str = "cpu", dtype: torch.dtype = torch.float64, page_
     return Engine(speech, pick(device), dtype, limits)
 
 
-def spoken(engine: Engine, listener: Listener | None, replies: int) -> list[list[tuple[int, ...]]]:
+def spoken(engine: Engine, listener: PlaybackDeadline | None, replies: int) -> list[list[tuple[int, ...]]]:
     """Replies that begin one after another, and what they say."""
     sequences = []
     for number in range(replies):
@@ -178,7 +178,7 @@ def spoken(engine: Engine, listener: Listener | None, replies: int) -> list[list
 
 @pytest.mark.parametrize(("replies", "heard"), [(1, False), (1, True), (3, True), (6, True)])
 def test_sampled_replies_are_those_of_planned_steps(replies, heard):
-    listener = Listener(0.08, 4, 0.0, playing=0.0) if heard else None
+    listener = PlaybackDeadline(0.08, 4, 0.0, playing=0.0) if heard else None
     planned = spoken(spoken_engine(), listener, replies)
     engine = spoken_engine()
     device = Device(engine)
@@ -196,7 +196,7 @@ def test_on_a_gpu_sampled_replies_are_those_of_planned_steps(replies):
         engine = spoken_engine("cuda", torch.float32, 16)
         if not goes_ahead:
             engine.runner._graphs.next_modes = None
-        made.append(spoken(engine, Listener(0.08, 4, 0.0, playing=0.0), replies))
+        made.append(spoken(engine, PlaybackDeadline(0.08, 4, 0.0, playing=0.0), replies))
         following = [captured.following for captured in engine.runner._graphs._captured.values()]
         assert any(each is not None for each in following) == goes_ahead
     assert made[0] == made[1]
@@ -206,7 +206,7 @@ def test_nobody_goes_ahead_while_a_first_sound_is_made():
     engine = spoken_engine()
     device, begun = Device(engine), []
     sequence = engine.open([(5, SPEECH.audio_pad_token_id), (SPEECH.sosp_token_id, SPEECH.audio_pad_token_id)])
-    engine.generate(sequence, SPOKEN, listener=Listener(0.08, 4, engine.scheduler.now()))
+    engine.generate(sequence, SPOKEN, listener=PlaybackDeadline(0.08, 4, engine.scheduler.now()))
     for _ in range(4):
         engine.step()
         begun.append(device.begun_ahead)

@@ -8,13 +8,13 @@ import pytest
 from tests.engine.test_engine import MODEL, alone, make_engine, speech
 from tests.models.tiny import CONFIG
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
-from vivavoce.engine.streaming import StreamingEngine
+from vivavoce.engine.streaming import AsyncEngine
 from vivavoce.errors import InputError, VivaError
 
 LONG = Generation(GREEDY, max_new_rows=400, min_new_rows=400)
 
 
-async def settle(engine: StreamingEngine) -> None:
+async def settle(engine: AsyncEngine) -> None:
     """Wait until every command given so far has been carried out."""
     await engine._call(lambda: None)
 
@@ -32,14 +32,14 @@ async def test_replies_read_together_equal_replies_alone():
         assert [row async for row in reply] == []
         return rows
 
-    async with StreamingEngine(make_engine()) as engine:
+    async with AsyncEngine(make_engine()) as engine:
         replies = await asyncio.gather(*(read(engine, *pair) for pair in zip(prompts, wanted, strict=True)))
     assert replies == [alone(*pair) for pair in zip(prompts, wanted, strict=True)]
 
 
 async def test_a_consumer_that_is_cancelled_stops_its_reply_and_no_other():
     core = make_engine()
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         gone, stays = await engine.open(speech(5)), await engine.open(speech(6))
         reading = asyncio.Event()
 
@@ -60,7 +60,7 @@ async def test_a_consumer_that_is_cancelled_stops_its_reply_and_no_other():
 
 async def test_a_reply_nobody_holds_any_more_is_stopped():
     core = make_engine()
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         sequence = await engine.open(speech(5))
         reply = await engine.generate(sequence, LONG)
         await anext(reply)
@@ -74,7 +74,7 @@ async def test_a_reply_nobody_holds_any_more_is_stopped():
 
 async def test_a_slow_consumer_makes_its_reply_wait_for_it():
     core = make_engine()
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         sequence = await engine.open(speech(5))
         generation = Generation(GREEDY, max_new_rows=40, min_new_rows=40)
         reply = await engine.generate(sequence, generation, most_unread=4)
@@ -89,7 +89,7 @@ async def test_a_slow_consumer_makes_its_reply_wait_for_it():
 async def test_stopping_keeps_the_rows_and_rewinding_cuts_them():
     lively = Sampling(temperature=1.0, top_k=40)
     long = Generation(lively, max_new_rows=400, min_new_rows=400, seed=2)
-    async with StreamingEngine(make_engine()) as engine:
+    async with AsyncEngine(make_engine()) as engine:
         sequence = await engine.open(speech(8))
         reply = await engine.generate(sequence, long)
         heard = [await anext(reply) for _ in range(3)]
@@ -105,7 +105,7 @@ async def test_stopping_keeps_the_rows_and_rewinding_cuts_them():
 
 async def test_rewinding_or_closing_ends_a_reply_under_way():
     core = make_engine()
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         for act in (lambda s: engine.rewind(s, 2), engine.close):
             sequence = await engine.open(speech(5))
             reply = await engine.generate(sequence, LONG)
@@ -117,7 +117,7 @@ async def test_rewinding_or_closing_ends_a_reply_under_way():
 
 
 async def test_a_fork_speaks_while_its_origin_listens():
-    async with StreamingEngine(make_engine()) as engine:
+    async with AsyncEngine(make_engine()) as engine:
         origin = await engine.open(speech(9))
         fork = await engine.fork(origin)
         generation = Generation(GREEDY, max_new_rows=8, min_new_rows=8)
@@ -129,7 +129,7 @@ async def test_a_fork_speaks_while_its_origin_listens():
 
 
 async def test_a_refused_call_raises_where_it_was_made():
-    async with StreamingEngine(make_engine()) as engine:
+    async with AsyncEngine(make_engine()) as engine:
         with pytest.raises(InputError, match="not in 0"):
             await engine.open([(9999, 0)])
         sequence = await engine.open()
@@ -139,7 +139,7 @@ async def test_a_refused_call_raises_where_it_was_made():
 
 async def test_a_step_that_fails_ends_the_replies_with_its_error_and_the_engine_goes_on():
     core = make_engine()
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         sequence = await engine.open(speech(5))
         forward = MODEL.forward
         reply = await engine.generate(sequence, LONG)
@@ -158,7 +158,7 @@ async def test_a_step_that_fails_ends_the_replies_with_its_error_and_the_engine_
 
 
 async def test_closing_the_engine_cancels_what_runs():
-    engine = StreamingEngine(make_engine())
+    engine = AsyncEngine(make_engine())
     async with engine:
         sequence = await engine.open(speech(5))
         reply = await engine.generate(sequence, LONG)
@@ -173,7 +173,7 @@ async def test_closing_the_engine_cancels_what_runs():
 async def test_rows_that_are_there_come_together_and_a_reply_is_begun_in_one_go():
     core, prompt, short = make_engine(), speech(12, 3), Generation(GREEDY, max_new_rows=7, min_new_rows=7)
     expected = alone(prompt, short)
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         past = await engine.open(prompt[:9])
         reply = await engine.answer(past, prompt, 9, short, most_unread=24)
         first = await reply.several(3)
@@ -188,7 +188,7 @@ async def test_rows_that_are_there_come_together_and_a_reply_is_begun_in_one_go(
 @pytest.mark.parametrize("ask", ["open", "fork", "answer"])
 async def test_who_is_cancelled_before_hearing_of_a_new_sequence_leaves_none_behind(ask):
     core = make_engine()
-    async with StreamingEngine(core) as engine:
+    async with AsyncEngine(core) as engine:
         past = await engine.open(speech(5))
         wants = {
             "open": lambda: engine.open(speech(6)),

@@ -2,7 +2,7 @@
 
 import threading
 
-from vivavoce.engine.workers import WorkerEach, Workers, most_urgent
+from vivavoce.engine.workers import DeadlineExecutor, ThreadPerTaskExecutor, most_urgent
 
 
 class Chores:
@@ -21,7 +21,7 @@ class Chores:
             self.is_empty.set()
 
 
-class Clockwork(Workers):
+class Clockwork(DeadlineExecutor):
     """Workers whose time stands still."""
 
     def now(self) -> float:
@@ -74,7 +74,7 @@ def test_two_threads_do_two_duties_at_once_but_never_one():
             if not self.todo:
                 self.is_done.set()
 
-    workers, duties = Workers("viva-test", threads=2), [Meets(), Meets()]
+    workers, duties = DeadlineExecutor("viva-test", threads=2), [Meets(), Meets()]
     for duty in duties:
         workers.add(duty)
     workers.start()
@@ -88,7 +88,7 @@ def test_nothing_to_do_is_nobody():
 
 
 def test_a_worker_for_each_duty_does_not_wait_for_the_others():
-    met, workers = threading.Barrier(2), WorkerEach("viva-test")
+    met, workers = threading.Barrier(2), ThreadPerTaskExecutor("viva-test")
 
     class Meets(Chores):
         """Done only when another is at it too, on a thread of its own name."""

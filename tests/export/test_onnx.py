@@ -20,7 +20,7 @@ from tests.models.tiny_cosyvoice import write_folder
 from vivavoce.errors import CheckpointError, InputError, VivaError
 from vivavoce.export.onnx import MANIFEST, export_onnx, kind_of
 from vivavoce.export.onnx_codec import speech_graphs, vocoder_graph
-from vivavoce.export.onnx_graph import OPSET, ExportedGraph, Graph, difference, export_graph, open_session
+from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, difference, export_graph, open_session
 from vivavoce.export.onnx_lm import MOST_PARAMETERS, lm_graphs
 from vivavoce.export.onnx_vocoders import bigvgan_graphs, xy_graphs
 from vivavoce.export.onnx_whisper import whisper_graphs
@@ -86,7 +86,7 @@ SHORT_HIFT = HiFTConfig(
 )
 
 
-def of(graphs: Iterator[Graph], folder: Path) -> dict[str, ExportedGraph]:
+def of(graphs: Iterator[OnnxExport], folder: Path) -> dict[str, ExportedGraph]:
     torch.manual_seed(0)
     return {graph.name: export_graph(graph, folder) for graph in graphs}
 
@@ -256,7 +256,7 @@ class Doubled(nn.Module):
 
 
 def test_a_graph_that_is_not_its_model_is_refused(tmp_path: Path) -> None:
-    graph = Graph("liar", Doubled(), {"x": torch.ones(3, 2)}, {"x": {0: "row"}}, ("y",))
+    graph = OnnxExport("liar", Doubled(), {"x": torch.ones(3, 2)}, {"x": {0: "row"}}, ("y",))
     with pytest.raises(VivaError, match=r"liar: ONNX differs from torch by 1 of the largest value"):
         export_graph(graph, tmp_path)
     assert not list(tmp_path.iterdir())

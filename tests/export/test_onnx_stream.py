@@ -15,7 +15,7 @@ from tests.models.tiny_nano import tiny_nano
 from vivavoce.errors import VivaError
 from vivavoce.export.nano_onnx import lm_graphs as nano_lm_graphs
 from vivavoce.export.nano_onnx_codec import codec_graphs, empty_state
-from vivavoce.export.onnx_graph import Graph, Stream, difference, export_graph, open_session
+from vivavoce.export.onnx_graph import OnnxExport, Stream, difference, export_graph, open_session
 from vivavoce.export.onnx_lm import lm_graphs
 from vivavoce.export.onnx_whisper import whisper_graphs
 from vivavoce.models.moss_audio_tokenizer_config import (
@@ -92,10 +92,10 @@ class TwoCounters(nn.Module):
         return x + first - second, first + 1, second + 2
 
 
-def counters(first: Tensor, second: Tensor) -> Graph:
+def counters(first: Tensor, second: Tensor) -> OnnxExport:
     x = torch.ones(3)
     stream = Stream({"x": x, "first": first, "second": second}, ({"x": x}, {"x": x}), {"first": "a", "second": "b"})
-    return Graph("counters", TwoCounters(), stream.first, {"x": {0: "row"}}, ("y", "a", "b"), stream=stream)
+    return OnnxExport("counters", TwoCounters(), stream.first, {"x": {0: "row"}}, ("y", "a", "b"), stream=stream)
 
 
 def test_one_tensor_given_for_two_inputs_stays_two_inputs(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ class WrongLater(nn.Module):
 def test_a_graph_that_differs_from_the_second_call_on_is_refused(tmp_path: Path) -> None:
     x, zero = torch.ones(3), torch.zeros(1)
     given = {"x": x, "state": zero}
-    graph = Graph("later", WrongLater(), given, {"x": {0: "row"}}, ("y", "after"), check_twice(given))
+    graph = OnnxExport("later", WrongLater(), given, {"x": {0: "row"}}, ("y", "after"), check_twice(given))
     assert export_graph(graph, tmp_path).difference == 0
     streamed = replace(graph, stream=Stream(given, ({"x": x}, {"x": x}), {"state": "after"}))
     with pytest.raises(VivaError, match="later: ONNX differs from torch"):

@@ -18,7 +18,7 @@ from vivavoce.export.trtllm.checkpoint_folder import MANIFEST, read_manifest
 from vivavoce.export.trtllm.export import export_trtllm
 from vivavoce.export.trtllm.moss_speech import joint_id, module_names, row_of
 from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.rounding import Layout, round_per_channel
+from vivavoce.export.trtllm.rounding import WeightLayout, round_per_channel
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.whisper import Whisper
 
@@ -154,7 +154,7 @@ def test_rounded_weights_are_within_half_a_step(
 def test_kernel_layouts_are_permutations(bits: int, sm: int) -> None:
     torch.manual_seed(0)
     codes = round_per_channel(torch.randn(48, 128), bits).codes
-    stored = Layout.of(sm).arrange(codes, bits)
+    stored = WeightLayout.of(sm).arrange(codes, bits)
     assert torch.equal(plain_codes(stored, 48, bits, sm), codes.T.long())
 
 

@@ -15,7 +15,7 @@ from vivavoce.audio.sound import Sound
 from vivavoce.bench import budget, sessions
 from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend
 from vivavoce.server.options import ServerOptions
 from vivavoce.serving import load_host
 
@@ -40,7 +40,7 @@ def model(tmp_path_factory) -> str:
 class Held:
     """What is held of what was made in its block: by Python and numpy, in tensors, and in pages of the cache."""
 
-    def __init__(self, pipeline: MossSpeechPipeline) -> None:
+    def __init__(self, pipeline: MossSpeechBackend) -> None:
         self._pool = pipeline.core.scheduler.pool
 
     def __enter__(self) -> None:
@@ -66,7 +66,7 @@ async def test_sessions_that_end_leave_no_memory_behind(model):
     async with host.pipeline:
         await host.warm_up()
         async with RunningServer(host, ServerOptions(opens_per_minute=1000)) as running:
-            server, held = sessions.Server(running.port, os.getpid()), Held(host.pipeline)
+            server, held = sessions.BenchServer(running.port, os.getpid()), Held(host.pipeline)
             tasks = len(asyncio.all_tasks())
 
             def all_is_over() -> bool:

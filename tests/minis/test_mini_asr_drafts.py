@@ -6,13 +6,13 @@ import torch
 from vivavoce import hub
 from vivavoce.bench.asr_speech import spoken_sentences
 from vivavoce.device import pick
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.recognition.backends import OwnBackend, own_listener
 from vivavoce.recognition.drafting import DraftChoice
 from vivavoce.train.recogniser.judgement import judge_texts
 
 QUESTIONS = 12
-GREEDY = Wish(padding="trim", temperatures=(0.0,))
+GREEDY = TranscriptionOptions(padding="trim", temperatures=(0.0,))
 
 
 @pytest.fixture(scope="module")

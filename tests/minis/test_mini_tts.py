@@ -13,7 +13,7 @@ from vivavoce.cli import app
 from vivavoce.quant.methods import METHODS
 from vivavoce.server.app import build_app
 from vivavoce.server.options import ServerOptions
-from vivavoce.serving.choices import ServingChoices
+from vivavoce.serving.choices import ServingOptions
 from vivavoce.serving.hosts import host_of
 from vivavoce.speech import Manner
 from vivavoce.speech.loading import open_speech_model
@@ -50,7 +50,7 @@ def test_a_stream_is_the_whole():
 
 @bundled("mini-tts")
 async def test_the_server_says_it():
-    host = host_of(ServingChoices(device="cpu", tts="mini-tts"))
+    host = host_of(ServingOptions(device="cpu", tts="mini-tts"))
     server = build_app(host, ServerOptions(), host.speech, host.transcriber)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://127.0.0.1") as http:
         listed = (await http.get("/v1/models")).json()["data"]

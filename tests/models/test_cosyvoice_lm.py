@@ -16,7 +16,7 @@ from vivavoce.engine.sampling import GREEDY, NO_ROW, Generation, Sampling, Sampl
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import published_tensors
 from vivavoce.models.cosyvoice_lm import SPEECH, CosyVoiceLM, CosyVoiceLMConfig, shorten_silence
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
 
 KEYS = Path(__file__).parents[1] / "golden" / "keys"
 TEXT_HEAD = "llm.model.lm_head.weight"
@@ -127,7 +127,7 @@ def last_logits(model, rows):
     cache = PagedCache.allocate(model.kv_shape, pages, 16, torch.float32, torch.device("cpu"))
     table = torch.arange(1, pages, dtype=torch.int32)[None]
     positions = torch.arange(len(rows), dtype=torch.int32)
-    piece = Piece(slice(0, len(rows)), slot=0, position=0)
+    piece = CachePiece(slice(0, len(rows)), slot=0, position=0)
     batch = RowBatch(cache, table, torch.zeros_like(positions), positions, 0, (piece,))
     return model.logits(model(torch.tensor(rows), batch))[-1]
 

@@ -12,7 +12,7 @@ from tests.models.tiny_cosyvoice import MERGES, OWN_TOKENS, write_tokenizer
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.cosyvoice_interleave import SPEECH_CODES, TEXT_TOKENS, Interleave
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.cosyvoice_prompt import Before, CosyVoicePrompt
+from vivavoce.models.cosyvoice_prompt import CosyVoicePrompt, PromptPrefix
 from vivavoce.models.cosyvoice_tokens import ADDED, load_tokenizer
 
 CONFIGS = {2: CosyVoiceLMConfig.cosyvoice2(), 3: CosyVoiceLMConfig.cosyvoice3()}
@@ -150,9 +150,9 @@ class TestInterleave:
         st.integers(0, 40),
     )
     def test_what_is_read_does_not_depend_on_how_the_text_comes(self, version, transcript, codes, sizes, last):
-        before = Before((9, END_OF_PROMPT, *range(100, 100 + transcript)), tuple(range(codes)))
+        before = PromptPrefix((9, END_OF_PROMPT, *range(100, 100 + transcript)), tuple(range(codes)))
         if version == 2:
-            before = Before(before.text[2:], before.codes)
+            before = PromptPrefix(before.text[2:], before.codes)
         text = list(range(200, 200 + sum(sizes)))
         rounds, sequence, made = Interleave(CONFIGS[version], before), [], []
 
@@ -172,14 +172,14 @@ class TestInterleave:
         assert sequence == plain_sequence(version, before, text, made)
 
     def test_speech_begins_after_five_tokens(self):
-        rounds = Interleave(CONFIGS[3], Before((END_OF_PROMPT,)))
+        rounds = Interleave(CONFIGS[3], PromptPrefix((END_OF_PROMPT,)))
         rounds.give([1, 2, 3, 4])
         assert rounds.ask() is None
         rounds.give([5])
         assert rounds.ask().codes == SPEECH_CODES
 
     def test_text_that_is_none_is_refused(self):
-        rounds = Interleave(CONFIGS[3], Before((END_OF_PROMPT,)))
+        rounds = Interleave(CONFIGS[3], PromptPrefix((END_OF_PROMPT,)))
         with pytest.raises(InputError, match="no text to say"):
             rounds.end()
         with pytest.raises(InputError, match="text ids go from"):

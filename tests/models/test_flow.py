@@ -29,7 +29,7 @@ from vivavoce.models.checkpoint import load_weights, published_tensors
 from vivavoce.models.flow import FlowConfig, FlowDecoder
 from vivavoce.models.flow_matching import MAX_FRAMES, fixed_noise
 from vivavoce.models.flow_state import FlowPass, Pasts, VoicePrompt
-from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.chunk_mask import KeySpan
 from vivavoce.nn.past import Silence
 
 PUBLISHED = {"moss_speech_flow": FlowConfig.moss_speech(), "cosyvoice2_flow": FlowConfig.cosyvoice2()}
@@ -191,7 +191,7 @@ def test_codes_that_only_fill_a_chunk_up_change_nothing(tiny, filled_with):
     mels = []
     for these, time in ((codes, 13), (filled, 18)):
         prompt_mel = torch.zeros(1, time * RATIO, BANDS)
-        span = Span(zero, time, zero, ends=zero + 13)
+        span = KeySpan(zero, time, zero, ends=zero + 13)
         mel = tiny.decode(FlowPass(these[None], speaker, prompt_mel, span, pasts, CHUNK))
         mels.append(mel[:, : 13 * RATIO])
     assert_close(mels[1], mels[0])

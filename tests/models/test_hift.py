@@ -22,7 +22,7 @@ from tests.models.plain_vocoders import PlainHiFT
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import load_weights
 from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_geometry import HiFTConfig, Span, reach
+from vivavoce.models.hift_geometry import HiFTConfig, SampleSpan, reach
 from vivavoce.models.hift_stream import HiFTStream, PublishedHiFTStream
 from vivavoce.models.weight_norm import fold_weight_norm
 from vivavoce.nn.counter_noise import normal_at, uniform_at
@@ -167,7 +167,9 @@ def test_the_reach_is_what_the_network_really_sees(exact):
     assert moved(frame - left, by_source) > 0 == moved(frame - left - 1, by_source)
 
 
-@pytest.mark.parametrize("emit", [Span(0, 3), Span(25, 26), Span(20, 40), Span(50, 60)], ids=str)
+@pytest.mark.parametrize(
+    "emit", [SampleSpan(0, 3), SampleSpan(25, 26), SampleSpan(20, 40), SampleSpan(50, 60)], ids=str
+)
 def test_a_part_is_the_same_part_of_the_whole(exact, emit):
     mel = mels(60)
     source = exact.m_source(exact.f0_predictor(mel), exact.m_source.start(1))

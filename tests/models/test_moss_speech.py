@@ -19,7 +19,7 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, published_tensors, save_weights
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt, Turn
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
 
 KEYS = Path(__file__).parents[1] / "golden" / "keys" / "moss_speech_lm.tsv"
 PROMPT = MossSpeechPrompt(CONFIG, ByteTokenizer())
@@ -61,7 +61,7 @@ def all_logits(model: MossSpeech, rows: list[tuple[int, int]]) -> tuple[torch.Te
     cache = PagedCache.allocate(model.kv_shape, pages, 16, torch.float32, torch.device("cpu"))
     table = torch.arange(1, pages, dtype=torch.int32)[None]
     positions = torch.arange(len(rows), dtype=torch.int32)
-    piece = Piece(slice(0, len(rows)), slot=0, position=0)
+    piece = CachePiece(slice(0, len(rows)), slot=0, position=0)
     batch = RowBatch(cache, table, torch.zeros_like(positions), positions, 0, (piece,))
     return model.logits(model(torch.tensor(rows), batch))
 

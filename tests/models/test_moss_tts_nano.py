@@ -20,7 +20,7 @@ from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors, save_weights
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig, NanoSampling
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
 
 KEYS = "moss_tts_nano_lm_untied.tsv"
 CLOSE = {"rtol": 0, "atol": 2e-4}
@@ -52,7 +52,7 @@ class Pages:
     def hidden(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         pieces, slots, positions, start = [], [], [], 0
         for slot, new in enumerate(rows):
-            pieces.append(Piece(slice(start, start + len(new)), slot, self.lengths[slot]))
+            pieces.append(CachePiece(slice(start, start + len(new)), slot, self.lengths[slot]))
             slots += [slot] * len(new)
             positions += range(self.lengths[slot], self.lengths[slot] + len(new))
             self.lengths[slot] += len(new)

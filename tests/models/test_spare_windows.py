@@ -9,7 +9,7 @@ from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow_graphs import SpareWindows
 from vivavoce.models.flow_state import FlowCache, VoicePrompt
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
-from vivavoce.pipelines.codec_here import CodecHere
+from vivavoce.pipelines.codec_here import LocalCodec
 
 LEFT = 2
 SIZES = (8, 5, 10, 5, 4)
@@ -52,7 +52,7 @@ def test_replies_in_windows_of_others_sound_as_if_they_were_alone():
     tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     plain = untrained_codec()
     expected = {seed: alone(plain, seed) for seed in range(4)}
-    here = CodecHere(GraphedCodec(untrained_codec("cuda")), LEFT)
+    here = LocalCodec(GraphedCodec(untrained_codec("cuda")), LEFT)
     voice = here.codec.flow.voice(prompt())
     here.warm_up(voice, (1, 2), (5, 10))
 

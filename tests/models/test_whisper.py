@@ -12,7 +12,7 @@ from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import SIZES, WhisperConfig
 from vivavoce.models.whisper_decoding import decode, language_chances
 from vivavoce.models.whisper_rules import Suppress, SuppressAtStart
-from vivavoce.models.whisper_straight import is_narrow, narrow, straighten
+from vivavoce.models.whisper_straight import is_narrow, narrow, optimise_encoder
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn.laid_out_linear import gelu
 from vivavoce.nn.sinusoids import sinusoids
@@ -340,7 +340,7 @@ def test_a_straightened_encoder_gives_the_same_states_and_keeps_no_weight_twice(
     mel = torch.randn(2, 80, 120, generator=torch.Generator().manual_seed(0))
     states = model.encoder(mel)
     memory = model.decoder.remember(states)
-    straighten(model)
+    optimise_encoder(model)
     assert not is_narrow(model)
     assert torch.allclose(model.encoder(mel), states, atol=1e-4)
     again = model.decoder.remember(states)

@@ -13,7 +13,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_alignment import (
-    Word,
+    TimedWord,
     median_filter,
     merge_punctuation,
     split_words,
@@ -117,5 +117,5 @@ def test_words_are_split_at_spaces_and_characters_stay_whole():
 
 
 def test_punctuation_goes_to_its_word():
-    words = [Word(text, index, index + 1, 1.0) for index, text in enumerate([" “", "Yes", ",", " no", "!", "”"])]
+    words = [TimedWord(text, index, index + 1, 1.0) for index, text in enumerate([" “", "Yes", ",", " no", "!", "”"])]
     assert [word.text for word in merge_punctuation(words)] == [" “Yes,", " no!”"]

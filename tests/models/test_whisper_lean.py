@@ -8,14 +8,14 @@ import torch
 from tests.models.test_whisper_engine import CONFIG, model, windows_of  # noqa: F401 - a fixture
 from vivavoce.models.whisper import WindowMemory
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanHeads, scripted
+from vivavoce.models.whisper_lean import CpuDraftDecoder, CpuDraftHeads, CpuTextDecoder, scripted
 
 END, TIMES = 7, CONFIG.vocab_size
 BARRED_FIRST, BARRED = torch.zeros(2, CONFIG.vocab_size)
 BARRED_FIRST[3::2] = BARRED[::3] = -1e9
 
 
-def guessed_by(decoder, memory, tokens: list[int], how: LeanGuessing) -> tuple[list[int], torch.Tensor | None]:
+def guessed_by(decoder, memory, tokens: list[int], how: CpuDraftDecoder) -> tuple[list[int], torch.Tensor | None]:
     """By reading all of the text anew for every token."""
     chain, sureness = [], 1.0
     while len(chain) < how.most:
@@ -32,8 +32,8 @@ def guessed_by(decoder, memory, tokens: list[int], how: LeanGuessing) -> tuple[l
 def test_guesses_are_those_of_the_decoder_in_any_pieces(model, most, sureness):  # noqa: F811
     memory = windows_of(model, 1)
     tokens = torch.randint(CONFIG.vocab_size, (17,), generator=torch.Generator().manual_seed(0)).tolist()
-    how = LeanGuessing(most, sureness, 3, 0.01, TIMES, END)
-    lean = LeanDecoder(model.decoder)
+    how = CpuDraftDecoder(most, sureness, 3, 0.01, TIMES, END)
+    lean = CpuTextDecoder(model.decoder)
     text = lean.begin(memory)
     for begin, end in ((0, 4), (4, 5), (5, 6), (6, 13), (13, 17), (2, 9)):
         text.length = begin  # of what was read behind it, guesses that turned out wrong, nothing is left
@@ -48,9 +48,9 @@ def test_guesses_are_those_of_the_decoder_in_any_pieces(model, most, sureness): 
 
 @pytest.mark.parametrize("spelt", [CONFIG.vocab_size, 21])
 def test_rounded_guesses_are_nearly_those_of_the_decoder(model, spelt):  # noqa: F811
-    memory, tokens, how = windows_of(model, 1), [1, 5, 2, 8], LeanGuessing(1, 2.0, 3, 0.01, TIMES, END)
+    memory, tokens, how = windows_of(model, 1), [1, 5, 2, 8], CpuDraftDecoder(1, 2.0, 3, 0.01, TIMES, END)
     narrow = copy.deepcopy(model.decoder).float()
-    lean = LeanDecoder(narrow, rounded=True)
+    lean = CpuTextDecoder(narrow, rounded=True)
     text = lean.begin(WindowMemory(memory.keys.float(), memory.values.float()))
     chain, unsure, _ = lean.guess(text, tokens, BARRED_FIRST[:spelt].float(), BARRED[:spelt].float(), how)
     logits = model.decoder.logits(model.decoder(torch.tensor([tokens]), memory)[0, -1])
@@ -61,13 +61,13 @@ def test_rounded_guesses_are_nearly_those_of_the_decoder(model, spelt):  # noqa:
 
 def test_first_guess_of_a_time_is_as_sure_as_all_likely_times(model):  # noqa: F811
     memory = windows_of(model, 1)
-    how = LeanGuessing(2, 0.0, 3, 0.0, 0, END)
-    lean = LeanDecoder(model.decoder)
+    how = CpuDraftDecoder(2, 0.0, 3, 0.0, 0, END)
+    lean = CpuTextDecoder(model.decoder)
     chain, _, begins = lean.guess(lean.begin(memory), [1, 2], BARRED_FIRST, BARRED, how)
     best = float(begins.topk(3)[0].sum())
     assert len(chain) == 2 and int(begins.argmax()) == chain[0]
     for sureness, length in ((best * 0.99, 1), (min(1.0, best * 1.01), 0)):
-        how = LeanGuessing(1, sureness, 3, 0.0, 0, END)
+        how = CpuDraftDecoder(1, sureness, 3, 0.0, 0, END)
         assert len(lean.guess(lean.begin(memory), [1, 2], BARRED_FIRST, BARRED, how)[0]) == length
 
 
@@ -88,5 +88,7 @@ def test_heads_guess_what_they_are_trained_to(model, begun):  # noqa: F811
     with torch.inference_mode():
         states = heads(hidden if begun else heads.start, model.decoder.embed_tokens.weight[5], look)
         wanted = (model.decoder.logits(states) + BARRED).softmax(-1).topk(3)
-        ids, chances = scripted(LeanHeads(heads, model.decoder))(hidden if begun else None, 5, keys, values, BARRED, 3)
+        ids, chances = scripted(CpuDraftHeads(heads, model.decoder))(
+            hidden if begun else None, 5, keys, values, BARRED, 3
+        )
     assert ids.tolist() == wanted.indices.tolist() and (chances - wanted.values).abs().max() < 1e-5

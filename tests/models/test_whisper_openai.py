@@ -11,7 +11,7 @@ from vivavoce.device import pick
 from vivavoce.models.whisper import WindowMemory
 from vivavoce.models.whisper_beams import follow
 from vivavoce.models.whisper_decoding import Text, decode
-from vivavoce.models.whisper_hearing import EncodeWindow, Wish, WriteText
+from vivavoce.models.whisper_hearing import EncodeWindow, TranscriptionOptions, WriteText
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.many import TranscribingEngine
 
@@ -28,8 +28,10 @@ def samples_of(case) -> torch.Tensor:
     return torch.from_numpy(sound(SOUNDS[case["sound"]], case["seed"]))
 
 
-def options_of(case) -> Wish:
-    return Wish("en", timestamps=case["timestamps"], beams=case["beams"], temperatures=(0.0,), follow_earlier=False)
+def options_of(case) -> TranscriptionOptions:
+    return TranscriptionOptions(
+        "en", timestamps=case["timestamps"], beams=case["beams"], temperatures=(0.0,), follow_earlier=False
+    )
 
 
 def assert_equal(segments, case) -> None:
@@ -63,7 +65,10 @@ def encoded(listener, seed: int) -> WindowMemory:
 
 
 def test_the_best_of_some_drawn_texts_is_that_of_the_highest_rank(listener):
-    prompt, rules = listener.tokens.prompt("en", "transcribe", True), listener.rules(Wish("en", timestamps=True))
+    prompt, rules = (
+        listener.tokens.prompt("en", "transcribe", True),
+        listener.rules(TranscriptionOptions("en", timestamps=True)),
+    )
     memory, differ = encoded(listener, 0), 0
     repeated = WindowMemory(memory.keys.repeat_interleave(DRAWS, 1), memory.values.repeat_interleave(DRAWS, 1))
     for seed in range(6):
@@ -81,7 +86,7 @@ def test_the_engine_ranks_drawn_texts_alike(listener):
     prompt = tuple(listener.tokens.prompt("en", "transcribe", True))
 
     def drawn(best_of: int, seed: int):
-        wish = Wish("en", timestamps=True, seed=seed)
+        wish = TranscriptionOptions("en", timestamps=True, seed=seed)
 
         def asking():
             mel = listener.log_mel(torch.from_numpy(sound(3.7, 0)))

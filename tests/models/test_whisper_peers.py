@@ -9,7 +9,7 @@ import torch
 from tests.models.published_tokenizer import published_tokenizer
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 
@@ -81,7 +81,7 @@ def test_segments_are_those_of_faster_whisper(pair):
         sound, language="zh", beam_size=1, temperature=0.0, compression_ratio_threshold=None, log_prob_threshold=None,
         no_speech_threshold=None, suppress_tokens=SUPPRESSED, initial_prompt=PROMPT,
     )  # fmt: skip
-    wish = Wish("zh", prompt=PROMPT, temperatures=(0.0,))
+    wish = TranscriptionOptions("zh", prompt=PROMPT, temperatures=(0.0,))
     compared = 0
     for expected, segment in zip(theirs, mine.segments(torch.from_numpy(sound), wish), strict=True):
         compared += 1

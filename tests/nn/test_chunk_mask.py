@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vivavoce.nn.chunk_mask import EMPTY, Span, attention_bias, visible
+from vivavoce.nn.chunk_mask import EMPTY, KeySpan, attention_bias, visible
 
 
 def may_look(query, key, chunk, left_chunks, sink):
@@ -15,7 +15,7 @@ def may_look(query, key, chunk, left_chunks, sink):
 
 @pytest.mark.parametrize("left_chunks", [None, 0, 2])
 def test_offline_mask_is_the_definition(left_chunks):
-    span = Span(torch.tensor([0]), 20, torch.tensor([6]))
+    span = KeySpan(torch.tensor([0]), 20, torch.tensor([6]))
     expected = [[may_look(query, key, 3, left_chunks, 6) for key in range(20)] for query in range(20)]
     assert visible(span, 3, left_chunks)[0].tolist() == expected
 
@@ -23,7 +23,7 @@ def test_offline_mask_is_the_definition(left_chunks):
 @pytest.mark.parametrize("left_chunks", [None, 1, 2])
 def test_stream_mask_is_the_definition_where_slots_hold_something(left_chunks):
     starts, sinks = [9, 12, 6], [6, 3, 0]
-    span = Span(torch.tensor(starts), 6, torch.tensor(sinks), prefix_slots=6, window_slots=9)
+    span = KeySpan(torch.tensor(starts), 6, torch.tensor(sinks), prefix_slots=6, window_slots=9)
     seen = visible(span, 3, left_chunks)
     for row, (start, sink) in enumerate(zip(starts, sinks, strict=True)):
         keys = [key if key < sink else EMPTY for key in range(6)]

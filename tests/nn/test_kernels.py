@@ -8,7 +8,7 @@ from vivavoce.engine.sampling import gumbel_noise
 from vivavoce.nn import kernels
 from vivavoce.nn.attention import PagedAttention, _attend_piece, attend
 from vivavoce.nn.norm import rms_norm
-from vivavoce.nn.paged import NARROW, PagedCache, Piece, RowBatch, narrowed
+from vivavoce.nn.paged import NARROW, CachePiece, PagedCache, RowBatch, narrowed
 from vivavoce.nn.rope import RotaryTable
 
 pytestmark = pytest.mark.gpu
@@ -89,7 +89,7 @@ def in_float64(batch: RowBatch) -> RowBatch:
         keys, values, *scales = (tensor.cpu() for tensor in batch.cache.tensors())
         cache = PagedCache(keys.view(NARROW), values.view(NARROW), *scales)
     places = zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)
-    pieces = tuple(Piece(slice(row, row + 1), slot, position) for row, (slot, position) in enumerate(places))
+    pieces = tuple(CachePiece(slice(row, row + 1), slot, position) for row, (slot, position) in enumerate(places))
     return RowBatch(cache, batch.page_table.cpu(), batch.slots.cpu(), batch.positions.cpu(), 0, pieces)
 
 
@@ -157,7 +157,7 @@ def test_one_row_decode(dtype, heads, kv_heads, dim, position, normed):
 def test_flash_attention_is_the_same_attention(dtype, position, rows):
     pytest.importorskip("flash_attn")
     batch = random_batch(dtype, [position + rows - 1], heads=2, dim=64)
-    piece = Piece(slice(0, rows), slot=0, position=position)
+    piece = CachePiece(slice(0, rows), slot=0, position=position)
     queries = torch.randn(rows, 8, 64, dtype=dtype, device=CUDA)
     ours = _attend_piece(queries, *batch.read(1, piece), piece)
     exact = in_float64(batch)

@@ -22,12 +22,12 @@ from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import InputError, VivaError
 from vivavoce.models.llama import Llama, chat_rows
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.nn.decoder_trunk import TrunkSizes
 from vivavoce.pipelines.cascade_loading import CascadeParts, load_cascade, open_chat
 from vivavoce.pipelines.local_chat import LocalChat, LocalChatOptions
-from vivavoce.pipelines.recogniser_ear import RecogniserEar
+from vivavoce.pipelines.recogniser_ear import LocalRecogniser
 from vivavoce.pipelines.threaded import on_a_thread
 from vivavoce.recognition import transcribe
 
@@ -217,8 +217,11 @@ async def test_an_ear_leaves_unknown_languages_to_the_model(parts):
 async def test_turns_and_recordings_heard_together_are_heard_as_alone(parts):
     listener = WhisperTranscriber.load(parts.asr)
     samples = [talk(1.0, seed=seed).astype("f") for seed in range(3)]
-    wish = Wish("en", timestamps=False, temperatures=(0.0,))
-    async with RecogniserEar(listener, pick("cpu")) as alone, RecogniserEar(listener, pick("cpu"), True) as together:
+    wish = TranscriptionOptions("en", timestamps=False, temperatures=(0.0,))
+    async with (
+        LocalRecogniser(listener, pick("cpu")) as alone,
+        LocalRecogniser(listener, pick("cpu"), True) as together,
+    ):
         expected = [await alone.transcribe(each, 16_000) for each in samples]
         assert await asyncio.gather(*(together.transcribe(each, 16_000) for each in samples)) == expected
         segments = [segment.text async for segment in alone.segments(samples[0], wish)]
@@ -226,9 +229,9 @@ async def test_turns_and_recordings_heard_together_are_heard_as_alone(parts):
 
 
 def test_another_backend_is_asked_where_it_is_named(parts):
-    assert isinstance(RecogniserEar.load(parts.asr, "ours", "cpu").listener, WhisperTranscriber)
+    assert isinstance(LocalRecogniser.load(parts.asr, "ours", "cpu").listener, WhisperTranscriber)
     with pytest.raises(VivaError, match=r"(?i)moonshine"):
-        RecogniserEar.load(parts.asr, "moonshine", "cpu")
+        LocalRecogniser.load(parts.asr, "moonshine", "cpu")
 
 
 async def test_voices_of_other_services_stand_for_the_default_one(parts):

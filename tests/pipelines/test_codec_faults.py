@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.pipelines.test_codec_here import LEFT, codes, prompt
-from vivavoce.engine.workers import Workers
+from vivavoce.engine.workers import DeadlineExecutor
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.moss_speech_codec_cpu import CpuCodec
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
-from vivavoce.pipelines.codec_here import CodecHere
+from vivavoce.pipelines.codec_here import LocalCodec
 
 KINDS = {"plain": lambda codec: codec, "cpu": CpuCodec, "graphed": GraphedCodec}
 POISON = 999
@@ -64,8 +64,8 @@ def replies(codec, voice):
 
 
 async def test_a_reply_that_fails_leaves_the_sound_of_the_others(codec):
-    voice, workers = codec.flow.voice(prompt()), Workers("viva-test")
-    here = CodecHere(codec, LEFT, workers=workers)
+    voice, workers = codec.flow.voice(prompt()), DeadlineExecutor("viva-test")
+    here = LocalCodec(codec, LEFT, workers=workers)
     pieces = [codes(6, 40 + seed) % 900 for seed in range(3)]
     with torch.inference_mode():
         wanted = [codec.step(state, piece) for state, piece in zip(replies(codec, voice), pieces, strict=True)]
@@ -88,8 +88,8 @@ async def test_a_reply_that_fails_leaves_the_sound_of_the_others(codec):
 
 
 async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
-    workers = Workers("viva-test")
-    here = CodecHere(codec, LEFT, workers=workers)
+    workers = DeadlineExecutor("viva-test")
+    here = LocalCodec(codec, LEFT, workers=workers)
     generator = torch.Generator().manual_seed(3)
     sounds = torch.randn(3, 4, 2560, generator=generator) * 0.2
 

@@ -11,7 +11,7 @@ from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.nn.process_settings import cudnn_benchmark
-from vivavoce.pipelines.codec_here import SOON_SECONDS, CodecHere
+from vivavoce.pipelines.codec_here import SOON_SECONDS, LocalCodec
 
 LEFT, SOON, LATER = 3, 0.1, 2 * SOON_SECONDS
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -60,7 +60,7 @@ def spoken(codec, pieces):
 
 
 async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, plain):
-    here = CodecHere(graphed, LEFT)
+    here = LocalCodec(graphed, LEFT)
     voice = graphed.flow.voice(prompt())
     here.warm_up(voice, (1, 4), (5, 10))
     here.ear.start()
@@ -81,7 +81,7 @@ async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, p
 
 @pytest.mark.parametrize(("count", "urgency", "is_quick"), [(5, SOON, 1), (10, SOON, 1), (15, SOON, 0), (5, LATER, 0)])
 async def test_who_needs_a_long_hop_soon_goes_the_usual_way(graphed, count, urgency, is_quick):
-    here = CodecHere(graphed, LEFT)
+    here = LocalCodec(graphed, LEFT)
     here.voice.start()
     _, state = await here.voice.do((graphed.flow.voice(prompt()), codes(8, 1), False), SOON)
     usual, quick = here.voice.ways
@@ -95,7 +95,7 @@ async def test_who_needs_a_long_hop_soon_goes_the_usual_way(graphed, count, urge
 async def test_hops_are_captured_where_the_process_lets_cudnn_time_its_engines(plain):
     with cudnn_benchmark.held(True):
         codec = GraphedCodec(untrained_codec("cuda"))
-        here = CodecHere(codec, LEFT)
+        here = LocalCodec(codec, LEFT)
         voice = codec.flow.voice(prompt())
         here.voice.start()
         sound, pieces = await said(here, voice, 7, [SOON, SOON, LATER])
@@ -106,7 +106,7 @@ async def test_hops_are_captured_where_the_process_lets_cudnn_time_its_engines(p
 
 
 async def test_sound_that_is_none_fails_alone(graphed):
-    here = CodecHere(graphed, LEFT)
+    here = LocalCodec(graphed, LEFT)
     voice = graphed.flow.voice(prompt())
     broken = replace(voice, speaker=torch.full_like(voice.speaker, torch.nan))
     here.voice.start()
@@ -119,7 +119,7 @@ async def test_sound_that_is_none_fails_alone(graphed):
 
 
 async def test_a_turn_is_heard_as_by_the_plain_ear(graphed, plain):
-    here = CodecHere(graphed, LEFT)
+    here = LocalCodec(graphed, LEFT)
     here.ear.start()
     here.voice.start()
     sound = 0.2 * torch.randn(8000, generator=torch.Generator().manual_seed(3))
@@ -134,5 +134,5 @@ async def test_a_turn_is_heard_as_by_the_plain_ear(graphed, plain):
 def test_what_a_reply_keeps_is_reckoned_from_its_voice(graphed):
     voice = graphed.flow.voice(prompt())
     kept = graphed.start(voice, LEFT).nbytes
-    assert CodecHere(graphed, LEFT).reply_bytes(voice) == pytest.approx(kept, rel=0.3)
-    assert CodecHere(graphed, None).reply_bytes(voice) == 0
+    assert LocalCodec(graphed, LEFT).reply_bytes(voice) == pytest.approx(kept, rel=0.3)
+    assert LocalCodec(graphed, None).reply_bytes(voice) == 0

@@ -16,7 +16,7 @@ from tests.dialogue.voices import silence, talk
 from vivavoce.audio.buzz import buzz
 from vivavoce.audio.sound import Sound
 from vivavoce.device import pick
-from vivavoce.dialogue.chunking import Bridge
+from vivavoce.dialogue.chunking import ChunkBridge
 from vivavoce.dialogue.clock import SimulatedClock
 from vivavoce.dialogue.guards import GuardLimits
 from vivavoce.dialogue.interface import (
@@ -47,7 +47,7 @@ from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_codec import VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 AT_ONCE = DialogueOptions(speaking=SpeakingOptions(most_ahead=None, guards=GuardLimits(stuck_seconds=None)))
 SHORT = ConversationSettings(most_output_tokens=12)
@@ -65,10 +65,10 @@ class Parts:
     def prompt(self) -> MossSpeechPrompt:
         return MossSpeechPrompt(self.model.config, self.tokenizer)
 
-    def pipeline(self, cache_rows=4096, context=None, **options) -> MossSpeechPipeline:
+    def pipeline(self, cache_rows=4096, context=None, **options) -> MossSpeechBackend:
         limits = EngineLimits(cache_rows=cache_rows, context=context)
         core = Engine(self.model, pick("cpu"), limits=limits)
-        return MossSpeechPipeline(
+        return MossSpeechBackend(
             core,
             self.codec,
             self.prompt,
@@ -350,7 +350,7 @@ async def test_eight_at_once_say_what_each_would_say_alone(parts):
 
 async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     async def said(pipeline, expected: float) -> list[np.ndarray]:
-        pipeline.bridge = Bridge(expected, share=0.0, margin=0.0)
+        pipeline.bridge = ChunkBridge(expected, share=0.0, margin=0.0)
         mind, settings = pipeline.open(None), ConversationSettings(most_output_tokens=30)
         mind.remember((), settings)
         mind.listen(buzz(1.0, 16_000).samples[0])

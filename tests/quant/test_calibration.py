@@ -22,7 +22,7 @@ from vivavoce.quant.methods import METHODS
 from vivavoce.quant.observers import OBSERVERS, input_range, observer
 from vivavoce.quant.policy import policy_for
 from vivavoce.quant.speech_set import project_set, read_set
-from vivavoce.quant.subjects import SUBJECTS, Lesson
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 
 needs_int8 = pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
 
@@ -110,7 +110,7 @@ class LikeAndUnlike:
 
 
 def test_a_layer_whose_rows_differ_in_size_is_given_no_range(tmp_path):
-    lessons = [Lesson(torch.randn(200, 64, generator=torch.Generator().manual_seed(1)), 1)]
+    lessons = [CalibrationBatch(torch.randn(200, 64, generator=torch.Generator().manual_seed(1)), 1)]
     assert list(calibrate(LikeAndUnlike(), tmp_path, lessons)) == ["lm:like.weight"]
 
 

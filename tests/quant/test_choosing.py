@@ -10,7 +10,7 @@ from vivavoce.quant.convert import Findings, quantise_folder
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.mixed import mixture
 from vivavoce.quant.policy import policy_for
-from vivavoce.quant.qat import Course, fine_tune
+from vivavoce.quant.qat import FineTuning, fine_tune
 from vivavoce.quant.run import Wishes, quantize
 from vivavoce.quant.sensitivity import plot_costs, roundable, scan
 from vivavoce.quant.speech_set import project_set, scene_set
@@ -80,7 +80,7 @@ def test_fine_tuning_brings_the_rounded_model_nearer_to_float(kind, tmp_path):
     subject, policy = SUBJECTS[kind], policy_for(folder)
     items = project_set().items[:3] if kind == "whisper" else scene_set().items[:4]
     lessons = subject.lessons(folder, items)
-    tuned = fine_tune(kind, folder, policy.parts[0], lessons, lessons, Course(steps=50, rate=5e-4))
+    tuned = fine_tune(kind, folder, policy.parts[0], lessons, lessons, FineTuning(steps=50, rate=5e-4))
     assert tuned.after.divergence < 0.8 * tuned.before.divergence
     findings = Findings(tuned=tuned.weights, training=tuned.training)
     manifest = quantise_folder(folder, tmp_path / "out", METHODS["qat"], policy, findings)

@@ -26,11 +26,11 @@ from vivavoce.nn.quantised_weight import quantise
 from vivavoce.quant.calibration import calibrate
 from vivavoce.quant.convert import Findings, quantise_folder, units
 from vivavoce.quant.manifest import Manifest, verify
-from vivavoce.quant.methods import METHODS, Method, method_of
+from vivavoce.quant.methods import METHODS, QuantMethod, method_of
 from vivavoce.quant.policy import policy_for
-from vivavoce.quant.qat import NOT_TRAINED, Course, fine_tune
+from vivavoce.quant.qat import NOT_TRAINED, FineTuning, fine_tune
 from vivavoce.quant.speech_set import project_set
-from vivavoce.quant.subjects import SUBJECTS, Lesson
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 from vivavoce.recognition import transcribe
 
 # Loads each folder, runs the same lesson through it, and prints how far it is from the float model.
@@ -53,10 +53,10 @@ print(json.dumps(told))
 LAYERS_ADD_UP = 3.0  # a model's error against one layer's, for the depths met here
 
 
-def found_for(method: Method, kind: str, source: Path, lesson: Lesson) -> Findings | None:
+def found_for(method: QuantMethod, kind: str, source: Path, lesson: CalibrationBatch) -> Findings | None:
     """What a method must know of a model: its ranges, or its weights after the shortest of courses."""
     if method.trains:
-        tuned = fine_tune(kind, source, policy_for(source).parts[0], [lesson], [lesson], Course(steps=1))
+        tuned = fine_tune(kind, source, policy_for(source).parts[0], [lesson], [lesson], FineTuning(steps=1))
         return Findings(tuned=tuned.weights, training=tuned.training)
     return Findings(ranges=calibrate(SUBJECTS[kind], source, [lesson])) if method.calibrates else None
 

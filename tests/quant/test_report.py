@@ -17,15 +17,15 @@ from vivavoce.quant.every_method import run as every_method
 from vivavoce.quant.losses import Effort, losses
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.plan import byte_count, plan, weight_bytes
-from vivavoce.quant.policy import Part, policy_for
-from vivavoce.quant.reading_aloud import Span
+from vivavoce.quant.policy import ModelPart, policy_for
+from vivavoce.quant.reading_aloud import TextSpan
 from vivavoce.quant.report import write_report
 from vivavoce.quant.report_page import tests as thresholds
 from vivavoce.quant.report_page import training_lines, verdict
 from vivavoce.quant.run import Wishes
 from vivavoce.quant.speech_set import project_set, scene_set
 from vivavoce.quant.static_report import outliers
-from vivavoce.quant.subjects import SUBJECTS, Lesson
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 from vivavoce.quant.voices import code_agreement, voice_of
 
 
@@ -71,7 +71,7 @@ def test_the_layer_with_outliers_is_found_and_each_observer_judged_there():
     torch.manual_seed(0)
     block = torch.nn.ModuleDict({"plain": torch.nn.Linear(64, 32), "spread": torch.nn.Linear(64, 32)})
     model = torch.nn.ModuleDict({"block": block})
-    found = outliers(TwoLayers(), model, Part("lm", ".", r"weight$"), [Lesson(torch.randn(200, 64), 1)])
+    found = outliers(TwoLayers(), model, ModelPart("lm", ".", r"weight$"), [CalibrationBatch(torch.randn(200, 64), 1)])
     assert found.layer == "block.spread" and found.largest == 300.0 and found.usual < 10.0
     assert found.errors["percentile"] < 0.02 and found.errors["minmax"] > 0.3
     assert found.worst["minmax"] < found.worst["percentile"]  # whose range cuts the outlier off
@@ -164,13 +164,13 @@ def test_every_method_has_a_row_in_one_table(every):
 def test_what_a_person_would_notice_is_told_beside_float(tmp_path):
     (loss,) = losses("mini-asr", ["fp16"], effort=Effort(items=1))
     assert loss.of == len(project_set().items[0].text.split())
-    assert (loss.lost, loss.alone, loss.visqol, loss.verdict) == (Span(0.0, 0.0, 0.0), None, None, "yes")
-    assert replace(loss, lost=Span(1.9, -1.0, 5.0), alone=Span(5.0, 1.0, 9.0), visqol=0.97).verdict == "yes"
-    assert replace(loss, lost=Span(2.5, -1.0, 6.0)).verdict == "not told from chance"
+    assert (loss.lost, loss.alone, loss.visqol, loss.verdict) == (TextSpan(0.0, 0.0, 0.0), None, None, "yes")
+    assert replace(loss, lost=TextSpan(1.9, -1.0, 5.0), alone=TextSpan(5.0, 1.0, 9.0), visqol=0.97).verdict == "yes"
+    assert replace(loss, lost=TextSpan(2.5, -1.0, 6.0)).verdict == "not told from chance"
     for worse in (
         replace(loss, visqol=0.9),
-        replace(loss, lost=Span(5.0, 2.1, 8.0)),
-        replace(loss, alone=Span(5, 2, 8)),
+        replace(loss, lost=TextSpan(5.0, 2.1, 8.0)),
+        replace(loss, alone=TextSpan(5, 2, 8)),
     ):
         assert worse.verdict == worse.cells()[-1] == "no"
     with pytest.raises(InputError, match="cosyvoice model; what is lost can be told of moss_speech"):

@@ -10,7 +10,7 @@ from tests.recognition.test_transcribe import folder, listener, noise  # noqa: F
 from vivavoce.device import pick
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.whisper_config import SIZES
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.recognition import transcribe
 from vivavoce.recognition.backends import OwnBackend, fitting, load_backend
 from vivavoce.recognition.converted import ConvertedWindows, FasterWhisper, load_converted
@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_our_engine_hears_what_the_transcriber_hears(listener):  # noqa: F811
     backend = OwnBackend(listener, pick("cpu"))
-    wish = Wish(word_times=True)
+    wish = TranscriptionOptions(word_times=True)
     for samples in SOUNDS[:3]:
         alone = list(listener.segments(samples, wish))
         assert [s.tokens for s in backend.segments(samples, wish)] == [s.tokens for s in alone]
@@ -49,12 +49,12 @@ def test_ctranslate2_hears_the_same_in_windows_of_any_length(folder, cache):  # 
     theirs = load_backend(folder, "faster-whisper", "cpu", "float32")
     assert isinstance(theirs, ConvertedWindows)
     ours = load_backend(folder, "ours", "cpu")
-    wish = Wish(timestamps=False, temperatures=(0.0,))
+    wish = TranscriptionOptions(timestamps=False, temperatures=(0.0,))
     for samples in (SOUNDS[0], SOUNDS[2]):
         expected = [(s.tokens, s.start, s.end) for s in ours.segments(samples, wish)]
         assert [(s.tokens, s.start, s.end) for s in theirs.segments(samples, wish)] == expected
     with pytest.raises(InputError, match="backend ours"):
-        list(theirs.segments(SOUNDS[0], Wish(word_times=True)))
+        list(theirs.segments(SOUNDS[0], TranscriptionOptions(word_times=True)))
     again = load_converted(folder, "cpu", "float32")
     assert isinstance(again, ConvertedWindows)
 
@@ -85,7 +85,9 @@ def test_wishes_are_told_to_faster_whisper_in_its_words():
             return iter([made]), type("About", (), {"language": "en"})
 
     model = Theirs()
-    (segment,) = FasterWhisper(model).segments(SOUNDS[0], Wish("en", hotwords=("a", "b"), beams=3, timestamps=False))
+    (segment,) = FasterWhisper(model).segments(
+        SOUNDS[0], TranscriptionOptions("en", hotwords=("a", "b"), beams=3, timestamps=False)
+    )
     assert segment.text == " hi" and segment.tokens == (1,) and segment.language == "en"
     assert (model.asked["beam_size"], model.asked["hotwords"], model.asked["without_timestamps"]) == (3, "a b", True)
 

@@ -7,7 +7,7 @@ from vivavoce.audio.files import read
 from vivavoce.bench.asr_speech import BUNDLED, spoken_sentences
 from vivavoce.device import int8_is_fast_here
 from vivavoce.errors import InputError
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.recognition import transcribe
 from vivavoce.recognition.backends import load_backend
 from vivavoce.recognition.transcriber import Transcriber
@@ -61,13 +61,13 @@ def test_corrupt_files_are_refused_in_a_line(careful, bytes_):
 def test_a_language_it_does_not_know_is_refused_and_the_next_sound_is_heard(careful):
     spoken = spoken_sentences(most=1)[0]
     with pytest.raises(InputError, match="language 'zh'"):
-        list(careful.segments(spoken.samples, Wish(language="zh")))
+        list(careful.segments(spoken.samples, TranscriptionOptions(language="zh")))
     assert list(careful.segments(spoken.samples))
 
 
 @pytest.mark.skipif(not int8_is_fast_here(), reason="no int8 products on this CPU")
 def test_int8_writes_nearly_the_same():
-    wish = Wish(temperatures=(0.0,), padding="trim")
+    wish = TranscriptionOptions(temperatures=(0.0,), padding="trim")
     rounded = load_backend("mini-asr", "ours", "cpu", "int8")
     exact = load_backend("mini-asr", "ours", "cpu", "float32")
     texts = [
@@ -83,11 +83,11 @@ def test_a_model_packed_for_shipping_is_unpacked_for_ctranslate2(tmp_path, monke
     theirs = load_backend("mini-asr", "faster-whisper", "cpu", "float32")
     ours = load_backend("mini-asr", "ours", "cpu", "float32")
     for one in spoken_sentences(most=2):
-        wish = Wish(temperatures=(0.0,), padding="full")
+        wish = TranscriptionOptions(temperatures=(0.0,), padding="full")
         assert [s.tokens for s in theirs.segments(one.samples, wish)] == [
             s.tokens for s in ours.segments(one.samples, wish)
         ]
     short = [one for one in spoken_sentences() if 1.5 <= len(one.samples) / RATE <= 1.65]
-    wish = Wish(temperatures=(0.0,), padding="trim")
+    wish = TranscriptionOptions(temperatures=(0.0,), padding="trim")
     texts = ["".join(s.text for s in theirs.segments(one.samples, wish)) for one in short]
     assert judge_texts(texts, [one.text for one in short]).word_error_rate < 0.2

@@ -13,7 +13,7 @@ from vivavoce.errors import CheckpointError
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_draft import distilled, save_decoder
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.nn.allocation import fill_randomly
@@ -66,7 +66,9 @@ def assert_same(segments, expected) -> None:
 
 
 @pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.parametrize("wish", [Wish(), Wish(timestamps=False, padding="trim")], ids=["timed", "plain"])
+@pytest.mark.parametrize(
+    "wish", [TranscriptionOptions(), TranscriptionOptions(timestamps=False, padding="trim")], ids=["timed", "plain"]
+)
 def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, wish):  # noqa: F811
     plain = TranscribingEngine(listener, CPU, windows=3)
     expected = plain.transcribe(SOUNDS, wish)
@@ -84,7 +86,7 @@ def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, wish):
 def test_texts_drawn_at_a_temperature_are_the_same_draws(listener, drafts, name):  # noqa: F811
     hot = replace(listener.settings, least_logprob=0.0, temperatures=(0.0, 0.8), best_of=2)
     strict = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, hot)
-    sounds, wish = SOUNDS[2:3], Wish(seed=5, timestamps=False)
+    sounds, wish = SOUNDS[2:3], TranscriptionOptions(seed=5, timestamps=False)
     expected = TranscribingEngine(strict, CPU, windows=2).transcribe(sounds, wish)
     engine = TranscribingEngine(strict, CPU, windows=2, drafts=choice_of(drafts, name))
     assert_same(engine.transcribe(sounds, wish), expected)
@@ -95,7 +97,7 @@ def test_a_small_decoder_that_is_the_model_and_sure_of_it_is_always_right(listen
     sure = deepcopy(listener)
     sure.model.decoder.embed_tokens.weight.data *= 20
     sure.model.save(tmp_path)
-    wish = Wish(timestamps=False)
+    wish = TranscriptionOptions(timestamps=False)
     engine = TranscribingEngine(sure, CPU, windows=1, drafts=DraftChoice(draft=tmp_path))
     engine.transcribe(SOUNDS[:1], wish)
     report = engine.report()
@@ -103,7 +105,7 @@ def test_a_small_decoder_that_is_the_model_and_sure_of_it_is_always_right(listen
 
 
 def test_the_previous_hypothesis_is_a_draft_that_saves_passes(listener):  # noqa: F811
-    samples, wish = SOUNDS[2], Wish(timestamps=False)
+    samples, wish = SOUNDS[2], TranscriptionOptions(timestamps=False)
     engine = TranscribingEngine(listener, CPU, windows=1)
     first = engine.begin(samples, wish)
     while engine.has_work:
@@ -147,8 +149,12 @@ def test_drafts_that_do_not_fit_are_refused_in_a_line(listener, drafts, tmp_path
 
 
 def test_a_better_text_is_found_by_following_several(listener):  # noqa: F811
-    one, many = (list(listener.segments(SOUNDS[2], Wish(timestamps=False, beams=beams))) for beams in (1, 5))
+    one, many = (
+        list(listener.segments(SOUNDS[2], TranscriptionOptions(timestamps=False, beams=beams))) for beams in (1, 5)
+    )
     assert many[0].average_logprob >= one[0].average_logprob - 1e-4
-    together = TranscribingEngine(listener, CPU, windows=2).transcribe([SOUNDS[2]], Wish(timestamps=False, beams=5))
+    together = TranscribingEngine(listener, CPU, windows=2).transcribe(
+        [SOUNDS[2]], TranscriptionOptions(timestamps=False, beams=5)
+    )
     assert [s.tokens for s in together[0]] == [s.tokens for s in many]
     assert torch.isfinite(torch.tensor(many[0].average_logprob))

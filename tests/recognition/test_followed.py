@@ -10,7 +10,7 @@ from tests.recognition.test_transcribe import RATE, SIZES, folder, listener, noi
 from vivavoce.device import pick
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_settings import WhisperSettings
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
@@ -46,7 +46,7 @@ def test_the_window_in_which_a_language_is_heard_is_encoded_once(bilingual):
     alone = transcribe(samples.numpy(), hears, timestamps=False, temperatures=GREEDY)
     assert (alone.language, len(runs)) == (language, 1) and alone.segments
     (together,) = TranscribingEngine(hears, CPU, windows=1).transcribe(
-        [samples], Wish(timestamps=False, temperatures=GREEDY)
+        [samples], TranscriptionOptions(timestamps=False, temperatures=GREEDY)
     )
     assert len(runs) == 2 and [s.tokens for s in together] == [s.tokens for s in alone.segments]
     assert {segment.language for segment in together} == {language}
@@ -63,10 +63,10 @@ def test_beams_and_expected_words_share_the_steps_of_the_others(listener):  # no
         listener.model, listener.tokenizer, listener.tokens, replace(listener.settings, hotword_bonus=20.0)
     )
     wishes = [
-        Wish(timestamps=False, temperatures=GREEDY),
-        Wish(timestamps=False, temperatures=GREEDY, beams=3),
-        Wish(timestamps=False, temperatures=GREEDY, hotwords=("breakfast",)),
-        Wish(timestamps=True, temperatures=GREEDY, hotwords=("table",), beams=2),
+        TranscriptionOptions(timestamps=False, temperatures=GREEDY),
+        TranscriptionOptions(timestamps=False, temperatures=GREEDY, beams=3),
+        TranscriptionOptions(timestamps=False, temperatures=GREEDY, hotwords=("breakfast",)),
+        TranscriptionOptions(timestamps=True, temperatures=GREEDY, hotwords=("table",), beams=2),
     ]
     engine = TranscribingEngine(pushed, CPU, windows=4)
     together = engine.transcribe(sounds, wishes)
@@ -81,14 +81,17 @@ def test_beams_and_expected_words_share_the_steps_of_the_others(listener):  # no
 
 def test_texts_with_expected_words_are_drawn_by_their_seed(listener):  # noqa: F811
     sound = torch.from_numpy(noise(1.9))
-    wishes = [Wish(timestamps=False, temperatures=(0.8,), hotwords=("table",), seed=seed) for seed in (1, 1, 2)]
+    wishes = [
+        TranscriptionOptions(timestamps=False, temperatures=(0.8,), hotwords=("table",), seed=seed)
+        for seed in (1, 1, 2)
+    ]
     first, again, other = TranscribingEngine(listener, CPU, windows=3).transcribe([sound] * 3, wishes)
     assert [s.tokens for s in first] == [s.tokens for s in again] != [s.tokens for s in other]
 
 
 def test_a_caller_that_gives_up_while_beams_are_followed_leaves_nothing_behind(listener):  # noqa: F811
     engine = TranscribingEngine(listener, CPU, windows=1)
-    one = engine.begin(torch.from_numpy(noise(1.9)), Wish(timestamps=False, beams=4))
+    one = engine.begin(torch.from_numpy(noise(1.9)), TranscriptionOptions(timestamps=False, beams=4))
     for _ in range(3):
         engine.advance()
     assert len(engine.engine.scheduler.sequences) > 1
@@ -118,7 +121,7 @@ def test_three_hours_are_heard_window_by_window(listener):  # noqa: F811
     model.decoder.embed_tokens.weight[word] = -1.0
     hears = WhisperTranscriber(model, listener.tokenizer, tokens, settings)
     hours = torch.zeros(3 * 3600 * RATE)
-    wish = Wish(timestamps=False, temperatures=GREEDY, follow_earlier=False)
+    wish = TranscriptionOptions(timestamps=False, temperatures=GREEDY, follow_earlier=False)
     engine = TranscribingEngine(hears, CPU, windows=1)
     one = engine.begin(hours, wish)
     ends = []

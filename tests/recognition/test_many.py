@@ -7,7 +7,7 @@ import torch
 
 from tests.recognition.test_transcribe import folder, listener, noise  # noqa: F401 - fixtures
 from vivavoce.device import pick
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.many import TranscribingEngine
 
@@ -16,7 +16,7 @@ SOUNDS = [torch.from_numpy(noise(seconds, seed)) for seed, seconds in enumerate(
 
 @pytest.mark.parametrize("padding", ["full", "trim"])
 def test_each_sound_has_the_segments_it_has_alone(listener, padding):  # noqa: F811
-    wish = Wish(padding=padding, word_times=True)
+    wish = TranscriptionOptions(padding=padding, word_times=True)
     together = TranscribingEngine(listener, pick("cpu"), windows=3).transcribe(SOUNDS, wish)
     for samples, segments in zip(SOUNDS, together, strict=True):
         alone = list(listener.segments(samples, wish))
@@ -33,11 +33,13 @@ def test_doubtful_texts_are_drawn_again_and_every_place_is_given_back(listener):
         WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, strict), pick("cpu"), windows=2
     )
     heard = []
-    segments = engine.transcribe(SOUNDS[:3], Wish(seed=3), lambda number, segment: heard.append((number, segment)))
+    segments = engine.transcribe(
+        SOUNDS[:3], TranscriptionOptions(seed=3), lambda number, segment: heard.append((number, segment))
+    )
     assert {segment.temperature for mine in segments for segment in mine} == {1.0}
     assert len(heard) == sum(len(mine) for mine in segments) > 3
     assert engine.writer.store.free == 2 and not engine.engine.scheduler.sequences
-    assert engine.transcribe(SOUNDS[:3], Wish(seed=3)) == segments
+    assert engine.transcribe(SOUNDS[:3], TranscriptionOptions(seed=3)) == segments
 
 
 def test_a_caller_that_gives_up_leaves_nothing_behind(listener):  # noqa: F811
@@ -52,7 +54,11 @@ def test_a_caller_that_gives_up_leaves_nothing_behind(listener):  # noqa: F811
 
 
 def test_each_sound_may_have_its_own_wish(listener):  # noqa: F811
-    wishes = [Wish(prefix="a table"), Wish(timestamps=False), Wish(hotwords=("breakfast",))]
+    wishes = [
+        TranscriptionOptions(prefix="a table"),
+        TranscriptionOptions(timestamps=False),
+        TranscriptionOptions(hotwords=("breakfast",)),
+    ]
     together = TranscribingEngine(listener, pick("cpu"), windows=4).transcribe(SOUNDS[:3], wishes)
     for samples, wish, segments in zip(SOUNDS, wishes, together, strict=False):
         assert [s.tokens for s in segments] == [s.tokens for s in listener.segments(samples, wish)]

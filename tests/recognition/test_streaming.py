@@ -10,14 +10,14 @@ import torch
 from tests.recognition.test_transcribe import RATE, folder, listener, noise  # noqa: F401 - fixtures
 from vivavoce.device import pick
 from vivavoce.errors import InputError
-from vivavoce.models.whisper_hearing import EncodeWindow, Wish
+from vivavoce.models.whisper_hearing import EncodeWindow, TranscriptionOptions
 from vivavoce.models.whisper_live import GuessedWord, LiveGuess, hear_live
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.many import TranscribingEngine
-from vivavoce.recognition.service import Recogniser
+from vivavoce.recognition.service import RecognitionService
 from vivavoce.recognition.streaming import AlignAtt, LiveListener, LiveState, LocalAgreement
 
-WISH = Wish(padding="trim", language="en")
+WISH = TranscriptionOptions(padding="trim", language="en")
 
 
 def words(*texts: str, looks: tuple[float, ...] = ()) -> tuple[GuessedWord, ...]:
@@ -125,7 +125,7 @@ async def test_recordings_and_streams_are_heard_side_by_side(listener):  # noqa:
     sync = LiveListener(TranscribingEngine(listener, pick("cpu"), windows=1), "alignatt", WISH, every=0.5)
     _, state = sync.step(sync.initial_state(), noise(2.6, 7))
     expected = "".join(word.text for word in sync.finish(state)[1].told).strip()
-    async with Recogniser(TranscribingEngine(listener, pick("cpu"), windows=3)) as recogniser:
+    async with RecognitionService(TranscribingEngine(listener, pick("cpu"), windows=3)) as recogniser:
         session = recogniser.live("alignatt", WISH, every=0.5)
 
         async def stream():
@@ -145,7 +145,7 @@ async def test_recordings_and_streams_are_heard_side_by_side(listener):  # noqa:
 
 async def test_who_leaves_is_dropped_and_a_bad_wish_harms_nobody_else(listener):  # noqa: F811
     engine = TranscribingEngine(listener, pick("cpu"), windows=2)
-    async with Recogniser(engine) as recogniser:
+    async with RecognitionService(engine) as recogniser:
 
         async def leave_early():
             kept = []
@@ -158,7 +158,7 @@ async def test_who_leaves_is_dropped_and_a_bad_wish_harms_nobody_else(listener):
         whole = list(listener.segments(torch.from_numpy(noise(8.0))))
         kept, bad, heard = await asyncio.gather(
             leave_early(),
-            recogniser.transcribe(noise(1.0), Wish(language="zh")),
+            recogniser.transcribe(noise(1.0), TranscriptionOptions(language="zh")),
             recogniser.transcribe(noise(1.3)),
             return_exceptions=True,
         )

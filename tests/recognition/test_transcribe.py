@@ -14,9 +14,9 @@ from vivavoce.audio.mel import WhisperMel
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_alignment import Word
+from vivavoce.models.whisper_alignment import TimedWord
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_hearing import Segment, Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions, TranscriptSegment
 from vivavoce.models.whisper_segments import cut_segments
 from vivavoce.models.whisper_settings import LARGE_V2_HEADS, WhisperSettings
 from vivavoce.models.whisper_tokens import WhisperTokens
@@ -128,9 +128,9 @@ def test_silence_is_not_written_down(listener):
 
 
 def test_strange_words_after_a_silence_are_taken_for_imagined():
-    def segment(probability: float, length: float) -> Segment:
-        words = tuple(Word(f" w{n}", 5.0 + n * length, 5.0 + (n + 1) * length, probability) for n in range(4))
-        return Segment(5.0, 7.0, "", (), 0.0, 0.0, 0.0, 0.0, words)
+    def segment(probability: float, length: float) -> TranscriptSegment:
+        words = tuple(TimedWord(f" w{n}", 5.0 + n * length, 5.0 + (n + 1) * length, probability) for n in range(4))
+        return TranscriptSegment(5.0, 7.0, "", (), 0.0, 0.0, 0.0, 0.0, words)
 
     assert is_imagined(segment(0.05, 0.4), spoken_until=2.0, longest_silence=2.0)
     assert is_imagined(segment(0.9, 0.01), spoken_until=2.0, longest_silence=2.0)
@@ -209,7 +209,7 @@ def test_settings_come_from_the_model(folder, tmp_path):
 @pytest.mark.parametrize(("seconds", "asked", "is_timed"), [(1.5, None, False), (2.5, None, True), (1.5, True, True)])
 def test_short_sounds_are_timed_only_where_that_is_asked(listener, seconds, asked, is_timed):
     assert listener.settings.untimed_up_to == 2.0
-    segments = listener.segments(torch.from_numpy(noise(seconds)), Wish(timestamps=asked))
+    segments = listener.segments(torch.from_numpy(noise(seconds)), TranscriptionOptions(timestamps=asked))
     tokens = [token for segment in segments for token in segment.tokens]
     assert any(listener.tokens.is_timestamp(token) for token in tokens) == is_timed
 
@@ -228,5 +228,5 @@ def test_a_window_is_cut_at_pairs_of_times():
 
 
 def test_wishes_left_open_are_settled_by_the_model(listener):
-    settled = listener._settled(Wish(), 3.0)
+    settled = listener._settled(TranscriptionOptions(), 3.0)
     assert (settled.language, settled.timestamps) == ("en", True)

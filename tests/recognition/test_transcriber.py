@@ -15,11 +15,11 @@ from tests.server.harness import RunningServer
 from vivavoce.audio.files import read
 from vivavoce.bench.asr_speech import BUNDLED
 from vivavoce.cli import app
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.recognition.transcriber import Transcriber
 from vivavoce.server.app import build_app
 from vivavoce.server.options import ServerOptions
-from vivavoce.serving.choices import ServingChoices
+from vivavoce.serving.choices import ServingOptions
 from vivavoce.serving.hosts import host_of
 
 RATE = 16_000
@@ -48,7 +48,7 @@ def recordings() -> dict[str, bytes]:
 
 
 async def by_server(recordings: dict[str, bytes], gate: bool = True) -> dict[str, str]:
-    host = host_of(ServingChoices(device="cpu", asr="mini-asr", audio_only=True, asr_gate=gate))
+    host = host_of(ServingOptions(device="cpu", asr="mini-asr", audio_only=True, asr_gate=gate))
     server = RunningServer(host, ServerOptions())
     server.use(build_app(host, server.options, host.speech, host.transcriber))
     texts = {}
@@ -83,11 +83,13 @@ async def test_without_the_gate_all_three_write_words_for_a_hum(recordings):
 def test_threads_share_one_transcriber():
     transcriber = Transcriber.load("mini-asr", "ours", "cpu", parallel=2)
     samples = torch.from_numpy(read(BUNDLED / "09-order.opus", rate=RATE).samples[0].copy())
-    alone = [segment.tokens for segment in transcriber.segments(samples, Wish(temperatures=(0.0,)))]
+    alone = [segment.tokens for segment in transcriber.segments(samples, TranscriptionOptions(temperatures=(0.0,)))]
     texts: list[list[tuple[int, ...]]] = []
 
     def work() -> None:
-        texts.append([segment.tokens for segment in transcriber.segments(samples, Wish(temperatures=(0.0,)))])
+        texts.append(
+            [segment.tokens for segment in transcriber.segments(samples, TranscriptionOptions(temperatures=(0.0,)))]
+        )
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -14,9 +14,9 @@ from vivavoce.audio.files import read, write
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
-from vivavoce.server.audio_api import Listening
+from vivavoce.server.audio_api import RecognitionStream
 from vivavoce.server.options import ServerOptions
-from vivavoce.server.transcripts import Segment, Word
+from vivavoce.server.transcripts import WireSegment, WireWord
 
 RATE = 16_000
 
@@ -50,8 +50,8 @@ class ToneListener:
         for index in range(len(samples) // (RATE // 2)):
             start, end = index / 2, (index + 1) / 2
             heard = f"{round(pitch(samples[index * RATE // 2 : (index + 1) * RATE // 2], RATE), -1):g}"
-            word = Word(heard, start, end)
-            yield Segment(f" {heard}", start, end, (word,), listening.language or "en", f"S{index}")
+            word = WireWord(heard, start, end)
+            yield WireSegment(f" {heard}", start, end, (word,), listening.language or "en", f"S{index}")
 
 
 class AudioServer(RunningServer):
@@ -146,7 +146,10 @@ async def test_what_is_asked_of_a_recording_reaches_the_listener(audio, client):
     )
     async with httpx.AsyncClient() as http:
         await http.post(f"{audio.http}/v1/audio/translations", files={"file": recording()})
-    assert audio.listener.asked == [Listening("fr", "Tones.", ("A", "B"), 0.4, True), Listening(translates=True)]
+    assert audio.listener.asked == [
+        RecognitionStream("fr", "Tones.", ("A", "B"), 0.4, True),
+        RecognitionStream(translates=True),
+    ]
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await client.audio.transcriptions.create(model="x", file=recording(), temperature=7)
     with pytest.raises(openai.BadRequestError, match="word, segment"):

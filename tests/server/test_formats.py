@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from tests.server.scripted import pitch, tone
-from vivavoce.server.call_track import CallSpeaker
+from vivavoce.server.call_track import CallAudioSink
 from vivavoce.server.formats import (
     A_LAW,
     MU_LAW,
@@ -22,7 +22,7 @@ from vivavoce.server.formats import (
     parse_format,
     sound_bytes,
 )
-from vivavoce.server.lane import Piece
+from vivavoce.server.lane import OutputPiece
 from vivavoce.server.opus import OpusReader, OpusWriter
 from vivavoce.server.wire_error import WireError
 
@@ -108,12 +108,12 @@ def test_formats_in_the_words_of_the_beta_protocol():
 
 
 def test_a_callers_packets_join_to_the_sound_and_fade_at_its_ends():
-    speaker = CallSpeaker()
+    speaker = CallAudioSink()
     speaker.start(16_000)
     sound = tone(400, 0.205)
     for begin in range(0, len(sound), 320):
         is_end = begin + 320 >= len(sound)
-        speaker.say(None, Piece("reply", "item", sound[begin : begin + 320], is_end))
+        speaker.say(None, OutputPiece("reply", "item", sound[begin : begin + 320], is_end))
     joined = np.concatenate([speaker.packet() for _ in range(12)])
     whole = converted(sound, 16_000, 48_000)
     assert np.allclose(joined[240 : len(whole) - 240], whole[240:-240], atol=1e-6)
@@ -122,11 +122,11 @@ def test_a_callers_packets_join_to_the_sound_and_fade_at_its_ends():
 
 
 def test_a_caller_hears_silence_instead_of_half_a_packet_and_nothing_after_a_clear():
-    speaker = CallSpeaker()
+    speaker = CallAudioSink()
     speaker.start(48_000)
-    speaker.say(None, Piece("reply", "item", tone(400, 0.03, 48_000)))
+    speaker.say(None, OutputPiece("reply", "item", tone(400, 0.03, 48_000)))
     assert speaker.packet().any() and not speaker.packet().any()  # the other 10 ms wait for their rest
-    speaker.say(None, Piece("reply", "item", tone(400, 0.5, 48_000)))
+    speaker.say(None, OutputPiece("reply", "item", tone(400, 0.5, 48_000)))
     assert speaker.packet().any()
     speaker.clear()
     rest = speaker.packet()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from vivavoce.server import journal as module
-from vivavoce.server.journal import Journal
+from vivavoce.server.journal import EventLog
 
 
 def event(text: str = "") -> dict:
@@ -23,7 +23,7 @@ async def read(cursor, count: int) -> list[dict]:
 
 
 async def test_every_reader_gets_everything_in_order():
-    journal = Journal("tag", 30)
+    journal = EventLog("tag", 30)
     early = journal.open_cursor(0)
     first = [journal.append(event(str(number))) for number in range(3)]
     late = journal.open_cursor(2)
@@ -37,7 +37,7 @@ async def test_every_reader_gets_everything_in_order():
 
 
 async def test_ids_of_others_are_not_known():
-    journal = Journal("tag", 30)
+    journal = EventLog("tag", 30)
     journal.append(event())
     assert journal.sequence_of("event_tag_1") == 1
     for id in ("event_tag_2", "event_gat_1", "event_tag_-1", "event_tag_", "nonsense", "event_tag_" + "9" * 40):
@@ -45,7 +45,7 @@ async def test_ids_of_others_are_not_known():
 
 
 async def test_what_was_read_long_ago_is_forgotten_and_what_was_not_is_kept():
-    journal = Journal("tag", keep_seconds=0)
+    journal = EventLog("tag", keep_seconds=0)
     slow, fast = journal.open_cursor(0), journal.open_cursor(0)
     for number in range(10):
         journal.append(event(str(number)))
@@ -59,14 +59,14 @@ async def test_what_was_read_long_ago_is_forgotten_and_what_was_not_is_kept():
 
 
 async def test_without_a_reader_everything_waits():
-    journal = Journal("tag", keep_seconds=0)
+    journal = EventLog("tag", keep_seconds=0)
     for number in range(10):
         journal.append(event(str(number)))
     assert journal.first == 1 and len(await read(journal.open_cursor(0), 10)) == 10
 
 
 async def test_pending_bytes_are_those_not_read():
-    journal = Journal("tag", 30)
+    journal = EventLog("tag", 30)
     cursor = journal.open_cursor(0)
     assert cursor.pending_bytes == 0
     journal.append(event("x" * 1000))
@@ -80,7 +80,7 @@ async def test_pending_bytes_are_those_not_read():
 
 async def test_no_more_than_so_many_bytes_are_kept(monkeypatch):
     monkeypatch.setattr(module, "KEPT_BYTES", 5000)
-    journal = Journal("tag", keep_seconds=1000)
+    journal = EventLog("tag", keep_seconds=1000)
     cursor = journal.open_cursor(0)
     for _ in range(100):
         journal.append(event("x" * 200))
@@ -92,6 +92,6 @@ async def test_no_more_than_so_many_bytes_are_kept(monkeypatch):
 
 @pytest.mark.parametrize("text", ["ü", "\n", '"'])
 async def test_an_event_is_the_json_it_was(text):
-    journal = Journal("tag", 30)
+    journal = EventLog("tag", 30)
     journal.append(event(text))
     assert (await read(journal.open_cursor(0), 1))[0]["text"] == text

@@ -13,7 +13,7 @@ from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedConversation
 from vivavoce.server import upkeep
 from vivavoce.server.realtime_session import RealtimeSession
-from vivavoce.server.telling import Teller
+from vivavoce.server.telling import EventEncoder
 
 
 def alive(*kinds: type) -> int:
@@ -39,7 +39,7 @@ async def test_two_hundred_sessions_leave_nothing_behind(server):
     await eventually(lambda: not server.sessions and not server.host.alive, "all sessions are over")
     server.host.opened.clear()
     await eventually(lambda: len(asyncio.all_tasks()) <= before, "no task is left")
-    assert alive(RealtimeSession, Teller, ScriptedConversation) == 0
+    assert alive(RealtimeSession, EventEncoder, ScriptedConversation) == 0
 
 
 async def test_a_session_that_ended_is_collected_though_python_does_not_look(server, monkeypatch):

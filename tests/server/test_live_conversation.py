@@ -17,7 +17,7 @@ from tests.dialogue.voices import hum, talk
 from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
 from vivavoce.audio.live_resample import LiveResampler
-from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
+from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatCall, ChatEnd, ChatText
 from vivavoce.dialogue.interface import ConversationSettings, TurnSettings
 from vivavoce.dialogue.session import LiveConversation
@@ -72,7 +72,7 @@ class LiveHost:
     opened: list[LiveConversation] = field(default_factory=list)
 
     def open(self, settings, model):
-        pipeline = CascadePipeline(WholeTurns(Listener()), Chat(), Voice())
+        pipeline = CascadeBackend(WholeTurns(Listener()), Chat(), Voice())
         self.opened.append(LiveConversation(pipeline, settings))
         return self.opened[-1]
 

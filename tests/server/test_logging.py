@@ -15,7 +15,7 @@ from tests.server.scripted import ScriptedHost
 from tests.server.test_live_conversation import LiveHost, Voice
 from vivavoce import log
 from vivavoce.audio.live_resample import LiveResampler
-from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
+from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatText
 from vivavoce.dialogue.moderation import CallableChecker, Moderation
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
@@ -57,7 +57,7 @@ def refuse(text: str) -> None:
 
 class FailingHost(LiveHost):
     def open(self, settings, model):
-        pipeline = CascadePipeline(WholeTurns(Recogniser()), Chat(), Voice())
+        pipeline = CascadeBackend(WholeTurns(Recogniser()), Chat(), Voice())
         speaking = SpeakingOptions(moderation=Moderation(CallableChecker(refuse), passes_on_failure=True))
         return LiveConversation(pipeline, settings, DialogueOptions(speaking=speaking))
 

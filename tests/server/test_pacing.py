@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.scripted import ScriptedHost, tone
 from vivavoce.server.jitter import Arrivals, Lead
-from vivavoce.server.lane import Lane, Piece
+from vivavoce.server.lane import OutputPiece, PacedOutput
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.pacing import Schedule, Volume
 
@@ -56,11 +56,11 @@ class Ear:
     """Writes down what leaves a lane, and when."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[float, Piece]] = []
+        self.sent: list[tuple[float, OutputPiece]] = []
         self.heard_ms: list[int] = []
         self.over: list[str] = []
 
-    def sound(self, piece: Piece) -> None:
+    def sound(self, piece: OutputPiece) -> None:
         self.sent.append((asyncio.get_running_loop().time(), piece))
 
     def heard(self, reply: str, milliseconds: int) -> None:
@@ -75,14 +75,14 @@ class Ear:
         return sum(len(piece.samples) for _, piece in self.sent) / RATE
 
 
-def sound(seconds: float) -> Piece:
-    return Piece("reply", "item", np.ones(round(seconds * RATE), np.float32))
+def sound(seconds: float) -> OutputPiece:
+    return OutputPiece("reply", "item", np.ones(round(seconds * RATE), np.float32))
 
 
 @timeless
 async def test_sound_leaves_at_its_deadline_and_never_sooner():
     ear = Ear()
-    lane = Lane(ear, RATE, lead=lambda now: 0.3, piece_seconds=0.1)
+    lane = PacedOutput(ear, RATE, lead=lambda now: 0.3, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(2.0))
     lane.tell(lambda: lane.end("reply"))
@@ -99,7 +99,7 @@ async def test_sound_leaves_at_its_deadline_and_never_sooner():
 @timeless
 async def test_what_comes_late_is_counted_and_does_not_burst():
     ear = Ear()
-    lane = Lane(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
+    lane = PacedOutput(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(0.2))
     await asyncio.sleep(1.0)  # the listener ran dry after 0.2 s
@@ -115,7 +115,7 @@ async def test_what_comes_late_is_counted_and_does_not_burst():
 @timeless
 async def test_events_keep_their_place_among_the_sound():
     ear, told = Ear(), []
-    lane = Lane(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
+    lane = PacedOutput(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
     lane.tell(lambda: told.append(("before", ear.seconds)))
     assert told == [("before", 0.0)]  # nothing was waiting
     task = asyncio.create_task(lane.run())
@@ -131,7 +131,7 @@ async def test_events_keep_their_place_among_the_sound():
 @timeless
 async def test_clearing_drops_the_sound_and_lets_the_events_go():
     ear, told = Ear(), []
-    lane = Lane(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
+    lane = PacedOutput(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(10.0))
     lane.tell(lambda: told.append("done"))
@@ -152,7 +152,7 @@ async def test_clearing_drops_the_sound_and_lets_the_events_go():
 @timeless
 async def test_without_a_listener_sound_waits_and_the_gap_is_no_underrun():
     ear = Ear()
-    lane = Lane(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
+    lane = PacedOutput(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(2.0))
     lane.tell(lambda: lane.end("reply"))
@@ -171,11 +171,11 @@ async def test_without_a_listener_sound_waits_and_the_gap_is_no_underrun():
 @timeless
 async def test_a_new_gain_holds_for_what_waits_already():
     ear = Ear()
-    lane = Lane(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
+    lane = PacedOutput(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(1.0))
     await asyncio.sleep(0.45)
-    lane.add(Piece("reply", "item", np.zeros(0, np.float32)), gain=0.25)
+    lane.add(OutputPiece("reply", "item", np.zeros(0, np.float32)), gain=0.25)
     await asyncio.sleep(2)
     task.cancel()
     levels = [float(piece.samples[-1]) for _, piece in ear.sent]

@@ -24,8 +24,8 @@ from vivavoce.server.host import ModelCard
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.ray_ingress import ingress_app
 from vivavoce.server.ray_options import FleetOptions, PoolOptions
-from vivavoce.server.ray_roll import FarRoll, Report, Roll
-from vivavoce.server.transcripts import Segment
+from vivavoce.server.ray_roll import RemoteRegistry, ReplicaRegistry, ReplicaReport
+from vivavoce.server.transcripts import WireSegment
 
 pytest.importorskip("aiohttp", reason="an ingress needs what comes with Ray Serve: pip install 'vivavoce[ray]'")
 
@@ -33,10 +33,10 @@ RATE = 24_000
 INNER_KEY = "key-of-a-replica"
 
 
-class NearRoll(FarRoll):
+class NearRoll(RemoteRegistry):
     """Asked as through a Ray handle, in this process."""
 
-    def __init__(self, roll: Roll) -> None:
+    def __init__(self, roll: ReplicaRegistry) -> None:
         class Desk:
             class ask:
                 @staticmethod
@@ -50,7 +50,7 @@ class Fleet(RunningServer):
     """An ingress on a port, and servers behind it that report to its roll."""
 
     def __init__(self, server: dict, pools: dict) -> None:
-        self.roll, self.behind = Roll(), {}
+        self.roll, self.behind = ReplicaRegistry(), {}
         self.options = ServerOptions(port=0, **server)
         self.port = 0
         fleet = FleetOptions(pools={role: PoolOptions() for role in {"speech", *pools}}, server=self.options)
@@ -63,7 +63,7 @@ class Fleet(RunningServer):
             for name, (role, server, places) in self.behind.items():
                 opened = len(server.host.opened)
                 told = (len(server.sessions), opened, 0.0, name in self.draining)
-                self.roll.report(Report(name, role, server.http, INNER_KEY, places, *told))
+                self.roll.report(ReplicaReport(name, role, server.http, INNER_KEY, places, *told))
             await asyncio.sleep(0.02)
 
     def kill(self, name: str) -> None:
@@ -82,7 +82,7 @@ class Typist:
     model, rate = "typist", 16_000
 
     async def transcribe(self, samples, *asked):
-        yield Segment(f"{len(samples)} samples", 0.0, 1.0)
+        yield WireSegment(f"{len(samples)} samples", 0.0, 1.0)
 
 
 class Reader:

@@ -10,11 +10,11 @@ import pytest
 
 from vivavoce.errors import CapacityError, InputError, MissingDependencyError
 from vivavoce.server.ray_app import check_room, run
-from vivavoce.server.ray_ledger import Ledger
+from vivavoce.server.ray_ledger import SessionMirror
 from vivavoce.server.ray_options import FleetOptions
 from vivavoce.server.ray_policy import SessionPolicy
 from vivavoce.server.ray_replica import Figures, named
-from vivavoce.server.ray_roll import PENDING_SECONDS, SILENT_SECONDS, Report, Roll, Seat
+from vivavoce.server.ray_roll import PENDING_SECONDS, SILENT_SECONDS, Placement, ReplicaRegistry, ReplicaReport
 
 CONFIG = Path(__file__).parents[2] / "docs" / "ray.yaml"
 
@@ -27,12 +27,12 @@ class Clock:
         return self.now
 
 
-def report(name: str, sessions: int = 0, opened: int = 0, **more) -> Report:
-    return Report(name, "speech", f"http://{name}", "key", 4, sessions, opened, **more)
+def report(name: str, sessions: int = 0, opened: int = 0, **more) -> ReplicaReport:
+    return ReplicaReport(name, "speech", f"http://{name}", "key", 4, sessions, opened, **more)
 
 
 def test_places_that_were_given_count_until_they_are_taken():
-    roll = Roll(Clock())
+    roll = ReplicaRegistry(Clock())
     roll.report(report("a"))
     assert [roll.admit("speech") is None for _ in range(5)] == [False] * 4 + [True]
     roll.report(report("a", sessions=4, opened=4))
@@ -43,7 +43,7 @@ def test_places_that_were_given_count_until_they_are_taken():
 
 def test_places_that_nobody_took_are_free_again():
     clock = Clock()
-    roll = Roll(clock)
+    roll = ReplicaRegistry(clock)
     roll.report(report("a"))
     assert all(roll.admit("speech") for _ in range(4))
     clock.now += PENDING_SECONDS + 1
@@ -53,7 +53,7 @@ def test_places_that_nobody_took_are_free_again():
 
 def test_sessions_go_to_the_least_full_who_is_alive_and_stays():
     clock = Clock()
-    roll = Roll(clock)
+    roll = ReplicaRegistry(clock)
     roll.report(report("full", 3))
     roll.report(report("empty", 1))
     roll.report(report("leaving", is_draining=True))
@@ -68,9 +68,9 @@ def test_sessions_go_to_the_least_full_who_is_alive_and_stays():
 
 
 def test_a_session_is_found_while_its_replica_lives():
-    roll = Roll(Clock())
+    roll = ReplicaRegistry(Clock())
     roll.report(report("a"))
-    roll.seat(Seat("sess_1", "token", "a", "sess_1", "token"))
+    roll.seat(Placement("sess_1", "token", "a", "sess_1", "token"))
     assert roll.where("sess_1")[1].url == "http://a"
     assert roll.where("sess_2") is None
     roll.lost("a")
@@ -181,7 +181,7 @@ SESSION = {
 }
 
 
-def tell(ledger: Ledger, kind: str, **fields):
+def tell(ledger: SessionMirror, kind: str, **fields):
     return ledger.told(json.dumps({"type": kind, **fields}, separators=(",", ":")))
 
 
@@ -193,13 +193,13 @@ def spoken(id: str, seconds: float | None, words: str | None) -> dict:
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    ledger = Ledger(kept_sound_seconds=10)
+def ledger() -> SessionMirror:
+    ledger = SessionMirror(kept_sound_seconds=10)
     tell(ledger, "session.created", session=SESSION)
     return ledger
 
 
-def keep(ledger: Ledger, id: str, previous: str | None, seconds: float, words: str | None) -> None:
+def keep(ledger: SessionMirror, id: str, previous: str | None, seconds: float, words: str | None) -> None:
     done = tell(ledger, "conversation.item.done", item=spoken(id, None, words), previous_item_id=previous)
     assert json.loads(done.ask[0])["item_id"] == id
     assert tell(ledger, "conversation.item.retrieved", item=spoken(id, seconds, words)).forward is None

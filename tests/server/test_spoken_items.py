@@ -8,10 +8,10 @@ import pytest
 from tests.server.harness import connected
 from tests.server.scripted import pitch, tone
 from tests.server.test_live_conversation import Chat, LiveHost, Voice
-from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
+from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.server.formats import WireFormat, encode
-from vivavoce.server.ray_ledger import Ledger
+from vivavoce.server.ray_ledger import SessionMirror
 
 PCM = {"type": "audio/pcm", "rate": 24_000}
 HEARD = "300 Hz for 2.0 s"
@@ -26,7 +26,7 @@ class PitchRecogniser:
 
 class PitchHost(LiveHost):
     def open(self, settings, model):
-        return LiveConversation(CascadePipeline(WholeTurns(PitchRecogniser()), Chat(), Voice()), settings)
+        return LiveConversation(CascadeBackend(WholeTurns(PitchRecogniser()), Chat(), Voice()), settings)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_an_item_of_a_client_is_recognised_at_the_rate_of_its_format(host,
 @pytest.mark.parametrize("later", [None, {"type": "audio/pcmu"}])
 async def test_a_restored_session_hears_its_spoken_items_as_they_were(host, later):
     """Also where the client changed its format after the item was added."""
-    ledger = Ledger(kept_sound_seconds=60)
+    ledger = SessionMirror(kept_sound_seconds=60)
     async with connected(host) as client:
 
         async def send(message: str) -> None:

@@ -19,7 +19,7 @@ from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
 from vivavoce.pipelines.cascade_loading import CascadeParts
 from vivavoce.server.options import ServerOptions
-from vivavoce.serving.choices import ModerationChoices, ServingChoices, read_choices
+from vivavoce.serving.choices import ModerationOptions, ServingOptions, read_choices
 
 TOML = """
 chat = "http://localhost:11434/v1"
@@ -55,7 +55,7 @@ server:
   allowed_origins: ["https://example.org"]
 """
 NAMES = [
-    each.name for kind in (ServingChoices, TurnSettings, ModerationChoices, ServerOptions) for each in fields(kind)
+    each.name for kind in (ServingOptions, TurnSettings, ModerationOptions, ServerOptions) for each in fields(kind)
 ]
 
 
@@ -88,7 +88,7 @@ async def test_a_file_says_everything(folder, name):
 def test_conversations_and_the_engine_are_configured():
     conversation = {"echo_guard": False, "words_decide": True, "guards": {"longest_seconds": 9}}
     chosen = read_choices(None, {"conversation": conversation, "engine": {"context": 64}})
-    options, usual = chosen.dialogue(), ServingChoices().dialogue()
+    options, usual = chosen.dialogue(), ServingOptions().dialogue()
     assert options.echo is None and usual.echo is not None and options.words_decide and not usual.words_decide
     assert options.speaking.guards.longest_seconds == 9.0 and chosen.engine.context == 64
     assert usual == DialogueOptions(echo=usual.echo, judge=usual.judge)
@@ -130,7 +130,7 @@ tables = st.recursive(
 @given(st.dictionaries(st.sampled_from(NAMES), tables, max_size=4))
 def test_any_table_is_taken_or_refused(given_table):
     with suppress(InputError):
-        assert isinstance(read_choices(None, given_table), ServingChoices)
+        assert isinstance(read_choices(None, given_table), ServingOptions)
 
 
 @pytest.mark.parametrize(("name", "content"), [("c.toml", "= 3"), ("c.yaml", "a: [b"), ("c.yml", "- a")])
@@ -143,16 +143,16 @@ def test_files_that_are_none_are_told_in_one_line(tmp_path, name, content):
 
 
 def test_who_checks_replies(folder):
-    assert ServingChoices().dialogue().speaking.moderation is None
-    by_words = ModerationChoices(words=folder / "words.txt")
+    assert ServingOptions().dialogue().speaking.moderation is None
+    by_words = ModerationOptions(words=folder / "words.txt")
     assert isinstance(by_words.moderation().checker, WordList)
-    assert isinstance(ModerationChoices(url="http://localhost:1").moderation().checker, HttpChecker)
-    held = ServingChoices(moderation=replace(by_words, hold_ms=1500))
+    assert isinstance(ModerationOptions(url="http://localhost:1").moderation().checker, HttpChecker)
+    held = ServingOptions(moderation=replace(by_words, hold_ms=1500))
     assert held.dialogue().speaking.moderation.window == 1.5
 
 
 async def test_all_who_check_are_asked(folder):
-    both = ModerationChoices(words=folder / "words.txt", url="http://127.0.0.1:9", timeout_seconds=1.0)
+    both = ModerationOptions(words=folder / "words.txt", url="http://127.0.0.1:9", timeout_seconds=1.0)
     verdict = await both.moderation().verdict("Good evening")
     assert "check failed" in verdict, "an endpoint that is not there stops the reply"
     assert await replace(both, passes_on_failure=True).moderation().verdict("Good evening") is None

@@ -8,20 +8,20 @@ from tests.models.tiny_cosyvoice import write_folder
 from tests.server.harness import RunningServer
 from tests.server.scripted import ScriptedHost
 from vivavoce.audio.sound import Sound
-from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
+from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatText
 from vivavoce.dialogue.interface import ConversationSettings, Item, Message, TextPart
 from vivavoce.dialogue.pipeline import Ended, ReplyPlan, Spoke
 from vivavoce.errors import InputError
-from vivavoce.pipelines.speaker_voice import SpeakerVoice
+from vivavoce.pipelines.speaker_voice import TTSSynthesiser
 from vivavoce.server.app import build_app
 from vivavoce.server.options import ServerOptions
-from vivavoce.serving.audio import TextSpeaker
-from vivavoce.speech.cosyvoice_controls import DirectedManner
-from vivavoce.speech.cosyvoice_speaker import CosyVoiceSettings, CosyVoiceSpeaker
+from vivavoce.serving.audio import TTSEndpoint
+from vivavoce.speech.cosyvoice_controls import DirectedStyle
+from vivavoce.speech.cosyvoice_speaker import CosyVoiceSettings, CosyVoiceTTS
 from vivavoce.speech.direction import told, wished
-from vivavoce.speech.interface import Manner
-from vivavoce.speech.voices import VoiceShelf
+from vivavoce.speech.interface import SpeakingStyle
+from vivavoce.speech.voices import VoiceStore
 
 ANSWER = "Hello."
 
@@ -32,7 +32,7 @@ def speakers(tmp_path_factory):
     for version in (2, 3):
         root = tmp_path_factory.mktemp(f"cosyvoice{version}")
         folder, settings = write_folder(root / "model", version), CosyVoiceSettings(left_chunks=2, prompt_seconds=3.0)
-        made[version] = CosyVoiceSpeaker.load(str(folder), "cpu", "float32", root / "voices", settings)
+        made[version] = CosyVoiceTTS.load(str(folder), "cpu", "float32", root / "voices", settings)
         tone = 0.2 * np.sin(2 * np.pi * 180 * np.arange(72_000) / 24_000)
         made[version].add_voice("ann", Sound(tone.astype(np.float32), 24_000), "asked", "hello world hello there")
     return made
@@ -47,10 +47,10 @@ def speaker(speakers):
 def said(speaker):
     """The answer as it is said in each of the manners that tests compare with."""
     manners = {
-        "usual": DirectedManner(),
-        "happy": DirectedManner(style="happy"),
-        "weary": DirectedManner(instruction="Speak like a weary teacher."),
-        "slower": DirectedManner(speed=1 / 1.2),
+        "usual": DirectedStyle(),
+        "happy": DirectedStyle(style="happy"),
+        "weary": DirectedStyle(instruction="Speak like a weary teacher."),
+        "slower": DirectedStyle(speed=1 / 1.2),
     }
     return {name: speaker.say(ANSWER, "ann", manner).samples[0] for name, manner in manners.items()}
 
@@ -83,7 +83,7 @@ class Listener:
 
 async def reply_to(speaker, written=(), spoken=None):
     """The sound of a cascade's reply to what was written before, and spoken now."""
-    pipeline = CascadePipeline(WholeTurns(Listener(spoken)), Chat(), SpeakerVoice(speaker))
+    pipeline = CascadeBackend(WholeTurns(Listener(spoken)), Chat(), TTSSynthesiser(speaker))
     mind, settings = pipeline.open(lambda item, words, is_over: None), ConversationSettings(voice="ann")
     past = [Item(str(number), Message("user", (TextPart(words),))) for number, words in enumerate(written)]
     mind.remember(past, settings)
@@ -121,7 +121,7 @@ class TestSpeechApi:
     async def client(self, speaker):
         host, options = ScriptedHost(), ServerOptions()
         server = RunningServer(host, options)
-        server.use(build_app(host, options, TextSpeaker("cosyvoice", SpeakerVoice(speaker))))
+        server.use(build_app(host, options, TTSEndpoint("cosyvoice", TTSSynthesiser(speaker))))
         async with server, openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="any", max_retries=0) as client:
             yield client
 
@@ -148,34 +148,34 @@ class TestSpeechApi:
 
 async def test_a_model_can_be_served_before_it_has_a_voice(speaker, tmp_path):
     before = speaker.shelf
-    speaker.shelf = VoiceShelf(None, tmp_path)
+    speaker.shelf = VoiceStore(None, tmp_path)
     try:
-        await SpeakerVoice(speaker).warm_up()
+        await TTSSynthesiser(speaker).warm_up()
         with pytest.raises(InputError, match="viva voices add"):
             speaker.say(ANSWER)
     finally:
         speaker.shelf = before
-    await SpeakerVoice(speaker).warm_up()
+    await TTSSynthesiser(speaker).warm_up()
     speaker.mouth.warm_up(speaker.ready.nobodys(), [1, 2])
 
 
 def test_what_a_model_cannot_do_is_refused_by_name(speakers):
     with pytest.raises(InputError, match="CosyVoice 2 has no style 'happy'; it has cantonese, "):
-        told(speakers[2], "More cheerful, please.", Manner())
-    assert told(speakers[2], "in Cantonese, please", Manner()).style == "cantonese"
+        told(speakers[2], "More cheerful, please.", SpeakingStyle())
+    assert told(speakers[2], "in Cantonese, please", SpeakingStyle()).style == "cantonese"
 
 
 class TestAModelThatOnlySpeaks:
     """Any that is no CosyVoice: it can still be faster or slower."""
 
     def test_it_can_be_told_its_speed(self):
-        assert told(object(), "Speak slowly, please.", Manner(seed=3)) == Manner(1 / 1.2, seed=3)
-        assert told(object(), "  ", Manner(0.7)) == Manner(0.7)
+        assert told(object(), "Speak slowly, please.", SpeakingStyle(seed=3)) == SpeakingStyle(1 / 1.2, seed=3)
+        assert told(object(), "  ", SpeakingStyle(0.7)) == SpeakingStyle(0.7)
 
     def test_it_says_that_it_can_be_told_nothing_else(self):
         with pytest.raises(InputError, match=r"cannot be told how to speak, as in 'More cheerful, please\.'"):
-            told(object(), "More cheerful, please.", Manner())
+            told(object(), "More cheerful, please.", SpeakingStyle())
 
     def test_a_listener_s_other_wishes_change_nothing(self):
         heard = ["faster please", "More cheerful, please.", "what is for lunch?", "louder please"]
-        assert wished(object(), heard, Manner()) == Manner(1.2)
+        assert wished(object(), heard, SpeakingStyle()) == SpeakingStyle(1.2)

@@ -15,7 +15,7 @@ from vivavoce.audio.buzz import buzz
 from vivavoce.audio.sound import Sound
 from vivavoce.device import pick
 from vivavoce.dialogue.interface import AudioPart, ConversationSettings, Message, ReplyAudio, ReplyDone, TextPart
-from vivavoce.dialogue.places import Address, Place
+from vivavoce.dialogue.places import Address, EndpointRef
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.errors import CapacityError, InputError, VivaError
@@ -23,14 +23,20 @@ from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.pipelines.codec_here import CodecHere
-from vivavoce.pipelines.far_audio import FarEar, FarVoice
-from vivavoce.pipelines.far_codec import FarCodec, FarCodecPipeline, FarEars, FarState, FarVoices
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.codec_here import LocalCodec
+from vivavoce.pipelines.far_audio import RemoteRecogniser, RemoteSynthesiser
+from vivavoce.pipelines.far_codec import (
+    RemoteCodec,
+    RemoteCodecPipeline,
+    RemoteSpeechEncoder,
+    RemoteState,
+    RemoteVocoder,
+)
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
 from vivavoce.server.app import build_app
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.ray_pools import InPool, with_pools
-from vivavoce.server.ray_roll import Report, Roll
+from vivavoce.server.ray_roll import ReplicaRegistry, ReplicaReport
 from vivavoce.serving import load_audio, load_host
 from vivavoce.serving.codec_serving import CodecHost, codec_app
 
@@ -82,9 +88,9 @@ async def test_a_cascade_hears_and_speaks_through_servers_that_do_nothing_else(p
 
 
 async def told(transcriber, samples):
-    from vivavoce.server.audio_api import Listening
+    from vivavoce.server.audio_api import RecognitionStream
 
-    async for segment in transcriber.transcribe(samples, Listening()):
+    async for segment in transcriber.transcribe(samples, RecognitionStream()):
         yield segment.text
 
 
@@ -108,10 +114,10 @@ async def test_who_only_listens_writes_sessions_down_and_who_only_speaks_has_non
 class Pool:
     """Finds one after the other."""
 
-    def __init__(self, *places: Place) -> None:
+    def __init__(self, *places: EndpointRef) -> None:
         self.places, self.gone = list(places), []
 
-    async def __call__(self, gone: Place | None = None) -> Place:
+    async def __call__(self, gone: EndpointRef | None = None) -> EndpointRef:
         if gone is not None:
             self.gone.append(gone)
             self.places.remove(gone)
@@ -123,14 +129,14 @@ class Pool:
 async def test_a_turn_goes_to_the_next_where_the_first_has_gone(parts):
     turn = buzz(1.0, 16_000).samples[0]
     async with served(load_audio(asr=parts["asr"], device="cpu")) as server:
-        dead, alive = Place("http://127.0.0.1:9/v1", KEY, "dead"), await at(server)()
+        dead, alive = EndpointRef("http://127.0.0.1:9/v1", KEY, "dead"), await at(server)()
         pool = Pool(dead, alive)
-        assert isinstance(await FarEar(pool).transcribe(turn, 16_000), str)
+        assert isinstance(await RemoteRecogniser(pool).transcribe(turn, 16_000), str)
         assert pool.gone == [dead]
         with pytest.raises(VivaError, match="401"):
-            await FarEar(Address(f"{server.http}/v1", "no key of its")).transcribe(turn, 16_000)
+            await RemoteRecogniser(Address(f"{server.http}/v1", "no key of its")).transcribe(turn, 16_000)
     with pytest.raises(ConnectionError, match="cannot be reached"):
-        await anext(FarVoice(Address("http://127.0.0.1:9/v1")).speak("Hello.", None, 1.0))
+        await anext(RemoteSynthesiser(Address("http://127.0.0.1:9/v1")).speak("Hello.", None, 1.0))
     with pytest.raises(InputError, match="http://"):
         Address("nowhere")
     with pytest.raises(InputError, match="only a cascade"):
@@ -147,7 +153,7 @@ def codec():
 
 @asynccontextmanager
 async def codec_server(codec):
-    host = CodecHost(CodecHere(codec[0], 10), codec[1])
+    host = CodecHost(LocalCodec(codec[0], 10), codec[1])
     server = RunningServer(host, OPTIONS)
     server.use(codec_app(host, OPTIONS))
     host.here.ear.start()
@@ -161,15 +167,15 @@ async def codec_server(codec):
 
 
 async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
-    near = CodecHere(codec[0], 10)
+    near = LocalCodec(codec[0], 10)
     sound, codes = torch.from_numpy(buzz(0.6, 16_000).samples[0]), torch.arange(16) % 5
     near.ear.start()
     near.voice.start()
     async with codec_server(codec) as (host, server):
-        ears, voices = FarEars(at(server), "ear"), FarVoices(at(server), "voice")
+        ears, voices = RemoteSpeechEncoder(at(server), "ear"), RemoteVocoder(at(server), "voice")
         ears.start()
         voices.start()
-        far, here = FarState(), codec[0].ear.initial_state()
+        far, here = RemoteState(), codec[0].ear.initial_state()
         for start, is_last in (
             (0, False),
             (4800, True),
@@ -180,7 +186,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
             assert heard == expected
             if not is_last:
                 far, here = next_far, next_here
-        reply, spoken = FarState(voice="buzz"), codec[1]["buzz"]
+        reply, spoken = RemoteState(voice="buzz"), codec[1]["buzz"]
         for start in (0, 8):
             made, reply = await voices.do((reply, codes[start : start + 8], start == 8), urgency=0.1)
             wanted, spoken = await near.voice.do((spoken, codes[start : start + 8], start == 8))
@@ -188,11 +194,11 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
         assert host.begun == 2 and host.states > 0
         del far, next_far, reply
         gc.collect()
-        last, _ = await ears.do((FarState(), sound[:1280], True)), await voices.do((FarState(), codes[:8], True))
+        last, _ = await ears.do((RemoteState(), sound[:1280], True)), await voices.do((RemoteState(), codes[:8], True))
         del last
         assert host.states == 2  # of the two jobs that told it what nobody holds any more
         with pytest.raises(VivaError, match="no state"):
-            await ears.do((FarState(await at(server)(), "nobody"), sound[:1280], True))
+            await ears.do((RemoteState(await at(server)(), "nobody"), sound[:1280], True))
         for desk in (ears, voices, near.ear, near.voice):
             await desk.close()
 
@@ -206,28 +212,28 @@ async def test_a_language_model_alone_answers_as_with_its_codec_beside_it(codec,
         return Engine(model, pick("cpu"), limits=EngineLimits(cache_rows=2048))
 
     async with codec_server(codec) as (host, server):
-        far = FarCodecPipeline(core(), FarCodec.told(at(server), host.description()), prompt, tokenizer, options)
-        near = MossSpeechPipeline(core(), codec[0], prompt, tokenizer, codec[1], options)
+        far = RemoteCodecPipeline(core(), RemoteCodec.told(at(server), host.description()), prompt, tokenizer, options)
+        near = MossSpeechBackend(core(), codec[0], prompt, tokenizer, codec[1], options)
         one, other = await reply(near), await reply(far)
         assert len(one) > 0 and np.array_equal(one, other)
         await eventually(lambda: host.begun >= 2, "ear and voice were asked elsewhere")
 
 
 async def test_a_replica_finds_its_parts_in_other_pools_of_its_fleet(codec):
-    roll = Roll()
+    roll = ReplicaRegistry()
     far = NearRoll(roll)
     with pytest.raises(CapacityError, match="no codec replica is ready"):
         await InPool(far, "codec")()
     async with codec_server(codec) as (host, server), aiohttp.ClientSession() as http:
-        roll.report(Report("one", "codec", server.http, KEY, 4, 0, 0))
+        roll.report(ReplicaReport("one", "codec", server.http, KEY, 4, 0, 0))
         options = await with_pools({"model": "mini-speech", "codec": "pool", "device": "cpu"}, far, http)
         find, description = options.pop("codec")
         assert options == {"model": "mini-speech", "device": "cpu"} and description == host.description()
-        assert FarCodec.told(find, description).samples_per_code == codec[0].samples_per_code
-        assert await find() == Place(f"{server.http}/v1", KEY, "one")
-        roll.report(Report("two", "codec", server.http, KEY, 4, 0, 0))
+        assert RemoteCodec.told(find, description).samples_per_code == codec[0].samples_per_code
+        assert await find() == EndpointRef(f"{server.http}/v1", KEY, "one")
+        roll.report(ReplicaReport("two", "codec", server.http, KEY, 4, 0, 0))
         assert {(await find()).name for _ in range(2)} == {"one", "two"}  # equals take turns
-        assert (await find(Place("", None, "one"))).name == "two"
+        assert (await find(EndpointRef("", None, "one"))).name == "two"
 
 
 async def reply(pipeline) -> np.ndarray:

@@ -12,7 +12,7 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.options import ServerOptions
 from vivavoce.serving import load_host
-from vivavoce.serving.choices import ModerationChoices, ServingChoices
+from vivavoce.serving.choices import ModerationOptions, ServingOptions
 from vivavoce.serving.hosts import host_of
 
 IDLE = dict.fromkeys(("queue_depth", "kv_used_ratio", "audio_requests", "audio_requests_begun"), 0.0)
@@ -25,8 +25,8 @@ def parts(tmp_path_factory):
 
 
 async def test_a_recogniser_and_a_voice_beside_speech_to_speech(parts):
-    moderation = ModerationChoices(regex=("never",))
-    host = host_of(ServingChoices(device="cpu", asr=parts["asr"], tts=parts["tts"], moderation=moderation))
+    moderation = ModerationOptions(regex=("never",))
+    host = host_of(ServingOptions(device="cpu", asr=parts["asr"], tts=parts["tts"], moderation=moderation))
     assert [card.id for card in host.models] == ["mini-speech"]
     assert host.pipeline.options.words_first and host.pipeline.options.captioner is host.ear
     assert host.gauges() == IDLE
@@ -57,8 +57,8 @@ def test_what_cannot_be_served_is_told_before_anything_is_loaded(parts, tmp_path
     with pytest.raises(InputError, match="no model is called 'nobody'"):
         load_host(chat="http://localhost:1/v1", asr="nobody")
     with pytest.raises(CheckpointError, match="smart-turn"):
-        host_of(ServingChoices(smart_turn=str(tmp_path / "absent.onnx")))
+        host_of(ServingOptions(smart_turn=str(tmp_path / "absent.onnx")))
     with pytest.raises(InputError, match="instructions file"):
-        host_of(ServingChoices(instructions="@" + str(tmp_path / "absent.txt")))
+        host_of(ServingOptions(instructions="@" + str(tmp_path / "absent.txt")))
     with pytest.raises(InputError, match="regular expression"):
-        host_of(ServingChoices(moderation=ModerationChoices(regex=("(",))))
+        host_of(ServingOptions(moderation=ModerationOptions(regex=("(",))))

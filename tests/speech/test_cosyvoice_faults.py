@@ -13,9 +13,9 @@ from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CapacityError
 from vivavoce.models.cosyvoice_interleave import Interleave
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM
-from vivavoce.models.cosyvoice_prompt import Before
+from vivavoce.models.cosyvoice_prompt import PromptPrefix
 from vivavoce.models.flow_speech import FlowSpeech
-from vivavoce.speech.cosyvoice_mouth import CosyVoiceMouth, Saying
+from vivavoce.speech.cosyvoice_mouth import CosyVoiceSynthesizer, UtteranceOptions
 from vivavoce.speech.cosyvoice_speaker import PUBLISHED
 
 LEFT, CODES = 1, 50
@@ -57,7 +57,7 @@ class FaultyLM(CosyVoiceLM):
 def mouth():
     lm = CosyVoiceLM.random(sizes(3).lm, seed=1)
     lm.__class__ = FaultyLM
-    return CosyVoiceMouth(lm, FaultySpeech(tiny_speech()), pick("cpu"), LEFT, LIMITS)
+    return CosyVoiceSynthesizer(lm, FaultySpeech(tiny_speech()), pick("cpu"), LEFT, LIMITS)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def rows_of(mouth, seed):
 
 def text(mouth, voice, seed, codes=CODES):
     generation = Generation(PUBLISHED, max_new_rows=codes, min_new_rows=codes, seed=seed)
-    return mouth.text(rows_of(mouth, seed), generation, Saying(voice, lambda: 0.5, seed))
+    return mouth.text(rows_of(mouth, seed), generation, UtteranceOptions(voice, lambda: 0.5, seed))
 
 
 def heard(streams):
@@ -137,9 +137,11 @@ def test_a_step_that_fails_fails_its_text_alone(mouth, voice):
 
 
 def test_a_text_beyond_the_cache_fails_by_itself(mouth, voice):
-    rounds = Interleave(mouth.lm.config, Before((mouth.lm.config.end_of_prompt,)))
+    rounds = Interleave(mouth.lm.config, PromptPrefix((mouth.lm.config.end_of_prompt,)))
     pieces = iter([[3, 4, 5, 6, 7] * 40])
-    growing = mouth.growing_text(rounds, pieces, Generation(PUBLISHED, 1, seed=1), Saying(voice, lambda: 0.5, 1))
+    growing = mouth.growing_text(
+        rounds, pieces, Generation(PUBLISHED, 1, seed=1), UtteranceOptions(voice, lambda: 0.5, 1)
+    )
     assert_fails_alone(mouth, voice, growing, CapacityError)
 
 
@@ -155,6 +157,6 @@ def test_texts_on_threads_of_their_own_each_get_their_own_end(mouth, voice):
 def test_a_text_that_cannot_be_begun_leaves_nothing(mouth, voice):
     generation = Generation(PUBLISHED, max_new_rows=9)
     rows = rows_of(mouth, 0) * 30
-    (failed,) = heard([mouth.text(rows[: mouth.engine.capacity], generation, Saying(voice, lambda: 0.5))])
+    (failed,) = heard([mouth.text(rows[: mouth.engine.capacity], generation, UtteranceOptions(voice, lambda: 0.5))])
     assert isinstance(failed, CapacityError)
     assert_nothing_is_left(mouth)

@@ -10,7 +10,7 @@ from vivavoce.dialogue.chunking import Grain
 from vivavoce.engine.sampling import Generation
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM
 from vivavoce.models.flow_speech import FlowSpeech
-from vivavoce.speech.cosyvoice_mouth import PATIENCE, CosyVoiceMouth, HopPolicy, Utterance
+from vivavoce.speech.cosyvoice_mouth import PATIENCE, CosyVoiceSynthesizer, HopPolicy, SynthesizedText
 from vivavoce.speech.cosyvoice_speaker import PUBLISHED
 
 LEFT, FIRST, LOOKAHEAD, CHUNK = 1, 15, 3, 25
@@ -31,7 +31,7 @@ class Noted(FlowSpeech):
 @pytest.fixture
 def mouth():
     lm = CosyVoiceLM.random(sizes(3).lm, seed=1)
-    return CosyVoiceMouth(lm, Noted(tiny_speech()), pick("cpu"), LEFT)
+    return CosyVoiceSynthesizer(lm, Noted(tiny_speech()), pick("cpu"), LEFT)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def voice(mouth):
 def begin(mouth, voice, seed, lead=0.0):
     """A text that is to be said, whose listener is so many seconds behind."""
     policy = HopPolicy(Grain(CHUNK, LOOKAHEAD, 0.04), mouth.speech.flow.first_hop(voice))
-    text = Utterance(policy, mouth.speech.start(voice, LEFT, seed), lambda: lead)
+    text = SynthesizedText(policy, mouth.speech.start(voice, LEFT, seed), lambda: lead)
     rows = mouth.lm.prompt([3, 4, 5], [mouth.lm.config.end_of_prompt], [seed] * 20)
     text.sequence = mouth.engine.open(rows)
     mouth.engine.generate(text.sequence, Generation(PUBLISHED, max_new_rows=400, min_new_rows=400, seed=seed))

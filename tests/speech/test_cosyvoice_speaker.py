@@ -17,12 +17,12 @@ from vivavoce.engine.sampling import Generation
 from vivavoce.errors import InputError
 from vivavoce.models.cosyvoice_lm import shorten_silence
 from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.speech.cosyvoice_controls import DirectedManner
-from vivavoce.speech.cosyvoice_mouth import Saying
-from vivavoce.speech.cosyvoice_speaker import PUBLISHED, RATE, CosyVoiceSettings, CosyVoiceSpeaker
+from vivavoce.speech.cosyvoice_controls import DirectedStyle
+from vivavoce.speech.cosyvoice_mouth import UtteranceOptions
+from vivavoce.speech.cosyvoice_speaker import PUBLISHED, RATE, CosyVoiceSettings, CosyVoiceTTS
 from vivavoce.speech.cosyvoice_voices import References
-from vivavoce.speech.interface import Manner
-from vivavoce.speech.voices import VoiceShelf
+from vivavoce.speech.interface import SpeakingStyle
+from vivavoce.speech.voices import VoiceStore
 
 TEXT = "Hello world, my friend!"
 WORDS = "hello world hello there"
@@ -47,7 +47,7 @@ def speakers(folders, tmp_path_factory):
     made = {}
     for version, folder in folders.items():
         voices = tmp_path_factory.mktemp("voices")
-        made[version] = CosyVoiceSpeaker.load(str(folder), "cpu", "float32", voices, SETTINGS)
+        made[version] = CosyVoiceTTS.load(str(folder), "cpu", "float32", voices, SETTINGS)
         made[version].add_voice("ann", a_recording(), "asked", WORDS)
         made[version].add_voice("bob", a_recording(5.0, 16_000, 110))
     return made
@@ -92,14 +92,17 @@ class TestSound:
         generation = Generation(PUBLISHED, max_new_rows=most, min_new_rows=fewest, seed=5)
         rows = speaker.prompt.rows(speaker.prompt.zero_shot("hello world hello there.", reference), ids)
         codes = drawn_codes(speaker, rows, generation)
-        said = heard(speaker.stream(TEXT, "ann", Manner(seed=5)))
+        said = heard(speaker.stream(TEXT, "ann", SpeakingStyle(seed=5)))
         assert said.shape == (len(codes) * 960,)
         assert_same_sound(said, plain_sound(speaker, "ann", codes, seed=5))
 
     def test_it_does_not_depend_on_how_soon_it_is_played(self, speaker):
         voice = speaker.ready.of(speaker.references.named("ann"))
         codes = torch.randint(6561, (130,), generator=torch.Generator().manual_seed(0)).tolist()
-        ways = [list(speaker.mouth.speech_codes(codes, Saying(voice, lambda lead=lead: lead))) for lead in (0, 2.5, 9)]
+        ways = [
+            list(speaker.mouth.speech_codes(codes, UtteranceOptions(voice, lambda lead=lead: lead)))
+            for lead in (0, 2.5, 9)
+        ]
         hops = [[len(sound) / 960 for sound in sounds] for sounds in ways]
         assert [round(max(each)) for each in hops] == [25, 25, 50]  # codes: more with a long lead
         expected = plain_sound(speaker, "ann", codes)
@@ -122,7 +125,7 @@ class TestSound:
         voices = ["ann", "bob", "ann", "bob"]
 
         def said(number):
-            return heard(speaker.stream(texts[number], voices[number], Manner(seed=number)))
+            return heard(speaker.stream(texts[number], voices[number], SpeakingStyle(seed=number)))
 
         alone = [said(number) for number in range(4)]
         with ThreadPoolExecutor(4) as threads:
@@ -147,7 +150,7 @@ class TestSound:
 
     @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
     def test_it_speaks_in_less_precision(self, folders, tmp_path, dtype):
-        speaker = CosyVoiceSpeaker.load(str(folders[3]), "cpu", dtype, tmp_path, SETTINGS)
+        speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", dtype, tmp_path, SETTINGS)
         speaker.add_voice("ann", a_recording())
         sound = heard(speaker.stream("Hello.", "ann"))
         assert len(sound) > 0
@@ -155,7 +158,7 @@ class TestSound:
 
     def test_a_long_text_is_said_in_parts(self, speaker):
         text = " ".join(f"This is sentence number {number}." for number in range(3))
-        pieces = list(speaker.stream(text, "ann", Manner(pause=3.0)))
+        pieces = list(speaker.stream(text, "ann", SpeakingStyle(pause=3.0)))
         assert [piece.shape[1] for piece in pieces if not piece.any()] == [3 * 0.24 * RATE]  # one cut
 
 
@@ -168,7 +171,7 @@ class TestGrowingText:
                 given.append(piece)
                 yield piece
 
-        stream = speaker.stream(pieces(), "ann", Manner(seed=3))
+        stream = speaker.stream(pieces(), "ann", SpeakingStyle(seed=3))
         next(stream)
         assert len(given) < 7
         rest = heard(stream)
@@ -178,7 +181,7 @@ class TestGrowingText:
     def test_it_does_not_depend_on_where_the_text_is_cut(self, speaker):
         whole = "Hello world, how are you today, my friend?"
         cuts = [[whole], [*whole], [whole[:7], whole[7:21], whole[21:]]]
-        sounds = [heard(speaker.stream(iter(pieces), "bob", Manner(seed=1))) for pieces in cuts]
+        sounds = [heard(speaker.stream(iter(pieces), "bob", SpeakingStyle(seed=1))) for pieces in cuts]
         for sound in sounds[1:]:
             assert_same_sound(sound, sounds[0])
 
@@ -191,12 +194,12 @@ class TestGrowingText:
             yield " you today, my friend?"
 
         with ThreadPoolExecutor(1) as thread:
-            halted = thread.submit(lambda: heard(speaker.stream(halting(), "bob", Manner(seed=1))))
-            beside = heard(speaker.stream(TEXT, "ann", Manner(seed=2)))
+            halted = thread.submit(lambda: heard(speaker.stream(halting(), "bob", SpeakingStyle(seed=1))))
+            beside = heard(speaker.stream(TEXT, "ann", SpeakingStyle(seed=2)))
             may_go_on.set()
-            whole = speaker.stream(iter(["Hello world, how are you today, my friend?"]), "bob", Manner(seed=1))
+            whole = speaker.stream(iter(["Hello world, how are you today, my friend?"]), "bob", SpeakingStyle(seed=1))
             assert_same_sound(halted.result(timeout=60), heard(whole))
-        assert_same_sound(beside, heard(speaker.stream(TEXT, "ann", Manner(seed=2))))
+        assert_same_sound(beside, heard(speaker.stream(TEXT, "ann", SpeakingStyle(seed=2))))
 
     def test_no_text_is_refused(self, speaker):
         with pytest.raises(InputError, match="no text to say"):
@@ -216,17 +219,17 @@ class TestConversion:
 
     def test_it_cannot_be_told_how(self, speaker):
         with pytest.raises(InputError, match="keeps its own way"):
-            speaker.convert(a_recording(2.0), "ann", DirectedManner(style="happy"))
+            speaker.convert(a_recording(2.0), "ann", DirectedStyle(style="happy"))
 
 
 class TestManner:
     def test_speed_changes_the_length_alone(self, speaker):
-        usual, fast = (heard(speaker.stream(TEXT, "ann", Manner(speed=speed))) for speed in (1.0, 1.5))
+        usual, fast = (heard(speaker.stream(TEXT, "ann", SpeakingStyle(speed=speed))) for speed in (1.0, 1.5))
         assert len(fast) == pytest.approx(len(usual) / 1.5, rel=0.02)
 
     def test_volume_is_louder_but_never_over_full_scale(self, speaker):
         usual, soft, loud = (
-            heard(speaker.stream(TEXT, "ann", DirectedManner(volume=volume))) for volume in (1.0, 0.5, 4.0)
+            heard(speaker.stream(TEXT, "ann", DirectedStyle(volume=volume))) for volume in (1.0, 0.5, 4.0)
         )
         np.testing.assert_allclose(soft, 0.5 * usual, atol=1e-6)
         assert np.abs(loud).max() <= 1.0
@@ -234,28 +237,28 @@ class TestManner:
 
     def test_an_instruction_goes_without_the_references_words(self, speaker):
         reference = speaker.references.named("ann")
-        told = speaker._before(reference, DirectedManner(style="happy"))
+        told = speaker._before(reference, DirectedStyle(style="happy"))
         assert told == speaker.prompt.instructed("请非常开心地说一句话。")
         assert not told.codes
-        assert speaker._before(reference, DirectedManner()).codes
-        assert speaker._before(speaker.references.named("bob"), DirectedManner()) == speaker.prompt.cross_lingual()
+        assert speaker._before(reference, DirectedStyle()).codes
+        assert speaker._before(speaker.references.named("bob"), DirectedStyle()) == speaker.prompt.cross_lingual()
 
     def test_what_a_version_cannot_do_is_refused_by_name(self, speakers):
         with pytest.raises(InputError, match=r"CosyVoice 2 has no style 'happy'; it has cantonese"):
-            speakers[2].stream(TEXT, "ann", DirectedManner(style="happy"))
+            speakers[2].stream(TEXT, "ann", DirectedStyle(style="happy"))
         with pytest.raises(InputError, match=r"CosyVoice 2 has no phonemes, so \[AA1\]"):
             speakers[2].stream("[AA1]", "ann")
         with pytest.raises(InputError, match=r"CosyVoice 3 cannot make \[applause\]; it knows \[breath\]"):
             speakers[3].stream("Bravo [applause]", "ann")
         with pytest.raises(InputError, match="style 'happy' or an instruction"):
-            DirectedManner(style="happy", instruction="Be quick.")
+            DirectedStyle(style="happy", instruction="Be quick.")
         with pytest.raises(InputError, match="volume must be"):
-            DirectedManner(volume=9.0)
+            DirectedStyle(volume=9.0)
 
 
 class TestVoices:
     def test_what_was_derived_is_kept_and_used_again(self, folders, tmp_path):
-        speaker = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
+        speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
         speaker.add_voice("ann", a_recording(), "asked", WORDS)
         derived = speaker.references.named("ann")
         assert speaker.references.named("ann") is derived
@@ -271,7 +274,7 @@ class TestVoices:
 
     @pytest.mark.parametrize("damage", [b"", b"\x00" * 40])
     def test_a_damaged_file_is_made_anew(self, folders, tmp_path, damage):
-        speaker = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
+        speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
         speaker.add_voice("ann", a_recording())
         file = tmp_path / "ann.cosyvoice3.safetensors"
         before = file.read_bytes()
@@ -280,7 +283,7 @@ class TestVoices:
         assert file.read_bytes() == before
 
     def test_a_voice_replaced_is_derived_anew(self, folders, tmp_path):
-        speaker = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
+        speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
         speaker.add_voice("ann", a_recording())
         first = speaker.references.named("ann")
         speaker.add_voice("ann", a_recording(pitch=300))
@@ -296,8 +299,8 @@ class TestVoices:
         assert len(shortened.mel) == 2 * len(shortened.codes)
 
     def test_another_shelf_may_be_put_in_its_place(self, folders, speaker, tmp_path):
-        other = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
-        other.shelf = VoiceShelf(None, speaker.shelf.folder)
+        other = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
+        other.shelf = VoiceStore(None, speaker.shelf.folder)
         assert other.references.named("ann").mark == speaker.references.named("ann").mark
 
     def test_a_voice_is_computed_once_and_shared(self, speaker):
@@ -306,7 +309,7 @@ class TestVoices:
 
     def test_its_keys_and_values_are_kept_too_and_gone_with_it(self, folders, tmp_path):
         def said():
-            speaker = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
+            speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
             if "ann" not in speaker.shelf:
                 speaker.add_voice("ann", a_recording(), "asked", WORDS)
             return speaker, speaker.say("Hello.", "ann").samples
@@ -322,14 +325,14 @@ class TestVoices:
             file.write_bytes(damage)
             assert np.array_equal(said()[1], first)
             assert file.read_bytes() == whole
-        half = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "bfloat16", tmp_path, SETTINGS)
+        half = CosyVoiceTTS.load(str(folders[3]), "cpu", "bfloat16", tmp_path, SETTINGS)
         half.say("Hello.", "ann")
         assert load_file(file)["mel_windows"].dtype == torch.bfloat16
         speaker.shelf.remove("ann")
         assert not list(tmp_path.iterdir())
 
     def test_the_shouted_transcript_is_brought_to_sentence_case(self, folders, tmp_path):
-        speaker = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
+        speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
         assert (
             speaker.add_voice("ann", a_recording(), "", "HELLO  WORLD HELLO THERE").text == "Hello world hello there."
         )
@@ -373,14 +376,14 @@ class TestBadInput:
     def test_a_voice_that_is_not_there_is_refused(self, speaker, folders, tmp_path):
         with pytest.raises(InputError, match="there is no voice 'zoe'; known: ann, bob"):
             speaker.stream(TEXT, "zoe")
-        bare = CosyVoiceSpeaker.load(str(folders[3]), "cpu", "float32", tmp_path / "none")
+        bare = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path / "none")
         with pytest.raises(InputError, match="no voice of its own; add one"):
             bare.stream(TEXT)
 
     def test_one_text_that_fails_does_not_stop_the_others(self, speaker):
         mouth, voice = speaker.mouth, speaker.ready.of(speaker.references.named("ann"))
-        sound = speaker.stream(TEXT, "ann", Manner(seed=2))
+        sound = speaker.stream(TEXT, "ann", SpeakingStyle(seed=2))
         pieces = [next(sound)]
         with pytest.raises(InputError, match="codes go from"):
-            list(mouth.speech_codes([1] * 20 + [9999] + [1] * 30, Saying(voice, lambda: 0.0)))
-        assert_same_sound(heard([*pieces, *sound]), heard(speaker.stream(TEXT, "ann", Manner(seed=2))))
+            list(mouth.speech_codes([1] * 20 + [9999] + [1] * 30, UtteranceOptions(voice, lambda: 0.0)))
+        assert_same_sound(heard([*pieces, *sound]), heard(speaker.stream(TEXT, "ann", SpeakingStyle(seed=2))))

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.errors import InputError
-from vivavoce.speech.cosyvoice_controls import STYLES, DirectedManner
+from vivavoce.speech.cosyvoice_controls import STYLES, DirectedStyle
 from vivavoce.speech.cosyvoice_text import breaths, prepared, prepared_piece, tidied_transcript, words_of
 from vivavoce.speech.cosyvoice_wishes import directed
 
-USUAL = DirectedManner()
+USUAL = DirectedStyle()
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_wishes_add_up_within_bounds_and_can_be_taken_back():
     for _ in range(20):
         manner = directed("faster please", directed("louder", manner))
     assert (manner.speed, manner.volume) == (2.0, 4.0)
-    assert directed("less cheerful please", DirectedManner(style="happy")).style == ""
+    assert directed("less cheerful please", DirectedStyle(style="happy")).style == ""
     assert directed("speak normally again please", manner) == USUAL
 
 
 def test_the_published_instructions_are_there():
     assert len(STYLES[3]) == 26
-    assert DirectedManner(style="sichuan").told(3) == "请用四川话表达。"
-    assert DirectedManner(style="sichuan").told(2) == "用四川话说这句话"
-    assert DirectedManner(instruction="Whisper.").told(2) == "Whisper."
+    assert DirectedStyle(style="sichuan").told(3) == "请用四川话表达。"
+    assert DirectedStyle(style="sichuan").told(2) == "用四川话说这句话"
+    assert DirectedStyle(instruction="Whisper.").told(2) == "Whisper."
     with pytest.raises(InputError, match="201 characters"):
-        DirectedManner(instruction="a" * 201)
+        DirectedStyle(instruction="a" * 201)

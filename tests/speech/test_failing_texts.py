@@ -10,7 +10,7 @@ from tests.speech.test_mouths import PROMPT, REFERENCE, SAMPLINGS
 from vivavoce.device import pick
 from vivavoce.engine.sampling import Generation
 from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.speech.mouth import EngineMouth, before_text
+from vivavoce.speech.mouth import EngineFrameGenerator, before_text
 
 GENERATION = Generation(SAMPLINGS["published"], 24, min_new_rows=24, penalise_prompt=False)
 TEXTS = ("Good evening.", "Who is there?", "Nobody, as it seems.")
@@ -35,13 +35,13 @@ class Faulty(MossTTSNano):
 
 
 @pytest.fixture
-def mouth() -> EngineMouth:
+def mouth() -> EngineFrameGenerator:
     model = tiny_nano(dtype=torch.float32)
     model.__class__ = Faulty
-    return EngineMouth(model, PROMPT, pick("cpu"))
+    return EngineFrameGenerator(model, PROMPT, pick("cpu"))
 
 
-def together(mouth: EngineMouth, texts) -> list[list | Exception]:
+def together(mouth: EngineFrameGenerator, texts) -> list[list | Exception]:
     """What is made of texts that are begun before any goes on."""
     streams = mouth.rounds.ask(lambda: [mouth.frames(REFERENCE, text, GENERATION) for text in texts])
     heard: list[list | Exception] = [[] for _ in texts]
@@ -61,7 +61,7 @@ def together(mouth: EngineMouth, texts) -> list[list | Exception]:
     return heard
 
 
-def rows_of(mouth: EngineMouth, text: str) -> set[tuple[int, ...]]:
+def rows_of(mouth: EngineFrameGenerator, text: str) -> set[tuple[int, ...]]:
     return {tuple(row) for row in PROMPT.speech(text)}
 
 
@@ -79,7 +79,7 @@ def test_a_text_that_fails_fails_alone(mouth):
 
 def test_a_voice_that_fails_is_closed_and_tried_again_when_asked_for(mouth):
     wanted = list(mouth.frames(OTHER, TEXTS[0], GENERATION))
-    fresh = EngineMouth(mouth.model, PROMPT, pick("cpu"))
+    fresh = EngineFrameGenerator(mouth.model, PROMPT, pick("cpu"))
     under_way = fresh.frames(REFERENCE, TEXTS[0], GENERATION)
     expected = list(mouth.frames(REFERENCE, TEXTS[0], GENERATION))
     known = {tuple(row) for row in before_text(PROMPT, REFERENCE)}

@@ -16,7 +16,7 @@ from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.nn.int8_linear import to_int8
 from vivavoce.speech.cpu_decoder import CpuDecoder
 from vivavoce.speech.cpu_draw import SequenceDraw
-from vivavoce.speech.mouth import CpuMouth, EngineMouth, before_text
+from vivavoce.speech.mouth import CpuFrameGenerator, EngineFrameGenerator, before_text
 
 REFERENCE = tuple(tuple((7 * frame + 3 * book) % 24 for book in range(5)) for frame in range(6))
 PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())
@@ -37,7 +37,9 @@ def model() -> MossTTSNano:
     return tiny_nano(dtype=torch.float32)
 
 
-def said(mouth: CpuMouth | EngineMouth, generation: Generation, reference=REFERENCE) -> list[tuple[int, ...]]:
+def said(
+    mouth: CpuFrameGenerator | EngineFrameGenerator, generation: Generation, reference=REFERENCE
+) -> list[tuple[int, ...]]:
     return list(mouth.frames(reference, "Good evening.", generation))
 
 
@@ -46,17 +48,17 @@ def said(mouth: CpuMouth | EngineMouth, generation: Generation, reference=REFERE
 def test_alone_and_in_the_engine_the_same_is_said(model, name, reference):
     for seed in (0, 1, 2**40 + 5):
         generation = Generation(SAMPLINGS[name], 24, min_new_rows=10, seed=seed, penalise_prompt=False)
-        alone = said(CpuMouth(model, PROMPT), generation, reference)
+        alone = said(CpuFrameGenerator(model, PROMPT), generation, reference)
         assert len(alone) >= 9
-        assert alone == said(EngineMouth(model, PROMPT, pick("cpu")), generation, reference)
+        assert alone == said(EngineFrameGenerator(model, PROMPT, pick("cpu")), generation, reference)
 
 
 def test_fewer_codebooks_are_said_alike():
     model = tiny_nano(dtype=torch.float32, codebooks=3)
     generation = Generation(SAMPLINGS["published"], 12, 12, penalise_prompt=False)
-    alone = said(CpuMouth(model, PROMPT), generation)
+    alone = said(CpuFrameGenerator(model, PROMPT), generation)
     assert {len(frame) for frame in alone} == {3}
-    assert alone == said(EngineMouth(model, PROMPT, pick("cpu")), generation)
+    assert alone == said(EngineFrameGenerator(model, PROMPT, pick("cpu")), generation)
 
 
 def test_a_voice_read_ahead_is_the_whole_prompt(model):
@@ -65,7 +67,7 @@ def test_a_voice_read_ahead_is_the_whole_prompt(model):
     rows = PROMPT.clone("Good evening.", REFERENCE)
     expected = model.spoken_frames(engine.complete(engine.open(rows), generation))
     assert before_text(PROMPT, REFERENCE) + PROMPT.speech("Good evening.") == rows
-    assert said(CpuMouth(model, PROMPT), generation) == expected
+    assert said(CpuFrameGenerator(model, PROMPT), generation) == expected
 
 
 def test_a_past_is_a_value(model):
@@ -108,7 +110,7 @@ def test_products_that_cannot_be_compiled_stay_as_they_are():
 
 
 def test_two_sequences_of_one_decoder_do_not_meet(model):
-    mouth, generation = CpuMouth(model, PROMPT), Generation(GREEDY, 8, 9)
+    mouth, generation = CpuFrameGenerator(model, PROMPT), Generation(GREEDY, 8, 9)
     alone = {text: list(mouth.frames(REFERENCE, text, generation)) for text in ("Yes.", "No.")}
     streams = {text: mouth.frames(REFERENCE, text, generation) for text in alone}
     mixed = list(zip(*streams.values(), strict=True))
@@ -126,7 +128,7 @@ def test_noise_is_the_engine_s():
 
 
 def test_leaving_off_leaves_nothing_in_the_engine(model):
-    mouth = EngineMouth(model, PROMPT, pick("cpu"))
+    mouth = EngineFrameGenerator(model, PROMPT, pick("cpu"))
     generation = Generation(GREEDY, 20, 20)
     said(mouth, generation)
     before = set(mouth.engine.scheduler.sequences)
@@ -138,7 +140,7 @@ def test_leaving_off_leaves_nothing_in_the_engine(model):
 
 
 def test_voices_used_long_ago_are_forgotten(model):
-    mouth, generation = EngineMouth(model, PROMPT, pick("cpu")), Generation(GREEDY, 2, 2)
+    mouth, generation = EngineFrameGenerator(model, PROMPT, pick("cpu")), Generation(GREEDY, 2, 2)
     for code in range(12):
         said(mouth, generation, (((code,) * 5),) * 3)
     assert len(mouth.engine.scheduler.sequences) == 8
@@ -147,7 +149,7 @@ def test_voices_used_long_ago_are_forgotten(model):
 def test_a_text_beyond_the_model_s_reach_is_refused():
     small = MossTTSNano.random(dataclasses.replace(CONFIG, max_positions=160))
     with pytest.raises(CapacityError, match="more than the 160"):
-        said(CpuMouth(small, PROMPT), Generation(GREEDY, 100))
+        said(CpuFrameGenerator(small, PROMPT), Generation(GREEDY, 100))
 
 
 @NEEDS_INT8
@@ -160,4 +162,4 @@ def test_rounded_weights_say_nearly_the_same(hidden, is_small):
     rows = before_text(PROMPT, REFERENCE)
     expected, found = (CpuDecoder(each).read(rows).keys_values for each in (plain, rounded))
     assert (found - expected).norm() / expected.norm() < 0.03
-    assert len(list(CpuMouth(rounded, PROMPT).frames(REFERENCE, "Yes.", Generation(GREEDY, 6, 7)))) == 6
+    assert len(list(CpuFrameGenerator(rounded, PROMPT).frames(REFERENCE, "Yes.", Generation(GREEDY, 6, 7)))) == 6

@@ -22,7 +22,7 @@ from vivavoce.models.moss_tts_nano_config import NanoSampling
 from vivavoce.nn.allocation import fill_randomly
 from vivavoce.speech import KeptVoice, Manner, Speaker
 from vivavoce.speech.loading import open_speech_model
-from vivavoce.speech.onnx_backend import OnnxSpeaker
+from vivavoce.speech.onnx_backend import OnnxTTS
 from vivavoce.speech.settings import SpeechSettings
 from vivavoce.train.speaker.sizes import TINY_LM
 from vivavoce.train.speaker.tokenizer import write_tokenizer
@@ -97,7 +97,7 @@ def test_the_folder_has_the_published_files(graphs, folder):
 @pytest.mark.parametrize("voice", [None, "bell"])
 @pytest.mark.parametrize("manner", [Manner(greedy=True), Manner(seed=3)], ids=["greedy", "drawn"])
 def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, manner):
-    exact = OnnxSpeaker.load(str(graphs), exact=True)
+    exact = OnnxTTS.load(str(graphs), exact=True)
     expected = torch_speaker.say(TEXT, voice, manner)
     found = exact.say(TEXT, voice, manner)
     assert (found.rate, found.channels) == (expected.rate, expected.channels)
@@ -106,8 +106,8 @@ def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, manner):
 
 def test_a_recording_has_the_codes_torch_gives_it(graphs, torch_speaker):
     recording = buzz(1.0, 1000)
-    assert OnnxSpeaker.load(str(graphs))._codes_of(recording) == torch_speaker._codes_of(recording)
-    assert OnnxSpeaker.load(str(graphs)).mark == torch_speaker.mark
+    assert OnnxTTS.load(str(graphs))._codes_of(recording) == torch_speaker._codes_of(recording)
+    assert OnnxTTS.load(str(graphs)).mark == torch_speaker.mark
 
 
 def test_what_the_backend_does_without_is_the_model_too(folder, torch_speaker):
@@ -147,7 +147,7 @@ def test_the_frame_graph_draws_as_its_settings_say(graphs, folder, torch_speaker
 
 
 def test_a_step_that_takes_one_row_reads_the_prompt_whole(graphs, torch_speaker):
-    speaks = OnnxSpeaker.load(str(graphs), exact=True)
+    speaks = OnnxTTS.load(str(graphs), exact=True)
     speaks.step.inputs["input_ids"] = dataclasses.make_dataclass("Input", ["shape", "type"])(
         [1, 1, 1 + LM.n_vq], "tensor(int32)"
     )  # as the published graph is
@@ -159,11 +159,11 @@ def test_a_step_that_takes_one_row_reads_the_prompt_whole(graphs, torch_speaker)
 
 def test_bad_folders_and_wishes_are_one_line(graphs, tmp_path):
     with pytest.raises(InputError, match="ONNX speech is float32"):
-        OnnxSpeaker.load(str(graphs), dtype="int8")
+        OnnxTTS.load(str(graphs), dtype="int8")
     for file in graphs.iterdir():
         (tmp_path / file.name).write_bytes(b"no graph" if file.suffix == ".onnx" else file.read_bytes())
     with pytest.raises(CheckpointError, match="cannot be opened as an ONNX graph"):
-        OnnxSpeaker.load(str(tmp_path))
+        OnnxTTS.load(str(tmp_path))
 
 
 def test_it_speaks_where_there_is_no_torch(graphs):
@@ -178,5 +178,5 @@ print(sound.samples.shape[1], "torch" in sys.modules and sys.modules["torch"] is
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    expected = OnnxSpeaker.load(str(graphs)).say(TEXT, "bell", Manner(seed=1)).samples.shape[1]
+    expected = OnnxTTS.load(str(graphs)).say(TEXT, "bell", Manner(seed=1)).samples.shape[1]
     assert done.stdout.split() == [str(expected), "False"]

@@ -9,7 +9,7 @@ from tests.speech.published_onnx import BOOKS, CODES, FRAME, VOICE, write_codec,
 from vivavoce.audio.buzz import buzz
 from vivavoce.models.moss_tts_nano_config import NanoSampling
 from vivavoce.speech import KeptVoice, Manner
-from vivavoce.speech.onnx_backend import LARGEST_UNIFORM, OnnxSpeaker
+from vivavoce.speech.onnx_backend import LARGEST_UNIFORM, OnnxTTS
 from vivavoce.speech.settings import SpeechSettings
 
 
@@ -32,8 +32,8 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def speaker(folders, tmp_path_factory) -> OnnxSpeaker:
-    return OnnxSpeaker.load(str(folders[0]), codec=str(folders[1]), voices=tmp_path_factory.mktemp("voices"))
+def speaker(folders, tmp_path_factory) -> OnnxTTS:
+    return OnnxTTS.load(str(folders[0]), codec=str(folders[1]), voices=tmp_path_factory.mktemp("voices"))
 
 
 def test_the_weights_of_graphs_lie_beside_them(folders):
@@ -55,7 +55,7 @@ def test_frames_are_drawn_in_the_graph_and_decoded_with_their_state(speaker):
 
 def test_greedy_frames_go_step_by_step(folders):
     settings = SpeechSettings(NanoSampling(max_new_frames=3), voices={"Ava": KeptVoice("Ava", VOICE)})
-    sound = OnnxSpeaker(*folders, settings=settings).say("Hello.", "Ava", Manner(greedy=True))
+    sound = OnnxTTS(*folders, settings=settings).say("Hello.", "Ava", Manner(greedy=True))
     assert sound.samples[0, 0] * CODES == 700  # the highest logit of the first codebook
 
 

@@ -9,8 +9,8 @@ from tests.models.tiny_nano import tiny_nano
 from tests.speech.test_mouths import PROMPT, REFERENCE
 from vivavoce.device import pick
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.speech.mouth import EngineMouth
-from vivavoce.speech.rounds import Rounds
+from vivavoce.speech.mouth import EngineFrameGenerator
+from vivavoce.speech.rounds import DeviceLoop
 
 
 def workers() -> list[threading.Thread]:
@@ -18,7 +18,7 @@ def workers() -> list[threading.Thread]:
 
 
 def test_answers_and_errors_come_back_to_who_asked():
-    rounds = Rounds()
+    rounds = DeviceLoop()
     assert rounds.ask(lambda: 7 * 6) == 42
     with pytest.raises(ZeroDivisionError):
         rounds.ask(lambda: 1 // 0)
@@ -26,7 +26,7 @@ def test_answers_and_errors_come_back_to_who_asked():
 
 
 def test_parts_work_until_nothing_is_left_and_the_thread_ends():
-    rounds, left, done = Rounds(), [3], threading.Event()
+    rounds, left, done = DeviceLoop(), [3], threading.Event()
 
     def part() -> bool:
         if left[0] == 0:
@@ -46,7 +46,7 @@ def test_parts_work_until_nothing_is_left_and_the_thread_ends():
 
 
 def test_texts_asked_for_together_are_made_together():
-    mouth = EngineMouth(tiny_nano(dtype=torch.float32), PROMPT, pick("cpu"))
+    mouth = EngineFrameGenerator(tiny_nano(dtype=torch.float32), PROMPT, pick("cpu"))
     generation = Generation(GREEDY, 12, min_new_rows=12)
     alone = list(mouth.frames(REFERENCE, "Good evening.", generation))
     before, heard = mouth.engine.steps, []
@@ -70,7 +70,7 @@ def test_texts_asked_for_together_are_made_together():
 
 
 def test_asking_on_the_thread_of_the_rounds_does_not_wait_for_itself():
-    rounds, answered = Rounds(), []
+    rounds, answered = DeviceLoop(), []
     asking = threading.Thread(
         target=lambda: answered.append(rounds.ask(lambda: rounds.ask(lambda: rounds.ask(lambda: 42)))), daemon=True
     )
@@ -82,7 +82,7 @@ def test_asking_on_the_thread_of_the_rounds_does_not_wait_for_itself():
 
 
 def test_a_part_that_fails_leaves_the_thread_to_the_others():
-    rounds, failed = Rounds(), []
+    rounds, failed = DeviceLoop(), []
 
     def part() -> bool:
         failed.append(True)

@@ -15,10 +15,10 @@ from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError
 from vivavoce.models.moss_audio_tokenizer_nano import CodecState
 from vivavoce.models.moss_audio_tokenizer_slots import SlotDecoder, SlotState
-from vivavoce.speech.codec_desk import Alone, Together
-from vivavoce.speech.mouth import EngineMouth
-from vivavoce.speech.rounds import Rounds
-from vivavoce.speech.sounding import Sounding, spare_cores
+from vivavoce.speech.codec_desk import BatchedDecoder, SingleDecoder
+from vivavoce.speech.mouth import EngineFrameGenerator
+from vivavoce.speech.rounds import DeviceLoop
+from vivavoce.speech.sounding import ChunkedPlayback, spare_cores
 
 FRAMES = [tuple(frame) for frame in torch.randint(32, (40, 6), generator=torch.Generator().manual_seed(0)).tolist()]
 
@@ -33,11 +33,11 @@ def whole(codec):
     return codec.decode(torch.tensor(FRAMES).T[None])[0].numpy()
 
 
-def sounding(codec, decode=None, beside=None, is_live=True, clock=lambda: 0.0) -> Sounding:
+def sounding(codec, decode=None, beside=None, is_live=True, clock=lambda: 0.0) -> ChunkedPlayback:
     seconds = 1 / CODEC_CONFIG.frame_rate
     player = SimulatedPlayer()
-    decode = decode or Alone(codec)
-    return Sounding(decode, decode.start(), seconds, player, clock, beside, is_live)
+    decode = decode or SingleDecoder(codec)
+    return ChunkedPlayback(decode, decode.start(), seconds, player, clock, beside, is_live)
 
 
 @pytest.mark.parametrize("is_live", [True, False])
@@ -103,8 +103,8 @@ def test_a_decoder_that_fails_beside_fails_here(codec):
         list(sounding(codec, beside=beside).sounds(iter([*FRAMES[:1], (99,) * 6, *FRAMES])))
 
 
-def together_on(codec, graphs: bool) -> Together:
-    return Together(codec, Rounds(), dataclasses.replace(pick("cpu"), graphs=graphs))
+def together_on(codec, graphs: bool) -> BatchedDecoder:
+    return BatchedDecoder(codec, DeviceLoop(), dataclasses.replace(pick("cpu"), graphs=graphs))
 
 
 @pytest.mark.parametrize("in_slots", [True, False])
@@ -156,7 +156,7 @@ def test_a_pass_that_fails_tells_everybody(codec, in_slots):
 
 def test_a_step_that_fails_ends_the_texts_under_way_and_no_later_one(tmp_path):
     speaker = tiny_speaker(tmp_path)
-    mouth = speaker.mouth = EngineMouth(speaker.model, speaker.prompt, pick("cpu"))
+    mouth = speaker.mouth = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
     expected = speaker.say(TEXT, "bell", EIGHT).samples
     run = mouth.engine.runner.run
 
@@ -174,7 +174,7 @@ def test_a_step_that_fails_ends_the_texts_under_way_and_no_later_one(tmp_path):
 def test_parts_begun_side_by_side_sound_as_one_after_another(tmp_path):
     speaker = tiny_speaker(tmp_path)
     expected = speaker.say(TEXT, "bell", EIGHT).samples
-    speaker.mouth = EngineMouth(speaker.model, speaker.prompt, pick("cpu"))
+    speaker.mouth = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
     speaker.mouth.at_once = 3
     np.testing.assert_allclose(speaker.say(TEXT, "bell", EIGHT).samples, expected, atol=1e-5)
     steps = speaker.mouth.engine.steps

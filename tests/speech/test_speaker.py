@@ -20,7 +20,7 @@ from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_config import NanoSampling
 from vivavoce.speech import KeptVoice, Manner, Speaker
-from vivavoce.speech.mouth import EngineMouth
+from vivavoce.speech.mouth import EngineFrameGenerator
 from vivavoce.speech.settings import SpeechSettings
 from vivavoce.train.speaker.sizes import TINY_CODEC, TINY_LM
 
@@ -40,7 +40,7 @@ def tiny_speaker(folder, sampling: NanoSampling = SHORT, **settings) -> Speaker:
 def speaker(request, tmp_path_factory) -> Speaker:
     speaks = tiny_speaker(tmp_path_factory.mktemp("voices"))
     if request.param == "engine":
-        speaks.mouth = EngineMouth(speaks.model, speaks.prompt, pick("cpu"))
+        speaks.mouth = EngineFrameGenerator(speaks.model, speaks.prompt, pick("cpu"))
     return speaks
 
 

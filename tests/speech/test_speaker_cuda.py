@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vivavoce.bench.tts_contenders import TEXT, VOICE, Setup
+from vivavoce.bench.tts_contenders import TEXT, VOICE, TTSBenchSetup
 from vivavoce.device import pick
 from vivavoce.speech import Manner, Speaker
 
@@ -17,7 +17,7 @@ GREEDY = Manner(greedy=True)
 def speaker(device: str) -> Speaker:
     """The same random weights on any device."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    cpu = Setup(pick("cpu"), "tiny", 30).speaker(torch.float32)
+    cpu = TTSBenchSetup(pick("cpu"), "tiny", 30).speaker(torch.float32)
     if device == "cpu":
         return cpu
     place = pick(device)
@@ -66,5 +66,5 @@ def test_many_at_once_say_what_each_says_alone(on_gpu):
 
 
 def test_half_precision_speaks():
-    sound = Setup(pick("cuda"), "tiny", 30).speaker(torch.bfloat16).say(TEXT, VOICE, GREEDY)
+    sound = TTSBenchSetup(pick("cuda"), "tiny", 30).speaker(torch.bfloat16).say(TEXT, VOICE, GREEDY)
     assert np.isfinite(sound.samples).all() and sound.seconds == pytest.approx(30 * 0.08)

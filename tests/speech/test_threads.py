@@ -7,7 +7,7 @@ from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.speech import threads
-from vivavoce.speech.mouth import CpuMouth
+from vivavoce.speech.mouth import CpuFrameGenerator
 from vivavoce.speech.threads import best_threads, fastest_threads
 
 
@@ -43,7 +43,7 @@ def test_threads_are_added_while_they_help(milliseconds, most, expected):
 
 @pytest.fixture(scope="module")
 def mouth():
-    return CpuMouth(tiny_nano(dtype=torch.float32), MossTTSNanoPrompt(CONFIG, LetterTokenizer()))
+    return CpuFrameGenerator(tiny_nano(dtype=torch.float32), MossTTSNanoPrompt(CONFIG, LetterTokenizer()))
 
 
 def test_a_small_model_takes_one(mouth, monkeypatch):

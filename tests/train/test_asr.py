@@ -22,7 +22,7 @@ from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.hearing.forward import new_encoder
 from vivavoce.train.hearing.lattice import Lattice
-from vivavoce.train.recogniser.asr import TINY, Listening, Recipe, Training
+from vivavoce.train.recogniser.asr import TINY, ASRRecipe, AudioAugmentation, Training
 from vivavoce.train.recogniser.beginnings import begin_as_ear, spread_layers
 from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, judge_texts, main, transcribe_all
 from vivavoce.train.recogniser.vocabulary import Vocabulary
@@ -48,7 +48,7 @@ def beeps(count: int, seed: int = 0) -> Recordings:
     return Recordings(torch.cat(sounds), lengths.cumsum(0) - lengths, lengths, texts)
 
 
-RECIPE = Recipe(
+RECIPE = ASRRecipe(
     config=WhisperConfig(
         d_model=48,
         encoder_layers=1,
@@ -211,7 +211,7 @@ def test_a_recording_read_faster_is_shorter_and_higher():
 
 def test_mels_of_a_batch_are_those_of_each_window_alone():
     samples = torch.randn(5, 32000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, -1, 5)[:, None]
-    listening = Listening(80, "cpu", strength=0.0)
+    listening = AudioAugmentation(80, "cpu", strength=0.0)
     mel = WhisperMel(80)
     together = mel(samples)
     assert (together - torch.cat([mel(row[None]) for row in samples])).abs().max() < 1e-5
@@ -219,7 +219,7 @@ def test_mels_of_a_batch_are_those_of_each_window_alone():
 
 
 def test_listening_is_the_same_for_the_same_seed_and_finite_for_silence():
-    listening = Listening(80, "cpu", strength=1.0)
+    listening = AudioAugmentation(80, "cpu", strength=1.0)
     samples = torch.cat([torch.zeros(2, 16000), torch.randn(2, 16000)])
     first = listening(samples, 5)
     assert torch.equal(first, listening(samples, 5)) and not torch.equal(first, listening(samples, 6))
@@ -315,7 +315,7 @@ def test_a_saved_miniature_is_judged_on_any_corpus(trained, tmp_path, capsys):
 def test_the_recipe_fits_its_budget_of_parameters():
     vocabulary = Vocabulary.learn(["a b"], 0, 10.0)
     with torch.device("meta"):
-        model = Whisper(replace(Recipe().config, vocab_size=vocabulary.size + 256))
+        model = Whisper(replace(ASRRecipe().config, vocab_size=vocabulary.size + 256))
     assert 5e6 < sum(parameter.numel() for parameter in model.parameters()) < 11e6
 
 

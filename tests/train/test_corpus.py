@@ -14,9 +14,9 @@ from vivavoce.train.corpus import (
 )
 from vivavoce.train.front_desk import reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies
-from vivavoce.train.voices import HELD_OUT, TEACHER, TRAINING, Voice
+from vivavoce.train.voices import HELD_OUT, TEACHER, TRAINING, SyntheticVoice
 
-SPEAKER = Voice("espeak", "espeak-ng", ("-v", "en-us+m1"))
+SPEAKER = SyntheticVoice("espeak", "espeak-ng", ("-v", "en-us+m1"))
 
 
 def test_a_training_plan_uses_training_voices_and_repeats_no_sentence():

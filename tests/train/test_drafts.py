@@ -12,7 +12,7 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper_decoding import decode
 from vivavoce.models.whisper_draft import distilled, draft_kind, load_decoder
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.train.corpus import Corpus
@@ -107,7 +107,7 @@ def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_
     assert training.hearings.batch(COURSE.hearings) is batch and training.hearings.batch(1) is not batch
     states = batch["states"].float()
     prompt = listener.tokens.prompt("en")
-    rules = listener.rules(Wish(language="en", timestamps=False))
+    rules = listener.rules(TranscriptionOptions(language="en", timestamps=False))
     most = COURSE.shapes[0].places - len(prompt)
     texts = decode(
         listener.model,

@@ -19,9 +19,9 @@ from vivavoce.train.ctc import ctc_loss
 from vivavoce.train.hearing import ear
 from vivavoce.train.hearing.forward import features, new_encoder
 from vivavoce.train.hearing.lattice import Lattice
-from vivavoce.train.hearing.lessons import Habits, Lessons, Shape, Speech
+from vivavoce.train.hearing.lessons import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
 from vivavoce.train.hearing.probe import LETTERS, read, spelled
-from vivavoce.train.hearing.surroundings import Surroundings, other_lengths, taken_at, warp_bands
+from vivavoce.train.hearing.surroundings import AcousticAugmentation, other_lengths, taken_at, warp_bands
 from vivavoce.train.voices import TEACHER
 
 LEVELS = (4, 3, 2, 3)
@@ -130,9 +130,11 @@ def test_a_corpus_has_the_codes_that_streams_give(encoder, corpus):
 
 
 def test_both_hearings_of_a_sentence_are_in_step_and_end_with_a_whole_code(corpus):
-    speech = Speech.of(corpus, TEACHER.name, "cpu")
-    shapes = (Shape(1.6, 6), Shape(3.2, 4, sentences=3))
-    lessons = Lessons(speech, shapes, CONFIG, Surroundings("cpu", 0.0), Habits(warped=0.0, tail=0.0))
+    speech = EncoderSpeech.of(corpus, TEACHER.name, "cpu")
+    shapes = (EncoderBatchShape(1.6, 6), EncoderBatchShape(3.2, 4, sentences=3))
+    lessons = EncoderBatches(
+        speech, shapes, CONFIG, AcousticAugmentation("cpu", 0.0), EncoderBatchOptions(warped=0.0, tail=0.0)
+    )
     sizes = set()
     for seed in range(8):
         batch = lessons.batch(seed)
@@ -150,7 +152,7 @@ def test_both_hearings_of_a_sentence_are_in_step_and_end_with_a_whole_code(corpu
 def test_surroundings_change_the_sound_but_not_its_place():
     click = torch.zeros(8, 8000)
     click[:, 4000:4200] = 0.5
-    heard = Surroundings("cpu")(click, torch.full((8,), 8000), seed=2)
+    heard = AcousticAugmentation("cpu")(click, torch.full((8,), 8000), seed=2)
     assert not torch.allclose(heard, click)
     assert ((heard.abs().argmax(1) - 4100).abs() < 800).float().mean() >= 0.75
 
@@ -195,4 +197,4 @@ def test_an_ear_learns_and_what_it_saves_is_a_codecs_ear(tmp_path, corpus):
     went_on = [json.loads(line)["loss"] for line in (tmp_path / "on/course/log.jsonl").read_text().splitlines()]
     assert went_on[0] < 0.8 * losses[0], "it begins where the other ended"
     with pytest.raises(InputError, match="other sizes"):
-        ear.begin_as(tmp_path / "ear", new_encoder(ear.EarPlan().config, Lattice(ear.EarPlan().levels)), None)
+        ear.begin_as(tmp_path / "ear", new_encoder(ear.EncoderPlan().config, Lattice(ear.EncoderPlan().levels)), None)

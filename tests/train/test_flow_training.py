@@ -16,15 +16,15 @@ from vivavoce.models.flow import FlowDecoder
 from vivavoce.models.flow_matching import cosine_times, fixed_noise
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.nn.chunk_mask import Span, attention_bias, visible
+from vivavoce.nn.chunk_mask import KeySpan, attention_bias, visible
 from vivavoce.train.loop import Learner
 from vivavoce.train.voice.assemble import VOICE_NAME, assemble_codec
-from vivavoce.train.voice.flow import TINY, Lesson, MelScale, main, teacher_vector, tiny_config
+from vivavoce.train.voice.flow import TINY, FlowBatch, MelScale, main, teacher_vector, tiny_config
 from vivavoce.train.voice.flow_forward import features, velocity
-from vivavoce.train.voice.flow_lessons import EVERYTHING, NO_MASK, CodedSpeech, Passages, Shape, code_bias
+from vivavoce.train.voice.flow_lessons import EVERYTHING, NO_MASK, CodedSpeech, FlowBatchShape, Passages, code_bias
 from vivavoce.train.voice.flow_mels import flow_mels
 from vivavoce.train.voice.flow_start import untaught
-from vivavoce.train.voice.teacher import Speech
+from vivavoce.train.voice.teacher import TeacherSpeech
 from vivavoce.train.voice.vocoder import main as teach_vocoder
 
 CODES = 64
@@ -35,7 +35,7 @@ SPEAKER = teacher_vector(CONFIG.speaker_dim)
 @pytest.fixture(scope="module")
 def speech():
     """Buzzes whose codes say how loud each code's frames are."""
-    sounds = Speech.of(buzzing(8), np.arange(8), "cpu")
+    sounds = TeacherSpeech.of(buzzing(8), np.arange(8), "cpu")
     loudness = sounds.mel.mean(1).view(-1, CONFIG.ratio).mean(1)
     edges = torch.quantile(loudness, torch.linspace(0, 1, CODES + 1))[1:-1]
     codes = torch.bucketize(loudness, edges).numpy().astype(np.int16)
@@ -55,7 +55,7 @@ def _batch(speech, number=0, seed=0):
 @pytest.mark.parametrize("left", [None, 0, 1, 3])
 @pytest.mark.parametrize("sink", [0, 5, 10])
 def test_masks_of_lessons_are_those_of_streams(left, sink):
-    span = Span(torch.zeros(1, dtype=torch.int64), 23, torch.tensor([sink]))
+    span = KeySpan(torch.zeros(1, dtype=torch.int64), 23, torch.tensor([sink]))
     expected = attention_bias(visible(span, 5, left), torch.float32)
     made = code_bias(torch.tensor([EVERYTHING if left is None else left]), torch.tensor([sink]), 23, 5)
     assert torch.equal(made, expected)
@@ -114,7 +114,9 @@ def test_a_batch_is_a_prompt_and_speech_behind_it(speech):
 
 
 def test_codes_and_mels_of_a_batch_belong_together(speech):
-    unheard = Passages(speech, CONFIG, [Shape(30, 8)], TINY.habits.__class__(misheard=0.0), torch.zeros(1), 0.5)
+    unheard = Passages(
+        speech, CONFIG, [FlowBatchShape(30, 8)], TINY.habits.__class__(misheard=0.0), torch.zeros(1), 0.5
+    )
     batch = unheard.batch(0, torch.Generator().manual_seed(0))
     pairs = zip(speech.mel.view(-1, 4, 80), speech.codes, strict=True)
     told = {mel.numpy().tobytes(): int(code) for mel, code in pairs}
@@ -123,7 +125,7 @@ def test_codes_and_mels_of_a_batch_belong_together(speech):
 
 
 def test_every_weight_of_the_flow_learns(speech, flow):
-    loss = Lesson(flow, TINY, SPEAKER, MelScale.of(speech.mel))(_batch(speech) | {"guided": torch.ones(4)})["loss"]
+    loss = FlowBatch(flow, TINY, SPEAKER, MelScale.of(speech.mel))(_batch(speech) | {"guided": torch.ones(4)})["loss"]
     names = dict(flow.named_parameters())
     for name, gradient in zip(names, torch.autograd.grad(loss, list(names.values())), strict=True):
         assert torch.isfinite(gradient).all() and gradient.abs().max() > 0, name
@@ -132,7 +134,7 @@ def test_every_weight_of_the_flow_learns(speech, flow):
 def test_the_loss_falls(speech):
     roomy = dataclasses.replace(CONFIG, estimator=dataclasses.replace(CONFIG.estimator, channels=192))
     flow = untaught(roomy, speech.mel.mean(0), seed=0)
-    lesson, known = Lesson(flow, TINY, SPEAKER, MelScale.of(speech.mel)), _batch(speech, seed=99)
+    lesson, known = FlowBatch(flow, TINY, SPEAKER, MelScale.of(speech.mel)), _batch(speech, seed=99)
     before = lesson(known)
     learner = Learner({"flow": flow}, lesson, 1e-3)
     for step in range(60):
@@ -154,7 +156,7 @@ def test_a_flow_begins_by_turning_its_noise_around(speech):
 
 def test_a_corpus_too_short_for_a_sequence_is_refused(speech):
     with pytest.raises(InputError, match="give a larger one"):
-        Passages(speech, CONFIG, [Shape(1000, 1)], TINY.habits, torch.zeros(1), 0.5)
+        Passages(speech, CONFIG, [FlowBatchShape(1000, 1)], TINY.habits, torch.zeros(1), 0.5)
 
 
 @pytest.fixture(scope="module")

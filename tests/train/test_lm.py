@@ -22,7 +22,7 @@ from vivavoce.train.language.lessons import HEARD, READ, SAID, SPOKEN, TRANSCRIB
 from vivavoce.train.language.straying import Straying
 from vivavoce.train.language.tokenizer import train_tokenizer
 
-FEW = lm_data.Plan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
+FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
 BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))
 
 

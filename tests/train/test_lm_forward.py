@@ -7,7 +7,7 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt, Turn
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
 from vivavoce.train.language.forward import hidden_states, within_segments
 from vivavoce.train.language.generate import greedy_replies
 
@@ -28,7 +28,7 @@ def _paged_states(model, rows):
     cache = PagedCache.allocate(model.kv_shape, pages, 16, torch.float64, torch.device("cpu"))
     table = torch.arange(1, pages, dtype=torch.int32)[None]
     slots, positions = torch.zeros(len(rows), dtype=torch.int32), torch.arange(len(rows), dtype=torch.int32)
-    batch = RowBatch(cache, table, slots, positions, 0, (Piece(slice(0, len(rows)), 0, 0),))
+    batch = RowBatch(cache, table, slots, positions, 0, (CachePiece(slice(0, len(rows)), 0, 0),))
     return model.forward(torch.tensor(rows), batch)
 
 

@@ -14,16 +14,16 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.language.data import (
     CLEAN,
     NOISY,
-    Plan,
+    DialoguePlan,
     heard_data,
     held_out_dialogues,
     speech_plan,
     train_dialogues,
 )
-from vivavoce.train.language.hearing import LIVE, NONE, Listener, Silence, elsewhere, over_noise
+from vivavoce.train.language.hearing import LIVE, NONE, CodeExtractor, SilenceAugmentation, elsewhere, over_noise
 from vivavoce.train.voices import HELD_OUT, TEACHER
 
-PLAN = Plan(spoken=3, written=1, general=1, read=1, versions=2, held_out=2, held_out_general=1)
+PLAN = DialoguePlan(spoken=3, written=1, general=1, read=1, versions=2, held_out=2, held_out_general=1)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def _sounds(plan) -> Corpus:
     return Corpus.of(made)
 
 
-def _few(ear) -> tuple[Listener, Corpus]:
+def _few(ear) -> tuple[CodeExtractor, Corpus]:
     corpus = _sounds([(text, TEACHER) for text in ("One.", "Two or three words.", "And quite a few words more.")])
-    return Listener(ear, corpus, "cpu"), corpus
+    return CodeExtractor(ear, corpus, "cpu"), corpus
 
 
 def test_without_silence_it_hears_what_the_ear_hears(ear):
@@ -56,7 +56,7 @@ def test_silence_takes_its_time(ear):
     listener, _ = _few(ear)
     everything = np.arange(3)
     plain = listener.codes(everything, NONE, seed=0)
-    padded = listener.codes(everything, Silence((160.0, 160.0), (80.0, 80.0)), seed=0)
+    padded = listener.codes(everything, SilenceAugmentation((160.0, 160.0), (80.0, 80.0)), seed=0)
     assert [len(codes) for codes in padded] == [len(codes) + 3 for codes in plain]
 
 

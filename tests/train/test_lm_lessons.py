@@ -10,11 +10,21 @@ from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.train.language.corpus import SpokenDialogues
 from vivavoce.train.language.data import TINY as TINY_PLAN
 from vivavoce.train.language.data import spelled_data
-from vivavoce.train.language.lessons import CONTEXT, HEARD, READ, SPOKEN, SYSTEMS, TRANSCRIBE, WRITTEN, Habits, Lessons
+from vivavoce.train.language.lessons import (
+    CONTEXT,
+    HEARD,
+    READ,
+    SPOKEN,
+    SYSTEMS,
+    TRANSCRIBE,
+    WRITTEN,
+    LMBatches,
+    LMBatchOptions,
+)
 from vivavoce.train.language.lm import TINY, make_config
 from vivavoce.train.language.tokenizer import train_tokenizer
 
-PLAIN = Habits(late_system=0.0, no_system=0.0, strange_system=0.0, interrupted=0.0, distant=0.0)
+PLAIN = LMBatchOptions(late_system=0.0, no_system=0.0, strange_system=0.0, interrupted=0.0, distant=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +39,8 @@ def setting(data):
     return make_config(TINY, tokenizer, backend.get_vocab_size(), data.code_count), tokenizer
 
 
-def _lessons(setting, data, habits=PLAIN, **mix) -> Lessons:
-    return Lessons(*setting, data, mix or {"speech_speech": 1.0}, habits=habits)
+def _lessons(setting, data, habits=PLAIN, **mix) -> LMBatches:
+    return LMBatches(*setting, data, mix or {"speech_speech": 1.0}, habits=habits)
 
 
 def _longest(data):
@@ -110,7 +120,7 @@ def test_an_interrupted_reply_is_cut_and_not_learned(setting, data):
 
 
 def test_a_batch_is_full_repeatable_and_each_lesson_keeps_to_itself(setting, data):
-    habits = Habits(distant=1.0)
+    habits = LMBatchOptions(distant=1.0)
     lessons = _lessons(setting, data, habits, speech_speech=1.0, transcribe=1.0, mixed=1.0, text_text=1.0)
     first, again = (lessons.batch(np.random.default_rng(5), 4, 512) for _ in range(2))
     assert (first == again).all()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.train.loop import Budget, Course, Learner, is_hidden_matrix, laid_out_like, plot_curves
+from vivavoce.train.loop import Budget, Learner, TrainingRun, is_hidden_matrix, laid_out_like, plot_curves
 from vivavoce.train.muon import orthogonal
 
 
@@ -24,7 +24,9 @@ def _learner(average: float | None = 0.9, by_muon: bool = False) -> Learner:
 
 
 def _run(folder, learner, steps, stop_at=None):
-    course = Course(folder, {"it": learner}, Budget(steps, warmup=5), seed=3, log_every=10, report=lambda line: None)
+    course = TrainingRun(
+        folder, {"it": learner}, Budget(steps, warmup=5), seed=3, log_every=10, report=lambda line: None
+    )
     for step in course:
         x = torch.randn(32, 4, generator=step.generator())
         course.record(learner.step({"x": x, "y": x.sum(1, keepdim=True)}, step.rate_share))
@@ -63,7 +65,7 @@ def test_a_foreign_state_is_refused(tmp_path):
     _run(tmp_path, _learner(), 5)
     other = nn.Linear(3, 3)
     with pytest.raises(CheckpointError, match="remove it to start anew"):
-        Course(tmp_path, {"it": Learner({"model": other}, lambda batch: {}, 1e-3)}, Budget(5))
+        TrainingRun(tmp_path, {"it": Learner({"model": other}, lambda batch: {}, 1e-3)}, Budget(5))
 
 
 def test_averages_trail_the_weights_and_swap_back():

@@ -16,14 +16,14 @@ from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
-from vivavoce.speech.interface import Manner
+from vivavoce.speech.interface import SpeakingStyle
 from vivavoce.speech.loading import open_speech_model
 from vivavoce.speech.settings import SpeechSettings
 from vivavoce.train import ship
 from vivavoce.train.loop import Learner
 from vivavoce.train.speaker import codec as tts_codec
 from vivavoce.train.speaker.codec_forward import initialise as initialise_codec
-from vivavoce.train.speaker.lessons import NOT_JUDGED, Layout, Lessons, Room, Spoken
+from vivavoce.train.speaker.lessons import NOT_JUDGED, CodedSentence, NanoBatches, PromptLayout, Room
 from vivavoce.train.speaker.lm_forward import corrupt, frame_logits, global_states, initialise
 from vivavoce.train.speaker.sizes import LM, TINY_CODEC, TINY_LM
 from vivavoce.train.speaker.tokenizer import write_tokenizer
@@ -36,13 +36,15 @@ def tokenizer(tmp_path_factory) -> SentencePieceTokenizer:
 
 
 @pytest.fixture(scope="module")
-def lessons(tokenizer) -> Lessons:
+def lessons(tokenizer) -> NanoBatches:
     torch.manual_seed(0)
     codec = MossAudioTokenizerNano(TINY_CODEC)
     initialise_codec(codec)
     corpus = buzzes()
     learned = [index for index in range(len(corpus)) if corpus.voices[index] != VOICES[2]]
-    return Lessons(Spoken.of(corpus, learned, codec, tokenizer), TINY_LM, tokenizer, VOICES[0], rows_a_batch=1200)
+    return NanoBatches(
+        CodedSentence.of(corpus, learned, codec, tokenizer), TINY_LM, tokenizer, VOICES[0], rows_a_batch=1200
+    )
 
 
 def frames_of(count: int, seed: int = 0) -> np.ndarray:
@@ -55,7 +57,7 @@ def as_tuples(rows: np.ndarray) -> list[tuple[int, ...]]:
 
 def test_lessons_are_laid_out_like_prompts():
     tokenizer, prompt = LetterTokenizer(), MossTTSNanoPrompt(CONFIG, LetterTokenizer())
-    layout, text, reference = Layout(CONFIG, tokenizer), "Good evening.", frames_of(7)
+    layout, text, reference = PromptLayout(CONFIG, tokenizer), "Good evening.", frames_of(7)
     ids = np.array(tokenizer.encode(text))
     assert as_tuples(layout.clone(ids, reference)) == prompt.clone(text, reference.tolist())
     assert as_tuples(layout.continuation(ids)) == prompt.continuation(text)
@@ -156,7 +158,7 @@ def test_the_miniature_fits_its_budget():
 def test_an_empty_voice_is_an_error_of_one_line(tokenizer):
     codec = MossAudioTokenizerNano(TINY_CODEC)
     with pytest.raises(InputError, match="no sentence to learn from"):
-        Spoken.of(buzzes(8), [], codec, tokenizer)
+        CodedSentence.of(buzzes(8), [], codec, tokenizer)
 
 
 def test_the_commands_train_save_and_speak(tmp_path):
@@ -173,5 +175,5 @@ def test_the_commands_train_save_and_speak(tmp_path):
     ship.main(["--tts", str(trained), "--codec", str(tmp_path / "codec"), "--out", str(shipped)])
     assert (shipped / "model.safetensors").stat().st_size < (trained / "model.safetensors").stat().st_size
     speaker = open_speech_model(str(shipped), "cpu")
-    assert speaker.say("Good evening.", None, Manner(greedy=True)).seconds > 0
+    assert speaker.say("Good evening.", None, SpeakingStyle(greedy=True)).seconds > 0
     assert set(speaker.shelf.names()) == set(SpeechSettings.read(trained).voices)

@@ -14,21 +14,21 @@ from vivavoce.models.hift import HiFT
 from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
 from vivavoce.train.loop import Learner
 from vivavoce.train.spectral import HarmonicDistance, SpectralDistance
-from vivavoce.train.voice.teacher import Speech, segment_starts, upsampled
-from vivavoce.train.voice.vocoder import TINY, VOCODER, Lesson, Segments, main, measure
+from vivavoce.train.voice.teacher import TeacherSpeech, segment_starts, upsampled
+from vivavoce.train.voice.vocoder import TINY, VOCODER, Segments, VocoderBatch, main, measure
 from vivavoce.train.voice.vocoder_start import LOUDNESS, untaught
 
 
 @pytest.fixture(scope="module")
 def speech():
-    return Speech.of(buzzing(6), np.arange(6), "cpu")
+    return TeacherSpeech.of(buzzing(6), np.arange(6), "cpu")
 
 
 @pytest.fixture
 def lesson():
     torch.manual_seed(0)
     judges = Discriminators(TINY.period_channels, TINY.spectrum_channels)
-    return Lesson(untaught(TINY.config, "cpu", seed=0), judges, TINY, "cpu")
+    return VocoderBatch(untaught(TINY.config, "cpu", seed=0), judges, TINY, "cpu")
 
 
 def _batch(speech, progress=1.0, seed=0):
@@ -158,7 +158,7 @@ def test_the_command_leaves_a_vocoder_that_loads(tmp_path):
     assert not any(name.endswith(("_g", "_v")) for name in load_file(out / "hift.safetensors"))
     assert json.loads((out / "sizes.json").read_text())["vocoder"]["channels"] == TINY.config.channels
     figures = json.loads((out / "metrics.json").read_text())
-    again = measure(hift, Speech.of(buzzing(1), np.arange(1), "cpu"))
+    again = measure(hift, TeacherSpeech.of(buzzing(1), np.arange(1), "cpu"))
     assert set(figures) == set(again) and all(np.isfinite(list(figures.values())))
     assert "judge_loss" in (out / "log.jsonl").read_text()
     again = ["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "again"), "--seconds", "60", "--tiny"]

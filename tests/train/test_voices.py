@@ -14,7 +14,7 @@ from vivavoce.train.voices import (
     TEACHER,
     TRAINING,
     VOICES,
-    Voice,
+    SyntheticVoice,
     draw,
     guests,
     programs,
@@ -29,7 +29,7 @@ SENTENCE = "Could I book a table for four, please?"
 PROGRAMS = ("flite", "espeak-ng", "festival")
 
 
-def named(name: str) -> Voice:
+def named(name: str) -> SyntheticVoice:
     return next(voice for voice in VOICES if voice.name == name)
 
 

@@ -26,7 +26,7 @@ from vivavoce.errors import MissingDependencyError
 from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend
 from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
 from vivavoce.train.augment import NOISES, at_snr, noise
 from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
@@ -45,7 +45,7 @@ Taught = list[tuple[Exchange, Sound]]  # right replies as the teacher of the rep
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedQuestion:
     """A question: what it says, how it sounds, and the right answer."""
 
     exchange: Exchange
@@ -54,10 +54,10 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScoredAnswer:
     """What came back, how a judge heard it, and whether it is right."""
 
-    asked: Asked
+    asked: AskedQuestion
     meant: str  # what the model itself reads in its codes
     said: str
     sound: Sound
@@ -100,10 +100,10 @@ def run(
     return result
 
 
-def _bundled() -> list[Asked]:
+def _bundled() -> list[AskedQuestion]:
     listed = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
     return [
-        Asked(
+        AskedQuestion(
             Exchange(entry["intent"], entry["text"], entry["reply"], tuple(tuple(pair) for pair in entry["slots"])),
             entry["voice"],
             _surrounded(read(QUESTIONS / entry["file"], rate=EAR_RATE)),
@@ -112,12 +112,14 @@ def _bundled() -> list[Asked]:
     ]
 
 
-def _spoken(count: int, seed: int) -> list[Asked]:
+def _spoken(count: int, seed: int) -> list[AskedQuestion]:
     source, found = random.Random(f"answers {seed}"), programs()
     asked = []
     for (exchange,) in dialogues("held_out", count, 1000 + seed, (1, 1)):
         voice = source.choice(HELD_OUT)
-        asked.append(Asked(exchange, voice.name, _surrounded(Sound(speak(voice, exchange.user, found), EAR_RATE))))
+        asked.append(
+            AskedQuestion(exchange, voice.name, _surrounded(Sound(speak(voice, exchange.user, found), EAR_RATE)))
+        )
     return asked
 
 
@@ -126,15 +128,17 @@ def _surrounded(sound: Sound) -> Sound:
     return Sound(np.concatenate([before, sound.samples[0], after]), EAR_RATE)
 
 
-def _noisy(asked: Asked, decibels: float, number: int) -> Asked:
+def _noisy(asked: AskedQuestion, decibels: float, number: int) -> AskedQuestion:
     """A question over a bed that is there before it and after it too; of all kinds by turns."""
     samples = torch.from_numpy(asked.sound.samples)
     bed = noise(NOISES[number % len(NOISES)], samples, torch.Generator().manual_seed(number))
-    return Asked(asked.exchange, asked.voice, Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), EAR_RATE))
+    return AskedQuestion(
+        asked.exchange, asked.voice, Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), EAR_RATE)
+    )
 
 
 @torch.no_grad()
-def _answer(pipeline: MossSpeechPipeline, asked: Asked, heard_by: Moonshine | None) -> Answer:
+def _answer(pipeline: MossSpeechBackend, asked: AskedQuestion, heard_by: Moonshine | None) -> ScoredAnswer:
     codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
     codes = codec.encode(asked.sound)
     begun = time.perf_counter()
@@ -144,16 +148,16 @@ def _answer(pipeline: MossSpeechPipeline, asked: Asked, heard_by: Moonshine | No
     core.close(sequence)
     spoken = pipeline.model.spoken_codes(rows)
     if not spoken:
-        return Answer(asked, "", "", Sound(np.zeros(1, np.float32), VOICE_RATE), False, 0.0)
+        return ScoredAnswer(asked, "", "", Sound(np.zeros(1, np.float32), VOICE_RATE), False, 0.0)
     made = codec.speak(torch.tensor(spoken), pipeline.voice_of(None), pipeline.options.left_chunks)
     seconds = time.perf_counter() - begun
     sound = Sound(made.float().cpu().numpy(), VOICE_RATE)
     meant = _written(pipeline, spoken)
     said = meant if heard_by is None else heard_by.transcribe(sound)
-    return Answer(asked, meant, said, sound, judge(said, asked.exchange), seconds)
+    return ScoredAnswer(asked, meant, said, sound, judge(said, asked.exchange), seconds)
 
 
-def _written(pipeline: MossSpeechPipeline, codes: Sequence[int]) -> str:
+def _written(pipeline: MossSpeechBackend, codes: Sequence[int]) -> str:
     core, model = pipeline.core, pipeline.model
     turns = [Turn("system", WRITE_DOWN), Turn("user", codes)]
     sequence = core.open(pipeline.prompt.rows(turns, "text"))
@@ -162,7 +166,7 @@ def _written(pipeline: MossSpeechPipeline, codes: Sequence[int]) -> str:
     return pipeline.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row)))
 
 
-def _figures(answers: Sequence[Answer]) -> dict[str, Any]:
+def _figures(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
     by_intent: dict[str, list[bool]] = defaultdict(list)
     by_speaker: dict[str, list[bool]] = defaultdict(list)
     for answer in answers:
@@ -186,7 +190,7 @@ def _figures(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _told(answer: Answer) -> dict[str, Any]:
+def _told(answer: ScoredAnswer) -> dict[str, Any]:
     """One question for whoever reads the file: who asked what, what was right, and what the judge heard."""
     exchange = answer.asked.exchange
     asked = {"intent": exchange.intent, "voice": answer.asked.voice, "asked": exchange.user, "right": exchange.reply}
@@ -202,7 +206,7 @@ def _counts(results: dict[str, list[bool]]) -> dict[str, dict[str, int]]:
     return {name: {"questions": len(found), "right": sum(found)} for name, found in sorted(results.items())}
 
 
-def _word_error_rates(answers: Sequence[Answer]) -> dict[str, float]:
+def _word_error_rates(answers: Sequence[ScoredAnswer]) -> dict[str, float]:
     """What is lost in speaking: the judge's words against the model's own, and of right replies against the answer."""
     right = [answer for answer in answers if answer.is_right]
     return {
@@ -226,7 +230,7 @@ def _teacher_heard(taught: Taught, heard_by: Moonshine) -> dict[str, float | Non
     }
 
 
-def _taught(answers: Sequence[Answer]) -> Taught:
+def _taught(answers: Sequence[ScoredAnswer]) -> Taught:
     """Each right reply once as the teacher says it; none where its program is not installed."""
     replies = {answer.asked.exchange.reply: answer.asked.exchange for answer in answers}
     try:
@@ -236,7 +240,7 @@ def _taught(answers: Sequence[Answer]) -> Taught:
         return []
 
 
-def _opinions(answers: Sequence[Answer], taught: Taught) -> dict[str, float | None]:
+def _opinions(answers: Sequence[ScoredAnswer], taught: Taught) -> dict[str, float | None]:
     """How the replies sound, and how the voice they were learned from does, where it can be made here."""
     try:
         listeners = Listeners()

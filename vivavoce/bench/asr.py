@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from vivavoce.bench.asr_speech import Spoken, spoken_sentences
+from vivavoce.bench.asr_speech import LabelledRecording, spoken_sentences
 from vivavoce.bench.progress import stage
 from vivavoce.device import Device, dtype_name, pick
 from vivavoce.errors import MissingDependencyError, VivaError
 from vivavoce.hub import resolve
-from vivavoce.models.whisper_hearing import Padding, Wish
+from vivavoce.models.whisper_hearing import Padding, TranscriptionOptions
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.backends import Backend, MoonshineBackend, OwnBackend, own_listener
 from vivavoce.recognition.converted import load_converted
@@ -42,7 +42,7 @@ class Contender:
 
     name: str
     backend: Backend
-    wish: Wish
+    wish: TranscriptionOptions
     texts: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ def run(
         if peer:
             contenders += _peers(model, place, padding)
         if moonshine is not None:
-            contenders.append(Contender("Moonshine base", MoonshineBackend(moonshine), Wish()))
+            contenders.append(Contender("Moonshine base", MoonshineBackend(moonshine), TranscriptionOptions()))
     with stage(f"{len(spoken)} recordings, {len(contenders)} contenders"):
         _compete(contenders, spoken)
     seconds = sum(one.seconds for one in spoken)
@@ -152,12 +152,14 @@ def _choices(drafts: Sequence[str], heads: str | None, width: int) -> dict[str, 
 def _contenders(
     listener: WhisperTranscriber, device: Device, choices: Mapping[str, DraftChoice], padding: Padding
 ) -> list[Contender]:
-    wish = Wish(padding=padding, temperatures=GREEDY_ONLY)
+    wish = TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
     other: Padding = "full" if padding == "trim" else "trim"
     made = [
         Contender(PLAIN, OwnBackend(listener, device), wish),
         Contender(
-            f"ours, padding {other}", OwnBackend(listener, device), Wish(padding=other, temperatures=GREEDY_ONLY)
+            f"ours, padding {other}",
+            OwnBackend(listener, device),
+            TranscriptionOptions(padding=other, temperatures=GREEDY_ONLY),
         ),
     ]
     return made + [Contender(f"ours, {name}", OwnBackend(listener, device, choice), wish)
@@ -172,10 +174,10 @@ def _peers(model: str, device: Device, padding: Padding) -> list[Contender]:
     except (MissingDependencyError, VivaError) as error:
         print(f"without faster-whisper: {error}")
         return []
-    return [Contender(CTRANSLATE2, peer, Wish(padding=padding, temperatures=GREEDY_ONLY))]
+    return [Contender(CTRANSLATE2, peer, TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY))]
 
 
-def _compete(contenders: Sequence[Contender], spoken: Sequence[Spoken]) -> None:
+def _compete(contenders: Sequence[Contender], spoken: Sequence[LabelledRecording]) -> None:
     """Everybody hears every recording, one recording after another, beginning with another each time."""
     for one in contenders:
         for recording in spoken[:UNCOUNTED]:
@@ -193,13 +195,13 @@ def _batches(
     listener: WhisperTranscriber,
     device: Device,
     choices: Mapping[str, DraftChoice],
-    spoken: Sequence[Spoken],
+    spoken: Sequence[LabelledRecording],
     batches: Sequence[int],
     padding: Padding,
 ) -> list[dict[str, Any]]:
     """All recordings, so many in flight at once, by each way to guess and by none: everybody in turn, some times."""
     rows, sounds = [], [one.samples for one in spoken]
-    wish = Wish(padding=padding, temperatures=GREEDY_ONLY)
+    wish = TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
     for batch in batches:
         engines = {name: TranscribingEngine(listener, device, batch, choice)
                    for name, choice in (("plain", None), *choices.items())}  # fmt: skip
@@ -226,11 +228,11 @@ def _batches(
 
 
 def _live(
-    listener: WhisperTranscriber, device: Device, policy: str, spoken: Sequence[Spoken], padding: Padding
+    listener: WhisperTranscriber, device: Device, policy: str, spoken: Sequence[LabelledRecording], padding: Padding
 ) -> dict[str, Any]:
     """Every recording as a stream: what is told, how late, and the share of real time it takes."""
     live = LiveListener(
-        TranscribingEngine(listener, device, 1), policy, Wish(padding=padding, temperatures=GREEDY_ONLY)
+        TranscribingEngine(listener, device, 1), policy, TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
     )
     texts, latencies, taken = [], [], 0.0
     for one in spoken:

@@ -18,7 +18,7 @@ INDEX = "questions.json"
 
 
 @dataclass(frozen=True)
-class Spoken:
+class LabelledRecording:
     """A recording at 16 kHz and its text."""
 
     samples: torch.Tensor  # [time]
@@ -30,7 +30,7 @@ class Spoken:
         return len(self.samples) / RATE
 
 
-def spoken_sentences(source: Path | None = None, most: int | None = None) -> list[Spoken]:
+def spoken_sentences(source: Path | None = None, most: int | None = None) -> list[LabelledRecording]:
     """The bundled questions; a folder's, by its `questions.json` or by a .txt beside each sound; or a corpus's."""
     found = list(_of_corpus(source) if source is not None and not source.is_dir() else _of_folder(source or BUNDLED))
     if not found:
@@ -38,14 +38,14 @@ def spoken_sentences(source: Path | None = None, most: int | None = None) -> lis
     return found[:most]
 
 
-def _of_corpus(path: Path) -> Iterator[Spoken]:
+def _of_corpus(path: Path) -> Iterator[LabelledRecording]:
     corpus = Corpus.load(path)
     for number in range(len(corpus)):
         samples, text, _ = corpus[number]
-        yield Spoken(torch.from_numpy(samples), text)
+        yield LabelledRecording(torch.from_numpy(samples), text)
 
 
-def _of_folder(folder: Path) -> Iterator[Spoken]:
+def _of_folder(folder: Path) -> Iterator[LabelledRecording]:
     index = folder / INDEX
     if index.is_file():
         listed = [(folder / one["file"], one["text"]) for one in json.loads(index.read_text(encoding="utf8"))]
@@ -53,4 +53,4 @@ def _of_folder(folder: Path) -> Iterator[Spoken]:
         pairs = [(next(folder.glob(f"{text.stem}.[!t]*"), None), text) for text in sorted(folder.glob("*.txt"))]
         listed = [(sound, text.read_text(encoding="utf8")) for sound, text in pairs if sound is not None]
     for sound, text in listed:
-        yield Spoken(torch.from_numpy(read(sound, rate=RATE).samples[0].copy()), text.strip())
+        yield LabelledRecording(torch.from_numpy(read(sound, rate=RATE).samples[0].copy()), text.strip())

@@ -27,7 +27,7 @@ from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend
 
 HISTORY_SECONDS = 6.0
 REPEATS = 12
@@ -35,7 +35,7 @@ WORDS_PER_SECOND = 14.0  # rows of text that a second of speech is written down 
 
 
 @dataclass(frozen=True)
-class Cost:
+class StageCost:
     """Milliseconds of the processor for a second of conversation, alone and beside others."""
 
     stage: str
@@ -61,7 +61,7 @@ def run(model: str = "mini-speech", sessions: int = 8, out: Path | None = None) 
     return result
 
 
-def _result(model: str, sessions: int, costs: list[Cost]) -> dict[str, Any]:
+def _result(model: str, sessions: int, costs: list[StageCost]) -> dict[str, Any]:
     speaking = [cost for cost in costs if cost.when != "listens"]
     listening = [cost for cost in costs if cost.when != "speaks"]
     cores = os.cpu_count() or 1
@@ -79,7 +79,7 @@ def _result(model: str, sessions: int, costs: list[Cost]) -> dict[str, Any]:
     }
 
 
-def _listening(pipeline: MossSpeechPipeline, sessions: int) -> list[Cost]:
+def _listening(pipeline: MossSpeechBackend, sessions: int) -> list[StageCost]:
     """While the user speaks: codes of the ear, each prefilled as it comes."""
     ear, samples = pipeline.codec.ear, torch.from_numpy(buzz(HISTORY_SECONDS, EAR_RATE).samples[0])
     seconds = ear.samples_per_code / EAR_RATE
@@ -107,12 +107,12 @@ def _listening(pipeline: MossSpeechPipeline, sessions: int) -> list[Cost]:
         return float(np.median(times)) / streams / seconds
 
     return [
-        Cost("ear", "listens", heard(1), heard(sessions)),
-        Cost("language model, reading", "listens", prefilled(1), prefilled(sessions)),
+        StageCost("ear", "listens", heard(1), heard(sessions)),
+        StageCost("language model, reading", "listens", prefilled(1), prefilled(sessions)),
     ]
 
 
-def _speaking(pipeline: MossSpeechPipeline, sessions: int) -> list[Cost]:
+def _speaking(pipeline: MossSpeechBackend, sessions: int) -> list[StageCost]:
     """While the machine speaks: rows, mel, sound, and the words of what is said."""
     frame = pipeline.policy.grain.frame_seconds
     rows = {streams: _rows(pipeline, streams, "speech") / streams for streams in (1, sessions)}
@@ -120,14 +120,14 @@ def _speaking(pipeline: MossSpeechPipeline, sessions: int) -> list[Cost]:
     together = min(sessions, pipeline.voice.most)
     voices = {streams: _voice(pipeline, streams) for streams in (1, together)}
     return [
-        Cost("language model, speaking", "speaks", rows[1] / frame, rows[sessions] / frame),
-        Cost("flow", "speaks", voices[1][0], voices[together][0]),
-        Cost("vocoder", "speaks", voices[1][1], voices[together][1]),
-        Cost("words of the reply", "speaks", words[1] * WORDS_PER_SECOND, words[sessions] * WORDS_PER_SECOND),
+        StageCost("language model, speaking", "speaks", rows[1] / frame, rows[sessions] / frame),
+        StageCost("flow", "speaks", voices[1][0], voices[together][0]),
+        StageCost("vocoder", "speaks", voices[1][1], voices[together][1]),
+        StageCost("words of the reply", "speaks", words[1] * WORDS_PER_SECOND, words[sessions] * WORDS_PER_SECOND),
     ]
 
 
-def _rows(pipeline: MossSpeechPipeline, streams: int, modality: str) -> float:
+def _rows(pipeline: MossSpeechBackend, streams: int, modality: str) -> float:
     """Milliseconds for the next row of so many replies."""
     core, is_speech = pipeline.core, modality == "speech"
     past = _past(pipeline) + pipeline.prompt.open_reply("speech" if is_speech else "text")
@@ -143,7 +143,7 @@ def _rows(pipeline: MossSpeechPipeline, streams: int, modality: str) -> float:
     return float(np.median(times)) if times else _rows(pipeline, streams, "speech")
 
 
-def _voice(pipeline: MossSpeechPipeline, streams: int) -> tuple[float, float]:
+def _voice(pipeline: MossSpeechBackend, streams: int) -> tuple[float, float]:
     """Milliseconds of flow and vocoder for a second of sound, in chunks as they are once a reply runs."""
     codec, grain = pipeline.codec, pipeline.policy.grain
     size = 2 * grain.frames
@@ -162,7 +162,7 @@ def _voice(pipeline: MossSpeechPipeline, streams: int) -> tuple[float, float]:
     return float(flow), float(vocoder)
 
 
-def _always() -> list[Cost]:
+def _always() -> list[StageCost]:
     """Every 32 ms of the microphone, whoever speaks."""
     activity, guard = voice_activity(), EchoGuard()
     window = buzz(1.0, EAR_RATE).samples[0][:WINDOW]
@@ -171,16 +171,16 @@ def _always() -> list[Cost]:
         "voice activity": _median(activity.step, listening, window),
         "echo": _median(guard.step, room, window, window),
     }
-    return [Cost(name, "always", each / WINDOW_SECONDS, each / WINDOW_SECONDS) for name, each in spent.items()]
+    return [StageCost(name, "always", each / WINDOW_SECONDS, each / WINDOW_SECONDS) for name, each in spent.items()]
 
 
-def _past(pipeline: MossSpeechPipeline) -> list[Row]:
+def _past(pipeline: MossSpeechBackend) -> list[Row]:
     codes = [number % 64 for number in range(round(HISTORY_SECONDS / pipeline.policy.grain.frame_seconds))]
     turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes)]
     return [row for turn in turns for row in pipeline.prompt.turn(turn)]
 
 
-def _settle(pipeline: MossSpeechPipeline) -> None:
+def _settle(pipeline: MossSpeechBackend) -> None:
     while pipeline.core.has_work:
         pipeline.core.step()
 

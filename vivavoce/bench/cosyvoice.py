@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vivavoce.bench.cosyvoice_extremes import finite
-from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, Setup
+from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, CosyVoiceBenchSetup
 from vivavoce.bench.memory import median_seconds, read_bandwidth
 from vivavoce.bench.progress import stage
 from vivavoce.device import bfloat16_is_fast_here, int8_is_fast_here, pick, resolve_dtype
@@ -32,8 +32,8 @@ from vivavoce.models.cosyvoice_lm import CosyVoiceLM
 from vivavoce.models.flow_graphs import BUCKETS, bucket_of
 from vivavoce.models.flow_speech import FlowSpeech
 from vivavoce.models.flow_state import FlowVoice
-from vivavoce.speech.cosyvoice_mouth import CODE_SECONDS, CosyVoiceMouth, Saying
-from vivavoce.speech.cosyvoice_speaker import RATE, Listener, round_layers
+from vivavoce.speech.cosyvoice_mouth import CODE_SECONDS, CosyVoiceSynthesizer, UtteranceOptions
+from vivavoce.speech.cosyvoice_speaker import RATE, ListenerLead, round_layers
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ PROMPT_ROWS = 256  # the least that a graph has for a prompt
 
 
 @dataclass(frozen=True)
-class Part:
+class TimedPart:
     """One part of a hop or a step: milliseconds, and what they could be at the least."""
 
     name: str
@@ -76,7 +76,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure, print, write `cosyvoice.json` to `out`, and return what was measured; `only` some of it if wanted."""
     place = pick(device)
-    setup = Setup(place, resolve_dtype(dtype, place), tiny)
+    setup = CosyVoiceBenchSetup(place, resolve_dtype(dtype, place), tiny)
     result: dict[str, Any] = {
         "what": "CosyVoice 3, " + ("small shapes" if tiny else "published shapes") + ", random weights",
         "device": place.name,
@@ -121,7 +121,7 @@ def _or_error(section: Callable[[], Any]) -> Any:
 class Bench:
     """The measurements, each on the same models."""
 
-    def __init__(self, setup: Setup, rounds: int) -> None:
+    def __init__(self, setup: CosyVoiceBenchSetup, rounds: int) -> None:
         self.setup, self.device, self.rounds = setup, setup.device, rounds
         self.warm_up_seconds = 0.0
         self._warm: set[int] = set()
@@ -147,9 +147,9 @@ class Bench:
         return self.speech.flow.voice(self.setup.prompt(self.plain.flow))
 
     @cached_property
-    def mouth(self) -> CosyVoiceMouth:
+    def mouth(self) -> CosyVoiceSynthesizer:
         """All of it at work."""
-        return CosyVoiceMouth(self.lm, self.speech, self.device, LEFT_CHUNKS)
+        return CosyVoiceSynthesizer(self.lm, self.speech, self.device, LEFT_CHUNKS)
 
     def warm_up(self, streams: int) -> None:
         """Do what has to be done before the first of so many texts, so that nothing measured waits for it."""
@@ -257,9 +257,9 @@ class Bench:
         return median(firsts)
 
     def _sounds(self, seed: int) -> Iterator[Tensor]:
-        listener = Listener(time.monotonic)
+        listener = ListenerLead(time.monotonic)
         rows, generation = self.setup.text(self.lm, self.setup.reply_codes, seed)
-        for sound in self.mouth.text(rows, generation, Saying(self.voice, listener.lead, seed)):
+        for sound in self.mouth.text(rows, generation, UtteranceOptions(self.voice, listener.lead, seed)):
             listener.hear(len(sound) / RATE)
             yield sound
 
@@ -281,7 +281,7 @@ class Bench:
             made.append(vars(part) | {"over_floor": part.over_floor})
         return made
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[TimedPart]:
         bandwidth = read_bandwidth(self.device)
         yield self._lm_part(bandwidth, "")
         kinds = [self.setup.dtype]
@@ -297,7 +297,7 @@ class Bench:
             round_layers(self.lm)
             yield self._lm_part(bandwidth, "int8")
 
-    def _lm_part(self, bandwidth: float, rounded: str) -> Part:
+    def _lm_part(self, bandwidth: float, rounded: str) -> TimedPart:
         engine, rows = self.mouth.engine, self.setup.text(self.lm, 64, 0)
         sequence = engine.open(rows[0])
         engine.generate(sequence, rows[1])
@@ -309,9 +309,9 @@ class Bench:
         size = 1 if rounded else self.setup.dtype.itemsize
         floors = layers * size / bandwidth * 1e3, 2 * layers / self._rate(self.setup.dtype) * 1e3
         name = rounded or str(self.setup.dtype).removeprefix("torch.")
-        return Part("language model, one code", name, seconds * 1e3, *floors, seconds / CODE_SECONDS)
+        return TimedPart("language model, one code", name, seconds * 1e3, *floors, seconds / CODE_SECONDS)
 
-    def _flow_part(self, speech: FlowSpeech, plain: FlowSpeech, voice: FlowVoice, bandwidth: float) -> Part:
+    def _flow_part(self, speech: FlowSpeech, plain: FlowSpeech, voice: FlowVoice, bandwidth: float) -> TimedPart:
         chunk, dtype = plain.flow.config.chunk, next(plain.flow.parameters()).dtype
         state = speech.flow.start(voice, LEFT_CHUNKS)
         _, state = speech.flow.step(state, self.setup.codes(plain.flow.first_hop(voice) + plain.flow.config.lookahead))
@@ -322,9 +322,11 @@ class Bench:
         reads = plain.flow.config.euler_steps * estimator / bandwidth
         flops = operations / self._rate(dtype)
         name = str(dtype).removeprefix("torch.")
-        return Part("flow, 25 codes", name, seconds * 1e3, reads * 1e3, flops * 1e3, seconds / (chunk * CODE_SECONDS))
+        return TimedPart(
+            "flow, 25 codes", name, seconds * 1e3, reads * 1e3, flops * 1e3, seconds / (chunk * CODE_SECONDS)
+        )
 
-    def _vocoder_part(self, bandwidth: float) -> Part:
+    def _vocoder_part(self, bandwidth: float) -> TimedPart:
         hop = 50
         vocoder, mel = self.setup.vocoder, torch.randn(1, 80, hop, device=self.device.torch_device)
         _, (state,) = vocoder.step_batch([vocoder.initial_state(0)], [mel], [False])
@@ -335,7 +337,7 @@ class Bench:
         operations = _operations(lambda: vocoder.step_batch([state], [mel], [False]))
         reads = sum(each.nbytes for each in vocoder.parameters()) / bandwidth
         flops = operations / self._rate(torch.float32)
-        return Part("vocoder, 50 frames", "float32", seconds * 1e3, reads * 1e3, flops * 1e3, seconds)
+        return TimedPart("vocoder, 50 frames", "float32", seconds * 1e3, reads * 1e3, flops * 1e3, seconds)
 
     def _rate(self, dtype: torch.dtype) -> float:
         """Operations a second of one large product."""

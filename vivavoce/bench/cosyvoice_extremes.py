@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, Setup
+from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, CosyVoiceBenchSetup
 from vivavoce.models.flow_speech import FlowSpeech
 from vivavoce.models.flow_state import FlowVoice
 
@@ -17,7 +17,7 @@ HOPS = ((28, False), (10, True))  # codes, and whether they are the last
 AT_ONCE = 16
 
 
-def finite(setup: Setup) -> dict[str, int]:
+def finite(setup: CosyVoiceBenchSetup) -> dict[str, int]:
     """How many of some runs gave a value that is not finite, by precision."""
     counts, runs = {}, range(setup.extreme_runs)
     for dtype in (torch.float16, torch.bfloat16):
@@ -34,7 +34,7 @@ def finite(setup: Setup) -> dict[str, int]:
     return counts
 
 
-def _voices(setup: Setup, speech: FlowSpeech) -> list[FlowVoice]:
+def _voices(setup: CosyVoiceBenchSetup, speech: FlowSpeech) -> list[FlowVoice]:
     """Voices that nobody has: as loud or as silent as can be, of no speaker or one far from all, two of each."""
     voices = []
     for seed, is_loud, is_far in product(range(2), (True, False), (True, False)):
@@ -45,7 +45,9 @@ def _voices(setup: Setup, speech: FlowSpeech) -> list[FlowVoice]:
     return voices
 
 
-def _are_finite(setup: Setup, speech: FlowSpeech, voices: Sequence[FlowVoice], numbers: Sequence[int]) -> list[bool]:
+def _are_finite(
+    setup: CosyVoiceBenchSetup, speech: FlowSpeech, voices: Sequence[FlowVoice], numbers: Sequence[int]
+) -> list[bool]:
     """Whether the sound of each of these runs is, from its first hop to its last; every third repeats one code."""
     states = [speech.start(voices[number % len(voices)], LEFT_CHUNKS, number) for number in numbers]
     is_finite = torch.ones(len(numbers), dtype=torch.bool, device=setup.device.torch_device)

@@ -43,7 +43,7 @@ TINY_VOCODER = CausalHiFTConfig(channels=32, f0_channels=16, overtones=1)
 
 
 @dataclass
-class Setup:
+class CosyVoiceBenchSetup:
     """What is measured, and where."""
 
     device: Device

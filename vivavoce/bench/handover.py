@@ -22,7 +22,7 @@ from vivavoce.dialogue.places import Address
 from vivavoce.models.moss_speech_codec import EAR_RATE
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.pipelines.far_audio import got
-from vivavoce.pipelines.far_codec import EAR, VOICE, FarEars, FarState, FarVoices
+from vivavoce.pipelines.far_codec import EAR, VOICE, RemoteSpeechEncoder, RemoteState, RemoteVocoder
 from vivavoce.serving.codec_serving import CodecHost, load_codec
 
 KEY = "key-for-measuring"
@@ -53,7 +53,7 @@ def run(model: str, rounds: int) -> dict[str, dict[str, float]]:
 
 async def _measured(host: CodecHost, there: Address, rounds: int) -> dict[str, dict[str, float]]:
     await _until_there(there)
-    ears, voices, here, codec = FarEars(there, EAR), FarVoices(there, VOICE), host.here, host.here.codec
+    ears, voices, here, codec = RemoteSpeechEncoder(there, EAR), RemoteVocoder(there, VOICE), host.here, host.here.codec
     for desk in (ears, voices, here.ear, here.voice):
         desk.start()
     chunk = codec.flow.config.chunk + codec.flow.config.lookahead
@@ -61,8 +61,8 @@ async def _measured(host: CodecHost, there: Address, rounds: int) -> dict[str, d
     codes = torch.zeros(chunk, dtype=torch.long)
     voice = next(iter(host.voices.values()))
     jobs: dict[str, tuple[Do, Any, Do, Any, torch.Tensor]] = {
-        EAR: (here.ear.do, codec.ear.initial_state(), ears.do, FarState(), sound),
-        VOICE: (here.voice.do, voice, voices.do, FarState(voice=next(iter(host.voices))), codes),
+        EAR: (here.ear.do, codec.ear.initial_state(), ears.do, RemoteState(), sound),
+        VOICE: (here.voice.do, voice, voices.do, RemoteState(voice=next(iter(host.voices))), codes),
     }
     found = {name: await _compared(*job, rounds) for name, job in jobs.items()}
     for desk in (ears, voices, here.ear, here.voice):

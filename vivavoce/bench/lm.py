@@ -54,7 +54,7 @@ PEER_MOST = 32  # the peer is slow enough at larger batches to say nothing more
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """One batch size: times in milliseconds."""
 
     weights: str
@@ -111,7 +111,7 @@ def run(
         with stage("eager transformers layers, the peer"):
             peer_times = transformers_peer.measure(config, place, kind, small, context, prefill)
             give_back(place)
-    steps: list[Step] = []
+    steps: list[TimedStep] = []
     kept: dict[str, Any] = {}
     for name in weights:
         with stage(f"the engine on {name} weights"):
@@ -162,14 +162,14 @@ def _measured(
     bandwidth: float,
     peer_times: dict[str, Any],
     kv: str,
-) -> tuple[list[Step], dict[str, Any]]:
+) -> tuple[list[TimedStep], dict[str, Any]]:
     """The steps of one way to keep the weights, and what it weighs."""
     model = random_moss_speech(config, WEIGHTS[weights], place.torch_device, dtype)
     every, row = _weight_bytes(model), model.kv_shape.bytes_per_row(dtype if kv == "float" else NARROW)
     spared = _spared_bytes(model)
     seconds, prefill_ms = _measure_engine(model, place, dtype, batches, context, prefill, kv)
     steps = [
-        Step(
+        TimedStep(
             weights,
             batch,
             seconds[batch] * 1e3,

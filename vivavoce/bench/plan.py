@@ -10,7 +10,7 @@ from vivavoce.bench.plan_figures import (
     METHODS,
     Accelerator,
     Measured,
-    Question,
+    QuestionLoad,
     on,
 )
 
@@ -18,7 +18,7 @@ MOST_SESSIONS = 4096
 
 
 @dataclass(frozen=True)
-class Load:
+class PlanLoad:
     """What so many sessions take of a card."""
 
     sessions: int
@@ -46,14 +46,14 @@ class Load:
         return self.language_model + self.voice + self.ear
 
 
-def load_of(question: Question, sessions: int) -> Load:
+def load_of(question: QuestionLoad, sessions: int) -> PlanLoad:
     """Memory, time and latency with so many sessions on one card."""
     sizes, talk, method = question.sizes, question.talk, question.method
     measured = on(question.card, question.measured, sizes, method)
     speaking, listening = talk.machine_share * sessions, talk.user_share * sessions
     step = _step_ms(question, measured, max(speaking + listening, 1.0))
     answer = measured.first_codes * step + measured.first_sound_ms
-    return Load(
+    return PlanLoad(
         sessions=sessions,
         weights=sizes.weights(method),
         codec=sizes.codec_bytes + sizes.voice_bytes,
@@ -68,17 +68,17 @@ def load_of(question: Question, sessions: int) -> Load:
     )
 
 
-def most_by_memory(question: Question) -> int:
+def most_by_memory(question: QuestionLoad) -> int:
     """Sessions whose history fits beside the weights."""
     return _most(question, lambda load: load.memory <= question.card.memory)
 
 
-def most_by_time(question: Question) -> int:
+def most_by_time(question: QuestionLoad) -> int:
     """Sessions that are served in time."""
     return _most(question, lambda load: load.busy <= question.busy)
 
 
-def plan(question: Question) -> dict[str, Any]:
+def plan(question: QuestionLoad) -> dict[str, Any]:
     """Everything about one card with one kind of weights."""
     measured = on(question.card, question.measured, question.sizes, question.method)
     by_memory, by_time = most_by_memory(question), most_by_time(question)
@@ -117,7 +117,7 @@ def plan(question: Question) -> dict[str, Any]:
     }
 
 
-def fits(card: Accelerator, question: Question) -> list[dict[str, Any]]:
+def fits(card: Accelerator, question: QuestionLoad) -> list[dict[str, Any]]:
     """Which methods fit on a card, with how much history for one session, and how many sessions of the asked one."""
     rows = []
     for method in METHODS.values():
@@ -140,7 +140,7 @@ def fits(card: Accelerator, question: Question) -> list[dict[str, Any]]:
     return rows
 
 
-def busiest(load: Load) -> str:
+def busiest(load: PlanLoad) -> str:
     """What takes most of the card's time."""
     shares = {"the ear": load.ear, "the voice": load.voice, "the language model": load.language_model}
     return max(shares, key=lambda name: shares[name])
@@ -163,7 +163,7 @@ def erlang_b(calls: float, places: int) -> float:
     return blocked
 
 
-def _step_ms(question: Question, measured: Measured, batch: float) -> float:
+def _step_ms(question: QuestionLoad, measured: Measured, batch: float) -> float:
     """A step's time with the history asked for: reading the cache is added to what was measured at another length."""
     more = question.context / 2 - measured.context  # a history is half full on average
     row = question.sizes.kv_row_bytes * question.method.kv_share
@@ -171,7 +171,7 @@ def _step_ms(question: Question, measured: Measured, batch: float) -> float:
     return measured.step(batch) + max(reading, 0.0)
 
 
-def _most(question: Question, is_possible: Any) -> int:
+def _most(question: QuestionLoad, is_possible: Any) -> int:
     low, high = 0, MOST_SESSIONS
     while low < high:
         middle = (low + high + 1) // 2

@@ -67,7 +67,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PlanSizes:
     """A speech-to-speech model in numbers."""
 
     name: str
@@ -86,19 +86,19 @@ class Sizes:
     speaking_bytes: float
     """Of one reply under way."""
 
-    def weights(self, method: "Method") -> float:
+    def weights(self, method: "PlanMethod") -> float:
         """Bytes of the language model's weights."""
         tail = self.layer_parameters * self.tail_layers / self.layers
         rounded = (self.layer_parameters - tail) * method.bits + tail * method.tail_bits
         return rounded / 8 + 2.0 * (self.heads_parameters + self.embedding_parameters)
 
-    def read_each_step(self, method: "Method") -> float:
+    def read_each_step(self, method: "PlanMethod") -> float:
         """Bytes of weights that a step reads."""
         return self.weights(method) - 2.0 * self.embedding_parameters
 
 
 @dataclass(frozen=True)
-class Method:
+class PlanMethod:
     """How weights and cache are kept; the audio tail keeps more."""
 
     name: str
@@ -114,12 +114,12 @@ INT4_PREFILL = 0.4e9  # two copies of the largest matrix in 16 bits, more than t
 METHODS = {
     method.name: method
     for method in (
-        Method("bf16", 16, 16, note="as published"),
-        Method("int8", 8, 8, note="a scale a row; no loss that was heard"),
-        Method("fp8", 8, 8, note="e4m3; needs Ada, Hopper or newer"),
-        Method("int4", 4.5, 8, note="groups of 64; the audio tail keeps 8 bits", prefill_bytes=INT4_PREFILL),
-        Method("int8+kv8", 8, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row"),
-        Method("int4+kv8", 4.5, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row", INT4_PREFILL),
+        PlanMethod("bf16", 16, 16, note="as published"),
+        PlanMethod("int8", 8, 8, note="a scale a row; no loss that was heard"),
+        PlanMethod("fp8", 8, 8, note="e4m3; needs Ada, Hopper or newer"),
+        PlanMethod("int4", 4.5, 8, note="groups of 64; the audio tail keeps 8 bits", prefill_bytes=INT4_PREFILL),
+        PlanMethod("int8+kv8", 8, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row"),
+        PlanMethod("int4+kv8", 4.5, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row", INT4_PREFILL),
     )
 }
 
@@ -152,7 +152,7 @@ ACCELERATORS = {
     )
 }
 
-MOSS_SPEECH = Sizes(
+MOSS_SPEECH = PlanSizes(
     name="MOSS-Speech",
     layers=40,
     layer_parameters=7_717_865_472,
@@ -204,7 +204,7 @@ def _by_count(milliseconds: Mapping[str, float]) -> Curve:
     return Curve(tuple(sorted((int(count), each) for count, each in milliseconds.items())))
 
 
-def on(card: Accelerator, measured: Measured, sizes: Sizes, method: Method) -> Measured:
+def on(card: Accelerator, measured: Measured, sizes: PlanSizes, method: PlanMethod) -> Measured:
     """What was measured, brought to another card and other weights by bandwidth and compute: reckoned, not measured."""
     home = ACCELERATORS["H200"]
     if card.name == home.name and method.name == "bf16":
@@ -224,7 +224,7 @@ def on(card: Accelerator, measured: Measured, sizes: Sizes, method: Method) -> M
 
 
 @dataclass(frozen=True)
-class Talk:
+class TalkPattern:
     """How people talk with a machine."""
 
     user_share: float = 0.45
@@ -242,17 +242,17 @@ class Talk:
 
 
 @dataclass(frozen=True)
-class Question:
+class QuestionLoad:
     """What is to be planned."""
 
     card: Accelerator = field(default_factory=lambda: ACCELERATORS["H200"])
-    sizes: Sizes = MOSS_SPEECH
+    sizes: PlanSizes = MOSS_SPEECH
     measured: Measured = H200_MEASURED
-    method: Method = field(default_factory=lambda: METHODS["bf16"])
+    method: PlanMethod = field(default_factory=lambda: METHODS["bf16"])
     context: int = 4096
     """Rows of history that each session may have."""
     sessions: int | None = None
-    talk: Talk = field(default_factory=Talk)
+    talk: TalkPattern = field(default_factory=TalkPattern)
     reserve_bytes: float = 1.5e9
     """For the driver, graphs and what is in between."""
     busy: float = 0.85

@@ -31,7 +31,7 @@ class Machine:
 
 
 @dataclass
-class Call:
+class SimulatedCall:
     """One call."""
 
     id: int
@@ -68,7 +68,7 @@ class Simulation:
         self.end = fleet.hours * 3600.0
         self.machines: dict[int, Machine] = {}
         self._here: list[dict[int, Machine]] = [{} for _ in fleet.regions]
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, SimulatedCall] = {}
         self.samples: list[dict[str, Any]] = []
         self._random = random.Random(fleet.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -133,7 +133,7 @@ class Simulation:
     def _arrive(self, region: int) -> None:
         self._at(self._next_arrival(region), lambda: self._arrive(region))
         self.tally.offered += 1
-        call = Call(self.tally.offered, region, self.now, self.now + self._length())
+        call = SimulatedCall(self.tally.offered, region, self.now, self.now + self._length())
         if self._seat(call):
             self.calls[call.id] = call
             self.tally.most_calls = max(self.tally.most_calls, len(self.calls))
@@ -142,7 +142,7 @@ class Simulation:
             self.tally.refused += 1
             self._refused_since[region] += 1
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: SimulatedCall) -> None:
         if self.calls.pop(call.id, None) is None:
             return  # its machine failed before
         self._unseat(call)
@@ -151,7 +151,7 @@ class Simulation:
 
     # Places
 
-    def _seat(self, call: Call) -> bool:
+    def _seat(self, call: SimulatedCall) -> bool:
         """A place at home, or abroad; whether there was one."""
         for region in self._regions_for(call):
             free = [each for each in self._here[region].values() if each.takes(self.fleet.places)]
@@ -164,14 +164,14 @@ class Simulation:
                 return True
         return False
 
-    def _regions_for(self, call: Call) -> Iterator[int]:
+    def _regions_for(self, call: SimulatedCall) -> Iterator[int]:
         if self._busy[call.home] < self._places[call.home]:
             yield call.home
         if self.fleet.overflows:
             others = [region for region in range(len(self._busy)) if region != call.home]
             yield from sorted(others, key=lambda region: self._busy[region] - self._places[region])
 
-    def _unseat(self, call: Call) -> None:
+    def _unseat(self, call: SimulatedCall) -> None:
         if call.machine is None:
             return
         machine = self.machines[call.machine]
@@ -227,7 +227,7 @@ class Simulation:
         if machine.region not in self._down:
             self._start_machine(machine.region)
 
-    def _bring_elsewhere(self, call: Call) -> None:
+    def _bring_elsewhere(self, call: SimulatedCall) -> None:
         if self._seat(call):
             call.moves += 1
             self.tally.moved += 1

@@ -14,13 +14,13 @@ from typing import Any
 from vivavoce import hub
 from vivavoce.bench import turn_report
 from vivavoce.bench.progress import stage
-from vivavoce.bench.turn import Plan, measure, session_of
+from vivavoce.bench.turn import TurnPlan, measure, session_of
 from vivavoce.bench.turn_questions import gather
 from vivavoce.bench.turn_scenes import script
 from vivavoce.bench.turn_wire import Event
-from vivavoce.bench.virtual_time import VirtualLoop, VirtualWorkers
+from vivavoce.bench.virtual_time import VirtualExecutor, VirtualLoop
 from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend
 from vivavoce.server.journal import Cursor
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.options import ServerOptions
@@ -49,7 +49,7 @@ class SessionWire:
         return event
 
 
-class Listener:
+class SimulatedListener:
     """A `Connection` that reads on until it is dropped."""
 
     def drop(self, code: int, reason: str) -> None:
@@ -83,10 +83,12 @@ async def _rehearse(
 ) -> dict[str, Any]:
     material = gather()
     with stage(f"loading {model}"):
-        workers = VirtualWorkers(loop)
+        workers = VirtualExecutor(loop)
         pipeline = load_moss_speech(hub.resolve(model), device="cpu", workers=workers)
     pipeline.core.scheduler.now = loop.time
-    plan = Plan(material, script(material, turns, scenes), turns, sessions, session_of("server_vad", silence_ms, None))
+    plan = TurnPlan(
+        material, script(material, turns, scenes), turns, sessions, session_of("server_vad", silence_ms, None)
+    )
     async with pipeline:
         host = SpeechHost(model, pipeline)
         await host.warm_up()
@@ -112,7 +114,7 @@ async def _rehearse(
     }
 
 
-def _batches(pipeline: MossSpeechPipeline) -> dict[str, Any]:
+def _batches(pipeline: MossSpeechBackend) -> dict[str, Any]:
     return {
         "engine_steps": pipeline.core.steps,
         "ear": [pipeline.ear.batches, pipeline.ear.jobs],
@@ -125,7 +127,7 @@ async def connect(server: Sessions, heard: list[float]) -> AsyncIterator[Session
     """A session that is opened, and closed afterwards; its seconds are added to those that were `heard`."""
     session = server.open(Opening(server.host.models[0].id), "here", "memory")
     session.start()
-    cursor = session.attach(Listener(), 0)
+    cursor = session.attach(SimulatedListener(), 0)
     try:
         yield SessionWire(session, cursor)
     finally:

@@ -24,11 +24,11 @@ from vivavoce.bench.power import PowerMeter
 from vivavoce.bench.progress import stage
 from vivavoce.bench.serve_host import HostWatch
 from vivavoce.bench.serve_level import Level, Talked
-from vivavoce.bench.serve_parts import Load, build
+from vivavoce.bench.serve_parts import ServeLoad, build
 from vivavoce.bench.serve_report import print_level, print_result, print_stages, save
 from vivavoce.bench.serve_stages import stages
 from vivavoce.device import Device, pick
-from vivavoce.dialogue.gathering import Gathering
+from vivavoce.dialogue.gathering import DynamicBatcher
 from vivavoce.dialogue.guards import GuardLimits
 from vivavoce.dialogue.interface import ConversationSettings, ReplyAudio, ReplyDone, Samples, TurnSettings
 from vivavoce.dialogue.player import SimulatedPlayer
@@ -38,7 +38,7 @@ from vivavoce.errors import InputError, VivaError
 from vivavoce.models.moss_speech_codec import EAR_RATE
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.pipelines.codec_here import EAR
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 PACKET_SECONDS = 0.08
 PROBE_SECONDS = 1.6  # of a newcomer's reply
@@ -81,7 +81,7 @@ def run(
     if not sessions or min(sessions) < 1:
         raise InputError(f"sessions are 1 or more at each level, not {list(sessions)}")
     place = pick(device)
-    load = Load(max(sessions), question, seconds)
+    load = ServeLoad(max(sessions), question, seconds)
     warm = [batch for batch in batches if batch < 2 * load.sessions]
     options = MossSpeechOptions(seed=1, left_chunks=left_chunks, voices_together=warm[-1], warm_batches=tuple(warm))
     with stage(f"building {shape} for {load.sessions} sessions"):
@@ -126,7 +126,7 @@ class Script:
 
 
 async def _measure(
-    pipeline: MossSpeechPipeline,
+    pipeline: MossSpeechBackend,
     place: Device,
     counts: Sequence[int],
     script: Script,
@@ -154,7 +154,7 @@ async def _measure(
                 break
 
 
-async def measure_level(pipeline: MossSpeechPipeline, count: int, script: Script) -> Level:
+async def measure_level(pipeline: MossSpeechBackend, count: int, script: Script) -> Level:
     """So many sessions at once, and newcomers beside them."""
     gc.collect()
     loop, is_cuda = asyncio.get_running_loop(), pipeline.core.runner.device.type == "cuda"
@@ -199,7 +199,7 @@ async def measure_level(pipeline: MossSpeechPipeline, count: int, script: Script
     )
 
 
-async def _newcomers(pipeline: MossSpeechPipeline, script: Script, begins: float) -> list[Talked]:
+async def _newcomers(pipeline: MossSpeechBackend, script: Script, begins: float) -> list[Talked]:
     """Sessions that come one at a time while all the others speak."""
     loop, ends, talked = asyncio.get_running_loop(), begins + script.reply - script.spread - 1.0, []
     for _ in range(script.newcomers):
@@ -210,7 +210,7 @@ async def _newcomers(pipeline: MossSpeechPipeline, script: Script, begins: float
     return talked
 
 
-async def _talk(pipeline: MossSpeechPipeline, question: float, reply: float, begins: float) -> Talked:
+async def _talk(pipeline: MossSpeechBackend, question: float, reply: float, begins: float) -> Talked:
     """One session, from its first packet to the end of the reply."""
     settings = ConversationSettings(
         turn=TurnSettings(detector="none"), most_output_tokens=max(1, round(reply / PACKET_SECONDS))
@@ -272,7 +272,7 @@ def _percentiles(seconds: Sequence[float | None]) -> dict[int, float]:
     return {part: float(np.percentile(known, part)) for part in PERCENTILES} if known else {}
 
 
-def _parts(pipeline: MossSpeechPipeline) -> dict[str, float]:
+def _parts(pipeline: MossSpeechBackend) -> dict[str, float]:
     known = [first.seconds for first in pipeline.first_sounds]
     return {part: float(np.median([each[part] for each in known])) * 1e3 for part in known[0]} if known else {}
 
@@ -301,8 +301,8 @@ class _Counters:
     ways: dict[str, _Way]
 
     @classmethod
-    def of(cls, pipeline: MossSpeechPipeline) -> "_Counters":
-        gatherings: list[Gathering[Any, Any]] = [pipeline.ear, *pipeline.voice.ways]
+    def of(cls, pipeline: MossSpeechBackend) -> "_Counters":
+        gatherings: list[DynamicBatcher[Any, Any]] = [pipeline.ear, *pipeline.voice.ways]
         ways = {each.name: _Way(each.batches, each.jobs, each.busy) for each in gatherings}
         return cls(pipeline.core.steps, pipeline.core.slack.busy, ways)
 

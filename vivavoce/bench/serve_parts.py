@@ -9,7 +9,7 @@ import torch
 from vivavoce import hub
 from vivavoce.bench.codec_shapes import random_codec
 from vivavoce.device import Device, resolve_dtype
-from vivavoce.dialogue.compaction import Window
+from vivavoce.dialogue.compaction import HistoryWindow
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.errors import InputError
 from vivavoce.minis.untrained import CONFIG as TINY
@@ -22,7 +22,7 @@ from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
 from vivavoce.pipelines.moss_speech_mind import REPLY_ROOM
 
 SHAPES = ("true", "tiny", "mini")
@@ -32,7 +32,7 @@ TINY_PROMPT_CODES = 15
 
 
 @dataclass(frozen=True)
-class Load:
+class ServeLoad:
     """What a pipeline is to have room for."""
 
     sessions: int
@@ -53,7 +53,7 @@ class Load:
         """An engine that holds them all, and a few who come and go; no past is so long that it must be compacted."""
         return EngineLimits(
             cache_rows=(self.sessions + 8) * self.context + REPLY_ROOM,
-            context=round(self.context / Window().high) + REPLY_ROOM,
+            context=round(self.context / HistoryWindow().high) + REPLY_ROOM,
             sequences_per_step=max(8, self.sessions + 8),
         )
 
@@ -75,7 +75,7 @@ class WordTokenizer(TextTokenizer):
         return ""
 
 
-def build(shape: str, device: Device, dtype: str, load: Load, options: MossSpeechOptions) -> MossSpeechPipeline:
+def build(shape: str, device: Device, dtype: str, load: ServeLoad, options: MossSpeechOptions) -> MossSpeechBackend:
     """A pipeline that has room for the load and whose replies last as long as they are meant to."""
     if shape not in SHAPES:
         raise InputError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
@@ -96,7 +96,7 @@ def build(shape: str, device: Device, dtype: str, load: Load, options: MossSpeec
     tokenizer = WordTokenizer(min(config.vocab_size, TINY.pad_token_id))
     core = Engine(model, device, kind, load.limits())
     prompt = MossSpeechPrompt(config, tokenizer)
-    return MossSpeechPipeline(core, codec, prompt, tokenizer, {"random": codec.flow.voice(voice)}, options)
+    return MossSpeechBackend(core, codec, prompt, tokenizer, {"random": codec.flow.voice(voice)}, options)
 
 
 def _random_voice(shape: str, device: Device) -> tuple[MossSpeechCodec, VoicePrompt]:

@@ -16,10 +16,10 @@ import torch
 from vivavoce.bench.progress import stage
 from vivavoce.bench.serve import Script, measure_level
 from vivavoce.bench.serve_level import Level
-from vivavoce.bench.serve_parts import TINY_PROMPT_CODES, Load, WordTokenizer
+from vivavoce.bench.serve_parts import TINY_PROMPT_CODES, ServeLoad, WordTokenizer
 from vivavoce.bench.serve_report import print_level
-from vivavoce.bench.stand_in import H200, PassTimes, StandInCodec, StandInRunner
-from vivavoce.bench.virtual_time import VirtualDevice, VirtualLoop, VirtualWorkers
+from vivavoce.bench.stand_in import H200, PassTimes, SimulatedCodec, SimulatedRunner
+from vivavoce.bench.virtual_time import VirtualDevice, VirtualExecutor, VirtualLoop
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.listener import ON_GRAPHS
@@ -28,7 +28,7 @@ from vivavoce.minis.untrained import CONFIG
 from vivavoce.models.flow_state import VoicePrompt
 from vivavoce.models.moss_speech import MossSpeech
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
-from vivavoce.pipelines.moss_speech import AS_EARLY_AS_CAN_BE, MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import AS_EARLY_AS_CAN_BE, MossSpeechBackend, MossSpeechOptions
 
 THREADS = 4  # engine, ear, and the voice's two ways
 REPLIES_TOGETHER = 32
@@ -68,8 +68,8 @@ def rehearse(sessions: int, script: Script, times: PassTimes = H200, slowdown: f
 
 async def _rehearse(loop: VirtualLoop, sessions: int, script: Script, times: PassTimes) -> tuple[Level, float]:
     device = VirtualDevice(loop)
-    workers = VirtualWorkers(loop, THREADS, AS_EARLY_AS_CAN_BE, device)
-    pipeline = _pipeline(Load(sessions, script.question, script.reply), times, device, workers)
+    workers = VirtualExecutor(loop, THREADS, AS_EARLY_AS_CAN_BE, device)
+    pipeline = _pipeline(ServeLoad(sessions, script.question, script.reply), times, device, workers)
     pipeline.core.scheduler.now = loop.time
     async with pipeline:
         begun = loop.time()
@@ -77,9 +77,9 @@ async def _rehearse(loop: VirtualLoop, sessions: int, script: Script, times: Pas
         return level, device.busy / max(loop.time() - begun, 1e-9)
 
 
-def _pipeline(load: Load, times: PassTimes, device: VirtualDevice, workers: VirtualWorkers) -> MossSpeechPipeline:
+def _pipeline(load: ServeLoad, times: PassTimes, device: VirtualDevice, workers: VirtualExecutor) -> MossSpeechBackend:
     place, limits = pick("cpu"), load.limits()
-    codec = StandInCodec(times, device.spend)
+    codec = SimulatedCodec(times, device.spend)
     flow = codec.flow.config
     prompt = VoicePrompt(
         torch.arange(TINY_PROMPT_CODES),
@@ -88,7 +88,7 @@ def _pipeline(load: Load, times: PassTimes, device: VirtualDevice, workers: Virt
     )
     model = MossSpeech.random(CONFIG, place.torch_device, torch.float32)
     core = Engine(model, place, torch.float32, limits, use_graphs=False)
-    core.runner = StandInRunner(core.runner, core.capacity, limits.sequences_per_step, times, device.spend)
+    core.runner = SimulatedRunner(core.runner, core.capacity, limits.sequences_per_step, times, device.spend)
     core.scheduler.rows_beside_sound, core.scheduler.sound = BUCKETS[-1], ON_GRAPHS
     tokenizer = WordTokenizer(CONFIG.pad_token_id)
     options = MossSpeechOptions(
@@ -100,4 +100,4 @@ def _pipeline(load: Load, times: PassTimes, device: VirtualDevice, workers: Virt
     )
     voices = {"stand-in": codec.flow.voice(prompt)}
     prompts = MossSpeechPrompt(CONFIG, tokenizer)
-    return MossSpeechPipeline(core, codec, prompts, tokenizer, voices, options, workers)
+    return MossSpeechBackend(core, codec, prompts, tokenizer, voices, options, workers)

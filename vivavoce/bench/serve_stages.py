@@ -8,7 +8,7 @@ import torch
 from vivavoce.bench.memory import median_seconds
 from vivavoce.device import Device
 from vivavoce.models.moss_speech_codec import EAR_RATE, SpokenState
-from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend
 
 REPEATS = 5
 SETTLING = 2  # hops after which a reply has the shapes it keeps
@@ -16,7 +16,7 @@ HEARD_SECONDS = 2.0
 
 
 @torch.inference_mode()
-def stages(pipeline: MossSpeechPipeline, device: Device, batches: Sequence[int]) -> dict[str, Any]:
+def stages(pipeline: MossSpeechBackend, device: Device, batches: Sequence[int]) -> dict[str, Any]:
     """Milliseconds of hops by their codes and replies, of ear steps by streams, and of a first sound alone."""
     grain = pipeline.policy.grain
     sizes = pipeline.policy.sizes()
@@ -31,7 +31,7 @@ def stages(pipeline: MossSpeechPipeline, device: Device, batches: Sequence[int])
     }
 
 
-def _begun(pipeline: MossSpeechPipeline, count: int) -> list[SpokenState]:
+def _begun(pipeline: MossSpeechBackend, count: int) -> list[SpokenState]:
     voice, left = pipeline.voice_of(None), pipeline.options.left_chunks
     return [pipeline.codec.start(voice, left, seed) for seed in range(count)]
 
@@ -40,7 +40,7 @@ def _codes(count: int) -> torch.Tensor:
     return torch.arange(count) % 64
 
 
-def _hop_ms(pipeline: MossSpeechPipeline, device: Device, count: int, size: int) -> float:
+def _hop_ms(pipeline: MossSpeechBackend, device: Device, count: int, size: int) -> float:
     grain, live = pipeline.policy.grain, [False] * count
     states = _begun(pipeline, count)
     for given in (grain.frames + grain.lookahead, *[grain.frames] * 3):
@@ -54,7 +54,7 @@ def _hop_ms(pipeline: MossSpeechPipeline, device: Device, count: int, size: int)
     return median_seconds(hop, device, REPEATS, SETTLING) * 1e3
 
 
-def _first_ms(pipeline: MossSpeechPipeline, device: Device) -> float:
+def _first_ms(pipeline: MossSpeechBackend, device: Device) -> float:
     grain = pipeline.policy.grain
 
     def speak() -> None:
@@ -64,7 +64,7 @@ def _first_ms(pipeline: MossSpeechPipeline, device: Device) -> float:
     return median_seconds(speak, device, REPEATS, SETTLING) * 1e3
 
 
-def _ear_ms(pipeline: MossSpeechPipeline, device: Device, count: int) -> float:
+def _ear_ms(pipeline: MossSpeechBackend, device: Device, count: int) -> float:
     ear = pipeline.codec.ear
     noise = 0.1 * torch.randn(round(HEARD_SECONDS * EAR_RATE), generator=torch.Generator().manual_seed(0))
     _, states = ear.step_batch([ear.initial_state()] * count, [noise] * count)

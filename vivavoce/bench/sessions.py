@@ -43,7 +43,7 @@ OPENS_PER_MINUTE = 10_000  # usually one address may open fewer
 
 
 @dataclass(frozen=True)
-class Server:
+class BenchServer:
     """A server of our own."""
 
     port: int
@@ -113,7 +113,7 @@ async def measure(
 
 
 async def open_and_end(
-    server: Server, numbers: range, questions: Sequence[Samples], most_tokens: int, between: float
+    server: BenchServer, numbers: range, questions: Sequence[Samples], most_tokens: int, between: float
 ) -> list[int]:
     """Have these sessions, a few at a time; the server's memory after each."""
     sizes: list[int] = []
@@ -125,7 +125,7 @@ async def open_and_end(
     return sizes
 
 
-def _at_rest(server: Server, sessions: int) -> tuple[int, float]:
+def _at_rest(server: BenchServer, sessions: int) -> tuple[int, float]:
     """The memory of a server that has tidied up after so many sessions, and which share of its cache is in use."""
     deadline = time.monotonic() + REST_SECONDS
     while server.figure("viva_sessions_tidied_total") < sessions:
@@ -136,7 +136,7 @@ def _at_rest(server: Server, sessions: int) -> tuple[int, float]:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: str) -> AsyncIterator[Server]:
+async def serving(model: str) -> AsyncIterator[BenchServer]:
     """A `viva serve` process that is ready, and gone afterwards."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -150,7 +150,7 @@ async def serving(model: str) -> AsyncIterator[Server]:
         )
         try:
             await asyncio.to_thread(_until_ready, process, port)
-            yield Server(port, process.pid)
+            yield BenchServer(port, process.pid)
         finally:
             process.terminate()
             await asyncio.to_thread(process.communicate)
@@ -178,7 +178,7 @@ def _until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
     raise VivaError(f"the server was not ready within {START_SECONDS:.0f} s")
 
 
-async def _session(server: Server, number: int, questions: Sequence[Samples], most_tokens: int) -> None:
+async def _session(server: BenchServer, number: int, questions: Sequence[Samples], most_tokens: int) -> None:
     async with connect(server.url) as wire:
         await _call(wire, questions[number % len(questions)], most_tokens, hears_all=number % WHOLE_EVERY == 0)
 

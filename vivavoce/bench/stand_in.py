@@ -55,7 +55,7 @@ The ear's are 0.8 of what they take by themselves: fitted, with `HINDERED`, to h
 """
 
 
-class StandInRunner(Runner):
+class SimulatedRunner(Runner):
     """Writes the same code for ever."""
 
     def __init__(self, runner: Runner, context: int, slots: int, times: PassTimes, spend: Spend) -> None:
@@ -69,7 +69,7 @@ class StandInRunner(Runner):
         return [Drawn([row]) for work in works if work.samples]
 
 
-class StandInEar:
+class SimulatedEncoder:
     """Hears a code every 80 ms. A turn's state is the samples that came."""
 
     def __init__(self, ear: Any, times: PassTimes, spend: Spend) -> None:
@@ -92,15 +92,15 @@ class StandInEar:
         return [torch.full((count,), 3) for count in whole], after
 
 
-class StandInCodec(GraphedCodec):
+class SimulatedCodec(GraphedCodec):
     """Says every code as 80 ms of the same loudness. A reply's state is how many codes it was given."""
 
     def __init__(self, times: PassTimes, spend: Spend) -> None:
         super().__init__(untrained_codec())
         self._times, self._spend = times, spend
-        self.ear = cast(Any, StandInEar(self.ear, times, spend))
+        self.ear = cast(Any, SimulatedEncoder(self.ear, times, spend))
 
-    def beside(self) -> "StandInCodec":
+    def beside(self) -> "SimulatedCodec":
         """The same, with short hops only."""
         short = {size: curve for size, curve in self._times.hops.items() if size <= longest_quick(self)}
         beside = copy.copy(self)

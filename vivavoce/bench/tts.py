@@ -23,12 +23,12 @@ from vivavoce import hub
 from vivavoce.audio.buzz import buzz
 from vivavoce.bench.memory import give_back, synchronize
 from vivavoce.bench.progress import stage
-from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Setup, Speaks
+from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Speaks, TTSBenchSetup
 from vivavoce.device import Device, pick
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError, VivaError
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.speech.interface import Manner
+from vivavoce.speech.interface import SpeakingStyle
 
 ROUNDS = 3
 REFERENCE_SECONDS = 4.0
@@ -50,7 +50,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class ConcurrentRun:
     """Many texts at once, each heard by a player of its own."""
 
     streams: int
@@ -75,7 +75,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure, print, write `tts.json` and `tts.png` to `out`, and return what was measured."""
     place = pick(device)
-    setup = Setup(place, shape, frames, onnx)
+    setup = TTSBenchSetup(place, shape, frames, onnx)
     makers = _makers(place, backends, model)
     speeds, absent = _speeds(setup, makers, threads if place.kind == "cpu" else (torch.get_num_threads(),))
     at_once = streams if streams is not None else [] if place.kind == "cpu" else [1, 16, 64]
@@ -100,7 +100,9 @@ def run(
     return result
 
 
-def _makers(place: Device, backends: Sequence[str] | None, model: str | None) -> dict[str, Callable[[Setup], Speaks]]:
+def _makers(
+    place: Device, backends: Sequence[str] | None, model: str | None
+) -> dict[str, Callable[[TTSBenchSetup], Speaks]]:
     names = tuple(backends or (ON_DEVICE.get(place.kind, ELSEWHERE) if model is None else ("auto",)))
     if model is not None:
         hub.resolve(model)
@@ -114,19 +116,19 @@ def _makers(place: Device, backends: Sequence[str] | None, model: str | None) ->
 class NamedModel:
     """Any text-to-speech model of the house, by name."""
 
-    def __init__(self, model: str, dtype: str, setup: Setup) -> None:
-        from vivavoce.speech.cosyvoice_speaker import CosyVoiceSpeaker
+    def __init__(self, model: str, dtype: str, setup: TTSBenchSetup) -> None:
+        from vivavoce.speech.cosyvoice_speaker import CosyVoiceTTS
         from vivavoce.speech.loading import open_speech_model
 
         self.name = dtype
         self._model = open_speech_model(model, str(setup.device), dtype)
         self.rate = self._model.rate
-        has_none = isinstance(self._model, CosyVoiceSpeaker) and not self._model.shelf.names()
+        has_none = isinstance(self._model, CosyVoiceTTS) and not self._model.shelf.names()
         self._voice = buzz(REFERENCE_SECONDS, self.rate) if has_none else None
 
     def stream(self, seed: int) -> Iterator[NDArray[np.float32]]:
         """The sound of the text in the model's own voice, or where it has none, in nobody's."""
-        return self._model.stream(TEXT, self._voice, Manner(seed=seed))
+        return self._model.stream(TEXT, self._voice, SpeakingStyle(seed=seed))
 
     def stages(self) -> dict[str, Callable[[], object]]:
         """Its parts are its own."""
@@ -134,7 +136,7 @@ class NamedModel:
 
 
 def _speeds(
-    setup: Setup, makers: dict[str, Callable[[Setup], Speaks]], threads: Sequence[int]
+    setup: TTSBenchSetup, makers: dict[str, Callable[[TTSBenchSetup], Speaks]], threads: Sequence[int]
 ) -> tuple[list[Speed], dict[str, str]]:
     speeds, absent = list[Speed](), dict[str, str]()
     for name, make in makers.items():
@@ -181,8 +183,11 @@ def _stage_ms(action: Callable[[], object], device: Device) -> tuple[float, floa
 
 
 def _crowds(
-    setup: Setup, makers: dict[str, Callable[[Setup], Speaks]], streams: Sequence[int], absent: dict[str, str]
-) -> list[Crowd]:
+    setup: TTSBenchSetup,
+    makers: dict[str, Callable[[TTSBenchSetup], Speaks]],
+    streams: Sequence[int],
+    absent: dict[str, str],
+) -> list[ConcurrentRun]:
     """Texts at once, by the first backend that is not the plain one."""
     name = next((name for name in makers if name != PLAIN and name not in absent), None)
     if name is None or not streams:
@@ -197,7 +202,7 @@ def _crowds(
     return crowds
 
 
-def _crowd(speaks: Speaks, count: int) -> Crowd:
+def _crowd(speaks: Speaks, count: int) -> ConcurrentRun:
     players = [SimulatedPlayer() for _ in range(count)]
     firsts, lengths, errors = [0.0] * count, [0.0] * count, list[BaseException]()
     ready = threading.Barrier(count + 1)
@@ -224,7 +229,7 @@ def _crowd(speaks: Speaks, count: int) -> Crowd:
     if errors:
         raise errors[0]
     waited = sorted(1e3 * (first - began) for first in firsts)
-    return Crowd(
+    return ConcurrentRun(
         streams=count,
         seconds=sum(lengths),
         rtf=(time.perf_counter() - began) / (sum(lengths) / count),

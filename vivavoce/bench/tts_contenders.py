@@ -1,6 +1,6 @@
 """Who takes part in `viva bench tts`: one text, said by each in its own way.
 
-A contender is a name in `CONTENDERS` and a function that makes a `Speaks` of a `Setup`. Another model adds its own.
+A contender is a name in `CONTENDERS` and a function that makes a `Speaks` of a `TTSBenchSetup`.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig, NanoSampling
 from vivavoce.nn.allocation import allocating, fill_randomly
 from vivavoce.nn.int8_linear import to_int8
-from vivavoce.speech.interface import Manner
-from vivavoce.speech.mouth import CpuMouth, EngineMouth
+from vivavoce.speech.interface import SpeakingStyle
+from vivavoce.speech.mouth import CpuFrameGenerator, EngineFrameGenerator
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.speech.speaker import Speaker
-from vivavoce.speech.voices import KeptVoice
+from vivavoce.speech.speaker import NanoTTS
+from vivavoce.speech.voices import StoredVoice
 
 Samples = NDArray[np.float32]
 TEXT = "The train to the coast leaves from platform nine at half past seven."
@@ -96,7 +96,7 @@ class FixedLength(SpeechSettings):
 
 
 @dataclass(frozen=True)
-class Setup:
+class TTSBenchSetup:
     """What all contenders are given: the device, the shape, and how much to say."""
 
     device: Device
@@ -106,12 +106,12 @@ class Setup:
     """Where graphs of random weights are, or will be."""
 
     @cached_property
-    def voice(self) -> KeptVoice:
+    def voice(self) -> StoredVoice:
         """A reference of random codes."""
         config = SHAPES[self.shape][0]
         size = (VOICE_FRAMES, config.n_vq)
         codes = torch.randint(config.audio_vocab_size, size, generator=torch.Generator().manual_seed(1))
-        return KeptVoice(VOICE, codes.tolist())
+        return StoredVoice(VOICE, codes.tolist())
 
     def model(self, dtype: torch.dtype) -> MossTTSNano:
         """Random weights: speed does not depend on their values."""
@@ -124,14 +124,14 @@ class Setup:
         fill_randomly(codec, 0)
         return codec.eval()
 
-    def speaker(self, dtype: torch.dtype, is_int8: bool = False, codec_dtype: torch.dtype = torch.float32) -> Speaker:
+    def speaker(self, dtype: torch.dtype, is_int8: bool = False, codec_dtype: torch.dtype = torch.float32) -> NanoTTS:
         """The house's own way."""
         model = self.model(dtype)
         if is_int8:
             to_int8(model.transformer)
             to_int8(model.local_transformer)
         tokenizer = SpelledText(model.config.vocab_size)
-        return Speaker(model, self.codec(codec_dtype), tokenizer, self.device, self.settings)
+        return NanoTTS(model, self.codec(codec_dtype), tokenizer, self.device, self.settings)
 
     @property
     def settings(self) -> FixedLength:
@@ -140,23 +140,23 @@ class Setup:
 
 
 class NanoSpeaks:
-    """`Speaker` on random weights."""
+    """`NanoTTS` on random weights."""
 
-    def __init__(self, name: str, speaker: Speaker) -> None:
+    def __init__(self, name: str, speaker: NanoTTS) -> None:
         self.name, self.speaker, self.rate = name, speaker, speaker.rate
         speaker.capture()
 
     def stream(self, seed: int) -> Iterator[Samples]:
         """The sound of the text."""
-        return self.speaker.stream(TEXT, VOICE, Manner(seed=seed))
+        return self.speaker.stream(TEXT, VOICE, SpeakingStyle(seed=seed))
 
     def stages(self) -> dict[str, Callable[[], object]]:
         """One frame's work of each part."""
         mouth = self.speaker.mouth
         parts = {"codec": self._codec(1), f"codec, {CODEC_CHUNK} at a time": self._codec(CODEC_CHUNK)}
-        if isinstance(mouth, CpuMouth):
+        if isinstance(mouth, CpuFrameGenerator):
             return {**_cpu_stages(mouth), **parts}
-        assert isinstance(mouth, EngineMouth)
+        assert isinstance(mouth, EngineFrameGenerator)
         frames = itertools.chain.from_iterable(self._frames(seed) for seed in itertools.count())
         return {"global and local": lambda: next(frames), **parts}
 
@@ -178,7 +178,7 @@ class NanoSpeaks:
         return step
 
 
-def _cpu_stages(mouth: CpuMouth) -> dict[str, Callable[[], object]]:
+def _cpu_stages(mouth: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
     from vivavoce.speech.cpu_draw import SequenceDraw
 
     decoder = mouth.decoder
@@ -197,13 +197,13 @@ def _cpu_stages(mouth: CpuMouth) -> dict[str, Callable[[], object]]:
     return {"global": lambda: decoder.after(decoder.embedded(codes), room, len(rows) + VOICE_FRAMES), "local": local}
 
 
-def _plain(setup: Setup) -> Speaks:
+def _plain(setup: TTSBenchSetup) -> Speaks:
     speaker = setup.speaker(torch.float32)
     rows = speaker.prompt.clone(TEXT, setup.voice.codes)
     return PlainNano(speaker.model, speaker.codec, rows, setup.frames, NanoSampling())
 
 
-def _onnx(setup: Setup) -> Speaks:
+def _onnx(setup: TTSBenchSetup) -> Speaks:
     if setup.onnx is None:
         raise InputError("graphs are exported into, and taken from, the folder that --onnx names")
     from vivavoce.bench.tts_onnx import OnnxSpeaks
@@ -215,8 +215,8 @@ def _onnx(setup: Setup) -> Speaks:
 
 def _ours(
     name: str, dtype: torch.dtype, is_int8: bool = False, codec_dtype: torch.dtype = torch.float32
-) -> Callable[[Setup], Speaks]:
-    def make(setup: Setup) -> Speaks:
+) -> Callable[[TTSBenchSetup], Speaks]:
+    def make(setup: TTSBenchSetup) -> Speaks:
         if codec_dtype is torch.bfloat16 and not bfloat16_is_fast_here():
             raise InputError(f"a bfloat16 codec needs a CPU with AMX, and this is {setup.device.name}")
         if is_int8 and (setup.device.kind != "cpu" or not int8_is_fast_here()):
@@ -228,7 +228,7 @@ def _ours(
     return make
 
 
-def _eager(setup: Setup) -> Speaks:
+def _eager(setup: TTSBenchSetup) -> Speaks:
     """Without graphs: what they are worth."""
     if not setup.device.graphs:
         raise InputError(f"{setup.device.name} has no graphs to do without")
@@ -236,7 +236,7 @@ def _eager(setup: Setup) -> Speaks:
     return NanoSpeaks("bfloat16-eager", without.speaker(torch.bfloat16))
 
 
-CONTENDERS: dict[str, Callable[[Setup], Speaks]] = {
+CONTENDERS: dict[str, Callable[[TTSBenchSetup], Speaks]] = {
     "plain": _plain,
     "float32": _ours("float32", torch.float32),
     "int8": _ours("int8", torch.float32, is_int8=True),

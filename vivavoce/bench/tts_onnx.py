@@ -17,9 +17,9 @@ from vivavoce.export.nano_onnx_folder import CODEC_META, MANIFEST
 from vivavoce.export.onnx_graph import export_graph
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_prompt import Tokenizer
-from vivavoce.speech.interface import Manner
-from vivavoce.speech.onnx_backend import OnnxSpeaker
+from vivavoce.models.moss_tts_nano_prompt import NanoTokenizerProtocol
+from vivavoce.speech.interface import SpeakingStyle
+from vivavoce.speech.onnx_backend import OnnxTTS
 from vivavoce.speech.settings import SpeechSettings
 
 NEEDED = ("moss_tts_prefill", "moss_tts_decode_step", "moss_tts_local_fixed_sampled_frame")
@@ -27,7 +27,7 @@ NEEDED_OF_CODEC = ("moss_audio_tokenizer_decode_step",)
 
 
 class OnnxSpeaks:
-    """`OnnxSpeaker` on random weights, with as many threads as torch has."""
+    """`OnnxTTS` on random weights, with as many threads as torch has."""
 
     name = "onnx"
 
@@ -36,18 +36,18 @@ class OnnxSpeaks:
         folder: Path,
         model: MossTTSNano,
         codec: MossAudioTokenizerNano,
-        tokenizer: Tokenizer,
+        tokenizer: NanoTokenizerProtocol,
         settings: SpeechSettings,
         said: tuple[str, str],
     ) -> None:
         _export(folder, model, codec)
         threads = torch.get_num_threads()
-        self._speaker = OnnxSpeaker(folder, folder, threads=threads, tokenizer=tokenizer, settings=settings)
+        self._speaker = OnnxTTS(folder, folder, threads=threads, tokenizer=tokenizer, settings=settings)
         self._said, self.rate = said, self._speaker.rate
 
     def stream(self, seed: int) -> Iterator[NDArray[np.float32]]:
         """The sound of the text."""
-        return self._speaker.stream(*self._said, Manner(seed=seed))
+        return self._speaker.stream(*self._said, SpeakingStyle(seed=seed))
 
     def stages(self) -> dict[str, Callable[[], object]]:
         """Its parts are the runtime's own."""

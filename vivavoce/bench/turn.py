@@ -20,12 +20,12 @@ import numpy as np
 from vivavoce import quick_loop
 from vivavoce.bench import turn_report
 from vivavoce.bench.progress import stage
-from vivavoce.bench.turn_caller import Caller
-from vivavoce.bench.turn_crosstalk import ALIKE, Answer, answers, crosstalk, similarity
+from vivavoce.bench.turn_caller import BenchCaller
+from vivavoce.bench.turn_crosstalk import ALIKE, SessionAnswer, answers, crosstalk, similarity
 from vivavoce.bench.turn_measure import outcomes, summary
 from vivavoce.bench.turn_network import PERFECT
-from vivavoce.bench.turn_questions import Material, Question, gather
-from vivavoce.bench.turn_scenes import Call, Exchange, Scene, Timing, play, recording, script
+from vivavoce.bench.turn_questions import Material, SpokenQuestion, gather
+from vivavoce.bench.turn_scenes import Scene, ScriptedCall, ScriptedExchange, Timing, play, recording, script
 from vivavoce.bench.turn_sounds import RATE
 from vivavoce.bench.turn_wire import BadWire, Event, Wire, WireClosedError, connect, realtime_url
 from vivavoce.errors import InputError
@@ -37,7 +37,7 @@ TRIES = 3  # questions tried for each session that wants one of its own
 
 
 @dataclass(frozen=True)
-class Plan:
+class TurnPlan:
     """What is played, and how the session is set up."""
 
     material: Material
@@ -80,7 +80,7 @@ def run(
     with stage("gathering what is said"):
         material = gather(speech)
     session = session_of(detection, silence_ms, instructions)
-    plan = Plan(material, script(material, turns, scenes), turns, sessions, session, at_once=at_once)
+    plan = TurnPlan(material, script(material, turns, scenes), turns, sessions, session, at_once=at_once)
     result, calls = quick_loop.run(measure(lambda: connect(address, api_key), plan))
     result = {"what": "turn-taking over the Realtime protocol", "url": _without_secrets(address), **result}
     result["how"] = f"{detection}" + (f", {silence_ms} ms of silence" if detection == "server_vad" else "")
@@ -106,11 +106,11 @@ def session_of(detection: str, silence_ms: int, instructions: str | None) -> Eve
     return session if instructions is None else session | {"instructions": instructions}
 
 
-async def measure(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[Call]]:
+async def measure(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], list[ScriptedCall]]:
     """Play the whole plan, a few calls at a time; the figures, and the calls they come from."""
     free = asyncio.Semaphore(plan.at_once)
 
-    async def played(number: int, scene: Scene) -> Call:
+    async def played(number: int, scene: Scene) -> ScriptedCall:
         async with free:
             with stage(f"scene {scene.name}, {scene.exchanges[0].question.voice}".removesuffix(", ")):
                 return await _call(connect, scene, plan, seed=number)
@@ -142,21 +142,21 @@ async def measure(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[Ca
     return result, everything
 
 
-def _scene(name: str, calls: Sequence[Call]) -> dict[str, Any]:
+def _scene(name: str, calls: Sequence[ScriptedCall]) -> dict[str, Any]:
     """The figures of a scene."""
     mine = [call for call in calls if call.scene.name == name]
     failure = next((call.failure for call in mine if call.failure), None)
     return {"name": name, "failure": failure, **summary([outcome for call in mine for outcome in outcomes(call)])}
 
 
-async def _call(connect: Connect, scene: Scene, plan: Plan, seed: int = 0, number: int = 0) -> Call:
+async def _call(connect: Connect, scene: Scene, plan: TurnPlan, seed: int = 0, number: int = 0) -> ScriptedCall:
     """One call from ringing to hanging up; a server that hangs up first has failed the scene, not the run."""
     async with AsyncExitStack() as stack:
         wire = await stack.enter_async_context(connect())
         if scene.surroundings.line != PERFECT:
             wire = await stack.enter_async_context(BadWire(wire, scene.surroundings.line, seed))
-        caller = Caller(wire, plan.session or session_of("server_vad", 200, None), scene.surroundings, seed)
-        call = Call(scene, await stack.enter_async_context(caller), number)
+        caller = BenchCaller(wire, plan.session or session_of("server_vad", 200, None), scene.surroundings, seed)
+        call = ScriptedCall(scene, await stack.enter_async_context(caller), number)
         try:
             await play(call, plan.timing)
         except WireClosedError as error:
@@ -164,7 +164,7 @@ async def _call(connect: Connect, scene: Scene, plan: Plan, seed: int = 0, numbe
         return call
 
 
-async def _together(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[Call]]:
+async def _together(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], list[ScriptedCall]]:
     """Many calls at once, each with a question of its own, and whether each got its own answers."""
     if len(plan.material.questions) < plan.sessions:
         raise InputError(f"{plan.sessions} sessions need as many questions; there are {len(plan.material.questions)}")
@@ -180,34 +180,34 @@ async def _together(connect: Connect, plan: Plan) -> tuple[dict[str, Any], list[
     return figures, calls
 
 
-async def _callers(connect: Connect, question: Question, plan: Plan, number: int) -> list[Call]:
+async def _callers(connect: Connect, question: SpokenQuestion, plan: TurnPlan, number: int) -> list[ScriptedCall]:
     """Call after call with the same question: one that was asked before may be answered otherwise the next time."""
-    scene = Scene("together", (Exchange(question),))
+    scene = Scene("together", (ScriptedExchange(question),))
     return [await _call(connect, scene, plan, _seed(question), number) for _ in range(plan.turns)]
 
 
-async def _watermarks(connect: Connect, plan: Plan) -> list[tuple[Question, Answer]]:
+async def _watermarks(connect: Connect, plan: TurnPlan) -> list[tuple[SpokenQuestion, SessionAnswer]]:
     """A question for each session with what is answered to it alone; first those answered right, and unlike others."""
-    chosen: list[tuple[Question, Answer]] = []
-    lesser: list[tuple[Question, Answer]] = []
+    chosen: list[tuple[SpokenQuestion, SessionAnswer]] = []
+    lesser: list[tuple[SpokenQuestion, SessionAnswer]] = []
     for question in plan.material.questions[: TRIES * plan.sessions]:
         if len(chosen) == plan.sessions:
             break
-        call = await _call(connect, Scene("alone", (Exchange(question),)), plan, _seed(question))
-        answer = next(iter(answers(call)), Answer(question.text))
-        expected = Answer(question.text, question.reply or answer.transcript)
+        call = await _call(connect, Scene("alone", (ScriptedExchange(question),)), plan, _seed(question))
+        answer = next(iter(answers(call)), SessionAnswer(question.text))
+        expected = SessionAnswer(question.text, question.reply or answer.transcript)
         is_right = not answer.transcript or similarity(answer, expected) >= ALIKE
         is_unlike = all(similarity(answer, known) < ALIKE for _, known in chosen)
         (chosen if is_right and is_unlike else lesser).append((question, answer))
     return [*chosen, *lesser][: plan.sessions]
 
 
-def _seed(question: Question) -> int:
+def _seed(question: SpokenQuestion) -> int:
     """Of what is around a question: alone and beside others it must sound the same to be answered the same."""
     return zlib.crc32(question.text.encode())
 
 
-def _told(call: Call) -> str:
+def _told(call: ScriptedCall) -> str:
     """What the server told, with the seconds of the recording."""
     began = call.caller.microphone.began
     return "".join(f"{json.dumps({'at': moment - began, **event})}\n" for moment, event in call.caller.events)
@@ -219,7 +219,7 @@ def _late(milliseconds: list[float]) -> dict[str, float] | None:
     return {"p50": float(np.percentile(milliseconds, 50)), "p95": float(np.percentile(milliseconds, 95))}
 
 
-def _errors(calls: Sequence[Call]) -> list[str]:
+def _errors(calls: Sequence[ScriptedCall]) -> list[str]:
     """What servers complained of, each once."""
     events = [event for call in calls for _, event in call.caller.events if event["type"] == "error"]
     return list(dict.fromkeys(str(event.get("error", {}).get("message")) for event in events))[:MOST_ERRORS]
@@ -229,7 +229,7 @@ def _without_secrets(url: str) -> str:
     return re.sub(r"((?:key|token|secret)[^=&]*=)[^&]+", r"\1…", url, flags=re.IGNORECASE)
 
 
-def _save(result: dict[str, Any], calls: Sequence[Call], out: Path, keep_sound: bool) -> None:
+def _save(result: dict[str, Any], calls: Sequence[ScriptedCall], out: Path, keep_sound: bool) -> None:
     from vivavoce.audio.files import write
     from vivavoce.audio.sound import Sound
 

@@ -10,7 +10,7 @@ import numpy as np
 from vivavoce.audio.level import from_db
 from vivavoce.audio.pcm import float_to_pcm16, pcm16_to_float
 from vivavoce.bench.turn_network import PERFECT, Line, Way
-from vivavoce.bench.turn_player import HeardReply, Loudspeaker
+from vivavoce.bench.turn_player import Loudspeaker, PlayedReply
 from vivavoce.bench.turn_sounds import RATE, SPEECH_DBFS, Samples, room_noise, voiced_bounds
 from vivavoce.bench.turn_wire import OPEN_SECONDS, Event, Wire, WireClosedError
 from vivavoce.errors import InputError
@@ -24,7 +24,7 @@ WORDS = {"response.output_audio_transcript.delta", "response.audio_transcript.de
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CallEnvironment:
     """Where the caller sits."""
 
     snr_db: float | None = None
@@ -36,7 +36,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Utterance:
+class CallerUtterance:
     """A sound the caller makes; times of its first and last voice by the clock."""
 
     kind: str
@@ -52,7 +52,7 @@ class Utterance:
 class Microphone:
     """Packets of 20 ms at absolute deadlines; quiet noise where nobody speaks."""
 
-    surroundings: Surroundings
+    surroundings: CallEnvironment
     loudspeaker: Loudspeaker
     seed: int = 0
     began: float = 0.0
@@ -70,14 +70,16 @@ class Microphone:
         self._noise = room_noise(NOISE_SECONDS, level, self.seed)
         self._way = Way(self.surroundings.line, self.seed)
 
-    def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> Utterance:
+    def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> CallerUtterance:
         """From the next packet on these samples are spoken; `pause`: from and to which of them it hesitates."""
         begin = max([self.sent * PACKET, *(start + len(sound) for start, sound in self._said)])
         self._said.append((begin, samples))
         first, last = voiced_bounds(samples)
         start = self.began + begin / RATE
         hesitates = None if pause is None else (start + pause[0] / RATE, start + pause[1] / RATE)
-        return Utterance(kind, start, start + first / RATE, start + last / RATE, start + len(samples) / RATE, hesitates)
+        return CallerUtterance(
+            kind, start, start + first / RATE, start + last / RATE, start + len(samples) / RATE, hesitates
+        )
 
     def packet(self) -> Samples:
         """What the microphone took up in the next 20 ms, lost packets as silence."""
@@ -99,12 +101,12 @@ class Microphone:
         return samples
 
 
-class Caller:
+class BenchCaller:
     """One session: use as `async with`. Everything that happens is kept with its time."""
 
-    def __init__(self, wire: Wire, session: Event, surroundings: Surroundings | None = None, seed: int = 0) -> None:
+    def __init__(self, wire: Wire, session: Event, surroundings: CallEnvironment | None = None, seed: int = 0) -> None:
         self.wire, self.session = wire, session
-        self.surroundings = surroundings or Surroundings()
+        self.surroundings = surroundings or CallEnvironment()
         self.loudspeaker = Loudspeaker()
         self.microphone = Microphone(self.surroundings, self.loudspeaker, seed)
         self.events: list[tuple[float, Event]] = []
@@ -115,7 +117,7 @@ class Caller:
         self._ready = asyncio.Event()
         self._packet_due = asyncio.Event()
 
-    async def __aenter__(self) -> "Caller":
+    async def __aenter__(self) -> "BenchCaller":
         self._receiver = asyncio.create_task(self._receive())
         await self.wire.send({"type": "session.update", "session": self.session})
         try:
@@ -140,7 +142,7 @@ class Caller:
         """The time of everything here."""
         return asyncio.get_running_loop().time()
 
-    def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> Utterance:
+    def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> CallerUtterance:
         """Speak from now on; returns at once."""
         return self.microphone.say(samples, kind, pause)
 
@@ -159,7 +161,7 @@ class Caller:
         """Wait for a moment."""
         await self.until(lambda: self.now() >= moment, max(0.0, moment - self.now()) + 1.0)
 
-    def heard_since(self, moment: float) -> HeardReply | None:
+    def heard_since(self, moment: float) -> PlayedReply | None:
         """The first reply whose voice has been heard, and not begun before this moment."""
         for reply in self.loudspeaker.replies.values():
             heard = None if reply.voice_at is None else reply.heard_at(reply.voice_at)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.bench.turn_scenes import Call
+from vivavoce.bench.turn_scenes import ScriptedCall
 from vivavoce.bench.turn_sounds import FRAME, RATE, Samples
 
 ALIKE = 0.6
@@ -22,7 +22,7 @@ Verdict = Literal["own", "other", "unclear"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class SessionAnswer:
     """What came back for a question: its words, if they were told, and its sound."""
 
     question: str
@@ -30,17 +30,17 @@ class Answer:
     sound: Samples = field(default_factory=lambda: np.zeros(0, np.float32), repr=False)
 
 
-def answers(call: Call) -> list[Answer]:
+def answers(call: ScriptedCall) -> list[SessionAnswer]:
     """Those of a call, one for every question that was answered."""
     found = []
     for played in call.played:
         if played.reply is not None:
             reply = played.reply
-            found.append(Answer(played.exchange.question.text, reply.transcript.strip(), reply.sound))
+            found.append(SessionAnswer(played.exchange.question.text, reply.transcript.strip(), reply.sound))
     return found
 
 
-def judge(answer: Answer, references: Mapping[str, Answer]) -> Verdict:
+def judge(answer: SessionAnswer, references: Mapping[str, SessionAnswer]) -> Verdict:
     """Whether an answer is that to its own question, that to another session's, or like neither."""
     own = similarity(answer, references[answer.question]) if answer.question in references else 0.0
     others = (similarity(answer, known) for question, known in references.items() if question != answer.question)
@@ -50,7 +50,7 @@ def judge(answer: Answer, references: Mapping[str, Answer]) -> Verdict:
     return "own" if own >= ALIKE else "unclear"
 
 
-def similarity(one: Answer, two: Answer) -> float:
+def similarity(one: SessionAnswer, two: SessionAnswer) -> float:
     """0 to 1."""
     if one.transcript and two.transcript:
         return SequenceMatcher(None, _words(one.transcript), _words(two.transcript), autojunk=False).ratio()
@@ -74,13 +74,13 @@ def sound_similarity(one: Samples, two: Samples) -> float:
     return best * min(len(first), len(second)) / max(len(first), len(second))
 
 
-def shared_ids(calls: Iterable[Call]) -> list[str]:
+def shared_ids(calls: Iterable[ScriptedCall]) -> list[str]:
     """Replies that reached more than one session."""
     counts = Counter(id for call in calls for id in call.caller.loudspeaker.replies)
     return sorted(id for id, count in counts.items() if count > 1)
 
 
-def crosstalk(calls: Sequence[Call], references: Mapping[str, Answer]) -> dict[str, Any]:
+def crosstalk(calls: Sequence[ScriptedCall], references: Mapping[str, SessionAnswer]) -> dict[str, Any]:
     """How many answers were their session's own."""
     given = [answer for call in calls for answer in answers(call)]
     judged = [(answer, judge(answer, references)) for answer in given]

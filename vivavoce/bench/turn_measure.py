@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from vivavoce.bench.turn_caller import Utterance
-from vivavoce.bench.turn_player import HeardReply
-from vivavoce.bench.turn_scenes import Call, Played
+from vivavoce.bench.turn_caller import CallerUtterance
+from vivavoce.bench.turn_player import PlayedReply
+from vivavoce.bench.turn_scenes import Played, ScriptedCall
 from vivavoce.bench.turn_sounds import RATE
 
 WINDOW = 2.0
@@ -51,13 +51,13 @@ class Outcome:
     transcript: str = ""
 
 
-def outcomes(call: Call) -> list[Outcome]:
+def outcomes(call: ScriptedCall) -> list[Outcome]:
     """One for every question of a call."""
     ends = [each.asked.first for each in call.played[1:]] + [float("inf")]
     return [_outcome(call, number, end) for number, end in enumerate(ends[: len(call.played)])]
 
 
-def _outcome(call: Call, number: int, end: float) -> Outcome:
+def _outcome(call: ScriptedCall, number: int, end: float) -> Outcome:
     played = call.played[number]
     replies = [each for each in call.caller.loudspeaker.replies.values() if played.asked.first <= each.created < end]
     answer = next((each for each in replies if _heard_after(each, played.asked.last)), None)
@@ -84,7 +84,7 @@ def _outcome(call: Call, number: int, end: float) -> Outcome:
     )
 
 
-def _over(played: Played, replies: Sequence[HeardReply]) -> dict[str, Any]:
+def _over(played: Played, replies: Sequence[PlayedReply]) -> dict[str, Any]:
     made, reply, planned = played.over, played.reply, played.exchange.over
     if planned is None:
         return {}
@@ -106,7 +106,7 @@ def _over(played: Played, replies: Sequence[HeardReply]) -> dict[str, Any]:
     }
 
 
-def cut_at(reply: HeardReply) -> float | None:
+def cut_at(reply: PlayedReply) -> float | None:
     """When the server stopped a reply before its end; None if it did not."""
     by_server = [moment for moment, reason in reply.dropped if reason != "bench"]
     if any(reason == "bench" for _, reason in reply.dropped):
@@ -117,11 +117,11 @@ def cut_at(reply: HeardReply) -> float | None:
     return _heard_until(reply) if is_cancelled and reply.spans else None
 
 
-def _heard_until(reply: HeardReply) -> float:
+def _heard_until(reply: PlayedReply) -> float:
     return reply.ends() if reply.spans else reply.created
 
 
-def _latency(reply: HeardReply, since: float) -> tuple[float | None, float | None]:
+def _latency(reply: PlayedReply, since: float) -> tuple[float | None, float | None]:
     first = reply.first_voiced()
     if first is None:
         return None, None
@@ -129,17 +129,17 @@ def _latency(reply: HeardReply, since: float) -> tuple[float | None, float | Non
     return (None if heard is None else 1e3 * (heard - since)), (None if arrived is None else 1e3 * (arrived - since))
 
 
-def _heard_after(reply: HeardReply, moment: float) -> bool:
+def _heard_after(reply: PlayedReply, moment: float) -> bool:
     spans = reply.voiced_spans()
     return bool(spans) and spans[0][0] >= moment
 
 
-def _heard_before(reply: HeardReply, moment: float) -> bool:
+def _heard_before(reply: PlayedReply, moment: float) -> bool:
     spans = reply.voiced_spans()
     return bool(spans) and spans[0][0] < moment
 
 
-def _false_end(call: Call, played: Played, replies: Iterable[HeardReply]) -> bool | None:
+def _false_end(call: ScriptedCall, played: Played, replies: Iterable[PlayedReply]) -> bool | None:
     """Whether the turn was closed, or a reply begun, between the beginning of the pause and the last word."""
     if played.asked.pause is None:
         return None
@@ -151,7 +151,7 @@ def _false_end(call: Call, played: Played, replies: Iterable[HeardReply]) -> boo
     return closed or any(begin < each.created < end for each in replies)
 
 
-def _stopped_itself(reply: HeardReply, played: Played) -> bool:
+def _stopped_itself(reply: PlayedReply, played: Played) -> bool:
     """Whether a reply was stopped that nobody had spoken over."""
     cut = cut_at(reply)
     if cut is None or not _heard_after(reply, played.asked.last):
@@ -160,7 +160,7 @@ def _stopped_itself(reply: HeardReply, played: Played) -> bool:
     return not any(each.first <= cut for each in sounds)
 
 
-def _answers(sound: Utterance, replies: Iterable[HeardReply]) -> bool:
+def _answers(sound: CallerUtterance, replies: Iterable[PlayedReply]) -> bool:
     """Whether a reply was begun because of a sound."""
     return any(reply.created > sound.first and reply.spans for reply in replies)
 

@@ -11,7 +11,7 @@ LIVE_VOICE = 0.006  # about -44 dBFS: enough to know that somebody speaks, befor
 
 
 @dataclass
-class Span:
+class PlayedSpan:
     """Samples `first` to `last` of a reply, played without a gap from `start` on; `last` None: still going on."""
 
     start: float
@@ -20,7 +20,7 @@ class Span:
 
 
 @dataclass
-class HeardReply:
+class PlayedReply:
     """One reply: what came, when, and when it was heard."""
 
     id: str
@@ -32,7 +32,7 @@ class HeardReply:
     pieces: list[Samples] = field(default_factory=list, repr=False)
     arrivals: list[tuple[float, int]] = field(default_factory=list, repr=False)
     """When how many samples had come."""
-    spans: list[Span] = field(default_factory=list)
+    spans: list[PlayedSpan] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     """Seconds in which the player was dry, and sound followed."""
     is_whole: bool = False
@@ -167,7 +167,7 @@ class HeardReply:
     def _begin(self, moment: float) -> None:
         if self.spans and self._next == self.spans[-1].last:  # it ran dry; nothing was dropped in between
             self.gaps.append(moment - self._heard_until())
-        self.spans.append(Span(moment, self._next))
+        self.spans.append(PlayedSpan(moment, self._next))
 
     def _heard_until(self) -> float:
         if not self.spans:
@@ -180,11 +180,11 @@ class HeardReply:
 class Loudspeaker:
     """All replies of a call, one after another."""
 
-    replies: dict[str, HeardReply] = field(default_factory=dict)
+    replies: dict[str, PlayedReply] = field(default_factory=dict)
 
-    def reply(self, id: str, now: float) -> HeardReply:
+    def reply(self, id: str, now: float) -> PlayedReply:
         """The reply of this id; new if it was not known."""
-        return self.replies.setdefault(id, HeardReply(id, now))
+        return self.replies.setdefault(id, PlayedReply(id, now))
 
     def feed(self, now: float, id: str, samples: Samples) -> None:
         """Sound of a reply arrives."""
@@ -192,7 +192,7 @@ class Loudspeaker:
         free = max((other.ends() for other in self.replies.values() if other is not reply), default=0.0)
         reply.feed(now, samples, free)
 
-    def drop(self, now: float, reason: str, id: str | None = None) -> list[HeardReply]:
+    def drop(self, now: float, reason: str, id: str | None = None) -> list[PlayedReply]:
         """Stop playing: all, or one reply; those that were to be heard."""
         chosen = [reply for reply in self.replies.values() if id in (None, reply.id)]
         return [reply for reply in chosen if reply.drop(now, reason)]

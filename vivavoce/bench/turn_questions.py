@@ -36,7 +36,7 @@ BACKCHANNELS = ("mm-hm", "yeah", "okay", "right", "uh huh", "I see")
 
 
 @dataclass(frozen=True)
-class Question:
+class SpokenQuestion:
     """Something to ask, at the rate of the wire; `reply` is what should be answered, where that is known."""
 
     text: str
@@ -49,7 +49,7 @@ class Question:
 class Material:
     """All that a script is made of."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[SpokenQuestion, ...]
     backchannels: tuple[Samples, ...]
     source: str
     """Where the questions are from, in words."""
@@ -69,11 +69,11 @@ def gather(speech: Path | None = None) -> Material:
         softer = [at_level(sound, SPEECH_DBFS - 6) for sound in spoken]
         mixed = [each for pair in zip(softer, _backchannels(None), strict=False) for each in pair]
         return Material(synthesised(program), tuple(mixed), f"synthesised by {program}")
-    asked = tuple(Question(f"syllables {seed}", talk(1.6, seed), f"made-up {seed}") for seed in range(len(TEXTS)))
+    asked = tuple(SpokenQuestion(f"syllables {seed}", talk(1.6, seed), f"made-up {seed}") for seed in range(len(TEXTS)))
     return Material(asked, _backchannels(None), "made-up syllables")
 
 
-def recorded(folder: Path) -> tuple[Question, ...]:
+def recorded(folder: Path) -> tuple[SpokenQuestion, ...]:
     """The questions of a folder: as its `questions.json` tells, else every sound file by its name."""
     index = folder / "questions.json"
     if index.is_file():
@@ -84,12 +84,14 @@ def recorded(folder: Path) -> tuple[Question, ...]:
     if not entries:
         raise InputError(f"{folder} holds no recorded questions; it needs sound files, or questions.json naming them")
     return tuple(
-        Question(entry.get("text", ""), _prepared(folder / entry["file"]), entry.get("voice", ""), entry.get("reply"))
+        SpokenQuestion(
+            entry.get("text", ""), _prepared(folder / entry["file"]), entry.get("voice", ""), entry.get("reply")
+        )
         for entry in entries
     )
 
 
-def synthesised(program: str, texts: Sequence[str] = TEXTS) -> tuple[Question, ...]:
+def synthesised(program: str, texts: Sequence[str] = TEXTS) -> tuple[SpokenQuestion, ...]:
     """The texts in a few voices of an installed program."""
     from vivavoce.train.voices import VOICES, programs, speak
 
@@ -98,7 +100,7 @@ def synthesised(program: str, texts: Sequence[str] = TEXTS) -> tuple[Question, .
     spoken = []
     for number, text in enumerate(texts):
         voice = voices[number % len(voices)]
-        spoken.append(Question(text, _level(Sound(speak(voice, text, programs()), 16_000)), voice.name))
+        spoken.append(SpokenQuestion(text, _level(Sound(speak(voice, text, programs()), 16_000)), voice.name))
     return tuple(spoken)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.bench.turn_measure import Outcome
-from vivavoce.bench.turn_scenes import Call
+from vivavoce.bench.turn_scenes import ScriptedCall
 
 SELECTIVE = ("backchannel", "cough", "knock", "side_talk")
 LATE_MS = 20.0
@@ -85,7 +85,7 @@ def _spread(value: dict[str, float] | None) -> str:
     return "–" if value is None else f"{value['p50']:.0f}/{value['p95']:.0f}"
 
 
-def draw(result: dict[str, Any], found: Sequence[Outcome], calls: Sequence[Call], out: Path) -> None:
+def draw(result: dict[str, Any], found: Sequence[Outcome], calls: Sequence[ScriptedCall], out: Path) -> None:
     """`turn.png`, latencies and shares by scene, and `turn_timeline.png`, who spoke when; needs matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -128,7 +128,7 @@ def _draw_shares(axes: Any, totals: dict[str, Any]) -> None:
     axes.set(xlim=(0, 1.2), title="higher is better")
 
 
-def _draw_timelines(axes: Any, calls: Sequence[Call]) -> None:
+def _draw_timelines(axes: Any, calls: Sequence[ScriptedCall]) -> None:
     """One row a call: what the caller said above, what was heard below."""
     for row, call in enumerate(calls):
         began = call.caller.microphone.began

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vivavoce.bench.turn_caller import Caller, Surroundings, Utterance
+from vivavoce.bench.turn_caller import BenchCaller, CallEnvironment, CallerUtterance
 from vivavoce.bench.turn_network import Line
-from vivavoce.bench.turn_player import HeardReply
-from vivavoce.bench.turn_questions import Material, Question
+from vivavoce.bench.turn_player import PlayedReply
+from vivavoce.bench.turn_questions import Material, SpokenQuestion
 from vivavoce.bench.turn_sounds import RATE, Samples, cough, far_off, hesitated, knock, voiced_bounds
 from vivavoce.errors import InputError
 
@@ -43,10 +43,10 @@ class Disturbance:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ScriptedExchange:
     """One question, a sound over its reply, and one after it."""
 
-    question: Question
+    question: SpokenQuestion
     pause: float = 0.0
     over: Disturbance | None = None
     stray: Disturbance | None = None
@@ -57,8 +57,8 @@ class Scene:
     """What is said, and where."""
 
     name: str
-    exchanges: tuple[Exchange, ...]
-    surroundings: Surroundings = field(default_factory=Surroundings)
+    exchanges: tuple[ScriptedExchange, ...]
+    surroundings: CallEnvironment = field(default_factory=CallEnvironment)
 
     def calls(self) -> list["Scene"]:
         """What each voice says of it: a person keeps theirs for a call, and servers get to know how loud it is."""
@@ -73,26 +73,26 @@ class Scene:
 class Played:
     """An exchange as it happened."""
 
-    exchange: Exchange
-    asked: Utterance
-    reply: HeardReply | None = None
+    exchange: ScriptedExchange
+    asked: CallerUtterance
+    reply: PlayedReply | None = None
     """The one that was first heard after the question."""
-    over: Utterance | None = None
-    stray: Utterance | None = None
+    over: CallerUtterance | None = None
+    stray: CallerUtterance | None = None
 
 
 @dataclass
-class Call:
+class ScriptedCall:
     """A scene, or what one voice said of it, as it happened; times are of one clock."""
 
     scene: Scene
-    caller: Caller
+    caller: BenchCaller
     number: int = 0
     played: list[Played] = field(default_factory=list)
     failure: str | None = None
 
 
-async def play(call: Call, timing: Timing) -> None:
+async def play(call: ScriptedCall, timing: Timing) -> None:
     """Play a scene; what happens is in the call, and in its caller."""
     caller = call.caller
     await caller.wait(caller.now() + timing.before)
@@ -100,7 +100,7 @@ async def play(call: Call, timing: Timing) -> None:
         await _play_exchange(call, exchange, timing)
 
 
-async def _play_exchange(call: Call, exchange: Exchange, timing: Timing) -> None:
+async def _play_exchange(call: ScriptedCall, exchange: ScriptedExchange, timing: Timing) -> None:
     caller = call.caller
     played = Played(exchange, _ask(caller, exchange))
     call.played.append(played)
@@ -116,7 +116,7 @@ async def _play_exchange(call: Call, exchange: Exchange, timing: Timing) -> None
         await _come_to_rest(caller, timing)
 
 
-def _ask(caller: Caller, exchange: Exchange) -> Utterance:
+def _ask(caller: BenchCaller, exchange: ScriptedExchange) -> CallerUtterance:
     sound = exchange.question.sound
     if not exchange.pause:
         return caller.say(sound, "question")
@@ -124,7 +124,7 @@ def _ask(caller: Caller, exchange: Exchange) -> Utterance:
     return caller.say(sound, "question", (cut, cut + round(exchange.pause * RATE)))
 
 
-async def _speak_over(caller: Caller, reply: HeardReply, sound: Disturbance) -> Utterance | None:
+async def _speak_over(caller: BenchCaller, reply: PlayedReply, sound: Disturbance) -> CallerUtterance | None:
     """Make the sound when the reply has been heard for its time; None where it is over before."""
     began = reply.heard_at(reply.voice_at or 0) or caller.now()
     await caller.wait(began + sound.at)
@@ -137,7 +137,7 @@ async def _speak_over(caller: Caller, reply: HeardReply, sound: Disturbance) -> 
     return made
 
 
-async def _come_to_rest(caller: Caller, timing: Timing) -> None:
+async def _come_to_rest(caller: BenchCaller, timing: Timing) -> None:
     """Hear the replies out, or stop them."""
     if not await caller.until(lambda: caller.is_quiet, timing.longest_reply):
         await caller.hush()
@@ -161,19 +161,21 @@ class _Script:
     material: Material
     turns: int
 
-    def question(self, number: int) -> Question:
+    def question(self, number: int) -> SpokenQuestion:
         return self.material.questions[number % len(self.material.questions)]
 
-    def clean(self) -> tuple[Exchange, ...]:
-        return tuple(Exchange(self.question(number)) for number in range(self.turns))
+    def clean(self) -> tuple[ScriptedExchange, ...]:
+        return tuple(ScriptedExchange(self.question(number)) for number in range(self.turns))
 
-    def over(self, kind: str, sound: Callable[[int], Samples], with_stray: bool = False) -> tuple[Exchange, ...]:
+    def over(
+        self, kind: str, sound: Callable[[int], Samples], with_stray: bool = False
+    ) -> tuple[ScriptedExchange, ...]:
         """Every reply is disturbed, each at another moment; with `with_stray` the silence after it too."""
         exchanges = []
         for number in range(self.turns):
             disturbance = Disturbance(kind, sound(number), MOMENTS[number % len(MOMENTS)])
             stray = Disturbance(kind, sound(number + self.turns)) if with_stray and number % 2 == 0 else None
-            exchanges.append(Exchange(self.question(number), over=disturbance, stray=stray))
+            exchanges.append(ScriptedExchange(self.question(number), over=disturbance, stray=stray))
         return tuple(exchanges)
 
     def backchannel(self, number: int) -> Samples:
@@ -194,19 +196,21 @@ class _Script:
 
 
 def _noisy(snr_db: float) -> Callable[[str, _Script], Scene]:
-    return lambda name, script: Scene(name, script.clean(), Surroundings(snr_db=snr_db))
+    return lambda name, script: Scene(name, script.clean(), CallEnvironment(snr_db=snr_db))
 
 
 def _pauses(name: str, script: _Script) -> Scene:
     return Scene(
         name,
-        tuple(Exchange(script.question(number), PAUSES[number % len(PAUSES)]) for number in range(script.turns)),
+        tuple(
+            ScriptedExchange(script.question(number), PAUSES[number % len(PAUSES)]) for number in range(script.turns)
+        ),
     )
 
 
-ECHO = Surroundings(echo_db=-20.0)
-LATE = Surroundings(line=Line(jitter=0.03, delay=0.02))
-LOSSY = Surroundings(line=Line(loss=0.03, jitter=0.01, delay=0.02))
+ECHO = CallEnvironment(echo_db=-20.0)
+LATE = CallEnvironment(line=Line(jitter=0.03, delay=0.02))
+LOSSY = CallEnvironment(line=Line(loss=0.03, jitter=0.01, delay=0.02))
 SCENES: dict[str, Callable[[str, _Script], Scene]] = {
     "clean": lambda name, script: Scene(name, script.clean()),
     "pauses": _pauses,
@@ -225,7 +229,7 @@ SCENES: dict[str, Callable[[str, _Script], Scene]] = {
 }
 
 
-def recording(call: Call) -> Samples:
+def recording(call: ScriptedCall) -> Samples:
     """The call as it was: the microphone on the left, what was heard on the right.  # [2, time]"""
     microphone = call.caller.microphone
     spoken = np.concatenate(microphone.record) if microphone.record else np.zeros(0, np.float32)

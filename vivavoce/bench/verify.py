@@ -21,7 +21,7 @@ from vivavoce import hub
 from vivavoce.audio.sound import Sound
 from vivavoce.bench.memory import synchronize
 from vivavoce.bench.progress import stage
-from vivavoce.bench.verify_subjects import Ask, Kind, Made, Subject, kind_of
+from vivavoce.bench.verify_subjects import Question, VerifiableKind, VerifiedModel, VerifyOutput, kind_of
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, VivaError
 
@@ -57,7 +57,7 @@ class Check:
 
 
 @dataclass
-class Verdict:
+class VerifyVerdict:
     """One device."""
 
     device: str
@@ -74,24 +74,24 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceOutput:
     """What the CPU in float32 makes."""
 
     logits: NDArray[np.float32] | None
-    made: Made
+    made: VerifyOutput
 
 
 def run(
     model: str,
     devices: Sequence[str] = ("cpu",),
     dtype: str = "auto",
-    ask: Ask | None = None,
+    ask: Question | None = None,
     skip_absent: bool = False,
     out: Path | None = None,
 ) -> dict[str, Any]:
     """Verify, print a table, write the report and its plot, and return it; `passed` says whether all is well."""
     folder = hub.resolve(model) if not Path(model).is_file() else Path(model)
-    kind, ask = kind_of(folder), ask or Ask()
+    kind, ask = kind_of(folder), ask or Question()
     with stage("cpu in float32, the reference"):
         reference = _reference(kind, folder, ask)
     verdicts = []
@@ -116,23 +116,25 @@ def run(
     return result
 
 
-def _reference(kind: Kind, folder: Path, ask: Ask) -> Reference:
+def _reference(kind: VerifiableKind, folder: Path, ask: Question) -> ReferenceOutput:
     subject = kind.load(folder, pick("cpu"), "float32")
-    reference = Reference(subject.first_logits(ask), subject.make(ask, None))
+    reference = ReferenceOutput(subject.first_logits(ask), subject.make(ask, None))
     problems = [check.name for check in _sound_checks(reference.made.sound, None, EXACT) if not check.passed]
     if problems:
         raise VivaError(f"on the CPU in float32 this model already fails: {', '.join(problems)}")
     return reference
 
 
-def _verdict(kind: Kind, folder: Path, spec: str, dtype: str, ask: Ask, reference: Reference) -> Verdict:
+def _verdict(
+    kind: VerifiableKind, folder: Path, spec: str, dtype: str, ask: Question, reference: ReferenceOutput
+) -> VerifyVerdict:
     try:
         device = pick(spec)
     except InputError as error:
         if "is not known" in str(error):
             raise
-        return Verdict(spec, "absent", why=str(error))
-    verdict = Verdict(spec, "failed", device.name)
+        return VerifyVerdict(spec, "absent", why=str(error))
+    verdict = VerifyVerdict(spec, "failed", device.name)
     before = _memory(device)
     try:
         began = time.perf_counter()
@@ -148,7 +150,9 @@ def _verdict(kind: Kind, folder: Path, spec: str, dtype: str, ask: Ask, referenc
     return verdict
 
 
-def _judge(verdict: Verdict, subject: Subject, device: Device, ask: Ask, reference: Reference) -> None:
+def _judge(
+    verdict: VerifyVerdict, subject: VerifiedModel, device: Device, ask: Question, reference: ReferenceOutput
+) -> None:
     limits = EXACT if subject.is_exact else ROUNDED
     logits, made = subject.first_logits(ask), subject.make(ask, None)
     verdict.checks += [*_logit_checks(logits, reference.logits, limits), *_text_checks(made, reference.made)]
@@ -171,7 +175,7 @@ def _logit_checks(found: NDArray[np.float32] | None, wanted: NDArray[np.float32]
     return [_yes("logits are numbers", True), _most("first logits", apart, limits.logits)]
 
 
-def _text_checks(made: Made, wanted: Made) -> list[Check]:
+def _text_checks(made: VerifyOutput, wanted: VerifyOutput) -> list[Check]:
     if made.text is None or wanted.text is None:
         return []
     return [_yes("same text", made.text.split() == wanted.text.split())]
@@ -203,7 +207,7 @@ def _most(name: str, value: float, limit: float) -> Check:
     return Check(name, value, limit, value <= limit)
 
 
-def _is_same(first: Made, again: Made) -> bool:
+def _is_same(first: VerifyOutput, again: VerifyOutput) -> bool:
     if first.sound is None or again.sound is None:
         return first.text == again.text
     one, two = first.sound.samples, again.sound.samples

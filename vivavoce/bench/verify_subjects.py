@@ -28,13 +28,13 @@ from vivavoce.models.moss_speech_codec import VOICE_RATE, MossSpeechCodec
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.moss_tts_nano_config import NanoSampling
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.nn.int8_linear import Int8Linear
-from vivavoce.speech.interface import Manner, SpeechModel
+from vivavoce.speech.interface import SpeakingStyle, SpeechModel
 from vivavoce.speech.loading import KINDS as SPEECH_KINDS
 from vivavoce.speech.loading import model_type, open_speech_model
-from vivavoce.speech.speaker import Speaker
+from vivavoce.speech.speaker import NanoTTS
 
 TEXT = "Good evening. The train to the coast leaves at half past seven."
 HEARING_RATE = 16_000
@@ -43,7 +43,7 @@ CODEC = "fnlp/MOSS-Speech-Codec"  # of models that do not carry theirs
 
 
 @dataclass(frozen=True)
-class Ask:
+class Question:
     """What a model is given, whatever of it its kind takes."""
 
     text: str = TEXT
@@ -62,7 +62,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Made:
+class VerifyOutput:
     """What came of a run: sound, or the text of a recogniser, and when the first of it was there."""
 
     sound: Sound | None
@@ -72,17 +72,17 @@ class Made:
     """Of sound made, or listened to."""
 
 
-class Subject(Protocol):
+class VerifiedModel(Protocol):
     """A model on a device."""
 
     is_exact: bool
     """Whether all of it computes in float32."""
 
-    def make(self, ask: Ask, seed: int | None) -> Made:
+    def make(self, ask: Question, seed: int | None) -> VerifyOutput:
         """One run; without a seed the likeliest of everything, which no device may change much."""
         ...
 
-    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+    def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
         """What the model says of the first thing it writes; None where it does not write."""
         ...
 
@@ -92,24 +92,24 @@ class SpeechSubject:
 
     def __init__(self, folder: Path, device: Device, dtype: str) -> None:
         self.model: SpeechModel = open_speech_model(str(folder), str(device), dtype)
-        weights = self.model.model.modules() if isinstance(self.model, Speaker) else []
+        weights = self.model.model.modules() if isinstance(self.model, NanoTTS) else []
         is_rounded = any(isinstance(module, Int8Linear) for module in weights)
         self.is_exact = not is_rounded and (dtype == "float32" or device.kind == "cpu")
 
-    def make(self, ask: Ask, seed: int | None) -> Made:
+    def make(self, ask: Question, seed: int | None) -> VerifyOutput:
         """The text, said."""
-        manner = Manner(seed=seed or 0, greedy=seed is None)
+        manner = SpeakingStyle(seed=seed or 0, greedy=seed is None)
         began, first, pieces = time.perf_counter(), None, []
         for piece in self.model.stream(ask.text, self._voice(ask), manner, clock=None):
             first = first or time.perf_counter()
             pieces.append(piece)
         sound = Sound(np.concatenate(pieces, axis=1), self.model.rate)
-        return Made(sound, None, (first or began) - began, sound.seconds)
+        return VerifyOutput(sound, None, (first or began) - began, sound.seconds)
 
     @torch.inference_mode()
-    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+    def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
         """Of the first code, by the plain path on this device's weights."""
-        if not isinstance(self.model, Speaker):
+        if not isinstance(self.model, NanoTTS):
             return None
         from vivavoce.bench.tts_plain import PlainNano
 
@@ -121,13 +121,13 @@ class SpeechSubject:
         slot = speaker.model.transformer.wte.weight[speaker.model.config.audio_assistant_slot_token_id]
         return _numbers(speaker.model.code_logits(0, plain._local([hidden[0], slot])[None])[0])
 
-    def _voice(self, ask: Ask) -> str | Sound | None:
+    def _voice(self, ask: Question) -> str | Sound | None:
         if ask.voice is None:
             return next(iter(self.model.shelf.built_in), None)
         return ask.recording() or ask.voice
 
 
-class WhisperSubject:
+class VerifiedWhisper:
     """Speech recognition."""
 
     def __init__(self, folder: Path, device: Device, dtype: str) -> None:
@@ -135,23 +135,23 @@ class WhisperSubject:
         self.model = WhisperTranscriber.load(folder, device.torch_device, kind)
         self.is_exact = kind is torch.float32
 
-    def make(self, ask: Ask, seed: int | None) -> Made:
+    def make(self, ask: Question, seed: int | None) -> VerifyOutput:
         """The transcript of the recording."""
         samples = self._samples(ask)
         began, first, texts = time.perf_counter(), None, []
-        for segment in self.model.segments(samples, Wish(temperatures=(0.0,), seed=seed or 0)):
+        for segment in self.model.segments(samples, TranscriptionOptions(temperatures=(0.0,), seed=seed or 0)):
             first = first or time.perf_counter()
             texts.append(segment.text)
-        return Made(None, "".join(texts), (first or time.perf_counter()) - began, len(samples) / HEARING_RATE)
+        return VerifyOutput(None, "".join(texts), (first or time.perf_counter()) - began, len(samples) / HEARING_RATE)
 
     @torch.inference_mode()
-    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+    def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
         """Behind the start of a transcript."""
         mel = self.model.window(self.model.log_mel(self._samples(ask)), 0, "full")
         start = torch.tensor([[self.model.tokens.startoftranscript]], device=self.model.device)
         return _numbers(self.model.model(mel, start)[0, -1])
 
-    def _samples(self, ask: Ask) -> Tensor:
+    def _samples(self, ask: Question) -> Tensor:
         return torch.from_numpy(ask.heard().mono().resampled(HEARING_RATE).samples[0].copy())
 
 
@@ -170,7 +170,7 @@ class ConversationSubject:
         self.is_exact = kind is torch.float32
 
     @torch.inference_mode()
-    def make(self, ask: Ask, seed: int | None) -> Made:
+    def make(self, ask: Question, seed: int | None) -> VerifyOutput:
         """A reply of a few seconds."""
         began = time.perf_counter()
         sampling = GREEDY if seed is None else Sampling()
@@ -184,9 +184,9 @@ class ConversationSubject:
         voice = self.codec.named_voice(names[0]) if names else self.codec.voice(ask.heard())
         spoken = self.codec.speak(torch.tensor(codes), voice)
         sound = Sound(spoken.float().cpu().numpy(), VOICE_RATE)
-        return Made(sound, None, time.perf_counter() - began, sound.seconds)
+        return VerifyOutput(sound, None, time.perf_counter() - began, sound.seconds)
 
-    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+    def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
         """Of the first code."""
         seen = list[Tensor]()
         draws = self.model.next_rows
@@ -204,7 +204,7 @@ class ConversationSubject:
             self.model.next_rows = draws  # type: ignore[method-assign]
         return _numbers(seen[0])
 
-    def _rows(self, ask: Ask) -> list[tuple[int, ...]]:
+    def _rows(self, ask: Question) -> list[tuple[int, ...]]:
         from vivavoce.models.moss_speech_prompt import Turn
 
         return [*self.prompt.turn(Turn("user", ask.text)), *self.prompt.open_reply("speech")]
@@ -217,35 +217,35 @@ class CodecSubject:
         self.codec = open_codec(folder, device.torch_device)
         self.is_exact = True
 
-    def make(self, ask: Ask, seed: int | None) -> Made:
+    def make(self, ask: Question, seed: int | None) -> VerifyOutput:
         """The recording, resynthesised."""
         began = time.perf_counter()
         sound = self.codec.resynthesise(ask.heard())
-        return Made(sound, None, time.perf_counter() - began, sound.seconds)
+        return VerifyOutput(sound, None, time.perf_counter() - began, sound.seconds)
 
-    def first_logits(self, ask: Ask) -> NDArray[np.float32] | None:
+    def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
         """A codec writes nothing."""
         return None
 
 
 @dataclass(frozen=True)
-class Kind:
+class VerifiableKind:
     """A kind of model: what its folders look like, and how one is opened."""
 
     name: str
     is_here: Callable[[Path], bool]
-    load: Callable[[Path, Device, str], Subject]
+    load: Callable[[Path, Device, str], VerifiedModel]
 
 
 KINDS = (
-    Kind("speech to speech", lambda folder: model_type(folder) == "moss_speech", ConversationSubject),
-    Kind("recognition", lambda folder: model_type(folder) == "whisper" or folder.is_file(), WhisperSubject),
-    Kind("text to speech", lambda folder: any(kind.is_here(folder) for kind in SPEECH_KINDS), SpeechSubject),
-    Kind("codec", lambda folder: True, CodecSubject),
+    VerifiableKind("speech to speech", lambda folder: model_type(folder) == "moss_speech", ConversationSubject),
+    VerifiableKind("recognition", lambda folder: model_type(folder) == "whisper" or folder.is_file(), VerifiedWhisper),
+    VerifiableKind("text to speech", lambda folder: any(kind.is_here(folder) for kind in SPEECH_KINDS), SpeechSubject),
+    VerifiableKind("codec", lambda folder: True, CodecSubject),
 )
 
 
-def kind_of(folder: Path) -> Kind:
+def kind_of(folder: Path) -> VerifiableKind:
     """The first kind that a folder looks like."""
     return next(kind for kind in KINDS if kind.is_here(folder))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-from vivavoce.engine.workers import EARLY_SECONDS, Duty, Workers, most_urgent
+from vivavoce.engine.workers import EARLY_SECONDS, DeadlineExecutor, Task, most_urgent
 from vivavoce.nn.process_settings import torch_threads
 
 Given = TypeVarTuple("Given")
@@ -161,7 +161,7 @@ class VirtualDevice:
         self._plan()
 
 
-class VirtualWorkers(Workers):
+class VirtualExecutor(DeadlineExecutor):
     """Workers without threads: what they do is done at once, and known when their cores would have done it."""
 
     def __init__(
@@ -183,16 +183,16 @@ class VirtualWorkers(Workers):
         """The loop's time."""
         return self._loop.time()
 
-    def add(self, duty: Duty) -> None:
+    def add(self, duty: Task) -> None:
         """One more duty."""
         super().add(duty)
         self.wake()
 
-    def remove(self, duty: Duty) -> None:
+    def remove(self, duty: Task) -> None:
         """A duty is no more."""
         self._duties = [each for each in self._duties if each is not duty]
 
-    def wake(self, duty: Duty | None = None) -> None:
+    def wake(self, duty: Task | None = None) -> None:
         """Something may have become due."""
         self._loop.call_soon_threadsafe(self._look)
 
@@ -210,7 +210,7 @@ class VirtualWorkers(Workers):
                 return
             self._begin(duty)
 
-    def _begin(self, duty: Duty) -> None:
+    def _begin(self, duty: Task) -> None:
         self._idle -= 1
         self._busy.add(id(duty))
         spent, told = self._loop.aside(duty.do_next)
@@ -222,7 +222,7 @@ class VirtualWorkers(Workers):
         else:
             self._loop.call_later(spent * self._loop.slowdown, done)
 
-    def _done(self, duty: Duty, told: list[Callable[[], object]]) -> None:
+    def _done(self, duty: Task, told: list[Callable[[], object]]) -> None:
         self._idle += 1
         self._busy.discard(id(duty))
         for tell in told:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vivavoce.cli.options import DeviceSpec, Json, Padding, Shape, made_folder, print_json, progress_to
+from vivavoce.cli.options import DeviceSpec, Json, Padding, ShapeOption, made_folder, print_json, progress_to
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine; every figure in the docs names such a command.")
 Out = Annotated[
@@ -24,8 +24,8 @@ def bench_lm(
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     shape: Annotated[
-        Shape, typer.Option(help="The published shape, or a small one that fits any machine.")
-    ] = Shape.true,
+        ShapeOption, typer.Option(help="The published shape, or a small one that fits any machine.")
+    ] = ShapeOption.true,
     batch: Annotated[str, typer.Option(callback=_batches, help="Batch sizes, separated by commas.")] = "1,8,32,64,128",
     context: Annotated[int, typer.Option(min=1, help="Rows already in the cache at each measured step.")] = 1024,
     prefill: Annotated[int, typer.Option(min=1, help="Rows of the measured prefill.")] = 512,
@@ -61,8 +61,8 @@ def bench_codec(
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="Of the flow decoder: auto, float32, bfloat16 or float16.")] = "auto",
     shape: Annotated[
-        Shape, typer.Option(help="The published shape, or a small one that fits any machine.")
-    ] = Shape.true,
+        ShapeOption, typer.Option(help="The published shape, or a small one that fits any machine.")
+    ] = ShapeOption.true,
     sessions: Annotated[str, typer.Option(callback=_batches, help="Sessions at once, separated by commas.")] = "1,8,32",
     hops: Annotated[int, typer.Option(min=10, help="Hops of the long reply.")] = 200,
     left_chunks: Annotated[int, typer.Option(min=0, help="Chunks the flow looks back.")] = 8,

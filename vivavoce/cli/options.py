@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 
-class Shape(StrEnum):
+class ShapeOption(StrEnum):
     """How large a model a benchmark builds."""
 
     true = "true"

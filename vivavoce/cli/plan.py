@@ -60,7 +60,7 @@ def plan(
         card = known.named(known.ACCELERATORS, gpu, "card")
         card = replace(card, price=card.price if price is None else price)
         card = replace(card, memory=card.memory if memory is None else memory * 1e9)
-        question = known.Question(
+        question = known.QuestionLoad(
             card=card,
             sizes=known.named(known.SIZES, model, "model"),
             measured=known.H200_MEASURED if not figures else known.read_measured(*_read(figures)),

@@ -58,7 +58,7 @@ def quantize(
     with progress_to(as_json):
         from vivavoce.quant.manifest import verify as check
         from vivavoce.quant.plan import byte_count
-        from vivavoce.quant.qat import Course
+        from vivavoce.quant.qat import FineTuning
         from vivavoce.quant.run import Wishes, quantize, sensitivity
 
         result: Any
@@ -76,7 +76,7 @@ def quantize(
         else:
             wishes = Wishes(
                 parts or (), keep or (), also or (), eight_bits or (), calibration, items, observer,
-                None if budget is None else byte_count(budget), max_drop, Course(steps), overwrite,
+                None if budget is None else byte_count(budget), max_drop, FineTuning(steps), overwrite,
             )  # fmt: skip
             if scan is not None:
                 result = sensitivity(model, scan, wishes)

@@ -62,24 +62,24 @@ def say(
 ) -> None:
     """Say a text: its sound goes to a file, to standard output or to the loudspeaker from the first frame on."""
     from vivavoce.speech.direction import told as told_to
-    from vivavoce.speech.interface import Manner
+    from vivavoce.speech.interface import SpeakingStyle
     from vivavoce.speech.loading import open_speech_model, read_text
     from vivavoce.speech.sound_out import shaped
-    from vivavoce.speech.telling import FrameSpeaker
-    from vivavoce.speech.voices import VoiceShelf
+    from vivavoce.speech.telling import FrameTTS
+    from vivavoce.speech.voices import VoiceStore
 
     wanted = read_text(text, file, sys.stdin.buffer.read)
     started = time.monotonic()
     speaks = open_speech_model(model, device, dtype)
     if voice_folder is not None:
-        speaks.shelf = VoiceShelf(speaks.shelf.built_in, voice_folder)
+        speaks.shelf = VoiceStore(speaks.shelf.built_in, voice_folder)
     tuned = ExitStack()
-    if isinstance(speaks, FrameSpeaker):
+    if isinstance(speaks, FrameTTS):
         speaks.warm_up()
         tuned.enter_context(speaks.tuned_threads())
     loaded = time.monotonic()
     at, channels = rate or speaks.rate, 1 if mono else speaks.channels
-    manner = told_to(speaks, instructions, Manner(speed, pause, seed, continues=continues))
+    manner = told_to(speaks, instructions, SpeakingStyle(speed, pause, seed, continues=continues))
     pieces = shaped(speaks.stream(wanted, _voice(voice, speaks), manner), speaks.channels, speaks.rate, at, mono)
     target, first, samples = _target(out, format, at, channels), None, 0
     try:
@@ -146,14 +146,14 @@ def voices_add(
     """Keep a voice of a recording; any model here can speak with it then."""
     from vivavoce.audio.files import read
     from vivavoce.speech.loading import open_speech_model
-    from vivavoce.speech.voices import VoiceShelf
+    from vivavoce.speech.voices import VoiceStore
 
     file = recording or wav
     if file is None or (recording and wav):
         raise InputError("a voice is made of one recording; give it as FILE or with --wav")
     speaks = open_speech_model(model, device)
     if voice_folder is not None:
-        speaks.shelf = VoiceShelf(speaks.shelf.built_in, voice_folder)
+        speaks.shelf = VoiceStore(speaks.shelf.built_in, voice_folder)
     kept = speaks.add_voice(name, read(file, mono=False), consent, text)
     if as_json:
         print_json({"name": kept.name, "frames": len(kept.codes), "consent": kept.consent, "text": kept.text})
@@ -166,9 +166,9 @@ def voices_add(
 @voices.command("list")
 def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None:
     """The voices that were added here, and who agreed to what."""
-    from vivavoce.speech.voices import VoiceShelf
+    from vivavoce.speech.voices import VoiceStore
 
-    shelf = VoiceShelf(folder=voice_folder)
+    shelf = VoiceStore(folder=voice_folder)
     kept = [shelf.get(name) for name in shelf.names()]
     if as_json:
         columns = ("name", "codec", "consent", "created", "text")
@@ -183,7 +183,7 @@ def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None
 @voices.command("remove")
 def voices_remove(name: str, voice_folder: VoiceFolder = None) -> None:
     """Forget a voice and its recording."""
-    from vivavoce.speech.voices import VoiceShelf
+    from vivavoce.speech.voices import VoiceStore
 
-    VoiceShelf(folder=voice_folder).remove(name)
+    VoiceStore(folder=voice_folder).remove(name)
     Console(highlight=False).print(f"{escape(name)} is gone")

@@ -186,14 +186,14 @@ def written_as(transcript: "Transcript", format: Format, word_times: bool = Fals
     """A transcript in one of the formats."""
     import json
 
-    from vivavoce.server.transcripts import Segment, Word, rendered
+    from vivavoce.server.transcripts import WireSegment, WireWord, rendered
 
     segments = [
-        Segment(
+        WireSegment(
             segment.text,
             segment.start,
             segment.end,
-            tuple(Word(word.text, word.start, word.end) for word in segment.words),
+            tuple(WireWord(word.text, word.start, word.end) for word in segment.words),
             transcript.language,
         )
         for segment in transcript.segments

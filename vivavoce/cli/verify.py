@@ -37,10 +37,10 @@ def verify(
     """Whether a model does on each device what it does on the CPU in float32; the exit status says so."""
     with progress_to(as_json):
         from vivavoce.bench.verify import run
-        from vivavoce.bench.verify_subjects import TEXT, Ask
+        from vivavoce.bench.verify_subjects import TEXT, Question
 
         names = [name.strip() for name in devices.split(",") if name.strip()]
-        result = run(model, names, dtype, Ask(text or TEXT, voice), skip_absent, out)
+        result = run(model, names, dtype, Question(text or TEXT, voice), skip_absent, out)
     if as_json:
         print_json(result)
     if not result["passed"]:

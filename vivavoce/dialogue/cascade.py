@@ -17,14 +17,14 @@ from vivavoce.dialogue.piece_queue import PieceQueue, failed
 from vivavoce.dialogue.pipeline import (
     CallArguments,
     CallBegan,
+    ConversationState,
     Ended,
-    Heard,
-    Mind,
+    OnTranscript,
     Piece,
     ReplyPlan,
     ReplyStream,
+    ReplyTranscriber,
     Spoke,
-    Transcriber,
     Wrote,
 )
 from vivavoce.dialogue.sentences import SentenceSplitter
@@ -34,7 +34,7 @@ from vivavoce.log import log_failure
 logger = logging.getLogger(__name__)
 
 
-class Hearing(Protocol):
+class LiveRecognition(Protocol):
     """A turn being recognised."""
 
     def hear(self, samples: Samples) -> None:
@@ -46,10 +46,10 @@ class Hearing(Protocol):
         ...
 
 
-class Recogniser(Protocol):
+class CascadeRecogniser(Protocol):
     """Hears words as they are spoken."""
 
-    def open(self, language: str | None) -> Hearing:
+    def open(self, language: str | None) -> LiveRecognition:
         """A turn begins."""
         ...
 
@@ -65,7 +65,7 @@ class Synthesiser(Protocol):
 
 
 @runtime_checkable
-class WillingSynthesiser(Synthesiser, Protocol):
+class StyledSynthesiser(Synthesiser, Protocol):
     """One that can be asked for another way of speaking."""
 
     def after(self, said: Sequence[str]) -> Synthesiser:
@@ -76,17 +76,17 @@ class WillingSynthesiser(Synthesiser, Protocol):
 class WholeTurns:
     """A recogniser made of a transcriber that takes whole turns: it is asked when the turn is likely over."""
 
-    def __init__(self, transcriber: Transcriber, rate: int = 16_000) -> None:
+    def __init__(self, transcriber: ReplyTranscriber, rate: int = 16_000) -> None:
         self._transcriber, self._rate = transcriber, rate
 
-    def open(self, language: str | None) -> Hearing:
+    def open(self, language: str | None) -> LiveRecognition:
         """A turn begins."""
         return _WholeTurn(self._transcriber, self._rate, language)
 
 
 @dataclass
 class _WholeTurn:
-    transcriber: Transcriber
+    transcriber: ReplyTranscriber
     rate: int
     language: str | None
 
@@ -105,31 +105,31 @@ class _WholeTurn:
         return await asyncio.shield(self._known[1])
 
 
-class CascadePipeline:
+class CascadeBackend:
     """Recogniser → chat model → synthesiser, behind the interface that speech-to-speech has."""
 
     input_rate = 16_000
     transcribes = True
 
-    def __init__(self, recogniser: Recogniser, chat: ChatModel, synthesiser: Synthesiser) -> None:
+    def __init__(self, recogniser: CascadeRecogniser, chat: ChatModel, synthesiser: Synthesiser) -> None:
         self.recogniser, self.chat, self.synthesiser = recogniser, chat, synthesiser
         self.output_rate = synthesiser.rate
 
-    def open(self, heard: Heard) -> Mind:
+    def open(self, heard: OnTranscript) -> ConversationState:
         """A mind without a past."""
-        return CascadeMind(self, heard)
+        return CascadeConversation(self, heard)
 
 
-class CascadeMind:
+class CascadeConversation:
     """The history as text, and the turn being recognised."""
 
-    def __init__(self, pipeline: CascadePipeline, heard: Heard) -> None:
+    def __init__(self, pipeline: CascadeBackend, heard: OnTranscript) -> None:
         self.pipeline = pipeline
         self.words: dict[str, asyncio.Future[str]] = {}
         self._heard = heard
         self._past: Sequence[Item] = ()
         self._settings = ConversationSettings()
-        self._turn: Hearing | None = None
+        self._turn: LiveRecognition | None = None
         self._replies: set[CascadeReply] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -213,7 +213,7 @@ class CascadeReply:
 
     def __init__(
         self,
-        mind: CascadeMind,
+        mind: CascadeConversation,
         plan: ReplyPlan,
         past: Sequence[Item],
         asked: "asyncio.Future[str] | None",
@@ -265,7 +265,7 @@ class CascadeReply:
             if not asked.strip():
                 return "stop"  # nobody said anything: there is nothing to answer
             messages.append({"role": "user", "content": asked})
-        if isinstance(self._voice, WillingSynthesiser):
+        if isinstance(self._voice, StyledSynthesiser):
             self._voice = self._voice.after([each["content"] for each in messages if each["role"] == "user"])
         splitter, call = SentenceSplitter(), -1
         reason = "stop"

@@ -114,7 +114,7 @@ def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, le
 
 
 @dataclass
-class Bridge:
+class ChunkBridge:
     """How long the second chunk of a reply takes after its first, for each reply that is being made at the time."""
 
     seconds: float = 0.0

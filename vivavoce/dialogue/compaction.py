@@ -5,19 +5,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Window:
+class HistoryWindow:
     """Shares of a context: above `high` the oldest turns are dropped until `low` is reached, so that it is rare."""
 
     high: float = 0.75
     low: float = 0.5
 
 
-def first_kept(lengths: Sequence[int], fixed: int, capacity: int, first: int = 0, window: Window | None = None) -> int:
+def first_kept(
+    lengths: Sequence[int], fixed: int, capacity: int, first: int = 0, window: HistoryWindow | None = None
+) -> int:
     """The first turn to keep, of turns with these lengths, where those before `first` are dropped already.
 
     `fixed` rows are always there. The last turn stays, whatever its length.
     """
-    window = window or Window()
+    window = window or HistoryWindow()
     first = min(first, max(0, len(lengths) - 1))
     if fixed + sum(lengths[first:]) <= window.high * capacity:
         return first

@@ -18,7 +18,7 @@ SETTLED_WINDOWS = 16  # of silence, after which more of it tells a detector noth
 
 
 @dataclass(frozen=True)
-class Window:
+class AudioWindow:
     """32 ms of what the user's side sounds like at 16 kHz, and how likely it is speech."""
 
     samples: Samples
@@ -72,7 +72,7 @@ class Hush:
         return (len(blocks) - (int(loud[-1]) + 1 if loud.size else 0)) * BLOCK * 1000 // RATE
 
 
-class Ear:
+class AudioFrontEnd:
     """Turns what is heard into windows. `reference` gives what was played from a moment on, for the echo."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Ear:
         self._heard = 0  # samples at 16 kHz that became windows
         self._offsets: deque[float] = deque(maxlen=64)
 
-    def hear(self, samples: Samples, now: float) -> list[Window]:
+    def hear(self, samples: Samples, now: float) -> list[AudioWindow]:
         """The windows that these samples complete; `now` is when their last was spoken, or later."""
         samples = np.asarray(samples)
         if samples.ndim != 1 or samples.dtype.kind != "f":
@@ -117,7 +117,7 @@ class Ear:
         quiet = self._hush.quiet_ms(self._held)
         return quiet if quiet * RATE // 1000 > len(self._held) - BLOCK else 0
 
-    def _window(self, samples: Samples) -> Window:
+    def _window(self, samples: Samples) -> AudioWindow:
         share = 0.0
         if self._echo is not None:
             # Sound that arrives late says nothing of when it was spoken; the soonest of late is the best guess.
@@ -128,7 +128,7 @@ class Ear:
         is_hush = self._hush.step(rms_dbfs(samples))
         self._hushed = self._hushed + 1 if is_hush else 0
         chance = self._chance(samples)
-        return Window(samples, 0.0 if is_hush else chance, share, self._hush.quiet_ms(samples))
+        return AudioWindow(samples, 0.0 if is_hush else chance, share, self._hush.quiet_ms(samples))
 
     def _chance(self, samples: Samples) -> float:
         """How likely it is speech. In a long silence nobody is asked: it is what a detector costs most of the time."""

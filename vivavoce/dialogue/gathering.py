@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from vivavoce.engine.workers import Workers
+from vivavoce.engine.workers import DeadlineExecutor
 from vivavoce.errors import VivaError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class _Waiting(Generic[Job, Result]):
             self.done.set_result(self.result)  # type: ignore[arg-type]  # None only where that is the result
 
 
-class Gathering(Generic[Job, Result]):
+class DynamicBatcher(Generic[Job, Result]):
     """Jobs come one by one and are worked on in batches of at most `most`.
 
     With `leaves_jobs`, which says that a failing pass over several jobs leaves what they hold as it was, those jobs are
@@ -50,7 +50,7 @@ class Gathering(Generic[Job, Result]):
         work: Callable[[Sequence[Job]], Sequence[Result]],
         most: int = 16,
         kind: Callable[[Job], Hashable] | None = None,
-        workers: Workers | None = None,
+        workers: DeadlineExecutor | None = None,
         early: float | None = None,
         gives_way: Callable[[], bool] | None = None,
         leaves_jobs: bool = False,
@@ -64,7 +64,7 @@ class Gathering(Generic[Job, Result]):
         self._early, self._gives_way = early, gives_way or (lambda: False)
         self._waiting: list[_Waiting[Job, Result]] = []
         self._list = threading.Lock()
-        self._workers, self._owns_workers = workers or Workers(name), workers is None
+        self._workers, self._owns_workers = workers or DeadlineExecutor(name), workers is None
         self._is_open = self._is_working = False
 
     def start(self) -> None:

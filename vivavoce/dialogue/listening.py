@@ -8,7 +8,7 @@ import numpy as np
 
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.voice_activity import RATE
-from vivavoce.dialogue.ear import Ear, Window
+from vivavoce.dialogue.ear import AudioFrontEnd, AudioWindow
 from vivavoce.dialogue.history import new_id
 from vivavoce.dialogue.interface import (
     AudioPart,
@@ -21,7 +21,7 @@ from vivavoce.dialogue.interface import (
     TurnTimedOut,
     Warned,
 )
-from vivavoce.dialogue.overlap import Levels, OverlapJudge, OverlapWatch, Verdict
+from vivavoce.dialogue.overlap import Levels, OverlapClassifier, OverlapVerdict, OverlapWatch
 from vivavoce.dialogue.replies import Replies, Shared
 from vivavoce.dialogue.turns import WINDOW_MS, TurnEvent, TurnState, TurnTaker, ended
 from vivavoce.errors import InputError
@@ -54,7 +54,7 @@ class ListeningOptions:
     likely_end_ms: int
     holds_replies: bool
     ducked_gain: float
-    judge: OverlapJudge
+    judge: OverlapClassifier
     asks_words: Callable[[OverlapWatch, Samples], None] | None
     """Told of a sound over a reply whose words would help."""
     asks_turn_model: Callable[[OpenTurn], None] | None
@@ -63,12 +63,12 @@ class ListeningOptions:
     """Told of every spoken turn."""
 
 
-class Listening:
+class UserTurns:
     """Steps by windows of sound; tells turns, begins held replies, ducks and interrupts."""
 
-    def __init__(self, shared: Shared, replies: Replies, ear: Ear, options: ListeningOptions) -> None:
+    def __init__(self, shared: Shared, replies: Replies, ear: AudioFrontEnd, options: ListeningOptions) -> None:
         self._shared, self._replies, self._ear, self._options = shared, replies, ear, options
-        self._recent: deque[Window] = deque(maxlen=RECENT_WINDOWS)
+        self._recent: deque[AudioWindow] = deque(maxlen=RECENT_WINDOWS)
         self._levels = Levels()
         self._turn = TurnState()
         self._open: OpenTurn | None = None
@@ -122,7 +122,7 @@ class Listening:
         if self._open is turn and self._turn.is_likely_over:
             self._finished = chance
 
-    def _window(self, window: Window) -> None:
+    def _window(self, window: AudioWindow) -> None:
         self._recent.append(window)
         if self._shared.settings.turn.detector == "none":
             self._turn = TurnState(heard_ms=self._turn.heard_ms + WINDOW_MS)
@@ -145,7 +145,7 @@ class Listening:
     def _may_interrupt(self) -> bool:
         return self._shared.settings.turn.interrupt_response
 
-    def _in_turn(self, turn: OpenTurn, event: TurnEvent | None, window: Window) -> None:
+    def _in_turn(self, turn: OpenTurn, event: TurnEvent | None, window: AudioWindow) -> None:
         if event is TurnEvent.WENT_ON:
             self._finished = None
             self.drop_held()
@@ -179,7 +179,7 @@ class Listening:
         self._shared.mind.listen(np.concatenate(turn.waiting))
         turn.waiting.clear()
 
-    def _in_overlap(self, window: Window) -> None:
+    def _in_overlap(self, window: AudioWindow) -> None:
         """The user makes a sound while we speak: softer at once, then on or out."""
         if self._overlap is None:
             self._overlap = OverlapWatch(self._options.judge)
@@ -187,7 +187,7 @@ class Listening:
         watch.step(window.samples, window.chance, window.echo, turn.is_speech, self._levels)
         came_too_soon = self._replies.is_hardly_begun and turn.has_begun and not watch.is_ours
         disturbs_nothing = watch.verdict is None and not self._replies.is_audible and turn.has_begun
-        if watch.verdict is Verdict.INTERRUPTION or came_too_soon or disturbs_nothing:
+        if watch.verdict is OverlapVerdict.INTERRUPTION or came_too_soon or disturbs_nothing:
             self._begin_turn()
         elif watch.is_over:
             self._end_overlap()

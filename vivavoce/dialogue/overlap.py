@@ -26,7 +26,7 @@ GONE_AFTER_WINDOWS = 3  # of silence
 FAINT_DB = -16.0  # under the user's level: a breath, perhaps before a word
 
 
-class Verdict(Enum):
+class OverlapVerdict(Enum):
     """What the sound was."""
 
     INTERRUPTION = "interruption"
@@ -64,7 +64,7 @@ class OverlapState:
     windows: tuple[Traits, ...] = ()
     chances: tuple[float, ...] = ()
     echoes: tuple[float, ...] = ()
-    verdict: Verdict | None = None
+    verdict: OverlapVerdict | None = None
 
     @property
     def lasted_ms(self) -> int:
@@ -92,7 +92,7 @@ class Levels:
             self.user = 10 * float(np.log10(power))
 
 
-class OverlapJudge:
+class OverlapClassifier:
     """Steps an `OverlapState`; its verdict is final but for a sound that goes on and on, or soon grows to one."""
 
     def __init__(self, limits: OverlapLimits | None = None) -> None:
@@ -110,12 +110,12 @@ class OverlapJudge:
         )
         return replace(state, verdict=self._verdict(state, levels, words))
 
-    def end(self, state: OverlapState, levels: Levels, words: str | None = None) -> Verdict:
+    def end(self, state: OverlapState, levels: Levels, words: str | None = None) -> OverlapVerdict:
         """The verdict on a sound that is over before it was decided."""
         if not state.windows:
-            return Verdict.NOISE
+            return OverlapVerdict.NOISE
         evidence = self.evidence(state, levels, words)
-        return Verdict.INTERRUPTION if evidence > self.limits.enough else _lesser(state)
+        return OverlapVerdict.INTERRUPTION if evidence > self.limits.enough else _lesser(state)
 
     def evidence(self, state: OverlapState, levels: Levels, words: str | None = None) -> float:
         """For an interruption, in units of which one is about 73 %; below 0 against it."""
@@ -125,16 +125,16 @@ class OverlapJudge:
         found = measure(state, levels)
         return sum(WEIGHTS[name] * value for name, value in found.items())
 
-    def _verdict(self, state: OverlapState, levels: Levels, words: str | None) -> Verdict | None:
+    def _verdict(self, state: OverlapState, levels: Levels, words: str | None) -> OverlapVerdict | None:
         limits, lasted = self.limits, state.lasted_ms
-        if state.verdict is Verdict.INTERRUPTION or self._goes_on(state, levels):
-            return Verdict.INTERRUPTION
+        if state.verdict is OverlapVerdict.INTERRUPTION or self._goes_on(state, levels):
+            return OverlapVerdict.INTERRUPTION
         if lasted < limits.earliest_ms or (state.verdict is not None and lasted > limits.heard_out_ms):
             return state.verdict
         evidence = self.evidence(state, levels, words)
         early = max(0, limits.usual_ms - lasted) / WINDOW_MS
         if lasted <= limits.heard_out_ms and evidence > limits.enough + limits.early_more * early:
-            return Verdict.INTERRUPTION
+            return OverlapVerdict.INTERRUPTION
         if state.verdict is None and lasted >= limits.latest_ms and evidence < limits.lesser:
             return _lesser(state)
         return state.verdict
@@ -184,18 +184,18 @@ def measure(state: OverlapState, levels: Levels) -> dict[str, float]:
     }
 
 
-def _lesser(state: OverlapState) -> Verdict:
+def _lesser(state: OverlapState) -> OverlapVerdict:
     if float(np.mean(state.echoes)) >= 0.5:
-        return Verdict.ECHO
+        return OverlapVerdict.ECHO
     periodicity = float(np.mean([window.periodicity for window in state.windows]))
-    return Verdict.BACKCHANNEL if periodicity > 0.55 else Verdict.NOISE
+    return OverlapVerdict.BACKCHANNEL if periodicity > 0.55 else OverlapVerdict.NOISE
 
 
 @dataclass
 class OverlapWatch:
     """Follows one sound made over a reply until it is an interruption or gone."""
 
-    judge: OverlapJudge
+    judge: OverlapClassifier
     state: OverlapState = OverlapState()
     silent: int = 0
     words: str | None = None
@@ -215,7 +215,7 @@ class OverlapWatch:
         return self.state.verdict is None and all(window.level_db < user + FAINT_DB for window in windows)
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> OverlapVerdict | None:
         """What it is, once that is decided."""
         return self.state.verdict
 

@@ -1,7 +1,8 @@
-"""What thinks behind a conversation: speech to speech in one model, or ears, a chat model and a voice in a row.
+"""Interface of conversation backends: one speech-to-speech model, or a cascade of recogniser, chat model and synthesizer.
 
-A `Pipeline` is shared by all conversations and opens a `Mind` for each. A mind is told what the past is, hears the turn
-under way as it comes, and makes replies as streams of pieces. Its calls return at once; it keeps their order.
+A `ConversationBackend` is shared by all conversations and opens a `ConversationState` for each. The state is given the
+history, receives the user's turn as it arrives, and makes replies as streams of pieces. Its calls return at once and
+take effect in order.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Literal, Protocol
 
 from vivavoce.dialogue.interface import ConversationSettings, Item, Samples, Usage
 
-Heard = Callable[[str, str | Exception, bool], None]
+OnTranscript = Callable[[str, str | Exception, bool], None]
 """Told of the user's words: their item, the whole text so far or why there is none, and whether it is final."""
 
 
@@ -92,7 +93,7 @@ class ReplyStream(Protocol):
         ...
 
 
-class Mind(Protocol):
+class ConversationState(Protocol):
     """One conversation's share of a pipeline."""
 
     def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
@@ -120,7 +121,7 @@ class Mind(Protocol):
         ...
 
 
-class Pipeline(Protocol):
+class ConversationBackend(Protocol):
     """Shared by all conversations."""
 
     input_rate: int
@@ -128,12 +129,12 @@ class Pipeline(Protocol):
     transcribes: bool
     """Whether its minds tell what the user said by themselves."""
 
-    def open(self, heard: Heard) -> Mind:
+    def open(self, heard: OnTranscript) -> ConversationState:
         """A mind without a past."""
         ...
 
 
-class Transcriber(Protocol):
+class ReplyTranscriber(Protocol):
     """Hears words in a sound: for captions, and for moderation where the model only speaks."""
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:

@@ -8,7 +8,7 @@ from vivavoce.errors import InputError
 
 
 @dataclass(frozen=True)
-class Place:
+class EndpointRef:
     """An address such as `http://host:8000/v1`, the key it wants, and what its fleet calls it."""
 
     url: str
@@ -16,10 +16,10 @@ class Place:
     name: str = ""
 
 
-class Find(Protocol):
+class Resolver(Protocol):
     """Who is to be asked this time; a pool has several."""
 
-    async def __call__(self, gone: Place | None = None) -> Place:
+    async def __call__(self, gone: EndpointRef | None = None) -> EndpointRef:
         """A place; `gone` is the one that did not answer. VivaError where there is none."""
         ...
 
@@ -35,9 +35,9 @@ class Address:
         if not is_address(self.url) or not urlsplit(self.url).hostname:
             raise InputError(f"an address begins with http:// or https://, not {self.url!r}")
 
-    async def __call__(self, gone: Place | None = None) -> Place:
+    async def __call__(self, gone: EndpointRef | None = None) -> EndpointRef:
         """The address."""
-        return Place(self.url, self.key)
+        return EndpointRef(self.url, self.key)
 
 
 def is_address(name: str) -> bool:

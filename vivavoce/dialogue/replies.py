@@ -17,8 +17,8 @@ from vivavoce.dialogue.interface import (
     ReplyRequest,
     Samples,
 )
-from vivavoce.dialogue.pipeline import Mind, ReplyPlan
-from vivavoce.dialogue.speaking import Speaking, SpeakingOptions, Surroundings
+from vivavoce.dialogue.pipeline import ConversationState, ReplyPlan
+from vivavoce.dialogue.speaking import ReplyContext, Speaking, SpeakingOptions
 from vivavoce.dialogue.timeline import OutputTimeline
 from vivavoce.errors import InputError
 
@@ -32,7 +32,7 @@ class Shared:
     """What the parts of one conversation share."""
 
     clock: Clock
-    mind: Mind
+    mind: ConversationState
     history: History
     settings: ConversationSettings
     emit: Callable[[Event], None]
@@ -187,7 +187,7 @@ class Replies:
             return 0.0 if known is None else known.playback.reaches(shared.clock.now())
 
         stream = shared.mind.reply(ReplyPlan(item, settings, heard, hears_turn, past))
-        around = Surroundings(
+        around = ReplyContext(
             shared.clock,
             shared.output_rate,
             None if request.is_out_of_band else shared.history,

@@ -1,6 +1,6 @@
 """A live conversation: sound and commands in, events out; no socket. The door of this room.
 
-`Listening` follows the user, `Replies` the machine; they share the history, the mind and the clock.
+`UserTurns` follows the user, `Replies` the machine; they share the history, the mind and the clock.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.voice_activity import RATE, VoiceActivity, voice_activity
 from vivavoce.dialogue.clock import Clock, WallClock
-from vivavoce.dialogue.ear import Ear, EchoRemover
+from vivavoce.dialogue.ear import AudioFrontEnd, EchoRemover
 from vivavoce.dialogue.history import History
 from vivavoce.dialogue.interface import (
     AudioPart,
@@ -26,9 +26,9 @@ from vivavoce.dialogue.interface import (
     ReplyRequest,
     Samples,
 )
-from vivavoce.dialogue.listening import Listening, ListeningOptions, OpenTurn
-from vivavoce.dialogue.overlap import OverlapJudge, OverlapWatch
-from vivavoce.dialogue.pipeline import Pipeline, Transcriber
+from vivavoce.dialogue.listening import ListeningOptions, OpenTurn, UserTurns
+from vivavoce.dialogue.overlap import OverlapClassifier, OverlapWatch
+from vivavoce.dialogue.pipeline import ConversationBackend, ReplyTranscriber
 from vivavoce.dialogue.replies import Replies, Shared
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.dialogue.timeline import OutputTimeline
@@ -52,10 +52,10 @@ class DialogueOptions:
     """None: Silero's network."""
     echo: EchoRemover | None = field(default_factory=EchoGuard)
     """None: the client takes care of its own echo."""
-    judge: OverlapJudge = field(default_factory=OverlapJudge)
+    judge: OverlapClassifier = field(default_factory=OverlapClassifier)
     turn_model: Callable[[Samples], float] | None = None
     """How surely a turn, 16 kHz samples, is finished; asked at likely ends where the detector is semantic."""
-    transcriber: Transcriber | None = None
+    transcriber: ReplyTranscriber | None = None
     """Hears the user's words where the pipeline does not."""
     words_decide: bool = False
     """Whether the transcriber is asked what was said over a reply: for one that is quick, and right on single words."""
@@ -66,7 +66,7 @@ class LiveConversation:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: ConversationBackend,
         settings: ConversationSettings | None = None,
         options: DialogueOptions | None = None,
         input_rate: int = 24_000,
@@ -92,8 +92,8 @@ class LiveConversation:
         )
         self._shared.remember()
         self._replies = Replies(self._shared, options.speaking)
-        ear = Ear(input_rate, options.activity or voice_activity(), options.echo, timeline.read)
-        self._listening = Listening(self._shared, self._replies, ear, self._listening_options())
+        ear = AudioFrontEnd(input_rate, options.activity or voice_activity(), options.echo, timeline.read)
+        self._listening = UserTurns(self._shared, self._replies, ear, self._listening_options())
 
     def _listening_options(self) -> ListeningOptions:
         options = self._options
@@ -217,7 +217,7 @@ class LiveConversation:
         if self.settings.transcribe_input and not self._pipeline.transcribes and transcriber is not None:
             self._start(self._transcribe(item.id, sound, transcriber))
 
-    async def _transcribe(self, item: str, sound: Samples, transcriber: Transcriber) -> None:
+    async def _transcribe(self, item: str, sound: Samples, transcriber: ReplyTranscriber) -> None:
         """What was said, told after the reply can be heard: nobody waits for words as for an answer."""
         if self._replies.said is not None:
             await self._replies.said.until_sounding()

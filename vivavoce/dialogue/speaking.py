@@ -53,7 +53,7 @@ class SpeakingOptions:
 
 
 @dataclass
-class Surroundings:
+class ReplyContext:
     """What a reply needs of its conversation."""
 
     clock: Clock
@@ -75,7 +75,7 @@ class Speaking:
         item: str,
         settings: ConversationSettings,
         stream: ReplyStream,
-        around: Surroundings,
+        around: ReplyContext,
         options: SpeakingOptions,
     ) -> None:
         self.reply, self.item, self.settings, self.stream = reply, item, settings, stream

@@ -13,11 +13,11 @@ import torch
 
 from vivavoce.device import Device
 from vivavoce.engine.cache_allocation import allocate_cache, cache_dtype, rows_that_fit
-from vivavoce.engine.listener import ON_GRAPHS, Listener, SoundPolicy
+from vivavoce.engine.listener import ON_GRAPHS, AheadPolicy, PlaybackDeadline
 from vivavoce.engine.pages import PagePool
 from vivavoce.engine.runner import Drawn, Runner
 from vivavoce.engine.sampling import Generation
-from vivavoce.engine.scheduler import Plan, Scheduler, Work
+from vivavoce.engine.scheduler import Scheduler, StepPlan, Work
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.engine.slack import Slack
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
@@ -45,7 +45,7 @@ class EngineLimits:
     sequences_per_step: int = 128
     kv: Kept = "float"
     """How keys and values are kept: as the model computes them, or in float8, a scale for each head of each row."""
-    sound: SoundPolicy | None = None
+    sound: AheadPolicy | None = None
     """How far replies run ahead of their listeners; None: as suits the device."""
 
 
@@ -156,7 +156,7 @@ class Engine:
         generation: Generation,
         most_unread: int | None = None,
         speculation: Speculation | None = None,
-        listener: Listener | None = None,
+        listener: PlaybackDeadline | None = None,
     ) -> None:
         """Start a reply after the last row. With `most_unread`, it pauses while so many rows are not taken.
 
@@ -294,7 +294,7 @@ class Engine:
         self.runner.forget(sequence)
         return Failure(sequence, error)
 
-    def _copy_pages(self, plan: Plan) -> None:
+    def _copy_pages(self, plan: StepPlan) -> None:
         """Give forks pages of their own. Where that fails, what is in their pages is not theirs and is given back."""
         try:
             self.runner.cache.copy_pages(plan.copies)
@@ -305,7 +305,7 @@ class Engine:
                     self.scheduler.release(work.sequence)
             raise
 
-    def _note_step(self, plan: Plan, begun: float) -> None:
+    def _note_step(self, plan: StepPlan, begun: float) -> None:
         self._note_slack(plan, begun, self.scheduler.now())
         self._steps += 1
 
@@ -348,7 +348,7 @@ class Engine:
             room.append(sequence.most_unread - sequence.unread)
         return min(sequence.speculation.most, min(room) - 1)
 
-    def _note_slack(self, plan: Plan, begun: float, now: float) -> None:
+    def _note_slack(self, plan: StepPlan, begun: float, now: float) -> None:
         self.slack.note_step(now - begun)
         for sequence in (work.sequence for work in plan.works if work.samples):
             if sequence.listener is not None and sequence.listener.playing is not None:

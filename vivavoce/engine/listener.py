@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Listener:
+class PlaybackDeadline:
     """Somebody who waits for the sound of a reply. Times are seconds of the scheduler's clock."""
 
     row_seconds: float
@@ -28,13 +28,13 @@ class Listener:
         """When so many rows will have been played; before anything was, as if it had been from the beginning."""
         return (self.since if self.playing is None else self.playing) + rows * self.row_seconds
 
-    def heard(self, now: float, seconds: float) -> "Listener":
+    def heard(self, now: float, seconds: float) -> "PlaybackDeadline":
         """The same listener, who by now has played so much of the reply."""
         return replace(self, playing=now - seconds)
 
 
 @dataclass(frozen=True)
-class SoundPolicy:
+class AheadPolicy:
     """How far replies run ahead of those who hear them."""
 
     furthest: float = 6.0
@@ -51,6 +51,6 @@ class SoundPolicy:
     """Seconds for which a reply rests once its first sound can be made: the voice has the device for itself."""
 
 
-ON_GRAPHS = SoundPolicy(calm=5.0, spare=4.0)
+ON_GRAPHS = AheadPolicy(calm=5.0, spare=4.0)
 """Where a voice makes many replies' sound in one pass: with codes enough waiting it is given long hops, which cost a
 third of short ones, and a crowd that begins at once gets ahead of its listeners."""

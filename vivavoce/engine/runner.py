@@ -14,10 +14,10 @@ from torch import Tensor
 
 from vivavoce.engine.captured import Captured
 from vivavoce.engine.packing import Packing
-from vivavoce.engine.sampling import NO_ROW, SlotDraw, Wish
+from vivavoce.engine.sampling import NO_ROW, SamplingRequest, SlotDraw
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.slots import Slots
+from vivavoce.engine.slots import SequenceTables
 from vivavoce.engine.speculative import Draft
 from vivavoce.engine.step import Step
 from vivavoce.engine.step_graphs import BUCKETS, StepGraphs
@@ -25,7 +25,7 @@ from vivavoce.engine.step_kind import GRAPHED_DRAFT, StepKind
 from vivavoce.engine.steps_ahead import NextModes, StepAhead, goes_on
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn import kernels
-from vivavoce.nn.paged import PagedCache, Piece
+from vivavoce.nn.paged import CachePiece, PagedCache
 
 logger = logging.getLogger(__name__)
 SHORT_PIECE = 4  # in a mixed step, pieces up to this long go through the decode kernel, row by row
@@ -55,7 +55,7 @@ class Runner:
         self.use_kernels = kernels.usable(cache.keys)
         self.use_graphs = use_graphs and self.use_kernels
         self._row_bytes = 2 * cache.keys[0, 0, 0].nbytes  # of a layer
-        self._slots = Slots(model, self.device, slots, pages=-(-context // cache.page_size))
+        self._slots = SequenceTables(model, self.device, slots, pages=-(-context // cache.page_size))
         self._packing = Packing(model, self._slots.filler)
         self._step = Step(model, cache, self._slots, self._packing.recall)
         self._lone_modes: tuple[int, ...] = getattr(model, "lone_modes", ())
@@ -203,7 +203,7 @@ class Runner:
         packed, ends = self._packing.pack(works, slots, kind.ahead)
         singles = sum(work.total for work in works if self._goes_row_by_row(work))
         pieces = tuple(
-            Piece(slice(end - work.total, end), slot, work.start, self._seen(work))
+            CachePiece(slice(end - work.total, end), slot, work.start, self._seen(work))
             for work, slot, end in zip(works, slots, ends, strict=True)
             if not self._goes_row_by_row(work)
         )
@@ -252,7 +252,7 @@ class Runner:
         is_near = self.use_kernels and work.drafted.is_chain and read <= READ_AGAIN
         return is_near or self._is_single(work)
 
-    def _wish(self, works: list[Work]) -> Wish | None:
+    def _wish(self, works: list[Work]) -> SamplingRequest | None:
         """The drafted rows as wishes of the draws before them, where acceptance is relaxed."""
         if not any(_is_relaxed(work) for work in works):
             return None
@@ -264,7 +264,7 @@ class Runner:
                 ids += _wished(work.drafted, none) if relaxed else [none] * (1 + len(work.drafted))
                 bounds += [(relaxed.most, relaxed.share) if relaxed else (1.0, 1.0)] * (1 + len(work.drafted))
         most, share = torch.tensor(bounds, device=self.device).unbind(-1)
-        return Wish(torch.tensor(ids, dtype=torch.long, device=self.device), most, share)
+        return SamplingRequest(torch.tensor(ids, dtype=torch.long, device=self.device), most, share)
 
 
 def _is_relaxed(work: Work) -> bool:

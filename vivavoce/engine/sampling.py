@@ -140,7 +140,7 @@ class SamplingTables:
 
 
 @dataclass
-class Wish:
+class SamplingRequest:
     """Ids that are taken instead of the drawn ones where they are likely enough; NO_ROW where nothing is wished."""
 
     ids: Tensor  # [sequence, channel] int64
@@ -170,7 +170,7 @@ class SlotDraw:
     narrow: bool
     recent: Tensor | None = None  # [sequence, row, channel]: the last rows of each reply
     ahead: Tensor | None = None  # [sequence, row, channel]: drafted rows before the one to be drawn, or NO_ROW
-    wish: Wish | None = None
+    wish: SamplingRequest | None = None
     plain: bool = False
     """Whether every draw is greedy and nothing is penalised: then the likeliest id is all there is to find."""
     shared_mode: int | None = None

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from vivavoce.engine.listener import SoundPolicy
+from vivavoce.engine.listener import AheadPolicy
 from vivavoce.engine.pages import PagePool
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import NO_DRAFT, Draft
@@ -44,7 +44,7 @@ class Work:
 
 
 @dataclass
-class Plan:
+class StepPlan:
     """One step: what to compute, and which shared pages to copy before anything is written."""
 
     works: list[Work] = field(default_factory=list)
@@ -60,14 +60,14 @@ class Scheduler:
         page_size: int,
         rows_per_step: int,
         sequences_per_step: int,
-        sound: SoundPolicy | None = None,
+        sound: AheadPolicy | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
         self.rows_beside_sound = rows_per_step
         """Rows of a step in which somebody's reply is heard: beside it, prompts are computed in smaller pieces."""
         self.spare_rows = 0  # for which a reply holds a page beforehand, where one is free
-        self.sound, self.now = sound or SoundPolicy(), now
+        self.sound, self.now = sound or AheadPolicy(), now
         self.page_size = page_size
         self.rows_per_step = rows_per_step
         self.sequences_per_step = sequences_per_step
@@ -75,14 +75,14 @@ class Scheduler:
         self.evictions = 0
         self._planned = float("-inf")  # when a step was last planned
 
-    def plan(self, drafts: Mapping[int, Draft] = NO_DRAFTS) -> Plan:
+    def plan(self, drafts: Mapping[int, Draft] = NO_DRAFTS) -> StepPlan:
         """The next step's work; pages are taken for it. Drafts, by their sequence's id, get what nobody else needs."""
         now = self._planned = self.now()
         ranked = sorted(self._ready(now), key=lambda sequence: _urgency(sequence, now))
         waiting_decodes = sum(_decodes(sequence) for sequence in ranked)
         is_heard = any(sequence.is_generating and sequence.listener is not None for sequence in ranked)
         budget = min(self.rows_per_step, self.rows_beside_sound) if is_heard else self.rows_per_step
-        plan = Plan()
+        plan = StepPlan()
         for sequence in ranked:
             if budget == 0 or len(plan.works) == self.sequences_per_step:
                 break
@@ -155,7 +155,7 @@ class Scheduler:
         sequence.cached = min(sequence.cached, keep_rows)
         sequence.page_revision += 1
 
-    def _secure(self, sequence: Sequence, count: int, plan: Plan) -> bool:
+    def _secure(self, sequence: Sequence, count: int, plan: StepPlan) -> bool:
         """Make sure the pages for `count` more rows are held and private, evicting lower ranks if it must be."""
         while self._lacking(sequence, count) > self.pool.free:
             victim = self._victim(sequence, {work.sequence.id for work in plan.works})

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from vivavoce.engine.listener import Listener
+from vivavoce.engine.listener import PlaybackDeadline
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.speculative import Speculation
 from vivavoce.models.interface import Row
@@ -36,7 +36,7 @@ class Sequence:
     unread: int = 0
     """Rows made that the consumer has not taken yet; with `most_unread` it makes a slow consumer pause the reply."""
     most_unread: int | None = None
-    listener: Listener | None = None
+    listener: PlaybackDeadline | None = None
     """Who hears the reply while it is made, if anybody does."""
     served: float = 0.0
     """When a step last computed some of its rows, on the scheduler's clock."""

@@ -15,7 +15,7 @@ from vivavoce.models.interface import GenerativeModel
 
 
 @dataclass
-class Slot:
+class SequenceSlot:
     """A sequence's row of the tables, and since when it holds."""
 
     index: int
@@ -27,7 +27,7 @@ class Slot:
     generation: Generation | None = None
 
 
-class Slots:
+class SequenceTables:
     """So many sequences as tables on the device; whoever was longest absent gives way to who comes."""
 
     def __init__(self, model: GenerativeModel, device: torch.device, count: int, pages: int) -> None:
@@ -36,7 +36,7 @@ class Slots:
         self._page_table_host = np.zeros((count + 1, pages), dtype=np.int32)
         self.page_table = torch.zeros(count + 1, pages, dtype=torch.int32, device=device)
         self.tables = SamplingTables.allocate(count + 1, model.vocabularies, device)
-        self._slots: OrderedDict[int, Slot] = OrderedDict()
+        self._slots: OrderedDict[int, SequenceSlot] = OrderedDict()
         self._unused = list(range(count))
 
     def __contains__(self, sequence: Sequence) -> bool:
@@ -86,15 +86,15 @@ class Slots:
         """A tensor on the device, for which nobody waits: a step may be under way there."""
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
-    def _slot(self, sequence: Sequence) -> Slot:
+    def _slot(self, sequence: Sequence) -> SequenceSlot:
         """The sequence's slot, or that of whoever was longest absent."""
         if sequence.id not in self._slots:
             index = self._unused.pop() if self._unused else self._slots.popitem(last=False)[1].index
-            self._slots[sequence.id] = Slot(index)
+            self._slots[sequence.id] = SequenceSlot(index)
         self._slots.move_to_end(sequence.id)
         return self._slots[sequence.id]
 
-    def _refresh(self, slot: Slot, work: Work) -> None:
+    def _refresh(self, slot: SequenceSlot, work: Work) -> None:
         """Bring history and settings of a slot to what the sequence says."""
         sequence = work.sequence
         history = (sequence.row_revision, sequence.first_counted)

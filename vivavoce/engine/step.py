@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
-from vivavoce.engine.sampling import SlotDraw, Wish
-from vivavoce.engine.slots import Slots
+from vivavoce.engine.sampling import SamplingRequest, SlotDraw
+from vivavoce.engine.slots import SequenceTables
 from vivavoce.engine.step_kind import StepKind
 from vivavoce.models.interface import GenerativeModel
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
 
 
 class Step:
     """Computes rows as `Packing` lays them out, `recall` of a reply's last rows beside each."""
 
-    def __init__(self, model: GenerativeModel, cache: PagedCache, slots: Slots, recall: int) -> None:
+    def __init__(self, model: GenerativeModel, cache: PagedCache, slots: SequenceTables, recall: int) -> None:
         self.model, self.cache, self.slots, self.recall = model, cache, slots, recall
 
     def of_singles(self, packed: Tensor, kind: StepKind) -> tuple[Tensor, Tensor]:
@@ -25,9 +25,9 @@ class Step:
         packed: Tensor,
         kind: StepKind,
         singles: int,
-        pieces: tuple[Piece, ...],
+        pieces: tuple[CachePiece, ...],
         sampled: Tensor | None,
-        wish: Wish | None = None,
+        wish: SamplingRequest | None = None,
     ) -> tuple[Tensor, Tensor]:
         """New rows, and the states they come of. `sampled` names the rows that yield one; None means all."""
         channels = self.model.channels
@@ -45,7 +45,7 @@ class Step:
             return rows[:0], hidden
         return self.model.next_rows(hidden, self._draw(packed, kind, wish)), hidden
 
-    def _draw(self, packed: Tensor, kind: StepKind, wish: Wish | None) -> SlotDraw:
+    def _draw(self, packed: Tensor, kind: StepKind, wish: SamplingRequest | None) -> SlotDraw:
         """How the rows behind these are drawn."""
         channels = self.model.channels
         slot, position, mode, generated = packed[:, channels : channels + 4].long().unbind(-1)
@@ -56,7 +56,7 @@ class Step:
         return SlotDraw(self.slots.tables, slot, position + 1, mode, generated, *settings)
 
 
-def _places(positions: Tensor, pieces: tuple[Piece, ...]) -> Tensor | None:
+def _places(positions: Tensor, pieces: tuple[CachePiece, ...]) -> Tensor | None:
     """Where rows are kept, if that is not at their positions: the branches of a draft share theirs.  # [row]"""
     if all(piece.visible is None for piece in pieces):
         return None

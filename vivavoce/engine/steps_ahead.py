@@ -21,7 +21,7 @@ FEW_HEARD = 4  # replies with listeners, of a step behind which the next is begu
 
 
 @dataclass(frozen=True)
-class Place:
+class StepSlot:
     """A row of a step that was begun ahead, and of what reply it must be to count."""
 
     row: int
@@ -33,7 +33,7 @@ class Place:
     """In which the step computes it, where all its rows are in one."""
 
     @classmethod
-    def after(cls, work: Work, row: int, mode: int | None) -> "Place":
+    def after(cls, work: Work, row: int, mode: int | None) -> "StepSlot":
         """The one that follows a single row."""
         sequence = work.sequence
         return cls(row, work.start + 1, sequence.generated + 1, sequence.row_revision, sequence.generation, mode)
@@ -56,7 +56,7 @@ class StepAhead:
 
     def __init__(self, captured: Captured, works: list[Work], rows: Mapping[int, int]) -> None:
         self.captured, self.ticket = captured, captured.go_on()
-        self.places = {work.sequence.id: Place.after(work, rows[work.sequence.id], captured.mode) for work in works}
+        self.places = {work.sequence.id: StepSlot.after(work, rows[work.sequence.id], captured.mode) for work in works}
 
     def rows_of(self, works: list[Work]) -> dict[int, int]:
         """The rows of the step that hold these works, by sequence, as far as they do."""

@@ -11,23 +11,23 @@ from concurrent.futures import Future
 from typing import Self, TypeVar
 
 from vivavoce.engine.engine import Emission, Engine
-from vivavoce.engine.listener import Listener
+from vivavoce.engine.listener import PlaybackDeadline
 from vivavoce.engine.reply import Delivery, Reply, WeakReply, hand_over
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.engine.speculative import Speculation
 from vivavoce.engine.step_result import Failure, StepResult
-from vivavoce.engine.workers import Workers
+from vivavoce.engine.workers import DeadlineExecutor
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
-from vivavoce.nn.lane import Lane
+from vivavoce.nn.lane import CudaStream
 
 Result = TypeVar("Result")
 AT_ONCE = float("-inf")
 FIRST_SOUND_SECONDS = 0.3  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
 
 
-class StreamingEngine:
+class AsyncEngine:
     """An async face for an `Engine`. All calls take effect between two steps.
 
     It steps on a thread of its own, or is a duty of `workers` that others started and will close.
@@ -35,13 +35,13 @@ class StreamingEngine:
 
     name = "viva-engine"
 
-    def __init__(self, engine: Engine, workers: Workers | None = None) -> None:
+    def __init__(self, engine: Engine, workers: DeadlineExecutor | None = None) -> None:
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._replies: dict[int, WeakReply] = {}
         self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
-        self._workers, self._owns_workers = workers or Workers(self.name), workers is None
-        self._lane = Lane(engine.runner.device, urgent=True)
+        self._workers, self._owns_workers = workers or DeadlineExecutor(self.name), workers is None
+        self._lane = CudaStream(engine.runner.device, urgent=True)
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -119,7 +119,7 @@ class StreamingEngine:
         generation: Generation,
         most_unread: int | None = None,
         speculation: Speculation | None = None,
-        listener: Listener | None = None,
+        listener: PlaybackDeadline | None = None,
     ) -> Reply:
         """Start a reply. `most_unread` lets a slow consumer pause it instead of letting rows pile up.
 
@@ -140,7 +140,7 @@ class StreamingEngine:
         same: int,
         generation: Generation,
         most_unread: int | None = None,
-        listener: Listener | None = None,
+        listener: PlaybackDeadline | None = None,
     ) -> Reply:
         """Start a reply to these rows on a sequence of its own, whose first `same` rows are those of `past`.
 

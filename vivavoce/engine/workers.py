@@ -11,13 +11,13 @@ from typing import Protocol
 EARLY_SECONDS = 0.9  # before it is due, work is begun; the later, the more of it is done together
 
 
-class Duty(Protocol):
+class Task(Protocol):
     """Work of one kind, a piece at a time, done by one thread at a time."""
 
     name: str
 
     def due(self) -> float | None:
-        """When the most urgent of what there is to do must be done, by `Workers.now`; None: there is nothing."""
+        """Deadline of the most urgent work, by `DeadlineExecutor.now`; None: there is none."""
         ...
 
     def do_next(self) -> None:
@@ -25,12 +25,12 @@ class Duty(Protocol):
         ...
 
 
-class Workers:
+class DeadlineExecutor:
     """Threads for duties. Call `wake` whenever a duty may have become more urgent."""
 
     def __init__(self, name: str, threads: int = 1, early: float = EARLY_SECONDS) -> None:
         self.name, self.early = name, early
-        self._duties: list[Duty] = []
+        self._duties: list[Task] = []
         self._busy: set[int] = set()
         self._changed = threading.Condition()
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
@@ -51,13 +51,13 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def add(self, duty: Duty) -> None:
+    def add(self, duty: Task) -> None:
         """One more duty."""
         with self._changed:
             self._duties.append(duty)
             self._changed.notify_all()
 
-    def remove(self, duty: Duty) -> None:
+    def remove(self, duty: Task) -> None:
         """A duty is no more; returns when nobody is at it."""
         with self._changed:
             if duty in self._duties:
@@ -73,7 +73,7 @@ class Workers:
             if thread.is_alive():
                 thread.join()
 
-    def wake(self, duty: Duty | None = None) -> None:
+    def wake(self, duty: Task | None = None) -> None:
         """Something may have become due, of this duty if one is named."""
         with self._changed:
             self._changed.notify()
@@ -85,7 +85,7 @@ class Workers:
                 self._busy.discard(id(duty))
                 self._changed.notify_all()
 
-    def _next(self) -> Duty | None:
+    def _next(self) -> Task | None:
         """The most urgent duty, once it is time for it; None: it is over."""
         with self._changed:
             while self._is_open:
@@ -97,20 +97,20 @@ class Workers:
             return None
 
 
-class WorkerEach(Workers):
+class ThreadPerTaskExecutor(DeadlineExecutor):
     """A thread for every duty: where they only wait for a device they need not take turns, nor wake one another."""
 
     def __init__(self, name: str, early: float = EARLY_SECONDS) -> None:
         super().__init__(name, 0, early)
-        self._own: dict[int, Workers] = {}
+        self._own: dict[int, DeadlineExecutor] = {}
 
-    def add(self, duty: Duty) -> None:
+    def add(self, duty: Task) -> None:
         """One more duty, and its thread."""
-        own = self._own[id(duty)] = Workers(duty.name, 1, self.early)
+        own = self._own[id(duty)] = DeadlineExecutor(duty.name, 1, self.early)
         own.start()
         own.add(duty)
 
-    def remove(self, duty: Duty) -> None:
+    def remove(self, duty: Task) -> None:
         """A duty is no more; returns when nobody is at it."""
         own = self._own.pop(id(duty), None)
         if own is not None:
@@ -123,14 +123,14 @@ class WorkerEach(Workers):
         for own in self._own.values():
             own.close()
 
-    def wake(self, duty: Duty | None = None) -> None:
+    def wake(self, duty: Task | None = None) -> None:
         """Something of this duty may have become due."""
         own = self._own.get(id(duty))
         if own is not None:
             own.wake()
 
 
-def most_urgent(duties: list[Duty]) -> tuple[float, Duty | None]:
+def most_urgent(duties: list[Task]) -> tuple[float, Task | None]:
     """The duty that is due first, and when."""
     found = [(due, place) for place, duty in enumerate(duties) if (due := duty.due()) is not None]
     if not found:

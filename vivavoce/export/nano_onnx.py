@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.export.nano_onnx_codec import CODE_TOLERANCE, attended, codec_graphs, turned
-from vivavoce.export.onnx_graph import Graph, Stream
+from vivavoce.export.onnx_graph import OnnxExport, Stream
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_tts_nano import Layer, MossTTSNano, Transformer
+from vivavoce.models.moss_tts_nano import MossTTSNano, NanoLayer, NanoTransformer
 from vivavoce.models.moss_tts_nano_config import NanoSampling
 from vivavoce.speech.settings import SpeechSettings
 
 HIDDEN, TEXT_STEP, AUDIO_STEP = 0, 1, 2  # `step_type` of the cached local step
 
 
-class Rows(nn.Module):
+class NanoRows(nn.Module):
     """The parts of a transformer that the graphs share."""
 
     def __init__(self, model: MossTTSNano) -> None:
@@ -40,7 +40,7 @@ class Rows(nn.Module):
         self, layer: nn.Module, x: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor, past: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
         """New rows after a layer, and all keys and values up to them.  # [batch, row, head, dim]"""
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, NanoLayer)
         queries, keys, values = turned(layer.attn.c_attn(layer.ln_1(x)), layer.attn.heads, turns)
         if past:
             keys, values = torch.cat([past[0], keys], dim=1), torch.cat([past[1], values], dim=1)
@@ -48,7 +48,7 @@ class Rows(nn.Module):
         return x + layer.mlp(layer.ln_2(x)), keys, values
 
 
-class Prefill(Rows):
+class Prefill(NanoRows):
     """A whole prompt."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
@@ -66,7 +66,7 @@ class Prefill(Rows):
         return self.model.transformer.ln_f(x) * kept, *past
 
 
-class DecodeStep(Rows):
+class DecodeStep(NanoRows):
     """More rows behind a past, of which the first `past_valid_lengths` count. The published graph takes one."""
 
     def forward(self, input_ids: Tensor, past_valid_lengths: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
@@ -87,12 +87,12 @@ def _seen(held: int, new: int, lengths: Tensor) -> Tensor:
     return (rows < lengths) | ((rows >= held) & (rows - held <= own[:, None]))
 
 
-class LocalRows(Rows):
+class LocalRows(NanoRows):
     """The local transformer over the positions of one frame."""
 
     def local(self, x: Tensor, past: list[tuple[Tensor, ...]], place: int | Tensor) -> Tensor:
         """States of new positions, whose keys and values join the past.  # [batch, position, hidden]"""
-        transformer: Transformer = self.model.local_transformer
+        transformer: NanoTransformer = self.model.local_transformer
         new, held = x.shape[1], past[0][0].shape[1] if past[0] else 0
         turns = self.turned(place + torch.arange(new, device=x.device)[None])
         seen = _seen(held, new, torch.as_tensor(place, device=x.device).reshape(1, 1, 1)).expand(x.shape[0], -1, -1)
@@ -190,14 +190,14 @@ class LocalFixedSampledFrame(LocalRows):
         return ids.gather(-1, place)[:, 0]
 
 
-def nano_graphs(folder: Path) -> Iterator[Graph]:
+def nano_graphs(folder: Path) -> Iterator[OnnxExport]:
     """The graphs of a model's folder, its codec's among them where it stands in `codec`."""
     yield from lm_graphs(MossTTSNano.load(folder), SpeechSettings.read(folder).sampling)
     if (folder / "codec").is_dir():
         yield from codec_graphs(MossAudioTokenizerNano.load(folder / "codec"))
 
 
-def lm_graphs(model: MossTTSNano, sampling: NanoSampling | None = None) -> Iterator[Graph]:
+def lm_graphs(model: MossTTSNano, sampling: NanoSampling | None = None) -> Iterator[OnnxExport]:
     """The five graphs of the language model."""
     config = model.config
     heads = (config.num_heads, config.head_dim)
@@ -211,7 +211,7 @@ def lm_graphs(model: MossTTSNano, sampling: NanoSampling | None = None) -> Itera
     padded[1, :3] = 0
     row_axes = {0: "batch", 1: "row"}
     presents = [f"present_{kind}_{layer}" for layer in range(config.num_layers) for kind in ("key", "value")]
-    yield Graph(
+    yield OnnxExport(
         "moss_tts_prefill", Prefill(model), {"input_ids": rows, "attention_mask": mask},
         {"input_ids": row_axes, "attention_mask": row_axes}, ("global_hidden", *presents),
         ({"input_ids": rows, "attention_mask": padded}, {"input_ids": rows[:1, :4], "attention_mask": mask[:1, :4]}),
@@ -235,7 +235,7 @@ def lm_graphs(model: MossTTSNano, sampling: NanoSampling | None = None) -> Itera
               for row in range(1, 5)),
         {name.replace("present", "past"): name for name in presents},
     )  # fmt: skip
-    yield Graph(
+    yield OnnxExport(
         "moss_tts_decode_step", DecodeStep(model), example, axes, ("global_hidden", *presents),
         (step(1, 1, 9, [9]),), stream=stream,
     )  # fmt: skip
@@ -244,11 +244,11 @@ def lm_graphs(model: MossTTSNano, sampling: NanoSampling | None = None) -> Itera
 
 def _local_graphs(
     model: MossTTSNano, sampling: NanoSampling, hidden: Tensor, noise: torch.Generator
-) -> Iterator[Graph]:
+) -> Iterator[OnnxExport]:
     config = model.config
     one = torch.ones(1, dtype=torch.int32)
     prefix = torch.randint(config.audio_vocab_size, (1, config.n_vq - 1), generator=noise).int()
-    yield Graph(
+    yield OnnxExport(
         "moss_tts_local_decoder", LocalDecoder(model),
         {"global_hidden": hidden, "text_token_id": 9 * one, "audio_prefix_token_ids": prefix}, {},
         ("text_logits", "audio_logits"),
@@ -266,7 +266,7 @@ def _local_graphs(
     pasts = {name: name.replace("past", "present") for name in example if name.startswith("local_past")}
     kinds = (TEXT_STEP, AUDIO_STEP, AUDIO_STEP, AUDIO_STEP)  # behind the hidden state, as a frame is made
     following = tuple(step(kind, length) for length, kind in enumerate(kinds, start=1))
-    yield Graph(
+    yield OnnxExport(
         "moss_tts_local_cached_step", LocalCachedStep(model), example, {name: {1: "past"} for name in pasts},
         ("text_logits", "audio_logits", *pasts.values()),
         (step(HIDDEN, 0), step(TEXT_STEP, 1), step(AUDIO_STEP, 7)),
@@ -281,7 +281,7 @@ def _local_graphs(
         "audio_random_u": uniform[:, 1:],
     }
     other = frame | {"global_hidden": -hidden, "audio_random_u": 1 - uniform[:, 1:]}
-    yield Graph(
+    yield OnnxExport(
         "moss_tts_local_fixed_sampled_frame", LocalFixedSampledFrame(model, sampling), frame, {},
         ("should_continue", "frame_token_ids"), (other,), CODE_TOLERANCE,
     )  # fmt: skip

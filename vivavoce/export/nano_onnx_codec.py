@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vivavoce.export.onnx_graph import Graph, Stream
-from vivavoce.models.moss_audio_tokenizer_nano import CodecLayer, MossAudioTokenizerNano, Stage
+from vivavoce.export.onnx_graph import OnnxExport, Stream
+from vivavoce.models.moss_audio_tokenizer_nano import CodecLayer, CodecStage, MossAudioTokenizerNano
 from vivavoce.nn.rope import rotate_pairs, rotation
 
 CODE_TOLERANCE = 0.02  # of codes: two may be equally near
@@ -55,10 +55,10 @@ class CodecChain(nn.Module):
     def through(self, x: Tensor) -> Tensor:
         """# [batch, time, channel]"""
         for module in self.chain:
-            x = self.stage(module, x) if isinstance(module, Stage) else module(x)
+            x = self.stage(module, x) if isinstance(module, CodecStage) else module(x)
         return x
 
-    def stage(self, stage: Stage, x: Tensor) -> Tensor:
+    def stage(self, stage: CodecStage, x: Tensor) -> Tensor:
         """A transformer with its window, everything at once."""
         places = torch.arange(x.shape[1], device=x.device)
         back = places[:, None] - places
@@ -71,7 +71,7 @@ class CodecChain(nn.Module):
         return projected
 
 
-def _turns(stage: Stage, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _turns(stage: CodecStage, positions: Tensor) -> tuple[Tensor, Tensor]:
     head_dim = stage.config.d_model // stage.config.num_heads
     return rotation(positions, head_dim, stage.config.max_period)
 
@@ -114,13 +114,13 @@ class CodecDecodeStep(CodecChain):
 
     def forward(self, audio_codes: Tensor, audio_code_lengths: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """State: an offset a stage, then offset, keys, values and positions of each layer."""
-        stages = [module for module in self.chain if isinstance(module, Stage)]
+        stages = [module for module in self.chain if isinstance(module, CodecStage)]
         offsets, layers = state[: len(stages)], state[len(stages) :]
         after_offsets, after_layers = list[Tensor](), list[Tensor]()
         x = self.codec.quantizer.decode(audio_codes.long().transpose(1, 2))
         number = 0
         for module in self.chain:
-            if not isinstance(module, Stage):
+            if not isinstance(module, CodecStage):
                 x = module(x)
                 continue
             offset = offsets[len(after_offsets)]
@@ -147,7 +147,7 @@ class CodecDecodeStep(CodecChain):
         return _split(x, self.codec), lengths, *after_offsets, *after_layers
 
 
-def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[Graph]:
+def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[OnnxExport]:
     """The three graphs of the codec."""
     config, noise = codec.config, torch.Generator().manual_seed(0)
     books, entries = config.quantizer.num_quantizers, config.quantizer.codebook_size
@@ -165,18 +165,18 @@ def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[Graph]:
             "audio_code_lengths": torch.tensor([frames], dtype=torch.int32),
         }
 
-    yield Graph(
+    yield OnnxExport(
         "moss_audio_tokenizer_encode", Encode(codec), sound(4), {"waveform": {2: f"{config.frame_samples}*frame"}},
         ("audio_codes", "audio_code_lengths"), (sound(7),), CODE_TOLERANCE,
     )  # fmt: skip
-    yield Graph(
+    yield OnnxExport(
         "moss_audio_tokenizer_decode_full", DecodeFull(codec), codes(4), {"audio_codes": {1: "frame"}},
         ("audio", "audio_lengths"), (codes(9),), SOUND_TOLERANCE,
     )  # fmt: skip
     state = empty_state(codec)
     after = {name: f"{name}_out" for name in state}
     first, *following = (codes(frames) for frames in STREAMED_FRAMES)
-    yield Graph(
+    yield OnnxExport(
         "moss_audio_tokenizer_decode_step", CodecDecodeStep(codec), codes(3) | state, {"audio_codes": {1: "frame"}},
         ("audio", "audio_lengths", *after.values()), (), SOUND_TOLERANCE,
         Stream(first | state, tuple(following), after),
@@ -185,7 +185,7 @@ def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[Graph]:
 
 def empty_state(codec: MossAudioTokenizerNano) -> dict[str, Tensor]:
     """The streaming decoder's state before the first frame, by the published names; each a tensor of its own."""
-    stages = [module for module in codec.decoder if isinstance(module, Stage)]
+    stages = [module for module in codec.decoder if isinstance(module, CodecStage)]
     state = {f"transformer_offset_{number}": torch.zeros(1, dtype=torch.int32) for number in range(len(stages))}
     layers = [stage for stage in stages for _ in range(stage.config.num_layers)]
     for number, stage in enumerate(layers):

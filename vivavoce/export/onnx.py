@@ -12,7 +12,7 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.export.nano_onnx import nano_graphs
 from vivavoce.export.nano_onnx_folder import write_beside
 from vivavoce.export.onnx_codec import codec_graphs, speech_graphs
-from vivavoce.export.onnx_graph import OPSET, ExportedGraph, Graph, export_graph
+from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, export_graph
 from vivavoce.export.onnx_lm import lm_graphs
 from vivavoce.export.onnx_vocoders import bigvgan_graphs, xy_graphs
 from vivavoce.export.onnx_whisper import whisper_graphs
@@ -30,12 +30,12 @@ COSYVOICE = ("llm.pt", "llm.rl.pt")
 
 
 @dataclass(frozen=True)
-class Kind:
+class OnnxKind:
     """A sort of model: how its files are recognised, and the graphs of one."""
 
     name: str
     fits: Callable[[Path], bool]
-    graphs: Callable[[Path], Iterator[Graph]]
+    graphs: Callable[[Path], Iterator[OnnxExport]]
     beside: Callable[[Path, Path], None] | None = None
     """Writes what a runtime needs besides the graphs, from the model's folder into the new one."""
 
@@ -44,13 +44,13 @@ def _of_type(model_type: str) -> Callable[[Path], bool]:
     return lambda source: _config(source).get("model_type") == model_type
 
 
-def _moss_speech(folder: Path) -> Iterator[Graph]:
+def _moss_speech(folder: Path) -> Iterator[OnnxExport]:
     yield from lm_graphs(MossSpeech.load(folder), ("text_logits", "audio_logits"))
     if (folder / "codec").is_dir():
         yield from codec_graphs(MossSpeechCodec.load(folder / "codec"))
 
 
-def _cosyvoice(folder: Path) -> Iterator[Graph]:
+def _cosyvoice(folder: Path) -> Iterator[OnnxExport]:
     version = version_of(folder)
     assert version is not None
     sizes = CosyVoiceSizes.of_folder(folder, version)
@@ -59,22 +59,22 @@ def _cosyvoice(folder: Path) -> Iterator[Graph]:
 
 
 KINDS = (
-    Kind("moss-speech", _of_type("moss_speech"), _moss_speech),
-    Kind("moss-tts-nano", _of_type("moss_tts_nano"), nano_graphs, write_beside),
-    Kind("moss-speech-codec", lambda s: (s / "flow").is_dir(), lambda s: codec_graphs(MossSpeechCodec.load(s))),
-    Kind("whisper", lambda s: _of_type("whisper")(s) or (s.suffix == ".pt" and s.name not in COSYVOICE),
+    OnnxKind("moss-speech", _of_type("moss_speech"), _moss_speech),
+    OnnxKind("moss-tts-nano", _of_type("moss_tts_nano"), nano_graphs, write_beside),
+    OnnxKind("moss-speech-codec", lambda s: (s / "flow").is_dir(), lambda s: codec_graphs(MossSpeechCodec.load(s))),
+    OnnxKind("whisper", lambda s: _of_type("whisper")(s) or (s.suffix == ".pt" and s.name not in COSYVOICE),
          lambda s: whisper_graphs(Whisper.load(s))),
-    Kind("cosyvoice", lambda s: version_of(s) is not None, _cosyvoice),
-    Kind("cosyvoice-lm", lambda s: s.name in COSYVOICE, lambda s: lm_graphs(CosyVoiceLM.load(s))),
-    Kind("llama", lambda s: s.suffix == ".gguf" or _of_type("llama")(s), lambda s: lm_graphs(Llama.load(s)[0])),
-    Kind("bigvgan", lambda s: "upsample_rates" in _config(s), lambda s: bigvgan_graphs(BigVGAN.load(s))),
-    Kind("xy-tokenizer", lambda s: s.suffix == ".ckpt" or any((s / name).is_file() for name in CHECKPOINT_NAMES),
+    OnnxKind("cosyvoice", lambda s: version_of(s) is not None, _cosyvoice),
+    OnnxKind("cosyvoice-lm", lambda s: s.name in COSYVOICE, lambda s: lm_graphs(CosyVoiceLM.load(s))),
+    OnnxKind("llama", lambda s: s.suffix == ".gguf" or _of_type("llama")(s), lambda s: lm_graphs(Llama.load(s)[0])),
+    OnnxKind("bigvgan", lambda s: "upsample_rates" in _config(s), lambda s: bigvgan_graphs(BigVGAN.load(s))),
+    OnnxKind("xy-tokenizer", lambda s: s.suffix == ".ckpt" or any((s / name).is_file() for name in CHECKPOINT_NAMES),
          lambda s: xy_graphs(XYTokenizer.load(s))),
 )  # fmt: skip
 """One line a sort of model; the first that fits is taken."""
 
 
-def kind_of(source: Path) -> Kind:
+def kind_of(source: Path) -> OnnxKind:
     """The sort of model a folder or file holds."""
     if not source.exists():
         raise CheckpointError(f"{source} does not exist; give the folder or file of a model")
@@ -107,7 +107,7 @@ def export_onnx(
     return written
 
 
-def _write_manifest(file: Path, kind: Kind, written: Sequence[ExportedGraph]) -> None:
+def _write_manifest(file: Path, kind: OnnxKind, written: Sequence[ExportedGraph]) -> None:
     graphs = [vars(graph) | {"file": graph.file.name} for graph in written]
     file.write_text(json.dumps({"kind": kind.name, "graphs": graphs}, indent=2, default=str), encoding="utf8")
 

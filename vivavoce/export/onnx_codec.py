@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.export.onnx_graph import Graph
+from vivavoce.export.onnx_graph import OnnxExport
 from vivavoce.models.causal_hift import CausalHiFT, Contexts
 from vivavoce.models.cosyvoice3_dit import RotatedPast, rotary_angles
 from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow
@@ -21,11 +21,11 @@ from vivavoce.models.flow_speech import FlowSpeech
 from vivavoce.models.flow_stream import StreamingFlow
 from vivavoce.models.hift import HiFT, turned
 from vivavoce.models.hift_geometry import DecodePlan, StagePlan
-from vivavoce.models.hift_geometry import Span as TimeSpan
+from vivavoce.models.hift_geometry import SampleSpan as TimeSpan
 from vivavoce.models.hift_stream import HiFTStream
 from vivavoce.models.moss_speech_codec import MossSpeechCodec
 from vivavoce.models.speech_encoder import SpeechEncoder
-from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.chunk_mask import KeySpan
 from vivavoce.nn.past import Past, Silence
 from vivavoce.nn.sine_source import SourceStart
 
@@ -34,7 +34,7 @@ SOUND_TOLERANCE = 2e-3
 ENDLESS = TimeSpan(0, 1 << 40)  # a slice ends where the axis does, so the graph has no arithmetic of lengths
 
 
-class Ear(nn.Module):
+class SpeechEncoderGraph(nn.Module):
     """Log-mel frames of one segment (at most 30 s) to codes."""
 
     def __init__(self, encoder: SpeechEncoder) -> None:
@@ -99,7 +99,7 @@ class FlowStep(nn.Module):
         return x + self.lengths[step] * ((1 + strength) * with_conditions - strength * without)
 
 
-class Vocoder(nn.Module):
+class VocoderGraph(nn.Module):
     """Mel to sound. The noise in it is drawn from `seed`, the same numbers as the house draws."""
 
     def __init__(self, hift: HiFT) -> None:
@@ -150,7 +150,7 @@ class FromSilence(Contexts):
         return convolved
 
 
-def speech_graphs(speech: FlowSpeech) -> Iterator[Graph]:
+def speech_graphs(speech: FlowSpeech) -> Iterator[OnnxExport]:
     """Flow and vocoder of CosyVoice 2 or 3."""
     flow, vocoder = speech.flow, speech.vocoder
     assert isinstance(flow, FlowDecoder | CosyVoice3Flow)
@@ -159,7 +159,7 @@ def speech_graphs(speech: FlowSpeech) -> Iterator[Graph]:
     yield vocoder_graph(vocoder if isinstance(vocoder, CausalHiFT) else cast(HiFTStream, vocoder).hift)
 
 
-def codec_graphs(codec: MossSpeechCodec) -> Iterator[Graph]:
+def codec_graphs(codec: MossSpeechCodec) -> Iterator[OnnxExport]:
     """Ear, flow and vocoder of a codec."""
     flow = codec.flow
     yield ear_graph(codec.ear.encoder)
@@ -168,15 +168,17 @@ def codec_graphs(codec: MossSpeechCodec) -> Iterator[Graph]:
     yield vocoder_graph(codec.vocoder.hift)
 
 
-def ear_graph(encoder: SpeechEncoder) -> Graph:
+def ear_graph(encoder: SpeechEncoder) -> OnnxExport:
     """mel → codes."""
     bins = encoder.config.num_mel_bins
     mels = [{"mel": torch.randn(batch, bins, frames)} for batch, frames in ((3, 61), (1, 8), (2, 100))]
     axes = {"mel": {0: "batch", 2: "frame"}}
-    return Graph("speech_encoder", Ear(encoder), mels[0], axes, ("codes",), tuple(mels[1:]), CODE_TOLERANCE)
+    return OnnxExport(
+        "speech_encoder", SpeechEncoderGraph(encoder), mels[0], axes, ("codes",), tuple(mels[1:]), CODE_TOLERANCE
+    )
 
 
-def vocoder_graph(hift: HiFT | CausalHiFT) -> Graph:
+def vocoder_graph(hift: HiFT | CausalHiFT) -> OnnxExport:
     """mel, seed → sound."""
 
     def example(batch: int, frames: int) -> dict[str, Tensor]:
@@ -184,11 +186,11 @@ def vocoder_graph(hift: HiFT | CausalHiFT) -> Graph:
 
     axes = {"mel": {0: "batch", 2: "frame"}, "seed": {0: "batch"}}
     checks = (example(1, 7), example(2, 40))
-    module = Vocoder(hift) if isinstance(hift, HiFT) else CausalVocoder(hift)
-    return Graph("vocoder", module, example(3, 11), axes, ("sound",), checks, SOUND_TOLERANCE)
+    module = VocoderGraph(hift) if isinstance(hift, HiFT) else CausalVocoder(hift)
+    return OnnxExport("vocoder", module, example(3, 11), axes, ("sound",), checks, SOUND_TOLERANCE)
 
 
-def _conditions_graph(flow: FlowDecoder | CosyVoice3Flow) -> Graph:
+def _conditions_graph(flow: FlowDecoder | CosyVoice3Flow) -> OnnxExport:
     config = flow.config
 
     def example(streams: int, codes: int) -> dict[str, Tensor]:
@@ -197,12 +199,12 @@ def _conditions_graph(flow: FlowDecoder | CosyVoice3Flow) -> Graph:
 
     axes = {"codes": {0: "stream", 1: "code"}, "speaker": {0: "stream"}}
     outputs = ("features", "voice", "noise")
-    return Graph(
+    return OnnxExport(
         "flow_conditions", FlowConditions(flow), example(3, 11), axes, outputs, (example(1, 7), example(2, 30))
     )
 
 
-def _step_graph(flow: FlowDecoder | CosyVoice3Flow) -> Graph:
+def _step_graph(flow: FlowDecoder | CosyVoice3Flow) -> OnnxExport:
     config = flow.config
 
     def example(streams: int, codes: int, step: int) -> dict[str, Tensor]:
@@ -213,7 +215,7 @@ def _step_graph(flow: FlowDecoder | CosyVoice3Flow) -> Graph:
     wide = {0: "stream", 1: "frame"}
     axes = {"x": wide, "features": wide, "voice": {0: "stream"}, "prompt_mel": wide}
     checks = (example(1, 7, 0), example(2, 30, config.euler_steps - 1))
-    return Graph("flow_step", FlowStep(flow), example(3, 11, 1), axes, ("mel",), checks)
+    return OnnxExport("flow_step", FlowStep(flow), example(3, 11, 1), axes, ("mel",), checks)
 
 
 def _features(flow: StreamingFlow, codes: Tensor) -> Tensor:
@@ -226,7 +228,7 @@ def _features(flow: StreamingFlow, codes: Tensor) -> Tensor:
     assert isinstance(flow, FlowDecoder)
     nowhere = torch.zeros(1, dtype=torch.int64, device=codes.device)
     code_bias, frame_bias = _chunk_bias(flow, time), _chunk_bias(flow, time * ratio, ratio)
-    span = Span(nowhere, time, nowhere)
+    span = KeySpan(nowhere, time, nowhere)
     encoded = flow.encoder(embedded, span, code_bias, frame_bias, Silence(), Silence())
     return flow.encoder_proj(encoded)
 

@@ -39,7 +39,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Graph:
+class OnnxExport:
     """A module to be exported. Its forward takes the tensors of `example` in their order and gives those of `outputs`.
 
     `axes` names the axes that may change, by input; axes of one name change together, and `8*code` is eight times the
@@ -79,7 +79,7 @@ class ExportedGraph:
     checked: list[dict[str, list[int]]] = field(default_factory=list)
 
 
-def export_graph(graph: Graph, folder: Path, opset: int = OPSET, check: bool = True) -> ExportedGraph:
+def export_graph(graph: OnnxExport, folder: Path, opset: int = OPSET, check: bool = True) -> ExportedGraph:
     """Write `folder/name.onnx` and compare it with torch; a graph that is too far off is an error, and not kept."""
     file = folder / f"{graph.name}.onnx"
     partial = file.with_suffix(".partial.onnx")
@@ -98,7 +98,7 @@ def export_graph(graph: Graph, folder: Path, opset: int = OPSET, check: bool = T
 
 
 @torch.no_grad()
-def _write(graph: Graph, file: Path, opset: int) -> None:
+def _write(graph: OnnxExport, file: Path, opset: int) -> None:
     try:
         import onnx
         import onnxscript  # noqa: F401 - torch's exporter needs it, and says so less clearly
@@ -128,7 +128,7 @@ def _write(graph: Graph, file: Path, opset: int) -> None:
         onnx.save(model, file, save_as_external_data=True, location=f"{graph.name}.onnx.data")
 
 
-def _dynamic_shapes(graph: Graph) -> tuple[Any, ...]:
+def _dynamic_shapes(graph: OnnxExport) -> tuple[Any, ...]:
     names = {size.rpartition("*")[2] for axes in graph.axes.values() for size in axes.values()}
     dims = {name: torch.export.Dim(name) for name in sorted(names)}
 
@@ -156,7 +156,7 @@ def _quietly() -> Iterator[None]:
         remarks.setLevel(level)
 
 
-def compare(graph: Graph, file: Path) -> float:
+def compare(graph: OnnxExport, file: Path) -> float:
     """How far the graph's outputs are from torch's on the example, all checks and the stream, at worst."""
     session = open_session(file)
     worst = 0.0
@@ -166,7 +166,7 @@ def compare(graph: Graph, file: Path) -> float:
     return worst if graph.stream is None else max(worst, _compare_stream(graph, graph.stream, session))
 
 
-def _compare_stream(graph: Graph, stream: Stream, session: Any) -> float:
+def _compare_stream(graph: OnnxExport, stream: Stream, session: Any) -> float:
     """Torch and ONNX each go on from the state of their own."""
     wanted, found = _by_torch(graph, stream.first), _by_onnx(graph, session, stream.first)
     worst = _worst(wanted, found)
@@ -180,12 +180,12 @@ def _compare_stream(graph: Graph, stream: Stream, session: Any) -> float:
 
 
 @torch.no_grad()
-def _by_torch(graph: Graph, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _by_torch(graph: OnnxExport, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     outputs = graph.module(*given.values())
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _by_onnx(graph: Graph, session: Any, given: Mapping[str, Tensor]) -> "list[np.ndarray[Any, Any]]":
+def _by_onnx(graph: OnnxExport, session: Any, given: Mapping[str, Tensor]) -> "list[np.ndarray[Any, Any]]":
     found: list[np.ndarray[Any, Any]] = session.run(
         list(graph.outputs), {name: tensor.numpy() for name, tensor in given.items()}
     )
@@ -222,7 +222,7 @@ def open_session(file: Path) -> Any:
         raise CheckpointError(f"{file} cannot be opened as an ONNX graph ({first}); export it again") from error
 
 
-def _described(graph: Graph, file: Path, opset: int, difference: float | None) -> ExportedGraph:
+def _described(graph: OnnxExport, file: Path, opset: int, difference: float | None) -> ExportedGraph:
     session = open_session(file)
     data = file.with_name(f"{file.name}.data")
     return ExportedGraph(

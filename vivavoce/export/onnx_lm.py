@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.errors import InputError
-from vivavoce.export.onnx_graph import Graph, Stream
+from vivavoce.export.onnx_graph import OnnxExport, Stream
 from vivavoce.models.interface import GenerativeModel
-from vivavoce.nn.paged import Piece
+from vivavoce.nn.paged import CachePiece
 
 MOST_PARAMETERS = 2_000_000_000  # larger ones belong into an engine that batches
 
 
 @dataclass(frozen=True)
-class DynamicPiece(Piece):
+class DynamicPiece(CachePiece):
     """All new rows of the one sequence; its sizes are symbols while a graph is traced."""
 
     @property
@@ -43,7 +43,7 @@ class DenseRows:
         self.keys[layer] = torch.cat([self.past_keys[layer], keys])
         self.values[layer] = torch.cat([self.past_values[layer], values])
 
-    def read(self, layer: int, piece: Piece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, piece: CachePiece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """All of them, as they are.  # each [context, head, head_dim]"""
         return self.keys[layer], self.values[layer]
 
@@ -64,7 +64,7 @@ class NextRows(nn.Module):
         return *heads, *(torch.stack([held[layer] for layer in sorted(held)]) for held in (batch.keys, batch.values))
 
 
-def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterator[Graph]:
+def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterator[OnnxExport]:
     """A model that the engine can run; `heads` names its logits."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if count > MOST_PARAMETERS:
@@ -83,4 +83,4 @@ def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterato
     outputs = (*heads, "keys", "values")
     following = tuple(example(rows, 0) for rows in (1, 2, 1))
     stream = Stream(example(4, 0), following, {"past_keys": "keys", "past_values": "values"})
-    yield Graph("lm", NextRows(model), example(5, 7), axes, outputs, (example(1, 12),), stream=stream)
+    yield OnnxExport("lm", NextRows(model), example(5, 7), axes, outputs, (example(1, 12),), stream=stream)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from vivavoce.export.onnx_graph import Graph
+from vivavoce.export.onnx_graph import OnnxExport
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.vocos import LOUDEST_BIN, FourierHead
 from vivavoce.models.xy_tokenizer import XYTokenizer
@@ -76,22 +76,22 @@ class XYDecoder(nn.Module):
         return sound
 
 
-def bigvgan_graphs(vocoder: BigVGAN) -> Iterator[Graph]:
+def bigvgan_graphs(vocoder: BigVGAN) -> Iterator[OnnxExport]:
     """mel → sound."""
     bands = vocoder.config.num_mels
     mels = [{"mel": torch.randn(batch, bands, frames)} for batch, frames in ((3, 11), (1, 7), (2, 24))]
     axes = {"mel": {0: "batch", 2: "frame"}}
-    yield Graph("vocoder", WholeBigVGAN(vocoder), mels[0], axes, ("sound",), tuple(mels[1:]), SOUND_TOLERANCE)
+    yield OnnxExport("vocoder", WholeBigVGAN(vocoder), mels[0], axes, ("sound",), tuple(mels[1:]), SOUND_TOLERANCE)
 
 
-def xy_graphs(tokenizer: XYTokenizer) -> Iterator[Graph]:
+def xy_graphs(tokenizer: XYTokenizer) -> Iterator[OnnxExport]:
     """mel → codes, and codes → sound."""
     config, per_code = tokenizer.config, 2 * tokenizer.config.pooling
     sizes = ((3, 11), (1, 3), (2, 20))
     mels = [{"mel": torch.randn(batch, config.mel_bins, codes * per_code)} for batch, codes in sizes]
     axes = {"mel": {0: "batch", 2: f"{per_code}*code"}}
-    yield Graph("encoder", XYEncoder(tokenizer), mels[0], axes, ("codes",), tuple(mels[1:]), CODE_TOLERANCE)
+    yield OnnxExport("encoder", XYEncoder(tokenizer), mels[0], axes, ("codes",), tuple(mels[1:]), CODE_TOLERANCE)
     books, entries = config.codebooks, config.codebook_entries
     codes = [{"codes": torch.randint(0, entries, (batch, books, count))} for batch, count in sizes]
     axes = {"codes": {0: "batch", 2: "code"}}
-    yield Graph("decoder", XYDecoder(tokenizer), codes[0], axes, ("sound",), tuple(codes[1:]), SOUND_TOLERANCE)
+    yield OnnxExport("decoder", XYDecoder(tokenizer), codes[0], axes, ("sound",), tuple(codes[1:]), SOUND_TOLERANCE)

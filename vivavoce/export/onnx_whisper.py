@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.export.onnx_graph import Graph, Stream
+from vivavoce.export.onnx_graph import OnnxExport, Stream
 from vivavoce.models.whisper import Whisper
 
 MEMORY = ("memory_keys", "memory_values")
 PAST = ("past_keys", "past_values")
 
 
-class WindowEncoder(nn.Module):
+class WhisperEncoderGraph(nn.Module):
     """Log-mel windows to the keys and values that every decoder layer reads of them."""
 
     def __init__(self, whisper: Whisper) -> None:
@@ -57,12 +57,12 @@ class TokenDecoder(nn.Module):
         return decoder.logits(decoder.layer_norm(x)), torch.stack(keys), torch.stack(values)
 
 
-def whisper_graphs(whisper: Whisper) -> Iterator[Graph]:
+def whisper_graphs(whisper: Whisper) -> Iterator[OnnxExport]:
     """Encoder and decoder."""
     config = whisper.config
     mels = [{"mel": torch.randn(batch, config.num_mel_bins, frames)} for batch, frames in ((3, 61), (1, 30), (2, 100))]
     axes = {"mel": {0: "window", 2: "frame"}}
-    yield Graph("encoder", WindowEncoder(whisper), mels[0], axes, ("states", *MEMORY), tuple(mels[1:]))
+    yield OnnxExport("encoder", WhisperEncoderGraph(whisper), mels[0], axes, ("states", *MEMORY), tuple(mels[1:]))
     layers, heads = config.decoder_layers, config.decoder_attention_heads
     head_dim = config.d_model // heads
 
@@ -77,4 +77,4 @@ def whisper_graphs(whisper: Whisper) -> Iterator[Graph]:
     following = tuple(example(1, tokens, 0, 9) for tokens in (1, 2, 1))
     stream = Stream(example(1, 4, 0, 9), following, dict(zip(PAST, outputs[1:], strict=True)))
     checks = (example(2, 1, 12, 50),)
-    yield Graph("decoder", TokenDecoder(whisper), example(3, 5, 7, 31), axes, outputs, checks, stream=stream)
+    yield OnnxExport("decoder", TokenDecoder(whisper), example(3, 5, 7, 31), axes, outputs, checks, stream=stream)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.packing import PACKING, SCALE, Narrow, narrow_matrices, widen
+from vivavoce.models.packing import PACKING, SCALE, PackedMatrix, narrow_matrices, widen
 from vivavoce.models.quantised import QuantisedNames, ReadQuantised, install
 from vivavoce.nn.linear import postponed
 
@@ -141,7 +141,7 @@ class Checkpoint:
         self.shapes[name] = shape
 
 
-def _widened(tensor: Callable[[], Tensor], scale: Callable[[], Tensor] | None, narrow: Narrow | None) -> Tensor:
+def _widened(tensor: Callable[[], Tensor], scale: Callable[[], Tensor] | None, narrow: PackedMatrix | None) -> Tensor:
     return widen(tensor(), scale() if scale is not None else None, narrow)
 
 

@@ -89,7 +89,7 @@ def rotary_angles(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-class TimeEmbedding(nn.Module):
+class DiTTimeEmbedding(nn.Module):
     """Sinusoids of the flow's time through two linears."""
 
     def __init__(self, waves: int, dim: int) -> None:
@@ -148,7 +148,7 @@ class InputEmbedding(nn.Module):
         return x + places
 
 
-class Attention(nn.Module):
+class DiTAttention(nn.Module):
     """Multi-head self-attention over a past."""
 
     def __init__(self, config: DiTConfig) -> None:
@@ -166,7 +166,7 @@ class Attention(nn.Module):
         return out
 
 
-class FeedForward(nn.Module):
+class DiTFeedForward(nn.Module):
     """Two linears with an approximate GELU between."""
 
     def __init__(self, dim: int, hidden: int) -> None:
@@ -193,14 +193,14 @@ class Residual(NamedTuple):
         return modulated_norm(self.x, self.gated, scale, shift, NORM_EPS)
 
 
-class Block(nn.Module):
+class DiTBlock(nn.Module):
     """Attention and feed-forward, each between a modulated norm and a gate."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         self.attn_norm = Modulation(config.dim, BLOCK_CONDITIONS)
-        self.attn = Attention(config)
-        self.ff = FeedForward(config.dim, config.dim * config.expansion)
+        self.attn = DiTAttention(config)
+        self.ff = DiTFeedForward(config.dim, config.dim * config.expansion)
 
     def forward(self, stream: Residual, conditions: Tensor, bias: Tensor | None, past: Past) -> Residual:
         """# conditions [6, dim]"""
@@ -228,10 +228,10 @@ class DiT(nn.Module):
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         self.config = config
-        self.time_embed = TimeEmbedding(config.time_waves, config.dim)
+        self.time_embed = DiTTimeEmbedding(config.time_waves, config.dim)
         self.input_embed = InputEmbedding(config)
         self.rotary_embed = RotaryConstant(config.head_dim)
-        self.transformer_blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.transformer_blocks = nn.ModuleList(DiTBlock(config) for _ in range(config.blocks))
         self.norm_out = Modulation(config.dim, FINAL_CONDITIONS)
         self.proj_out = Linear(config.dim, config.mel_bands, bias=True)
         self.register_buffer("table", None, persistent=False)
@@ -249,7 +249,7 @@ class DiT(nn.Module):
                 )
             return self.table
         embedding = self.time_embed(times)
-        blocks = cast(Iterable[Block], self.transformer_blocks)
+        blocks = cast(Iterable[DiTBlock], self.transformer_blocks)
         modulations = [*(block.attn_norm for block in blocks), self.norm_out]
         return torch.cat([modulation(embedding) for modulation in modulations], dim=1)
 

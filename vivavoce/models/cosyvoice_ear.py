@@ -32,7 +32,7 @@ class Rates(NamedTuple):
     spoken: int = 24_000
 
 
-class CosyVoiceEar:
+class CosyVoiceSpeechTokenizer:
     """Recordings → what the models need of them, by the published networks of a folder."""
 
     rates = Rates()

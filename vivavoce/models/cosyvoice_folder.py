@@ -12,7 +12,7 @@ from vivavoce.errors import CheckpointError
 from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig
 from vivavoce.models.cosyvoice3_dit import DiTConfig
 from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow, CosyVoice3FlowConfig, LookaheadConfig
-from vivavoce.models.cosyvoice_ear import CosyVoiceEar
+from vivavoce.models.cosyvoice_ear import CosyVoiceSpeechTokenizer
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
 from vivavoce.models.cosyvoice_tokens import load_tokenizer
 from vivavoce.models.flow import FlowConfig, FlowDecoder
@@ -92,7 +92,7 @@ class CosyVoiceParts:
     lm: CosyVoiceLM
     speech: FlowSpeech
     tokenizer: TextTokenizer
-    ear: CosyVoiceEar
+    ear: CosyVoiceSpeechTokenizer
 
     @property
     def version(self) -> int:
@@ -124,7 +124,7 @@ def load_cosyvoice(
         CosyVoiceLM.load(lm_file, sizes.lm, device, lm_dtype),
         load_speech(folder, sizes, device, flow_dtype),
         load_tokenizer(folder, version),
-        CosyVoiceEar(folder, version),
+        CosyVoiceSpeechTokenizer(folder, version),
     )
 
 

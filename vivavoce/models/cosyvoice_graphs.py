@@ -44,7 +44,7 @@ def warm_up(speech: FlowSpeech, voice: FlowVoice, batches: Sequence[int], left_c
             _, states = speech.step_batch(states, codes, [False] * streams)
 
 
-class Hop(NamedTuple):
+class CausalHiFTHop(NamedTuple):
     """What must be equal for two hops to replay the same graph."""
 
     streams: int
@@ -90,16 +90,16 @@ class GraphedCausalHiFT:
         after = _state(filled, tensors, has_phase=True, frames=frames)
         return sound[:rows], split(after, [rows, missing])[0]
 
-    def _hop(self, state: CausalHiFTState, mel: Tensor, final: bool) -> Hop | None:
+    def _hop(self, state: CausalHiFTState, mel: Tensor, final: bool) -> CausalHiFTHop | None:
         """The graph for such a hop, if there is one or may be."""
         rows, frames, ahead = mel.shape[0], mel.shape[-1], self.hift.config.look_right
         recurs = state.frames > ahead or (state.frames == 0 and frames > ahead)
         if final or not recurs or rows > BUCKETS[-1]:
             return None
-        hop = Hop(bucket_of(rows), state.frames, frames, state.start.seed is not None)
+        hop = CausalHiFTHop(bucket_of(rows), state.frames, frames, state.start.seed is not None)
         return hop if hop in self._graphs or self._graphs.captured < MOST_SHAPES else None
 
-    def _replayed(self, hop: Hop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _replayed(self, hop: CausalHiFTHop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         mel, *held = tensors
         blank = self.initial_state(0 if hop.noisy else None)
         state = _state(blank, held, has_phase=hop.known > 0, frames=hop.known)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from vivavoce.errors import InputError
 from vivavoce.models.cosyvoice_lm import MOST_CODES, NO_CODE, CosyVoiceLMConfig
-from vivavoce.models.cosyvoice_prompt import Before
+from vivavoce.models.cosyvoice_prompt import PromptPrefix
 from vivavoce.models.interface import Row
 
 TEXT_TOKENS, SPEECH_CODES = 5, 15  # of one round
 
 
 @dataclass(frozen=True)
-class Ask:
+class InterleaveRequest:
     """What the model reads next, and how many codes it makes then; None: as many as it likes, up to `most`."""
 
     rows: tuple[Row, ...]
@@ -27,7 +27,7 @@ class Ask:
 class Interleave:
     """The rounds of one reply. Text is given as it comes; `ask` says what to do with it."""
 
-    def __init__(self, config: CosyVoiceLMConfig, before: Before) -> None:
+    def __init__(self, config: CosyVoiceLMConfig, before: PromptPrefix) -> None:
         self._config = config
         opening = 0
         if config.version == 3:  # what stands before the transcript is read at once
@@ -56,7 +56,7 @@ class Interleave:
             raise InputError("there is no text to say; give at least one token")
         self._is_ended = True
 
-    def ask(self) -> Ask | None:
+    def ask(self) -> InterleaveRequest | None:
         """The next round; None: more text is needed first, or everything was asked for."""
         if self._is_over:
             return None
@@ -71,17 +71,17 @@ class Interleave:
             return self._asked(self._due)
         return self._last() if self._is_ended else None
 
-    def _last(self) -> Ask:
+    def _last(self) -> InterleaveRequest:
         self._is_over = True
         self._rows += [*self._written(self._text), self._config.task, *self._spoken(self._reference)]
         self._text, self._reference = [], []
         return self._asked(None)
 
-    def _asked(self, codes: int | None) -> Ask:
+    def _asked(self, codes: int | None) -> InterleaveRequest:
         rows, self._rows, self._due = tuple(self._rows), [], 0
         most = max(1, MOST_CODES * self._given - self._made)
         self._made += codes or 0
-        return Ask(rows, codes, most)
+        return InterleaveRequest(rows, codes, most)
 
     def _read_round(self) -> None:
         """Five tokens of text, and the reference's codes of the same round if there are any."""

@@ -13,7 +13,7 @@ SYSTEM = "You are a helpful assistant."  # of version 3
 
 
 @dataclass(frozen=True)
-class Before:
+class PromptPrefix:
     """Text ids before the text, and the speech codes after it that belong to them."""
 
     text: tuple[int, ...] = ()
@@ -27,27 +27,27 @@ class CosyVoicePrompt:
         self.lm, self.tokenizer = lm, tokenizer
         self.version = lm.config.version
 
-    def zero_shot(self, transcript: str, codes: Sequence[int]) -> Before:
+    def zero_shot(self, transcript: str, codes: Sequence[int]) -> PromptPrefix:
         """To go on in the voice of a reference that said this."""
         words = self.tokenizer.encode(transcript)
         check_transcript(transcript, len(words), len(codes))
-        return Before((*self._opening(), *words), tuple(codes))
+        return PromptPrefix((*self._opening(), *words), tuple(codes))
 
-    def cross_lingual(self) -> Before:
+    def cross_lingual(self) -> PromptPrefix:
         """To speak any language: the reference's words and codes are left out, its sound is not."""
-        return Before(self._opening())
+        return PromptPrefix(self._opening())
 
-    def instructed(self, instruction: str) -> Before:
+    def instructed(self, instruction: str) -> PromptPrefix:
         """To speak as told."""
         if not instruction.strip() or END_OF_PROMPT in instruction:
             raise InputError(f"an instruction is a sentence without {END_OF_PROMPT}, not {instruction!r}")
-        return Before(self._opening(instruction.strip()))
+        return PromptPrefix(self._opening(instruction.strip()))
 
     def text(self, text: str) -> list[int]:
         """The ids of what is to be said."""
         return self.tokenizer.encode(text)
 
-    def rows(self, before: Before, text: Sequence[int]) -> list[Row]:
+    def rows(self, before: PromptPrefix, text: Sequence[int]) -> list[Row]:
         """The rows of a whole text that the language model replies to."""
         return self.lm.prompt(text, before.text, before.codes)
 

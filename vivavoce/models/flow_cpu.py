@@ -16,15 +16,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.models.flow import FlowConfig, FlowDecoder
-from vivavoce.models.flow_estimator import CausalBlock, FlowEstimator, ResidualBlock, Stage, Transformer
+from vivavoce.models.flow_estimator import (
+    CausalBlock,
+    EstimatorStage,
+    EstimatorTransformer,
+    FlowEstimator,
+    ResidualBlock,
+)
 from vivavoce.models.flow_matching import FlowMatching, cosine_times
 from vivavoce.models.flow_state import FlowCache, FlowVoice, Pasts, VoicePrompt
 from vivavoce.nn.conv import CausalConv1d
 from vivavoce.nn.int8_linear import Int8Linear
-from vivavoce.nn.laid_out_linear import laid_out_for_many_rows
+from vivavoce.nn.laid_out_linear import column_major_for_many_rows
 from vivavoce.nn.past import Past, StreamPast
 from vivavoce.nn.quantised_linear import QuantisedLinear
-from vivavoce.nn.reordered_linear import ReorderedLinear
+from vivavoce.nn.reordered_linear import MkldnnLinear
 from vivavoce.nn.scripted import scripted
 
 LARGEST_EXPONENT = 30.0  # from here on mish is its input
@@ -36,7 +42,7 @@ class Plain(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight = laid_out_for_many_rows(weight.detach())
+        self.weight = column_major_for_many_rows(weight.detach())
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,7 +50,7 @@ class Plain(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-class Rounded(ReorderedLinear):
+class RoundedFlowLinear(MkldnnLinear):
     """A product whose rows are made a multiple of `ROWS`: the library gets ready for every number of them anew."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -63,7 +69,7 @@ class Rounded(ReorderedLinear):
 
 def product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """`x @ weight.T + bias` for an x of this type."""
-    return Rounded(weight, bias) if dtype == torch.bfloat16 else Plain(weight, bias)
+    return RoundedFlowLinear(weight, bias) if dtype == torch.bfloat16 else Plain(weight, bias)
 
 
 class Taps(nn.Module):
@@ -131,10 +137,10 @@ class FlatCausal(nn.Module):
         return n.div_(n + 2).mul_(y).to(x.dtype)
 
 
-class FlatTransformer(nn.Module):
+class FlatEstimatorTransformer(nn.Module):
     """Attention and feed-forward of norms, added to as they go."""
 
-    def __init__(self, layer: Transformer, dtype: torch.dtype) -> None:
+    def __init__(self, layer: EstimatorTransformer, dtype: torch.dtype) -> None:
         super().__init__()
         out, widen = cast(nn.Linear, layer.attn1.to_out[0]), cast(nn.Linear, layer.ff.net["0"]["proj"])  # type: ignore[index]
         narrow = cast(nn.Linear, layer.ff.net["2"])
@@ -160,13 +166,13 @@ class FlatTransformer(nn.Module):
 class FlatStage(nn.Module):
     """A residual block, its transformers and, at the ends of the UNet, a causal convolution."""
 
-    def __init__(self, stage: Stage, dtype: torch.dtype) -> None:
+    def __init__(self, stage: EstimatorStage, dtype: torch.dtype) -> None:
         super().__init__()
         block = cast(ResidualBlock, stage[0])
         self.block1, self.block2 = FlatCausal(block.block1, dtype), FlatCausal(block.block2, dtype)
         self.beside = product(block.res_conv.weight.squeeze(-1), block.res_conv.bias, dtype)
-        layers = cast(Sequence[Transformer], stage[1])
-        self.transformers = nn.ModuleList(FlatTransformer(layer, dtype) for layer in layers)
+        layers = cast(Sequence[EstimatorTransformer], stage[1])
+        self.transformers = nn.ModuleList(FlatEstimatorTransformer(layer, dtype) for layer in layers)
 
     def forward(
         self,
@@ -192,10 +198,10 @@ class FlatSteps(nn.Module):
 
     def __init__(self, estimator: FlowEstimator, dtype: torch.dtype) -> None:
         super().__init__()
-        down, up = cast(Stage, estimator.down_blocks[0]), cast(Stage, estimator.up_blocks[0])
+        down, up = cast(EstimatorStage, estimator.down_blocks[0]), cast(EstimatorStage, estimator.up_blocks[0])
         self.down, self.up = FlatStage(down, dtype), FlatStage(up, dtype)
         self.layers = len(self.down.transformers)  # of a stage
-        self.middle = nn.ModuleList(FlatStage(cast(Stage, stage), dtype) for stage in estimator.mid_blocks)
+        self.middle = nn.ModuleList(FlatStage(cast(EstimatorStage, stage), dtype) for stage in estimator.mid_blocks)
         self.down_conv, self.up_conv = Taps(cast(CausalConv1d, down[2]), dtype), Taps(cast(CausalConv1d, up[2]), dtype)
         self.final = FlatCausal(estimator.final_block, dtype)
         self.mel = product(estimator.final_proj.weight.squeeze(-1), estimator.final_proj.bias, dtype)

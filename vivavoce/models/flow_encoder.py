@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.chunk_mask import KeySpan
 from vivavoce.nn.conv import CausalConv1d
 from vivavoce.nn.past import Past
 from vivavoce.nn.relative_attention import RelativeAttention, distance_encoding, segment_distances
@@ -66,7 +66,7 @@ class LookaheadLayer(nn.Module):
         return y + x[:, : y.shape[1]]
 
 
-def silent_after_the_end(x: Tensor, span: Span, lookahead: int) -> Tensor:
+def silent_after_the_end(x: Tensor, span: KeySpan, lookahead: int) -> Tensor:
     """Embedded codes with as many zeros behind them as the look-ahead lacks, and zeros where they only fill up.
 
     # [row, time (+ lookahead), dim] → [row, time + lookahead, dim]
@@ -91,7 +91,7 @@ class Upsampler(nn.Module):
         return past.convolve(self.conv, x.repeat_interleave(self.ratio, dim=1))
 
 
-class FeedForward(nn.Module):
+class ConformerFeedForward(nn.Module):
     """Two linears with a swish between."""
 
     def __init__(self, dim: int, hidden: int) -> None:
@@ -111,7 +111,7 @@ class ConformerLayer(nn.Module):
     def __init__(self, config: FlowEncoderConfig) -> None:
         super().__init__()
         self.self_attn = RelativeAttention(config.dim, config.heads)
-        self.feed_forward = FeedForward(config.dim, config.feed_forward)
+        self.feed_forward = ConformerFeedForward(config.dim, config.feed_forward)
         self.norm_mha = nn.LayerNorm(config.dim, eps=LAYER_NORM_EPS)
         self.norm_ff = nn.LayerNorm(config.dim, eps=LAYER_NORM_EPS)
 
@@ -138,7 +138,7 @@ class FlowEncoder(nn.Module):
     def forward(
         self,
         codes: Tensor,  # embedded: [row, time (+ lookahead), dim]
-        span: Span,  # positions of the codes
+        span: KeySpan,  # positions of the codes
         code_bias: Tensor | None,  # [row, 1, time, key]; None: everything is visible
         frame_bias: Tensor | None,
         code_past: Past,
@@ -159,7 +159,7 @@ class FlowEncoder(nn.Module):
         normed: Tensor = self.after_norm(x)
         return normed
 
-    def _encodings(self, span: Span, dtype: torch.dtype) -> list[Tensor]:
+    def _encodings(self, span: KeySpan, dtype: torch.dtype) -> list[Tensor]:
         """Distances to the prefix, which starts at position 0, and to the window with what is new behind it."""
         to_window = torch.full((1,), span.window_slots, device=span.starts.device)
         distances = [segment_distances(to_window, span.time, span.window_slots + span.time)]

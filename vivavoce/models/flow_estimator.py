@@ -94,7 +94,7 @@ def _product(
     return y if residual is None else y + residual
 
 
-class Attention(nn.Module):
+class EstimatorAttention(nn.Module):
     """Multi-head self-attention over a past, without positions."""
 
     def __init__(self, dim: int, heads: int, head_dim: int) -> None:
@@ -112,7 +112,7 @@ class Attention(nn.Module):
         return _product(y.transpose(1, 2).flatten(2), self.to_out[0], residual=x)
 
 
-class FeedForward(nn.Module):
+class EstimatorFeedForward(nn.Module):
     """Two linears with a GELU between."""
 
     def __init__(self, dim: int, hidden: int) -> None:
@@ -125,16 +125,16 @@ class FeedForward(nn.Module):
         return _product(hidden, self.net["2"], residual=x)
 
 
-class Transformer(nn.Module):
+class EstimatorTransformer(nn.Module):
     """Pre-norm attention and feed-forward."""
 
     def __init__(self, config: FlowEstimatorConfig) -> None:
         super().__init__()
         dim = config.channels
         self.norm1 = nn.LayerNorm(dim)
-        self.attn1 = Attention(dim, config.heads, config.head_dim)
+        self.attn1 = EstimatorAttention(dim, config.heads, config.head_dim)
         self.norm3 = nn.LayerNorm(dim)
-        self.ff = FeedForward(dim, dim * config.expansion)
+        self.ff = EstimatorFeedForward(dim, dim * config.expansion)
 
     def forward(self, x: Tensor, bias: Tensor | None, past: Past) -> Tensor:
         """# [row, time, dim]"""
@@ -142,13 +142,13 @@ class Transformer(nn.Module):
         return y
 
 
-class Stage(nn.ModuleList):
+class EstimatorStage(nn.ModuleList):
     """A residual block, its transformers and, at the ends of the UNet, a causal convolution."""
 
     def __init__(self, config: FlowEstimatorConfig, in_channels: int, closing: bool) -> None:
         channels = config.channels
         residual = ResidualBlock(in_channels, channels, channels * config.expansion)
-        transformers = nn.ModuleList(Transformer(config) for _ in range(config.transformers))
+        transformers = nn.ModuleList(EstimatorTransformer(config) for _ in range(config.transformers))
         super().__init__([residual, transformers])
         if closing:
             self.append(CausalConv1d(channels, channels, KERNEL))
@@ -167,7 +167,7 @@ class Stage(nn.ModuleList):
         return past.convolve(conv, x)
 
 
-class TimeEmbedding(nn.Module):
+class EstimatorTimeEmbedding(nn.Module):
     """Sinusoids of the flow's time through two linears."""
 
     def __init__(self, in_channels: int, dim: int) -> None:
@@ -191,10 +191,12 @@ class FlowEstimator(nn.Module):
     def __init__(self, config: FlowEstimatorConfig) -> None:
         super().__init__()
         channels = config.channels
-        self.time_mlp = TimeEmbedding(config.in_channels, channels * config.expansion)
-        self.down_blocks = nn.ModuleList([Stage(config, config.in_channels, closing=True)])
-        self.mid_blocks = nn.ModuleList(Stage(config, channels, closing=False) for _ in range(config.middle_blocks))
-        self.up_blocks = nn.ModuleList([Stage(config, 2 * channels, closing=True)])
+        self.time_mlp = EstimatorTimeEmbedding(config.in_channels, channels * config.expansion)
+        self.down_blocks = nn.ModuleList([EstimatorStage(config, config.in_channels, closing=True)])
+        self.mid_blocks = nn.ModuleList(
+            EstimatorStage(config, channels, closing=False) for _ in range(config.middle_blocks)
+        )
+        self.up_blocks = nn.ModuleList([EstimatorStage(config, 2 * channels, closing=True)])
         self.final_block = CausalBlock(channels, channels)
         self.final_proj = nn.Conv1d(channels, config.out_channels, 1)
 
@@ -208,8 +210,8 @@ class FlowEstimator(nn.Module):
         """# x [row, time, in_channels], time_conditions [stage, channel] → [row, time, out_channels]"""
         first, *middle, last = time_conditions
         down, up = self.down_blocks[0], self.up_blocks[0]
-        assert isinstance(down, Stage)
-        assert isinstance(up, Stage)
+        assert isinstance(down, EstimatorStage)
+        assert isinstance(up, EstimatorStage)
         skip = down(x, first, bias, past)
         x = down.close(skip, past)
         for stage, time in zip(self.mid_blocks, middle, strict=True):

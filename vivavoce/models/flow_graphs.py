@@ -15,7 +15,7 @@ from torch import Tensor
 from vivavoce.models.flow_addresses import WINDOWS, FlowAddresses, addressable, addressed_pasts
 from vivavoce.models.flow_state import FlowCache, FlowPass, FlowState, FlowVoice
 from vivavoce.models.flow_stream import StreamingFlow
-from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.chunk_mask import KeySpan
 from vivavoce.nn.conv import CausalConv1d
 from vivavoce.nn.graphed import Graphed
 
@@ -25,7 +25,7 @@ PREFIX_STEP = 25  # codes
 NUMBERS = 3 + 3 * len(WINDOWS)  # before the codes of a stream: start, end, sink; addresses of voice, past and next
 
 
-class Hop(NamedTuple):
+class FlowHop(NamedTuple):
     """What must be equal for two hops to replay the same graph."""
 
     streams: int
@@ -142,7 +142,7 @@ class GraphedFlow(StreamingFlow):
 
     def capture(self, streams: int, time: int, prefix_codes: int, left_chunks: int) -> None:
         """Make the graph of such hops, if there is none yet."""
-        hop = Hop(bucket_of(streams, self.buckets), time, self._stepped(prefix_codes), left_chunks)
+        hop = FlowHop(bucket_of(streams, self.buckets), time, self._stepped(prefix_codes), left_chunks)
         if hop in self._graphs or not self._blank.mel_windows.is_cuda:
             return
         # Addresses of 0 stand for no past at all, so the runs before the capture touch nobody's.
@@ -174,7 +174,7 @@ class GraphedFlow(StreamingFlow):
             results.append((mels[index, :, frames], moved))
         return results
 
-    def _hop(self, states: Sequence[FlowState], final: bool) -> Hop | None:
+    def _hop(self, states: Sequence[FlowState], final: bool) -> FlowHop | None:
         """The graph that serves such states, if one can; the last codes of a reply are filled up to whole chunks."""
         left_chunks, cache, chunk = states[0].left_chunks, states[0].cache, self.config.chunk
         time = -(-(self._decodable(states[0], final) - states[0].position) // chunk) * chunk
@@ -185,7 +185,7 @@ class GraphedFlow(StreamingFlow):
         if not addressable(list(voices.values()), _in_one_piece(cache), time * self.config.ratio):
             return None
         streams, sink = bucket_of(len(states), self.buckets), max(state.voice.sink for state in states)
-        return Hop(streams, time, self._stepped(max(sink, self.longest_prefix)), left_chunks)
+        return FlowHop(streams, time, self._stepped(max(sink, self.longest_prefix)), left_chunks)
 
     def _stepped(self, codes: int) -> int:
         return -(-codes // self._prefix_step) * self._prefix_step
@@ -195,7 +195,7 @@ class GraphedFlow(StreamingFlow):
         states: Sequence[FlowState],
         caches: Sequence[FlowCache],
         after: Sequence[FlowCache],
-        hop: Hop,
+        hop: FlowHop,
         final: bool,
     ) -> list[Tensor]:
         """The tensors of a hop; streams that fill the bucket look like the first one, but keep no window."""
@@ -223,7 +223,7 @@ class GraphedFlow(StreamingFlow):
         numbers = numbers.to(self.device, non_blocking=True)
         return [numbers, torch.stack([*speakers, *[speakers[0]] * missing]), prompt_mel, *contexts]
 
-    def _replayed(self, hop: Hop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _replayed(self, hop: FlowHop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The mel and the next contexts: what the graph holds."""
         packed, speaker, prompt_mel, *contexts = tensors
         starts, ends, sinks, *places = packed[:, :NUMBERS].T.contiguous()
@@ -234,7 +234,7 @@ class GraphedFlow(StreamingFlow):
         before = replace(self._blank, **given)
         after = before.unwritten()
         pasts = addressed_pasts(self.config.estimator, past, before, after)
-        span = Span(starts, hop.time, sinks, hop.prefix_slots, slots, ends)
+        span = KeySpan(starts, hop.time, sinks, hop.prefix_slots, slots, ends)
         codes, chunk = packed[:, NUMBERS:], self.config.chunk
         mel = self.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, chunk, hop.left_chunks))
         return mel, *_contexts(after)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.models.flow_matching import GUIDANCE_ROWS
-from vivavoce.nn.chunk_mask import Span, attention_bias, visible
+from vivavoce.nn.chunk_mask import KeySpan, attention_bias, visible
 from vivavoce.nn.past import Past
 
 SLOT_AXIS = -2
@@ -209,7 +209,7 @@ class FlowPass:
     codes: Tensor  # [stream, time (+ look-ahead)]
     speaker: Tensor  # [stream, band]
     prompt_mel: Tensor  # [stream, frame, band]: the prompt's mel where a frame lies in the prompt, else zero
-    span: Span
+    span: KeySpan
     pasts: Pasts
     chunk: int | None
     """Codes that attend to one another; None: all see all."""

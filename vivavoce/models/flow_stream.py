@@ -31,7 +31,7 @@ from vivavoce.models.flow_state import (
     VoicePrompt,
 )
 from vivavoce.nn.allocation import allocating
-from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.chunk_mask import KeySpan
 from vivavoce.nn.past import Past, Silence, StreamPast
 
 TRAINING_LEFTOVERS = ("epoch", "step")
@@ -114,7 +114,7 @@ class StreamingFlow(nn.Module):
         time = len(everything) - (0 if final else self.config.lookahead)
         if time <= len(voice.codes):
             raise InputError(f"{len(codes)} codes are all look-ahead; give more than {self.config.lookahead} or final")
-        span = Span(self._indices([0]), time, self._indices([self._sink(len(voice.codes))]))
+        span = KeySpan(self._indices([0]), time, self._indices([self._sink(len(voice.codes))]))
         pasts = Pasts(Silence(), Silence(), lambda step: Silence())
         chunk = self.config.chunk if streaming else None
         mel = self.decode(FlowPass(everything[None], *self._conditions([voice], span), span, pasts, chunk, left_chunks))
@@ -239,7 +239,7 @@ class StreamingFlow(nn.Module):
         self,
         codes: Tensor,  # [stream, time (+ look-ahead)]
         voices: Sequence[FlowVoice],
-        span: Span,
+        span: KeySpan,
         cache: FlowCache,
         left_chunks: int | None,
     ) -> tuple[Tensor, FlowCache]:
@@ -257,10 +257,10 @@ class StreamingFlow(nn.Module):
         conditions, chunk = self._conditions(voices, span), self.config.chunk
         return self.decode(FlowPass(codes, *conditions, span, pasts, chunk, left_chunks)), after
 
-    def span(self, voices: Sequence[FlowVoice], starts: Sequence[int], time: int, cache: FlowCache) -> Span:
+    def span(self, voices: Sequence[FlowVoice], starts: Sequence[int], time: int, cache: FlowCache) -> KeySpan:
         """Where the next `time` codes of a batch of streams lie."""
         sinks = [voice.sink for voice in voices]
-        return Span(self._indices(starts), time, self._indices(sinks), max(sinks), cache.code_slots)
+        return KeySpan(self._indices(starts), time, self._indices(sinks), max(sinks), cache.code_slots)
 
     def _pasts(self, voices: Sequence[FlowVoice], cache: FlowCache, after: FlowCache) -> Pasts:
         shared = all(voice is voices[0] for voice in voices)
@@ -292,7 +292,7 @@ class StreamingFlow(nn.Module):
             mel_at,
         )
 
-    def _conditions(self, voices: Sequence[FlowVoice], span: Span) -> tuple[Tensor, Tensor]:
+    def _conditions(self, voices: Sequence[FlowVoice], span: KeySpan) -> tuple[Tensor, Tensor]:
         """Speaker and prompt mel of each stream, as `decode` takes them."""
         frames = span.scaled(self.config.ratio)
         rows = voices[0].mel.new_zeros(len(voices), frames.time, self.config.mel_bands)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
-from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, Span, decode_plan
+from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, SampleSpan, decode_plan
 from vivavoce.models.weight_norm import fold_weight_norm
 from vivavoce.nn.allocation import allocating
 from vivavoce.nn.short_fourier import ShortFourier
@@ -162,19 +162,19 @@ class HiFT(nn.Module):
         """The sound within the published bounds."""
         return sound.clamp(-self.config.audio_limit, self.config.audio_limit)
 
-    def decode(self, mel: Tensor, source: Tensor, emit: Span | None = None) -> Tensor:
+    def decode(self, mel: Tensor, source: Tensor, emit: SampleSpan | None = None) -> Tensor:
         """Sound of the frames `emit` (all, if None), not yet limited.
 
         # [batch, mel, frame], [batch, frame · 480] → [batch, emitted · 480]
         """
-        return self._sound(mel, self.fourier(source), emit or Span(0, mel.shape[-1]))
+        return self._sound(mel, self.fourier(source), emit or SampleSpan(0, mel.shape[-1]))
 
-    def _sound(self, mel: Tensor, excitation: Tensor, emit: Span) -> Tensor:
+    def _sound(self, mel: Tensor, excitation: Tensor, emit: SampleSpan) -> Tensor:
         """# excitation: its spectrum [batch, 2 · bins, frame · 120 + 1] → [batch, emitted · 480]"""
         plan = decode_plan(self.config, emit, mel.shape[-1])
         return self._waves(self._spectrum(mel, excitation, plan), plan, emit)
 
-    def _waves(self, spectrum: Tensor, plan: DecodePlan, emit: Span) -> Tensor:
+    def _waves(self, spectrum: Tensor, plan: DecodePlan, emit: SampleSpan) -> Tensor:
         """The sound of the frames `emit` in their spectrum.  # [batch, 2 · bins, frame] → [batch, emitted · 480]"""
         sound = self.fourier.inverse(turned(spectrum, self.config.plain_spectrum))
         begin = plan.spectrum.start * self.config.fft_hop - self.config.n_fft // 2
@@ -183,14 +183,14 @@ class HiFT(nn.Module):
 
     def _spectrum(self, mel: Tensor, excitation: Tensor, plan: DecodePlan) -> Tensor:
         x: Tensor = self.conv_pre(mel)
-        held = Span(0, x.shape[-1])
+        held = SampleSpan(0, x.shape[-1])
         blocks = list(cast(Iterable[ResBlock], self.resblocks))
         per_stage, last = len(self.config.resblock_kernels), len(plan.stages) - 1
         for stage, (taken, source, mixed) in enumerate(plan.stages):
             x = self.ups[stage](functional.leaky_relu(x[..., taken.inside(held)], self.config.slope))
             if stage == last:
                 x = functional.pad(x, (1, 0), mode="reflect")
-            upsampled = Span(taken.start * self.config.upsample_rates[stage], 0)
+            upsampled = SampleSpan(taken.start * self.config.upsample_rates[stage], 0)
             x = x[..., mixed.inside(upsampled)]
             x = x + self._excite(stage, excitation, source)[..., mixed.inside(source)]
             x = torch.stack([block(x) for block in blocks[stage * per_stage : (stage + 1) * per_stage]]).mean(0)
@@ -199,7 +199,7 @@ class HiFT(nn.Module):
         x = self.conv_post(functional.leaky_relu(x[..., wanted.inside(held)]))
         return x[..., plan.spectrum.inside(wanted)]
 
-    def _excite(self, stage: int, excitation: Tensor, span: Span) -> Tensor:
+    def _excite(self, stage: int, excitation: Tensor, span: SampleSpan) -> Tensor:
         stride, kernel = self.config.source_stride(stage), self.config.source_kernel(stage)
         first = span.start * stride
         length = (span.stop - span.start - 1) * stride + kernel - 2 * (stride // 2)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.models.hift import F0Predictor, HiFT, ResBlock
-from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, Span, decode_plan
+from vivavoce.models.hift_geometry import DecodePlan, HiFTConfig, SampleSpan, decode_plan
 from vivavoce.nn.counter_noise import normal_at
-from vivavoce.nn.laid_out_linear import laid_out_for_many_rows
+from vivavoce.nn.laid_out_linear import column_major_for_many_rows
 from vivavoce.nn.scripted import scripted
 from vivavoce.nn.short_fourier import ShortFourier
 from vivavoce.nn.sine_source import SineSource, SourceStart
@@ -58,7 +58,7 @@ class TapProduct:
     def __init__(self, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> None:
         """# weight [output, tap, input]"""
         self.taps, self.stride, self.padding = weight.shape[1], stride, padding
-        self.weight, self.bias = laid_out_for_many_rows(weight.flatten(1).contiguous()), bias
+        self.weight, self.bias = column_major_for_many_rows(weight.flatten(1).contiguous()), bias
 
     @classmethod
     def of(cls, conv: nn.Conv1d) -> "TapProduct":
@@ -308,18 +308,18 @@ class CpuHiFT(HiFT):
         steep = all(float(snake.alpha.abs().min()) >= SMALLEST_ALPHA for snake in snakes)
         return hift.conv_pre.weight.device.type == "cpu" and steep
 
-    def _sound(self, mel: Tensor, excitation: Tensor, emit: Span) -> Tensor:
+    def _sound(self, mel: Tensor, excitation: Tensor, emit: SampleSpan) -> Tensor:
         starts = range(emit.start, emit.stop, STRETCH)
-        stretches = [Span(start, min(start + STRETCH, emit.stop)) for start in starts]
+        stretches = [SampleSpan(start, min(start + STRETCH, emit.stop)) for start in starts]
         rows = zip(mel.split(1), excitation.split(1), strict=True)
         return torch.cat([torch.cat([self._stretch(*row, span) for span in stretches], dim=1) for row in rows])
 
-    def _stretch(self, mel: Tensor, excitation: Tensor, emit: Span) -> Tensor:
+    def _stretch(self, mel: Tensor, excitation: Tensor, emit: SampleSpan) -> Tensor:
         frames, length = mel.shape[-1], emit.stop - emit.start
         lacks = -length % LENGTHS if emit.stop == frames else 0
         if lacks:
             mel, excitation = (functional.pad(x, (0, lacks * n)) for x, n in ((mel, 1), (excitation, self._values)))
-        plan = decode_plan(self.config, Span(emit.start, emit.stop + lacks), mel.shape[-1])
+        plan = decode_plan(self.config, SampleSpan(emit.start, emit.stop + lacks), mel.shape[-1])
         return self._waves(self._spectrum(mel, excitation, plan, frames), plan, emit)
 
     def _spectrum(self, mel: Tensor, excitation: Tensor, plan: DecodePlan, frames: int | None = None) -> Tensor:
@@ -328,14 +328,14 @@ class CpuHiFT(HiFT):
         x = self._pre(mel[0].T)  # [frame, channel]
         x[frames:] = 0
         excitation = excitation[0].squeeze(1).T  # [frame, 2 · bins]
-        held = Span(0, len(x))
+        held = SampleSpan(0, len(x))
         last = len(plan.stages) - 1
         for stage, (taken, source, mixed) in enumerate(plan.stages):
             end = frames * self.config.rates[stage] + (stage == last)
             up = self._ups[stage](functional.leaky_relu(x[taken.inside(held)], self.config.slope))
             if stage == last:
                 up = torch.cat([up[1:2], up])  # reflected
-            upsampled = Span(taken.start * self.config.upsample_rates[stage], 0)
+            upsampled = SampleSpan(taken.start * self.config.upsample_rates[stage], 0)
             excited = self._excite(stage, excitation, source, end)
             mixture = up[mixed.inside(upsampled)] + excited[mixed.inside(source)]
             mixture[max(0, end - mixed.start) :] = 0
@@ -345,7 +345,9 @@ class CpuHiFT(HiFT):
         spectrum = self._post(_as_image(functional.leaky_relu(x[wanted.inside(held)], OUTER_SLOPE))).squeeze(2)
         return spectrum[..., plan.spectrum.within(frames * self._values + 1).inside(wanted)]
 
-    def _excite(self, stage: int, excitation: Tensor, span: Span, end: int | None = None) -> Tensor:  # [time, channel]
+    def _excite(
+        self, stage: int, excitation: Tensor, span: SampleSpan, end: int | None = None
+    ) -> Tensor:  # [time, channel]
         stride, kernel = self.config.source_stride(stage), self.config.source_kernel(stage)
         first = span.start * stride
         length = (span.stop - span.start - 1) * stride + kernel - 2 * (stride // 2)

@@ -60,21 +60,21 @@ class HiFTConfig:
         return self.f0_layers * (self.f0_kernel // 2)
 
 
-class Span(NamedTuple):
+class SampleSpan(NamedTuple):
     """Indices start … stop - 1 of a time axis."""
 
     start: int
     stop: int
 
-    def widened(self, by: int) -> "Span":
+    def widened(self, by: int) -> "SampleSpan":
         """Longer by so much at both ends."""
-        return Span(self.start - by, self.stop + by)
+        return SampleSpan(self.start - by, self.stop + by)
 
-    def within(self, length: int) -> "Span":
+    def within(self, length: int) -> "SampleSpan":
         """The part that exists."""
-        return Span(max(0, self.start), min(length, self.stop))
+        return SampleSpan(max(0, self.start), min(length, self.stop))
 
-    def inside(self, other: "Span") -> slice:
+    def inside(self, other: "SampleSpan") -> slice:
         """Where this span lies in an array that holds the other."""
         return slice(self.start - other.start, self.stop - other.start)
 
@@ -82,16 +82,16 @@ class Span(NamedTuple):
 class StagePlan(NamedTuple):
     """What one upsampling stage computes."""
 
-    taken: Span  # of the stage before
-    source: Span  # of the excitation, one value more at either end than is right there
-    mixed: Span  # of this stage, into the residual blocks
+    taken: SampleSpan  # of the stage before
+    source: SampleSpan  # of the excitation, one value more at either end than is right there
+    mixed: SampleSpan  # of this stage, into the residual blocks
 
 
 class DecodePlan(NamedTuple):
     """What a part of the sound needs: per stage, and of the final spectrum."""
 
     stages: tuple[StagePlan, ...]
-    spectrum: Span
+    spectrum: SampleSpan
 
 
 class Reach(NamedTuple):
@@ -102,11 +102,11 @@ class Reach(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def decode_plan(config: HiFTConfig, emit: Span, frames: int) -> DecodePlan:
+def decode_plan(config: HiFTConfig, emit: SampleSpan, frames: int) -> DecodePlan:
     """What to compute of each stage for the sound of the mel frames `emit` out of `frames`."""
     last = len(config.upsample_rates) - 1
     around = config.n_fft // 2 - 1
-    spectrum = Span(
+    spectrum = SampleSpan(
         -((around - emit.start * config.hop) // config.fft_hop),
         (emit.stop * config.hop - 1 + around) // config.fft_hop + 1,
     ).within(frames * config.rates[-1] + 1)
@@ -117,24 +117,24 @@ def decode_plan(config: HiFTConfig, emit: Span, frames: int) -> DecodePlan:
         length = frames * config.rates[stage] + shift
         mixed = wanted.within(length).widened(config.block_reach(max(config.resblock_kernels))).within(length)
         source = mixed.widened(config.block_reach(config.source_resblock_kernels[stage]) + 1).within(length)
-        wanted = _upsampled_from(config, stage, Span(mixed.start - shift, mixed.stop - shift))
+        wanted = _upsampled_from(config, stage, SampleSpan(mixed.start - shift, mixed.stop - shift))
         wanted = wanted.within(length // config.upsample_rates[stage])
         stages.append(StagePlan(wanted, source, mixed))
     return DecodePlan(tuple(reversed(stages)), spectrum)
 
 
-def _upsampled_from(config: HiFTConfig, stage: int, wanted: Span) -> Span:
+def _upsampled_from(config: HiFTConfig, stage: int, wanted: SampleSpan) -> SampleSpan:
     factor, kernel = config.upsample_rates[stage], config.upsample_kernels[stage]
     padding = (kernel - factor) // 2
     first = -((kernel - 1 - padding - wanted.start) // factor)
-    return Span(first, (wanted.stop - 1 + padding) // factor + 1)
+    return SampleSpan(first, (wanted.stop - 1 + padding) // factor + 1)
 
 
 @lru_cache(maxsize=16)
 def reach(config: HiFTConfig) -> Reach:
     """How much mel a frame of sound needs on either side so that it is the sound of the whole mel."""
     frame = 1000
-    plan = decode_plan(config, Span(frame, frame + 1), 2 * frame)
+    plan = decode_plan(config, SampleSpan(frame, frame + 1), 2 * frame)
     around_mel = config.outer_kernel // 2
     lefts = [plan.stages[0].taken.start - around_mel, frame - config.f0_reach]
     rights = [plan.stages[0].taken.stop - 1 + around_mel]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vivavoce.errors import InputError
 from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_geometry import Span, reach
+from vivavoce.models.hift_geometry import SampleSpan, reach
 from vivavoce.nn.graphed import Graphed
 from vivavoce.nn.sine_source import SourceStart, stacked_starts
 
@@ -37,7 +37,7 @@ class _Shape(NamedTuple):
 
     frames: int
     guessed: int  # frames to come that the sound depends on but that are not here yet
-    emit: Span
+    emit: SampleSpan
     begins: bool
     noisy: bool
 
@@ -102,7 +102,7 @@ class HiFTStream:
         stop = frames if final else max(sounded, frames - self.delay_frames)
         guessed = 0 if final else self.reach.right - self.delay_frames
         begins, noisy = state.start.cycles is None, state.start.seed is not None
-        return _Shape(frames, guessed, Span(sounded, stop), begins, noisy)
+        return _Shape(frames, guessed, SampleSpan(sounded, stop), begins, noisy)
 
     def _advance(self, state: HiFTState, shape: _Shape) -> tuple[Tensor, HiFTState]:
         emit = shape.emit

@@ -95,7 +95,7 @@ class LayerStack(nn.Module):
         self.layers = nn.ModuleList(CodecLayer(config) for _ in range(config.num_layers))
 
 
-class Stage(nn.Module):
+class CodecStage(nn.Module):
     """A causal transformer at one rate, its window in positions."""
 
     def __init__(self, config: StageConfig, window: int) -> None:
@@ -340,12 +340,12 @@ def _chain(parts: Chain, patch: type[Patch], rate: float, is_decoder: bool) -> n
             rate = rate * part if is_decoder else rate / part
             modules.append(patch(part))
         else:
-            modules.append(Stage(part, round(part.context_duration * rate)))
+            modules.append(CodecStage(part, round(part.context_duration * rate)))
     return modules
 
 
 def _initial_state(chain: nn.ModuleList) -> CodecState:
-    return CodecState(tuple(module.initial_state() for module in chain if isinstance(module, Stage)))
+    return CodecState(tuple(module.initial_state() for module in chain if isinstance(module, CodecStage)))
 
 
 def _run(chain: nn.ModuleList, states: Sequence[CodecState], x: Tensor, frames: int) -> tuple[Tensor, list[CodecState]]:
@@ -353,7 +353,7 @@ def _run(chain: nn.ModuleList, states: Sequence[CodecState], x: Tensor, frames: 
     before = zip(*(state.caches for state in states), strict=True)
     after: list[list[StreamCache]] = []
     for module in chain:
-        if isinstance(module, Stage):
+        if isinstance(module, CodecStage):
             x, caches = module.step(next(before), x)
             after.append(caches)
         else:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano, Patch, Stage
+from vivavoce.models.moss_audio_tokenizer_nano import CodecStage, MossAudioTokenizerNano, Patch
 from vivavoce.nn.graphed import Graphed
 from vivavoce.nn.residual_vq import ProjectedCodebook, ProjectedResidualVQ
 from vivavoce.nn.stream_cache import attend_within
@@ -27,7 +27,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 NUMBERS = 2  # before the codes of a stream: its slot and its frames so far
 
 
-class Slot:
+class CodecSlot:
     """A stream's place in the rings; free again when nobody holds it any more."""
 
     def __init__(self, free: deque[int]) -> None:
@@ -39,11 +39,11 @@ class Slot:
 class SlotState:
     """Where one stream stands. Steps write into its slot, so only the newest state of a stream can go on."""
 
-    slot: Slot
+    slot: CodecSlot
     frames: int = 0
 
 
-class Shape(NamedTuple):
+class RingShape(NamedTuple):
     """What must be equal for two steps to replay the same graph."""
 
     streams: int
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 class Ring:
     """The windows of one stage's layers for all slots."""
 
-    def __init__(self, stage: Stage, slots: int, positions_a_frame: int) -> None:
+    def __init__(self, stage: CodecStage, slots: int, positions_a_frame: int) -> None:
         config, like = stage.config, stage.input_proj.weight
         self.window, self.positions_a_frame = stage.window, positions_a_frame
         # With a hop more than the window, new positions never take the place of what the same step still sees.
@@ -63,7 +63,7 @@ class Ring:
         self.keys, self.values = like.new_zeros(size), like.new_zeros(size)
 
     @staticmethod
-    def slot_bytes(stage: Stage, positions_a_frame: int) -> int:
+    def slot_bytes(stage: CodecStage, positions_a_frame: int) -> int:
         """What a slot takes."""
         positions = stage.window + HOPS[-1] * positions_a_frame
         return 2 * stage.config.num_layers * stage.config.d_model * positions * stage.input_proj.weight.itemsize
@@ -113,7 +113,7 @@ class SlotDecoder:
     def start(self) -> SlotState | None:
         """A stream before its first frame; None where every slot is taken."""
         try:  # asking first would leave time for somebody else to take the last one
-            return SlotState(Slot(self._free))
+            return SlotState(CodecSlot(self._free))
         except IndexError:
             return None
 
@@ -122,7 +122,7 @@ class SlotDecoder:
         """Capture every step now: later, somebody would wait for it."""
         for streams in sorted(BATCHES, reverse=True):  # the largest first: the smaller ones reuse its memory
             for frames in sorted(HOPS, reverse=True):
-                shape = Shape(streams, codebooks, frames)
+                shape = RingShape(streams, codebooks, frames)
                 if self._vectors.is_cuda and shape not in self._graphs:
                     self._graphs.capture(shape, [self._packed([], shape).to(self.codec.device)])
 
@@ -148,7 +148,7 @@ class SlotDecoder:
         after = [SlotState(state.slot, state.frames + frames) for state, frames in zip(states, done, strict=True)]
         return [np.concatenate(parts, axis=1) for parts in sounds], after
 
-    def _groups(self, codes: Sequence[NDArray[np.int64]], done: Sequence[int]) -> dict[Shape, list[int]]:
+    def _groups(self, codes: Sequence[NDArray[np.int64]], done: Sequence[int]) -> dict[RingShape, list[int]]:
         """Who goes through which graph next."""
         by_shape: dict[tuple[int, int], list[int]] = {}
         for index, (each, begun) in enumerate(zip(codes, done, strict=True)):
@@ -158,10 +158,10 @@ class SlotDecoder:
         groups = {}
         for (codebooks, hop), members in by_shape.items():
             some = members[: BATCHES[-1]]
-            groups[Shape(_next_of(BATCHES, len(some)), codebooks, hop)] = some
+            groups[RingShape(_next_of(BATCHES, len(some)), codebooks, hop)] = some
         return groups
 
-    def _run(self, order: Sequence[tuple[int, int, NDArray[np.int64]]], shape: Shape) -> Samples:
+    def _run(self, order: Sequence[tuple[int, int, NDArray[np.int64]]], shape: RingShape) -> Samples:
         packed = self._packed(order, shape)
         if self._vectors.is_cuda:
             packed = packed.pin_memory()
@@ -169,7 +169,7 @@ class SlotDecoder:
         made: Samples = sound[: len(order)].cpu().numpy()
         return made
 
-    def _packed(self, order: Sequence[tuple[int, int, NDArray[np.int64]]], shape: Shape) -> Tensor:
+    def _packed(self, order: Sequence[tuple[int, int, NDArray[np.int64]]], shape: RingShape) -> Tensor:
         """A stream a row: its slot, the frames before, the codes.  # [stream, number]"""
         packed = np.zeros((shape.streams, NUMBERS + shape.codebooks * shape.frames), dtype=np.int64)
         packed[:, 0] = self.slots
@@ -179,7 +179,7 @@ class SlotDecoder:
             codes[row, :, : piece.shape[1]] = piece
         return torch.from_numpy(packed)
 
-    def _replayed(self, shape: Shape, tensors: Sequence[Tensor]) -> tuple[Tensor]:
+    def _replayed(self, shape: RingShape, tensors: Sequence[Tensor]) -> tuple[Tensor]:
         """The sound of a step: what the graph holds.  # [stream, channel, sample]"""
         (packed,) = tensors
         slots, frames = packed[:, 0], packed[:, 1]
@@ -189,7 +189,7 @@ class SlotDecoder:
         x = torch.nn.functional.embedding(codes + first, self._vectors).sum(dim=1) + self._bias
         x = x.to(self.codec.dtype)
         for module in self.codec.decoder:
-            if isinstance(module, Stage):
+            if isinstance(module, CodecStage):
                 step = RingStep(self._rings[module], slots, frames, x.shape[1])
                 x = module.advance(x, step.positions, step)
             else:
@@ -201,11 +201,11 @@ class SlotDecoder:
         return self.codec.config.quantizer.codebook_size
 
 
-def _stages(codec: MossAudioTokenizerNano) -> list[tuple[Stage, int]]:
+def _stages(codec: MossAudioTokenizerNano) -> list[tuple[CodecStage, int]]:
     """The decoder's stages, with how many positions each has in a frame."""
     stages, positions = [], 1
     for module in codec.decoder:
-        if isinstance(module, Stage):
+        if isinstance(module, CodecStage):
             stages.append((module, positions))
         elif isinstance(module, Patch):
             positions *= module.size

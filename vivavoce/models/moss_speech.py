@@ -87,7 +87,7 @@ class MossSpeechConfig:
         (Path(folder) / "config.json").write_text(json.dumps(content, indent=2), encoding="utf8")
 
 
-class Block(nn.Module):
+class LayerGroup(nn.Module):
     """A run of decoder layers with consecutive places in the cache."""
 
     def __init__(self, config: MossSpeechConfig, layers: int, first: int) -> None:
@@ -132,9 +132,9 @@ class Trunk(nn.Module):
         self.modality_pad = config.modality_pad_token_id
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.audio_embed = Embedding(config.audio_vocab_size, config.hidden_size)
-        self.shared_block = Block(config, shared, first=0)
-        self.text_block = Block(config, tail, first=shared)
-        self.audio_block = Block(config, tail, first=shared + tail)
+        self.shared_block = LayerGroup(config, shared, first=0)
+        self.text_block = LayerGroup(config, tail, first=shared)
+        self.audio_block = LayerGroup(config, tail, first=shared + tail)
         self.text_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.audio_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryTable(config.head_dim, config.max_position_embeddings, config.rope_theta)

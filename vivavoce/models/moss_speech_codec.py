@@ -26,7 +26,7 @@ from vivavoce.models.speaker import SpeakerEmbedder
 from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.models.speech_encoder_stream import SpeechStream
 
-__all__ = ["MossSpeechCodec", "Sizes", "SpokenState", "read_sizes"]
+__all__ = ["CodecSizes", "MossSpeechCodec", "SpokenState", "read_sizes"]
 
 EAR_RATE = 16_000
 VOICE_RATE = 24_000
@@ -166,14 +166,14 @@ def _save(module: nn.Module, file: Path, prefix: str = "") -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
 
 
-class Sizes(NamedTuple):
+class CodecSizes(NamedTuple):
     """What a sizes file says of a flow and of a vocoder; None where it is silent."""
 
     flow: FlowConfig | None
     vocoder: HiFTConfig | None
 
 
-def read_sizes(file: Path) -> Sizes:
+def read_sizes(file: Path) -> CodecSizes:
     """The sizes that a file gives."""
     try:
         given = json.loads(file.read_text(encoding="utf8"))
@@ -187,7 +187,7 @@ def read_sizes(file: Path) -> Sizes:
             vocoder = HiFTConfig(**(vocoder | lists))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} does not give the sizes of a flow and a vocoder ({error})") from error
-    return Sizes(flow, vocoder)
+    return CodecSizes(flow, vocoder)
 
 
 def _sizes(folder: Path, chunk: int | None) -> tuple[FlowConfig, HiFTConfig]:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.models.moss_speech import Block, MossSpeech, Trunk
+from vivavoce.models.moss_speech import LayerGroup, MossSpeech, Trunk
 from vivavoce.nn.decoder_layer import DecoderLayer
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.norm import RMSNorm
-from vivavoce.nn.paged import Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, RowBatch
 from vivavoce.nn.scripted import scripted
 
 
@@ -56,7 +56,7 @@ class FlatNorm(nn.Module):
         return (x * (x * x).sum(-1, keepdim=True).add_(self.eps).rsqrt_()).mul_(self.weight)
 
 
-class FlatLayer(nn.Module):
+class FlatMossLayer(nn.Module):
     """A decoder layer; the residual stream is added to as it goes."""
 
     def __init__(self, layer: DecoderLayer, place: int) -> None:
@@ -174,7 +174,7 @@ class CpuMossSpeech(MossSpeech):
             looking.append(self._looking_once(batch, singles))
         return StepPlaces(pages * size + stored % size, self._cos[positions], self._sin[positions], looking)
 
-    def _looking_once(self, batch: RowBatch, pieces: list[Piece]) -> Looking:
+    def _looking_once(self, batch: RowBatch, pieces: list[CachePiece]) -> Looking:
         """Rows that are the next of their sequences: padded to the longest, all in one call."""
         size, longest = batch.cache.page_size, max(piece.context for piece in pieces)
         pages = batch.page_table[[piece.slot for piece in pieces], : -(-longest // size)].long()
@@ -185,7 +185,7 @@ class CpuMossSpeech(MossSpeech):
         bias = _bias(torch.arange(longest) < ends[:, None], batch)[:, None, None]
         return Looking(rows, pages.flatten(), len(pieces), longest, bias)
 
-    def _looking_ahead(self, batch: RowBatch, piece: Piece) -> Looking:
+    def _looking_ahead(self, batch: RowBatch, piece: CachePiece) -> Looking:
         """Consecutive rows of one sequence: each sees the past and the rows up to itself, or what the piece says."""
         pages = batch.page_table[piece.slot, : -(-piece.context // batch.cache.page_size)].long()
         seen = piece.visible
@@ -196,9 +196,9 @@ class CpuMossSpeech(MossSpeech):
         return Looking(rows, pages, 1, piece.context, bias)
 
 
-def _flat(block: Block) -> nn.ModuleList:
+def _flat(block: LayerGroup) -> nn.ModuleList:
     return nn.ModuleList(
-        FlatLayer(cast(DecoderLayer, layer), place) for place, layer in enumerate(block.layers, block.first)
+        FlatMossLayer(cast(DecoderLayer, layer), place) for place, layer in enumerate(block.layers, block.first)
     )
 
 

@@ -20,7 +20,7 @@ DEFAULT_SYSTEM: dict[Modality, str] = {
 }
 
 
-class Tokenizer(Protocol):
+class SpeechTokenizerProtocol(Protocol):
     """Text to ids, special tokens such as `<|im_start|>` recognised, none added."""
 
     def encode(self, text: str) -> list[int]:
@@ -39,7 +39,7 @@ class Turn:
 class MossSpeechPrompt:
     """Builds rows, whole prompts or the parts a live conversation appends one after another."""
 
-    def __init__(self, config: MossSpeechConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: MossSpeechConfig, tokenizer: SpeechTokenizerProtocol) -> None:
         self.config = config
         self.tokenizer = tokenizer
 

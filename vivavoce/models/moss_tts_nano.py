@@ -29,7 +29,7 @@ Attend = Callable[
 ]  # queries, keys, values of new rows [.., head, dim] → [.., head, dim]
 
 
-class Attention(nn.Module):
+class NanoAttention(nn.Module):
     """Projections around an attention whose past is the caller's."""
 
     def __init__(self, config: MossTTSNanoConfig) -> None:
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         return self.c_proj(attend(queries, keys, values).flatten(-2))
 
 
-class FeedForward(nn.Module):
+class NanoFeedForward(nn.Module):
     """`fc_out(gelu_new(fc_in(x)))`."""
 
     def __init__(self, config: MossTTSNanoConfig) -> None:
@@ -57,15 +57,15 @@ class FeedForward(nn.Module):
         return self.fc_out(functional.gelu(self.fc_in(x), approximate="tanh"))
 
 
-class Layer(nn.Module):
+class NanoLayer(nn.Module):
     """A pre-norm layer as GPT-2 has it."""
 
     def __init__(self, config: MossTTSNanoConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.attn = Attention(config)
+        self.attn = NanoAttention(config)
         self.ln_2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = NanoFeedForward(config)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         """The rows after this layer."""
@@ -73,14 +73,14 @@ class Layer(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class Transformer(nn.Module):
+class NanoTransformer(nn.Module):
     """Layers and a last norm; the global one has the text embedding besides."""
 
     def __init__(self, config: MossTTSNanoConfig, layers: int, has_text: bool = False) -> None:
         super().__init__()
         if has_text:
             self.wte = Embedding(config.vocab_size, config.hidden_size)
-        self.h = nn.ModuleList(Layer(config) for _ in range(layers))
+        self.h = nn.ModuleList(NanoLayer(config) for _ in range(layers))
         self.ln_f = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x: Tensor, attend_in_layer: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
@@ -158,8 +158,8 @@ class MossTTSNano(nn.Module):
         self.vocabularies: tuple[int, ...] = (config.vocab_size, *[config.audio_pad_token_id + 1] * config.n_vq)
         self.context_limit = config.max_positions
         self.kv_shape = KVShape(config.num_layers, config.num_heads, config.head_dim)
-        self.transformer = Transformer(config, config.num_layers, has_text=True)
-        self.local_transformer = Transformer(config, config.local_transformer_layers)
+        self.transformer = NanoTransformer(config, config.num_layers, has_text=True)
+        self.local_transformer = NanoTransformer(config, config.local_transformer_layers)
         self.audio_embeddings = CodeTables(config)
         self.rotary = RotaryTable(config.head_dim, config.max_positions, config.rope_theta)
         self.requires_grad_(False)

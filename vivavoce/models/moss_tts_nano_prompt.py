@@ -28,7 +28,7 @@ ASSISTANT_ROLE = "assistant\n"
 Frames = Sequence[Sequence[int]]  # [frame, codebook]
 
 
-class Tokenizer(Protocol):
+class NanoTokenizerProtocol(Protocol):
     """Text to ids; `symbols` says whether what reads like a symbol of the model's own is one."""
 
     def encode(self, text: str, symbols: bool = True) -> list[int]:
@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
 class MossTTSNanoPrompt:
     """Builds rows: `voice` then `speech` for a cloned voice, `continuation` for the model's own or a prompt's."""
 
-    def __init__(self, config: MossTTSNanoConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: MossTTSNanoConfig, tokenizer: NanoTokenizerProtocol) -> None:
         self.config = config
         self.tokenizer = tokenizer
 

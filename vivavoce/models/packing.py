@@ -25,7 +25,7 @@ LARGEST_HALF = 65504.0
 SHORTEST_ROW = 64  # a last axis as long as this has scales of its own when bits are few
 
 
-class Narrow(NamedTuple):
+class PackedMatrix(NamedTuple):
     """A matrix of fewer bits, as a row of bytes."""
 
     bits: int
@@ -37,7 +37,7 @@ def pack_file(
 ) -> None:
     """Write a safetensors file small: float16 where a pattern of `keep` is in the name, else bits by pattern, or 8."""
     packed: dict[str, Tensor] = {}
-    fewer: dict[str, Narrow] = {}
+    fewer: dict[str, PackedMatrix] = {}
     for name, tensor in load_file(str(source)).items():
         bits = next((bits for pattern, bits in (narrow or {}).items() if re.search(pattern, name)), 8)
         if not is_matrix(tensor) or any(re.search(pattern, name) for pattern in keep):
@@ -46,7 +46,7 @@ def pack_file(
             packed |= _in_bytes(name, tensor.float())
         else:
             packed |= _in_bits(name, tensor.float(), bits)
-            fewer[name] = Narrow(bits, tuple(tensor.shape))
+            fewer[name] = PackedMatrix(bits, tuple(tensor.shape))
     metadata = {PACKING: ROWS} | ({NARROW: json.dumps(fewer)} if fewer else {})
     save_file(packed, str(target), metadata=metadata)
 
@@ -60,12 +60,14 @@ def is_packed(folder: str | Path) -> bool:
     return False
 
 
-def narrow_matrices(metadata: Mapping[str, str]) -> dict[str, Narrow]:
+def narrow_matrices(metadata: Mapping[str, str]) -> dict[str, PackedMatrix]:
     """What a file has in fewer bits than eight, by name."""
-    return {name: Narrow(bits, tuple(shape)) for name, (bits, shape) in json.loads(metadata.get(NARROW, "{}")).items()}
+    return {
+        name: PackedMatrix(bits, tuple(shape)) for name, (bits, shape) in json.loads(metadata.get(NARROW, "{}")).items()
+    }
 
 
-def widen(tensor: Tensor, scale: Tensor | None, narrow: Narrow | None = None) -> Tensor:
+def widen(tensor: Tensor, scale: Tensor | None, narrow: PackedMatrix | None = None) -> Tensor:
     """A packed tensor as float32."""
     if narrow is not None:
         assert scale is not None
@@ -76,7 +78,9 @@ def widen(tensor: Tensor, scale: Tensor | None, narrow: Narrow | None = None) ->
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def whole_numbers(tensor: Tensor, scale: Tensor | None, narrow: Narrow | None = None) -> tuple[Tensor, Tensor] | None:
+def whole_numbers(
+    tensor: Tensor, scale: Tensor | None, narrow: PackedMatrix | None = None
+) -> tuple[Tensor, Tensor] | None:
     """The int8 numbers and the scale a row that a packed matrix is the product of; None where it is no such product.
 
     # [output, input], [output]
@@ -129,7 +133,7 @@ def _largest(bits: int) -> int:
     return 2 ** (bits - 1) - 1
 
 
-def _from_bits(tensor: Tensor, narrow: Narrow) -> Tensor:
+def _from_bits(tensor: Tensor, narrow: PackedMatrix) -> Tensor:
     bits, count = narrow.bits, math.prod(narrow.shape)
     spread = np.unpackbits(tensor.numpy(), count=count * bits).reshape(-1, bits)
     numbers = np.packbits(spread, axis=1)[:, 0] >> (8 - bits)

@@ -20,7 +20,7 @@ REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)
-class Word:
+class TimedWord:
     """A word with its time in seconds and the mean chance of its tokens."""
 
     text: str
@@ -39,7 +39,7 @@ def word_times(
     spell: Callable[[list[int]], str],
     language: str,
     positions: int | None = None,
-) -> list[list[Word]]:
+) -> list[list[TimedWord]]:
     """The words of each of the texts that follow one another in one window, timed from its beginning.
 
     `positions` is how much of the window is sound. What the decoder has no places for is left out.
@@ -55,14 +55,14 @@ def word_times(
     begins = token_times(attention[:, len(prompt) - 1 : -1])
     hidden = model.decoder(sequence[:, :-1], memory)[0, len(prompt) - 1 :]
     chances = model.decoder.logits(hidden)[:, : tokens.endoftext].softmax(-1)
-    timed: list[list[Word]] = [[] for _ in texts]
+    timed: list[list[TimedWord]] = [[] for _ in texts]
     place = 0
     for index, ids in numbered:
         end = place + len(ids)
         if end > len(written):
             break
         probability = sum(float(chances[place + step, token]) for step, token in enumerate(ids)) / len(ids)
-        timed[index].append(Word(spell(ids), float(begins[place]), float(begins[end]), probability))
+        timed[index].append(TimedWord(spell(ids), float(begins[place]), float(begins[end]), probability))
         place = end
     return [merge_punctuation(words) for words in timed]
 
@@ -150,22 +150,22 @@ def split_words(ids: Sequence[int], spell: Callable[[list[int]], str], language:
     return words
 
 
-def merge_punctuation(words: list[Word]) -> list[Word]:
+def merge_punctuation(words: list[TimedWord]) -> list[TimedWord]:
     """Opening signs go to the word after them, closing signs to the word before."""
-    merged: list[Word] = []
+    merged: list[TimedWord] = []
     for word in words:
         sign = word.text.strip()
         if merged and sign and not word.text.startswith(" ") and all(character in CLOSING for character in sign):
             before = merged[-1]
-            merged[-1] = Word(before.text + word.text, before.start, before.end, before.probability)
+            merged[-1] = TimedWord(before.text + word.text, before.start, before.end, before.probability)
         else:
             merged.append(word)
-    joined: list[Word] = []
+    joined: list[TimedWord] = []
     for word in reversed(merged):
         sign = word.text.strip()
         if joined and sign and word.text.startswith(" ") and all(character in OPENING for character in sign):
             after = joined[-1]
-            joined[-1] = Word(word.text + after.text, after.start, after.end, after.probability)
+            joined[-1] = TimedWord(word.text + after.text, after.start, after.end, after.probability)
         else:
             joined.append(word)
     return joined[::-1]

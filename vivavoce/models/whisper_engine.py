@@ -28,7 +28,7 @@ from vivavoce.models.whisper_step import Look, is_single, single_rows_step
 from vivavoce.models.whisper_tokens import WhisperTokens
 from vivavoce.nn import kernels
 from vivavoce.nn.attention import attend
-from vivavoce.nn.laid_out_linear import become_views, laid_out
+from vivavoce.nn.laid_out_linear import become_views, column_major
 from vivavoce.nn.paged import KVShape, RowBatch
 
 TOKEN, WINDOW = 0, 1
@@ -369,7 +369,7 @@ def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
         become_views(parts, weight)
         window = layer.encoder_attn
         for part in (layer.self_attn.out_proj, window.q_proj, window.out_proj, layer.fc1, layer.fc2):
-            part.weight.data = laid_out(part.weight.detach())
+            part.weight.data = column_major(part.weight.detach())
         packed.append((weight, bias))
     return packed
 

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from vivavoce.models.whisper import WindowMemory
-from vivavoce.models.whisper_alignment import Word
+from vivavoce.models.whisper_alignment import TimedWord
 from vivavoce.models.whisper_decoding import Text
 from vivavoce.models.whisper_tokens import Task
 
@@ -19,7 +19,7 @@ Padding = Literal["full", "trim"]
 
 
 @dataclass(frozen=True)
-class Wish:
+class TranscriptionOptions:
     """What a caller wants of a transcript; what is None is the model's to decide."""
 
     language: str | None = None
@@ -42,7 +42,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Segment:
+class TranscriptSegment:
     """A stretch of text with its times in seconds and how far it can be trusted."""
 
     start: float
@@ -53,7 +53,7 @@ class Segment:
     average_logprob: float
     compression: float
     no_speech: float
-    words: tuple[Word, ...] = ()
+    words: tuple[TimedWord, ...] = ()
     language: str | None = None
 
 
@@ -70,7 +70,7 @@ class WriteText:
 
     memory: WindowMemory
     prompt: tuple[int, ...]
-    wish: Wish
+    wish: TranscriptionOptions
     temperature: float
     best_of: int
     most: int
@@ -84,18 +84,18 @@ class WriteText:
 
 
 @dataclass(frozen=True)
-class TellLanguage:
+class LanguageDetector:
     """A window whose language is to be told."""
 
     memory: WindowMemory
 
 
-Question = EncodeWindow | TellLanguage | WriteText
+Question = EncodeWindow | LanguageDetector | WriteText
 Answer = WindowMemory | str | Text | None
-Hearing = Generator[Question | Segment, Answer, None]
+TranscriptionSteps = Generator[Question | TranscriptSegment, Answer, None]
 
 
-def answered(going: Hearing, answer: Callable[[Question], Answer]) -> Iterator[Segment]:
+def answered(going: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
     """The segments of a way through a sound, its questions answered one by one."""
     given: Answer = None
     while True:
@@ -104,7 +104,7 @@ def answered(going: Hearing, answer: Callable[[Question], Answer]) -> Iterator[S
         except StopIteration:
             return
         given = None
-        if isinstance(item, Segment):
+        if isinstance(item, TranscriptSegment):
             yield item
         else:
             given = answer(item)

@@ -13,14 +13,14 @@ from torch.nn import functional
 
 from vivavoce.models.whisper import WhisperDecoder, WhisperDecoderLayer, WindowMemory
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.nn.laid_out_linear import gelu, joined_weight, laid_out, laid_out_for_a_row, onednn_is_slow_here
+from vivavoce.nn.laid_out_linear import column_major, column_major_for_one_row, gelu, joined_weight, onednn_is_slow_here
 from vivavoce.nn.quantised_linear import CPU_COLUMN_BLOCK, CPU_ROW_BLOCK
 from vivavoce.nn.quantised_weight import quantise
 from vivavoce.nn.scripted import scripted
 
 
 @dataclass
-class LeanText:
+class CpuText:
     """A text as far as it was read: queries, keys and values of its places, by layer."""
 
     memory: WindowMemory
@@ -28,7 +28,7 @@ class LeanText:
     length: int = 0
 
 
-class LeanGuessing(NamedTuple):
+class CpuDraftDecoder(NamedTuple):
     """How far a decoder guesses."""
 
     most: int
@@ -64,7 +64,7 @@ class LayerParts(nn.Module):
         self.heads, self.by_parts = text.heads, onednn_is_slow_here()
 
 
-class LeanProduct(nn.Module):
+class CpuLinear(nn.Module):
     """A linear layer as one call, for rows that are a matrix."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -103,15 +103,15 @@ class RoundedProduct(nn.Module):
         return torch._weight_int8pack_mm(x.to(torch.bfloat16), weight, scale).narrow(1, 0, outputs) + bias
 
 
-class LeanLayer(nn.Module):
+class CpuDecoderLayer(nn.Module):
     """A layer of a decoder over a past that is one block of memory."""
 
-    def __init__(self, layer: WhisperDecoderLayer, product: type[LeanProduct] | type[RoundedProduct]) -> None:
+    def __init__(self, layer: WhisperDecoderLayer, product: type[CpuLinear] | type[RoundedProduct]) -> None:
         super().__init__()
         parts = LayerParts(layer, packed_projection(layer))
-        self.packed = product(laid_out_for_a_row(parts.packed_weight), parts.packed_bias)
+        self.packed = product(column_major_for_one_row(parts.packed_weight), parts.packed_bias)
         self.text_out, self.query, self.window_out, self.inner, self.outer = (
-            LeanProduct(laid_out_for_a_row(part.weight), part.bias)
+            CpuLinear(column_major_for_one_row(part.weight), part.bias)
             for part in (parts.text_out, parts.query, parts.window_out, parts.inner, parts.outer)
         )
         self.text_norm, self.window_norm, self.last_norm = parts.text_norm, parts.window_norm, parts.last_norm
@@ -142,14 +142,14 @@ class LeanLayer(nn.Module):
         return self.outer(inner).add_(x)
 
 
-class LeanStack(nn.Module):
+class CpuDecoderStack(nn.Module):
     """Tokens through all layers."""
 
     def __init__(self, decoder: WhisperDecoder, rounded: bool) -> None:
         super().__init__()
         # The two largest: with all in int8, which takes longer to multiply, nothing more is gained.
-        product = RoundedProduct if rounded else LeanProduct
-        self.layers = nn.ModuleList(LeanLayer(layer, product) for layer in decoder.stack)
+        product = RoundedProduct if rounded else CpuLinear
+        self.layers = nn.ModuleList(CpuDecoderLayer(layer, product) for layer in decoder.stack)
         self.tokens, self.places = decoder.embed_tokens.weight.detach(), decoder.embed_positions.weight.detach()
         self.spelling = product(self.tokens, self.tokens.new_zeros(len(self.tokens)))
         self.norm = decoder.layer_norm
@@ -176,9 +176,9 @@ class LeanStack(nn.Module):
         values: Tensor,
         barred_first: Tensor,
         barred: Tensor,
-        how: LeanGuessing,
+        how: CpuDraftDecoder,
     ) -> tuple[list[int], int, Tensor, Tensor]:
-        """The likeliest tokens behind the next ones, one after another: see `LeanDecoder.guess`."""
+        """The likeliest tokens behind the next ones, one after another: see `CpuTextDecoder.guess`."""
         chain: list[int] = []
         unsure, begins = torch.empty(0), torch.empty(0)
         sureness, barring = 1.0, barred_first
@@ -201,7 +201,7 @@ class LeanStack(nn.Module):
         return chain, first, unsure, begins
 
 
-class LeanHeads(nn.Module):
+class CpuDraftHeads(nn.Module):
     """Medusa heads and the spelling of what they guess, of one text: what `WhisperHeads` and the vocabulary give."""
 
     def __init__(self, heads: WhisperHeads, decoder: WhisperDecoder) -> None:
@@ -210,7 +210,7 @@ class LeanHeads(nn.Module):
         self.look_norm, self.last_norm = heads.look_norm, heads.final_norm
         self.inner, self.outer, self.heads = heads.fc1, heads.fc2, heads.heads
         for part in (self.newest, self.query, self.out, self.inner, self.outer):
-            part.weight.data = laid_out(part.weight.detach())
+            part.weight.data = column_major(part.weight.detach())
         self.start = heads.start.detach()
         self.ahead, self.bias = heads.ahead.weight.detach(), heads.bias.detach()[:, None]
         self.weight = heads.weight.detach().transpose(1, 2).contiguous()
@@ -234,17 +234,19 @@ class LeanHeads(nn.Module):
         return ids, chances
 
 
-def lean_heads(heads: WhisperHeads, decoder: WhisperDecoder) -> Any:
-    """`LeanHeads` without Python."""
-    return scripted(LeanHeads(heads, decoder))
+def cpu_heads(heads: WhisperHeads, decoder: WhisperDecoder) -> Any:
+    """`CpuDraftHeads` without Python."""
+    return scripted(CpuDraftHeads(heads, decoder))
 
 
-class LeanDecoder:
+class CpuTextDecoder:
     """Reads tokens and guesses those behind them: the likeliest by what `WhisperDecoder.step` gives, or nearly so."""
 
     def __init__(self, decoder: WhisperDecoder, rounded: bool = False) -> None:
         self.config = decoder.config
-        self._stack: Any = scripted(LeanStack(decoder, rounded and decoder.config.d_model % CPU_COLUMN_BLOCK == 0))
+        self._stack: Any = scripted(
+            CpuDecoderStack(decoder, rounded and decoder.config.d_model % CPU_COLUMN_BLOCK == 0)
+        )
         self._settle()
 
     def _settle(self) -> None:
@@ -253,18 +255,18 @@ class LeanDecoder:
         weight = self._stack.tokens
         nothing = weight.new_zeros(config.decoder_layers, 1, heads, 2, config.d_model // heads)
         barred = torch.zeros(config.vocab_size, device=weight.device)
-        how = LeanGuessing(2, 0.0, 1, 0.0, config.vocab_size, -1)
+        how = CpuDraftDecoder(2, 0.0, 1, 0.0, config.vocab_size, -1)
         with torch.inference_mode():
             for tokens in ([0, 0], [0], [0]):
                 self.guess(self.begin(WindowMemory(nothing, nothing)), tokens, barred, barred, how)
 
-    def begin(self, memory: WindowMemory) -> LeanText:
+    def begin(self, memory: WindowMemory) -> CpuText:
         """A text of one window, not a token of which is read."""
         size = (self.config.decoder_layers, self.config.max_target_positions, 3 * self.config.d_model)
-        return LeanText(memory, memory.keys.new_empty(size))
+        return CpuText(memory, memory.keys.new_empty(size))
 
     def guess(
-        self, text: LeanText, tokens: list[int], barred_first: Tensor, barred: Tensor, how: LeanGuessing
+        self, text: CpuText, tokens: list[int], barred_first: Tensor, barred: Tensor, how: CpuDraftDecoder
     ) -> tuple[list[int], Tensor, Tensor]:
         """Greedy guesses behind the next tokens, all of which are read but the last guess.
 

@@ -13,7 +13,14 @@ from vivavoce.models.whisper import WindowMemory
 from vivavoce.models.whisper_alignment import MEDIAN_WIDTH, median_filter, split_words, token_times
 from vivavoce.models.whisper_config import CONV_STRIDE, MEL_FRAMES_PER_SECOND
 from vivavoce.models.whisper_decoding import Text
-from vivavoce.models.whisper_hearing import Answer, EncodeWindow, Question, TellLanguage, Wish, WriteText
+from vivavoce.models.whisper_hearing import (
+    Answer,
+    EncodeWindow,
+    LanguageDetector,
+    Question,
+    TranscriptionOptions,
+    WriteText,
+)
 from vivavoce.models.whisper_tokens import SECONDS_PER_TIMESTAMP
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 
@@ -37,16 +44,16 @@ class LiveGuess:
     guessed: tuple[GuessedWord, ...] = ()
 
 
-LiveHearing = Generator[Question, Answer, LiveGuess]
+LiveSteps = Generator[Question, Answer, LiveGuess]
 
 
 def hear_live(
     listener: WhisperTranscriber,
     samples: Tensor,
-    wish: Wish,
+    wish: TranscriptionOptions,
     context: Sequence[int] = (),
     settled: Sequence[int] = (),
-) -> LiveHearing:
+) -> LiveSteps:
     """The guess for a sound of at most a window, all work left to the caller as in `WhisperTranscriber.hear`.
 
     `context` are tokens of what was said before the sound, `settled` those its text surely begins with.  # [time]
@@ -58,7 +65,7 @@ def hear_live(
     memory = yield EncodeWindow(listener.window(mel, 0, wish.padding, frames))
     assert isinstance(memory, WindowMemory)
     if wish.language is None:
-        wish = replace(wish, language=str((yield TellLanguage(memory))))
+        wish = replace(wish, language=str((yield LanguageDetector(memory))))
     half = config.max_target_positions // 2
     prompt = listener.tokens.prompt(wish.language, wish.task, False, [*context][-(half // 2) :])
     room = config.max_target_positions - len(prompt) - len(settled) - 1
@@ -73,7 +80,7 @@ def hear_live(
 def _timed(
     listener: WhisperTranscriber,
     memory: WindowMemory,
-    wish: Wish,
+    wish: TranscriptionOptions,
     settled: Sequence[int],
     guessed: Sequence[int],
     frames: int,

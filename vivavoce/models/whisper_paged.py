@@ -15,7 +15,7 @@ from torch.nn import functional
 from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_lean import LayerParts
 from vivavoce.nn.laid_out_linear import gelu
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
 from vivavoce.nn.scripted import scripted
 
 
@@ -55,7 +55,7 @@ def paged_rows(batch: RowBatch, runs: Sequence[tuple[int, int]], positions: Sequ
     )
 
 
-def _unseen(piece: Piece, like: Tensor) -> Tensor | None:
+def _unseen(piece: CachePiece, like: Tensor) -> Tensor | None:
     """−inf where a row may not look, where there is such a place.  # [row, context]"""
     if piece.length == 1:
         return None

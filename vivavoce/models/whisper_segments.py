@@ -9,7 +9,7 @@ from vivavoce.models.whisper_tokens import WhisperTokens
 
 
 @dataclass(frozen=True)
-class Part:
+class SegmentPart:
     """Tokens between two times of a window, in seconds from its beginning."""
 
     tokens: tuple[int, ...]
@@ -21,7 +21,7 @@ class Part:
 class Cut:
     """The parts of a window, and how many mel frames of it are done with."""
 
-    segments: tuple[Part, ...]
+    segments: tuple[SegmentPart, ...]
     frames: int
 
 
@@ -38,13 +38,13 @@ def cut_segments(tokens: Sequence[int], ids: WhisperTokens, frames: int, timesta
     if not pairs:
         times = [ids.seconds(token) for token, time in zip(tokens, is_time, strict=True) if time]
         end = times[-1] if times and times[-1] > 0 else seconds
-        return Cut((Part(tuple(tokens), 0.0, end),), frames)
+        return Cut((SegmentPart(tuple(tokens), 0.0, end),), frames)
     bounds = [0, *pairs, len(tokens)] if ends_alone else [0, *pairs]
     parts = []
     for first, last in pairwise(bounds):
         piece = tokens[first:last]
         begin = ids.seconds(piece[0]) if ids.is_timestamp(piece[0]) else 0.0
-        parts.append(Part(tuple(piece), begin, ids.seconds(piece[-1])))
+        parts.append(SegmentPart(tuple(piece), begin, ids.seconds(piece[-1])))
     if ends_alone:
         return Cut(tuple(parts), frames)
     done = round(ids.seconds(tokens[bounds[-1] - 1]) / 0.02) * CONV_STRIDE

@@ -12,16 +12,16 @@ from torch.nn import functional
 from vivavoce.models.whisper import Whisper, WhisperDecoder, WhisperEncoder
 from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.nn.laid_out_linear import (
-    LaidOutGelu,
-    LaidOutLinear,
-    LaidOutSum,
+    ColumnMajorLinear,
+    ColumnMajorLinearAdd,
+    ColumnMajorLinearGelu,
     TableProduct,
     become_views,
+    column_major,
     joined_weight,
-    laid_out,
     onednn_is_slow_here,
 )
-from vivavoce.nn.reordered_linear import ConvAsProduct, ReorderedGelu, ReorderedLinear, ReorderedSum
+from vivavoce.nn.reordered_linear import ConvAsProduct, MkldnnLinear, MkldnnLinearAdd, MkldnnLinearGelu
 from vivavoce.nn.scripted import scripted
 from vivavoce.nn.whisper_layer import WhisperLayer
 
@@ -36,11 +36,11 @@ class Products(NamedTuple):
     sum: Product
 
 
-NARROW = Products(ReorderedLinear, ReorderedGelu, ReorderedSum)
-WIDE = Products(LaidOutLinear, LaidOutGelu, LaidOutSum)
+NARROW = Products(MkldnnLinear, MkldnnLinearGelu, MkldnnLinearAdd)
+WIDE = Products(ColumnMajorLinear, ColumnMajorLinearGelu, ColumnMajorLinearAdd)
 
 
-class StraightLayer(nn.Module):
+class OptimisedEncoderLayer(nn.Module):
     """A `WhisperLayer` over whole windows."""
 
     def __init__(self, layer: WhisperLayer, products: Products) -> None:
@@ -63,14 +63,14 @@ class StraightLayer(nn.Module):
         return out
 
 
-class StraightEncoder(nn.Module):
+class OptimisedEncoder(nn.Module):
     """All of a `WhisperEncoder`; its last norm stays as wide as it was."""
 
     def __init__(self, encoder: WhisperEncoder, products: Products) -> None:
         super().__init__()
         self.conv1, self.conv2 = (ConvAsProduct(conv, products.gelu) for conv in (encoder.conv1, encoder.conv2))
         self.places = encoder.embed_positions.weight.detach()
-        self.layers = nn.ModuleList(StraightLayer(layer, products) for layer in _layers(encoder))
+        self.layers = nn.ModuleList(OptimisedEncoderLayer(layer, products) for layer in _layers(encoder))
         self.norm = encoder.layer_norm
 
     def forward(self, mel: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class StraightEncoder(nn.Module):
         return states
 
 
-class NarrowMemory(ReorderedLinear):
+class Bf16CrossKV(MkldnnLinear):
     """Keys and values of windows by a product of bfloat16."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,18 +106,18 @@ def narrow(model: Whisper) -> None:
     remember_narrowly(model.decoder)
 
 
-def straighten(model: Whisper) -> None:
+def optimise_encoder(model: Whisper) -> None:
     """Let an encoder of float32 on a CPU compute without Python, by weights that lie as its products read them."""
     encoder = model.encoder
     if not _has_plain_products(encoder):
         return
     for layer in _layers(encoder):
         for part in (layer.self_attn.out_proj, layer.fc1, layer.fc2):
-            part.weight.data = laid_out(part.weight.detach())
+            part.weight.data = column_major(part.weight.detach())
     straight = _take_twin(model, WIDE)
     for layer, mine in zip(_layers(encoder), straight.layers, strict=True):
         packed = mine.get_submodule("packed")
-        assert isinstance(packed, LaidOutLinear)
+        assert isinstance(packed, ColumnMajorLinear)
         become_views(_query_key_value(layer), packed.weight)
     remember_together(model.decoder)
     if onednn_is_slow_here() and model.decoder.spelling is None:
@@ -131,7 +131,7 @@ def is_narrow(model: Whisper) -> bool:
 
 def remember_narrowly(decoder: WhisperDecoder) -> None:
     """Let a decoder make keys and values of windows, for all its layers, by one product of bfloat16."""
-    decoder.remembering = NarrowMemory(*joined_weight(_of_windows(decoder)))
+    decoder.remembering = Bf16CrossKV(*joined_weight(_of_windows(decoder)))
 
 
 def remember_together(decoder: WhisperDecoder) -> None:
@@ -141,18 +141,18 @@ def remember_together(decoder: WhisperDecoder) -> None:
         return
     weight, bias = joined_weight(parts)
     become_views(parts, weight)
-    decoder.remembering = LaidOutLinear(weight, bias)
+    decoder.remembering = ColumnMajorLinear(weight, bias)
 
 
 def narrow_pieces(guesser: PieceGuesser) -> None:
     """Let a guesser of whole texts, which was loaded in bfloat16, compute in it without delay."""
     layers = [layer for layer in guesser.layers if isinstance(layer, WhisperLayer)]
-    guesser.layers = nn.ModuleList(scripted(StraightLayer(layer, NARROW)) for layer in layers)
+    guesser.layers = nn.ModuleList(scripted(OptimisedEncoderLayer(layer, NARROW)) for layer in layers)
 
 
-def _take_twin(model: Whisper, products: Products) -> StraightEncoder:
+def _take_twin(model: Whisper, products: Products) -> OptimisedEncoder:
     encoder = model.encoder
-    straight = StraightEncoder(encoder, products)
+    straight = OptimisedEncoder(encoder, products)
     encoder.twin = scripted(straight)
     with torch.inference_mode():
         for _ in range(3):  # what TorchScript does in its first calls takes as long as ten of them

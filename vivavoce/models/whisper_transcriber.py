@@ -15,19 +15,19 @@ from vivavoce.audio.mel import WhisperMel, whisper_normalise
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.models.whisper import Whisper, WindowMemory
-from vivavoce.models.whisper_alignment import Word, word_times
+from vivavoce.models.whisper_alignment import TimedWord, word_times
 from vivavoce.models.whisper_beams import beam_search
 from vivavoce.models.whisper_config import CONV_STRIDE, MEL_FRAMES_PER_SECOND
 from vivavoce.models.whisper_decoding import Text, decode, language_chances
 from vivavoce.models.whisper_hearing import (
     Answer,
     EncodeWindow,
-    Hearing,
+    LanguageDetector,
     Padding,
     Question,
-    Segment,
-    TellLanguage,
-    Wish,
+    TranscriptionOptions,
+    TranscriptionSteps,
+    TranscriptSegment,
     WriteText,
     answered,
 )
@@ -94,16 +94,16 @@ class WhisperTranscriber:
         (chances,) = language_chances(self.model, self.tokens, memory)
         return max(chances, key=lambda language: chances[language])
 
-    def segments(self, samples: Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+    def segments(self, samples: Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """Segments as they are decoded, so that what was heard survives whatever comes after it.  # [time] at 16 kHz"""
         return answered(self.hear(samples, wish), self._answer)
 
     def _answer(self, asked: Question) -> Answer:
-        if isinstance(asked, TellLanguage):
+        if isinstance(asked, LanguageDetector):
             return self.likeliest_language(asked.memory)
         return self.encode(asked.mel) if isinstance(asked, EncodeWindow) else self.answer(asked)
 
-    def hear(self, samples: Tensor, wish: Wish | None = None) -> Hearing:
+    def hear(self, samples: Tensor, wish: TranscriptionOptions | None = None) -> TranscriptionSteps:
         """The way through a sound, with all work left to the caller, so that many can be heard at once.
 
         The caller is asked to encode a window (and sends its `WindowMemory`), to tell its language, or to write a text
@@ -111,7 +111,7 @@ class WhisperTranscriber:
         """
         if samples.ndim != 1:
             raise InputError(f"a transcript is of one channel of samples, not of a tensor {list(samples.shape)}")
-        wish = self._settled(wish or Wish(), len(samples) / WhisperMel.RATE)
+        wish = self._settled(wish or TranscriptionOptions(), len(samples) / WhisperMel.RATE)
         mel = self.log_mel(samples)
         content = mel.shape[-1] - self.model.config.window_frames
         earlier: list[int] = self.tokenizer.encode(f" {wish.prompt.strip()}") if wish.prompt else []
@@ -121,7 +121,7 @@ class WhisperTranscriber:
             memory = yield EncodeWindow(self.window(mel, seek, wish.padding, size))
             assert isinstance(memory, WindowMemory)
             if wish.language is None:
-                wish = replace(wish, language=str((yield TellLanguage(memory))))
+                wish = replace(wish, language=str((yield LanguageDetector(memory))))
             made, frames, trusted = yield from self._hear_window(memory, seek, size, wish, earlier)
             for segment in made:
                 if not is_imagined(segment, spoken_until, wish.longest_silence):
@@ -132,8 +132,8 @@ class WhisperTranscriber:
             seek += max(1, frames)
 
     def _hear_window(
-        self, memory: WindowMemory, seek: int, size: int, wish: Wish, earlier: list[int]
-    ) -> Generator[Question, Answer, tuple[list[Segment], int, bool]]:
+        self, memory: WindowMemory, seek: int, size: int, wish: TranscriptionOptions, earlier: list[int]
+    ) -> Generator[Question, Answer, tuple[list[TranscriptSegment], int, bool]]:
         """One window's segments, how many of its frames are done with, and whether the next may build on them."""
         text, temperature = yield from self._write(memory, wish, earlier, is_first=seek == 0)
         if self.is_silence(text):
@@ -170,7 +170,7 @@ class WhisperTranscriber:
             piece.copy_(whisper_normalise(piece[None], peak)[0])
         return log_mel
 
-    def _settled(self, wish: Wish, seconds: float) -> Wish:
+    def _settled(self, wish: TranscriptionOptions, seconds: float) -> TranscriptionOptions:
         """The wish for a sound with the model's own choices where the caller made none; its language may be unheard."""
         language = wish.language or self.usual_language
         if language is not None:
@@ -197,7 +197,7 @@ class WhisperTranscriber:
         return self.model.decoder.remember(self.model.encoder(mel))
 
     def _write(
-        self, memory: WindowMemory, wish: Wish, earlier: list[int], is_first: bool
+        self, memory: WindowMemory, wish: TranscriptionOptions, earlier: list[int], is_first: bool
     ) -> Generator[Question, Answer, tuple[Text, float]]:
         """The first text that can be trusted, from the lowest temperature up; the last one if none can."""
         half = self.model.config.max_target_positions // 2
@@ -232,7 +232,7 @@ class WhisperTranscriber:
         )
         return text
 
-    def rules(self, wish: Wish, is_begun: bool = False) -> list[LogitRule]:
+    def rules(self, wish: TranscriptionOptions, is_begun: bool = False) -> list[LogitRule]:
         """What may be written, in the order in which the published code forbids it; a text may have begun already."""
         suppressed = list(self.settings.suppressed)
         if not wish.timestamps:
@@ -268,15 +268,22 @@ class WhisperTranscriber:
         """The text of tokens, special ones and times left out."""
         return self.tokenizer.decode([token for token in tokens if token < self.tokens.endoftext])
 
-    def _segment(self, tokens: Sequence[int], start: float, end: float, text: Text, temperature: float) -> Segment:
+    def _segment(
+        self, tokens: Sequence[int], start: float, end: float, text: Text, temperature: float
+    ) -> TranscriptSegment:
         spelt = self.spell(tokens)
-        return Segment(
+        return TranscriptSegment(
             start, end, spelt, tuple(tokens), temperature, text.average_logprob, compression(spelt), text.no_speech
         )
 
     def _timed(
-        self, segments: list[Segment], memory: WindowMemory, wish: Wish, offset: float, frames: int
-    ) -> list[Segment]:
+        self,
+        segments: list[TranscriptSegment],
+        memory: WindowMemory,
+        wish: TranscriptionOptions,
+        offset: float,
+        frames: int,
+    ) -> list[TranscriptSegment]:
         """The segments of one window with the times of their words."""
         assert wish.language is not None
         words = word_times(
@@ -304,7 +311,7 @@ def compression(text: str) -> float:
     return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
-def is_imagined(segment: Segment, spoken_until: float, longest_silence: float | None) -> bool:
+def is_imagined(segment: TranscriptSegment, spoken_until: float, longest_silence: float | None) -> bool:
     """Words that are unlikely, too short or too long, after a silence: what a Whisper writes where nobody speaks."""
     if longest_silence is None or not segment.words:
         return False
@@ -314,7 +321,7 @@ def is_imagined(segment: Segment, spoken_until: float, longest_silence: float | 
     return is_strange and words[0].start - spoken_until > longest_silence
 
 
-def _strangeness(word: Word) -> float:
+def _strangeness(word: TimedWord) -> float:
     length = word.end - word.start
     score = 1.0 if word.probability < 0.15 else 0.0
     score += max(0.0, (0.133 - length) * 15)

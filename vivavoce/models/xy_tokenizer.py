@@ -88,7 +88,7 @@ XY_TOKENIZER_24KHZ = XYTokenizerConfig(n_fft=960)
 XY_TOKENIZER_32KHZ = XYTokenizerConfig(n_fft=1280)
 
 
-class Transformer(nn.Module):
+class XYTransformer(nn.Module):
     """Positions, layers that see everything, and a norm."""
 
     positional_embedding: Tensor
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
         return normed
 
 
-class AudioEncoder(Transformer):
+class AudioEncoder(XYTransformer):
     """Log-mel frames to states at half their rate."""
 
     def __init__(self, config: XYTokenizerConfig) -> None:
@@ -122,7 +122,7 @@ class AudioEncoder(Transformer):
         return self.transform(x.transpose(1, 2)[:, :states])
 
 
-class Adapter(Transformer):
+class Adapter(XYTransformer):
     """A small transformer between two widths."""
 
     def __init__(self, config: XYTokenizerConfig, inputs: int, outputs: int, positions: int) -> None:
@@ -168,7 +168,7 @@ class Upsample(nn.Module):
         return spread.transpose(1, 2)
 
 
-class AudioDecoder(Transformer):
+class AudioDecoder(XYTransformer):
     """States to mel-like frames at twice their rate."""
 
     def __init__(self, config: XYTokenizerConfig) -> None:

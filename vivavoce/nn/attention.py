@@ -11,7 +11,7 @@ from vivavoce.nn import kernels
 from vivavoce.nn.few_rows import project
 from vivavoce.nn.linear import Linear, PackedLinear
 from vivavoce.nn.norm import RMSNorm
-from vivavoce.nn.paged import Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, RowBatch
 from vivavoce.nn.rope import RotaryTable, rotate
 
 
@@ -83,7 +83,7 @@ def attend(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
     return out
 
 
-def _attend_piece(queries: Tensor, keys: Tensor, values: Tensor, piece: Piece) -> Tensor:
+def _attend_piece(queries: Tensor, keys: Tensor, values: Tensor, piece: CachePiece) -> Tensor:
     """Causal attention of a piece's rows to its sequence.  # queries [row, head, dim], keys [context, kv head, dim]"""
     is_half = queries.is_cuda and queries.dtype.itemsize == 2
     flash = _flash_attention() if is_half and piece.visible is None else None
@@ -113,7 +113,7 @@ def _attend_single(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return out.flatten(1, 2)
 
 
-def _visible(piece: Piece, device: torch.device) -> Tensor:
+def _visible(piece: CachePiece, device: torch.device) -> Tensor:
     """Row i of the piece sees the whole past and the piece up to itself.  # [row, context] bool"""
     columns = torch.arange(piece.context, device=device)
     rows = torch.arange(piece.position, piece.context, device=device)

@@ -10,7 +10,7 @@ BIAS_ALIGNMENT = 16  # fused attention kernels want the rows of a bias to start 
 
 
 @dataclass(frozen=True)
-class Span:
+class KeySpan:
     """The positions of one pass: `time` new ones per stream from `starts`, behind a window, behind a prefix.
 
     `sinks` says how many first positions of each stream stay visible for ever. In a stream the prefix slots hold them;
@@ -24,7 +24,7 @@ class Span:
     window_slots: int = 0
     ends: Tensor | None = None  # [stream]; None: nothing fills up
 
-    def scaled(self, ratio: int) -> "Span":
+    def scaled(self, ratio: int) -> "KeySpan":
         """The same pass where every position has become `ratio` positions."""
         return replace(
             self,
@@ -50,7 +50,7 @@ class Span:
         return torch.cat([prefix, window, self.query_positions()], dim=1)
 
 
-def visible(span: Span, chunk: int, left_chunks: int | None) -> Tensor:
+def visible(span: KeySpan, chunk: int, left_chunks: int | None) -> Tensor:
     """Which key each new position may look at.  # bool [stream, time, key]
 
     A position sees its own chunk to the end, `left_chunks` chunks before it (None: all), and the sinks. Chunks are

@@ -13,25 +13,25 @@ from torch.nn import functional
 from vivavoce.device import has_x86_kernels_here
 
 
-def laid_out(weight: Tensor) -> Tensor:
+def column_major(weight: Tensor) -> Tensor:
     """The same matrix, on a CPU column by column."""
     return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
 
 
-def laid_out_for_a_row(weight: Tensor) -> Tensor:
+def column_major_for_one_row(weight: Tensor) -> Tensor:
     """The same matrix as a CPU multiplies a single row by it soonest: on Arm row by row, else column by column."""
-    return laid_out(weight) if has_x86_kernels_here() else weight.contiguous()
+    return column_major(weight) if has_x86_kernels_here() else weight.contiguous()
 
 
-def laid_out_for_many_rows(weight: Tensor) -> Tensor:
+def column_major_for_many_rows(weight: Tensor) -> Tensor:
     """The same matrix as a CPU multiplies dozens of rows by it soonest: on Arm column by column, else as it lies."""
-    return weight if has_x86_kernels_here() else laid_out(weight)
+    return weight if has_x86_kernels_here() else column_major(weight)
 
 
 def joined_weight(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
     """Projections of the same input as one matrix, laid out, and its bias."""
     biases = [part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in parts]
-    return laid_out(torch.cat([part.weight.detach() for part in parts])), torch.cat(biases)
+    return column_major(torch.cat([part.weight.detach() for part in parts])), torch.cat(biases)
 
 
 def become_views(parts: Sequence[nn.Linear], weight: Tensor) -> None:
@@ -50,7 +50,7 @@ def onednn_is_slow_here() -> bool:
     return not has_x86_kernels_here()
 
 
-class LaidOutLinear(nn.Module):
+class ColumnMajorLinear(nn.Module):
     """`x @ weight.T + bias`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -64,7 +64,7 @@ class LaidOutLinear(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-class LaidOutGelu(LaidOutLinear):
+class ColumnMajorLinearGelu(ColumnMajorLinear):
     """The GELU of it."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class LaidOutGelu(LaidOutLinear):
         return gelu(functional.linear(x, self.weight, self.bias), self.by_parts)
 
 
-class LaidOutSum(LaidOutLinear):
+class ColumnMajorLinearAdd(ColumnMajorLinear):
     """It and what it is added to."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]

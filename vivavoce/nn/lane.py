@@ -8,7 +8,7 @@ import torch
 URGENT, USUAL = -1, 0  # priorities of CUDA's streams; lower goes first
 
 
-class Lane:
+class CudaStream:
     """A CUDA stream to be entered by one thread at a time; on other devices there is nothing to enter.
 
     Memory goes back to the lane it came from, so leaving waits for all that was given: tensors may then be handed to

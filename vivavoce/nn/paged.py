@@ -82,7 +82,7 @@ class PagedCache:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CachePiece:
     """Consecutive rows of one sequence inside a step: `rows` of the flat batch, from `position` on."""
 
     rows: slice
@@ -113,7 +113,7 @@ class RowBatch:
     slots: Tensor  # [row] int32
     positions: Tensor  # [row] int32
     singles: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CachePiece, ...]
     places: Tensor | None = None  # [row] int32: where rows are stored, where that is not by their position
     shared_mode: int | None = None  # of all rows whose states are asked for, where it is known beforehand
 
@@ -134,7 +134,7 @@ class RowBatch:
         page_size = self.cache.page_size
         return self.page_table[self.slots.long(), places // page_size].long(), places % page_size
 
-    def read(self, layer: int, piece: Piece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, piece: CachePiece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """All keys and values a piece may attend to; if they are kept narrow, in this type.
 
         # each [context, head, head_dim]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class ReorderedLinear(nn.Module):
+class MkldnnLinear(nn.Module):
     """`x @ weight.T + bias` in bfloat16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -26,7 +26,7 @@ class ReorderedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "none", [], "")
 
 
-class ReorderedGelu(ReorderedLinear):
+class MkldnnLinearGelu(MkldnnLinear):
     """The GELU of it."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class ReorderedGelu(ReorderedLinear):
         return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "gelu", [], "none")
 
 
-class ReorderedSum(ReorderedLinear):
+class MkldnnLinearAdd(MkldnnLinear):
     """It and what it is added to."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]

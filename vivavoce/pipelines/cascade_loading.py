@@ -5,16 +5,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
+from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatEndpoint, ChatModel
 from vivavoce.dialogue.interface import ConversationSettings
-from vivavoce.dialogue.pipeline import Transcriber
-from vivavoce.dialogue.places import Address, Find, is_address
-from vivavoce.pipelines.far_audio import FarEar, FarVoice
+from vivavoce.dialogue.pipeline import ReplyTranscriber
+from vivavoce.dialogue.places import Address, Resolver, is_address
+from vivavoce.pipelines.far_audio import RemoteRecogniser, RemoteSynthesiser
 from vivavoce.pipelines.local_chat import BUNDLED, LocalChat
 from vivavoce.pipelines.pace import serving_pace
-from vivavoce.pipelines.recogniser_ear import RecogniserEar
-from vivavoce.pipelines.speaker_voice import SpeakerVoice
+from vivavoce.pipelines.recogniser_ear import LocalRecogniser
+from vivavoce.pipelines.speaker_voice import TTSSynthesiser
 from vivavoce.recognition.backends import BackendName
 from vivavoce.speech.loading import open_speech_model
 
@@ -25,11 +25,11 @@ DEFAULT_CHAT_MODEL = "default"
 class CascadeParts:
     """Who hears, who thinks and who speaks."""
 
-    asr: str | Find = "mini-asr"
+    asr: str | Resolver = "mini-asr"
     """Bundled name, folder or hub id of a recogniser; or where one is."""
     chat: str = BUNDLED
     """An address such as http://localhost:11434/v1, `smollm2`, a .gguf file or a folder."""
-    tts: str | Find = "mini-tts"
+    tts: str | Resolver = "mini-tts"
     """Bundled name, folder or hub id of a text-to-speech model; or where one is."""
     chat_model: str = DEFAULT_CHAT_MODEL
     """The model's name at the address."""
@@ -39,16 +39,18 @@ class CascadeParts:
     """Whether recordings are written down only where speech is detected."""
 
 
-class LoadedCascade(CascadePipeline):
+class LoadedCascade(CascadeBackend):
     """A cascade that owns its parts. Use as `async with`."""
 
-    def __init__(self, ear: RecogniserEar | FarEar, chat: ChatModel, voice: SpeakerVoice | FarVoice) -> None:
+    def __init__(
+        self, ear: LocalRecogniser | RemoteRecogniser, chat: ChatModel, voice: TTSSynthesiser | RemoteSynthesiser
+    ) -> None:
         super().__init__(WholeTurns(ear), chat, voice)
         self.ear, self.voice = ear, voice
         self._open_parts = AsyncExitStack()
 
     @property
-    def words(self) -> Transcriber:
+    def words(self) -> ReplyTranscriber:
         """Who writes down what is said over a reply."""
         return self.ear
 
@@ -58,7 +60,7 @@ class LoadedCascade(CascadePipeline):
         return self.voice.voices
 
     async def __aenter__(self) -> Self:
-        on_cpu = isinstance(self.ear, RecogniserEar) and self.ear.device.kind == "cpu"
+        on_cpu = isinstance(self.ear, LocalRecogniser) and self.ear.device.kind == "cpu"
         self._open_parts.enter_context(serving_pace(on_cpu))  # its parts work at the same time
         await self._open_parts.enter_async_context(self.ear)
         if isinstance(self.chat, LocalChat):
@@ -81,18 +83,18 @@ def load_cascade(parts: CascadeParts, device: str = "auto") -> LoadedCascade:
     return LoadedCascade(open_ear(parts, device), open_chat(parts, device), open_voice(parts, device))
 
 
-def open_ear(parts: CascadeParts, device: str = "auto") -> RecogniserEar | FarEar:
+def open_ear(parts: CascadeParts, device: str = "auto") -> LocalRecogniser | RemoteRecogniser:
     """The hearing part: at an address, or here."""
     if isinstance(parts.asr, str) and not is_address(parts.asr):
-        return RecogniserEar.load(parts.asr, parts.asr_backend, device, parts.asr_gate)
-    return FarEar(Address(parts.asr) if isinstance(parts.asr, str) else parts.asr)
+        return LocalRecogniser.load(parts.asr, parts.asr_backend, device, parts.asr_gate)
+    return RemoteRecogniser(Address(parts.asr) if isinstance(parts.asr, str) else parts.asr)
 
 
-def open_voice(parts: CascadeParts, device: str = "auto") -> SpeakerVoice | FarVoice:
+def open_voice(parts: CascadeParts, device: str = "auto") -> TTSSynthesiser | RemoteSynthesiser:
     """The speaking part: at an address, or here."""
     if isinstance(parts.tts, str) and not is_address(parts.tts):
-        return SpeakerVoice(open_speech_model(parts.tts, device))
-    return FarVoice(Address(parts.tts) if isinstance(parts.tts, str) else parts.tts)
+        return TTSSynthesiser(open_speech_model(parts.tts, device))
+    return RemoteSynthesiser(Address(parts.tts) if isinstance(parts.tts, str) else parts.tts)
 
 
 def open_chat(parts: CascadeParts, device: str = "auto") -> ChatModel:

@@ -13,13 +13,13 @@ from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech_codec import VOICE_RATE, SpokenState
 
 if TYPE_CHECKING:
-    from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+    from vivavoce.pipelines.moss_speech import MossSpeechBackend
 
 
-class ChunkedVoice:
+class ChunkedDecoder:
     """The sound of a growing row of codes, chunk by chunk."""
 
-    def __init__(self, pipeline: "MossSpeechPipeline", voice: str | None, speed: float) -> None:
+    def __init__(self, pipeline: "MossSpeechBackend", voice: str | None, speed: float) -> None:
         self._pipeline = pipeline
         self._state: SpokenState | FlowVoice = pipeline.voice_of(voice)
         self._gate = OnsetGate(VOICE_RATE)

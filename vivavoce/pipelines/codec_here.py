@@ -10,20 +10,20 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vivavoce.dialogue.gathering import Gathering
-from vivavoce.engine.workers import Workers
+from vivavoce.dialogue.gathering import DynamicBatcher
+from vivavoce.engine.workers import DeadlineExecutor
 from vivavoce.errors import InputError
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech_codec import MossSpeechCodec, SpokenState
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.speech_encoder_stream import SpeechStreamState
 from vivavoce.nn.ahead import compiling_ahead
-from vivavoce.nn.lane import Lane
+from vivavoce.nn.lane import CudaStream
 
-EarJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
-EarResult = tuple[list[int], SpeechStreamState]
-VoiceJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
-VoiceResult = tuple[Tensor, SpokenState]
+EncoderJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
+EncoderResult = tuple[list[int], SpeechStreamState]
+VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
+VocoderResult = tuple[Tensor, SpokenState]
 EAR = "viva-ear"
 EARS_TOGETHER = 32
 VOICES_TOGETHER = {"cpu": 4, "cuda": 32}
@@ -37,13 +37,13 @@ def longest_quick(codec: MossSpeechCodec) -> int:
     return QUICK_CHUNKS * codec.flow.config.chunk
 
 
-class Voices:
-    """Codes become sound, on one way or on two. Works as a `Gathering` does."""
+class VocoderBatcher:
+    """Codes become sound, on one way or on two. Works as a `DynamicBatcher` does."""
 
     def __init__(
         self,
-        usual: Gathering[VoiceJob, VoiceResult],
-        quick: Gathering[VoiceJob, VoiceResult] | None,
+        usual: DynamicBatcher[VocoderJob, VocoderResult],
+        quick: DynamicBatcher[VocoderJob, VocoderResult] | None,
         longest_quick: int = 0,
     ) -> None:
         self._usual, self._quick, self._longest_quick = usual, quick, longest_quick
@@ -81,7 +81,7 @@ class Voices:
         """Jobs of one pass."""
         return self._usual.most
 
-    async def do(self, job: VoiceJob, urgency: float = 0.0) -> VoiceResult:
+    async def do(self, job: VocoderJob, urgency: float = 0.0) -> VocoderResult:
         """The sound of some codes, for which `urgency` seconds are left."""
         is_first = not isinstance(job[0], SpokenState)
         # The quick way would cut a long hop into short ones, and everybody who presses would wait for them all.
@@ -99,7 +99,7 @@ class Voices:
                 self._usual.look()
 
 
-class CodecHere:
+class LocalCodec:
     """Turns become codes and codes become sound, some together, what is due first first."""
 
     def __init__(
@@ -107,21 +107,24 @@ class CodecHere:
         codec: MossSpeechCodec,
         left_chunks: int | None,
         voices_together: int | None = None,
-        workers: Workers | None = None,
+        workers: DeadlineExecutor | None = None,
     ) -> None:
         self.codec, self.left_chunks = codec, left_chunks
         device = codec.ear.device
-        self._ear_lane, self._lanes = Lane(device, urgent=True), [Lane(device), Lane(device, urgent=True)]
+        self._ear_lane, self._lanes = (
+            CudaStream(device, urgent=True),
+            [CudaStream(device), CudaStream(device, urgent=True)],
+        )
         together = voices_together or VOICES_TOGETHER.get(device.type, 16)
-        self.ear: Gathering[EarJob, EarResult] = Gathering(
+        self.ear: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
             EAR, self._hear, EARS_TOGETHER, workers=workers, leaves_jobs=True
         )
         self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
             codec.vocoder.looks = False  # its sound is looked at when it is read
             self._codecs.append(codec.beside())
-            quick = Gathering("viva-quick", self._speaker(1), together, _pass, workers, leaves_jobs=True)
-            usual = Gathering(
+            quick = DynamicBatcher("viva-quick", self._speaker(1), together, _pass, workers, leaves_jobs=True)
+            usual = DynamicBatcher(
                 "viva-voice",
                 self._speaker(0),
                 together,
@@ -132,10 +135,10 @@ class CodecHere:
                 lambda: self.voice.first_sounds > 0,
                 leaves_jobs=True,
             )
-            self.voice = Voices(usual, quick, longest_quick(codec))
+            self.voice = VocoderBatcher(usual, quick, longest_quick(codec))
         else:
-            usual = Gathering("viva-voice", self._speaker(0), together, _pass, workers, leaves_jobs=True)
-            self.voice = Voices(usual, None)
+            usual = DynamicBatcher("viva-voice", self._speaker(0), together, _pass, workers, leaves_jobs=True)
+            self.voice = VocoderBatcher(usual, None)
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
         """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""
@@ -183,17 +186,17 @@ class CodecHere:
         return voice.cache.nbytes / voice.sink * window if voice.sink else 0.0
 
     @torch.inference_mode()
-    def _hear(self, jobs: Sequence[EarJob]) -> list[EarResult]:
+    def _hear(self, jobs: Sequence[EncoderJob]) -> list[EncoderResult]:
         with self._ear_lane():
             codes, states = self.codec.ear.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
             self._ear_lane.wait()
             return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
 
-    def _speaker(self, place: int) -> Callable[[Sequence[VoiceJob]], list[VoiceResult]]:
+    def _speaker(self, place: int) -> Callable[[Sequence[VocoderJob]], list[VocoderResult]]:
         codec, lane = self._codecs[place], self._lanes[place]
 
         @torch.inference_mode()
-        def speak(jobs: Sequence[VoiceJob]) -> list[VoiceResult]:
+        def speak(jobs: Sequence[VocoderJob]) -> list[VocoderResult]:
             with lane():
                 # A reply's state is made here: it is megabytes, for which the event loop has no time.
                 begun = [
@@ -219,7 +222,7 @@ def _read_back(sound: Tensor, lengths: list[int]) -> list[Tensor]:
     return list(heard.split(lengths))
 
 
-def _pass(job: VoiceJob) -> tuple[bool, int, bool]:
+def _pass(job: VocoderJob) -> tuple[bool, int, bool]:
     """What must be equal for the sound of two replies to be made in one pass."""
     state, codes, is_last = job
     return isinstance(state, SpokenState), len(codes), is_last

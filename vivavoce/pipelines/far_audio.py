@@ -13,7 +13,7 @@ from vivavoce.audio.files import write
 from vivavoce.audio.pcm import pcm16_to_float
 from vivavoce.audio.sound import Sound
 from vivavoce.dialogue.interface import Samples
-from vivavoce.dialogue.places import Find, Place
+from vivavoce.dialogue.places import EndpointRef, Resolver
 from vivavoce.errors import VivaError
 from vivavoce.pipelines.threaded import on_a_thread
 
@@ -24,10 +24,10 @@ TIMEOUT_SECONDS = 30.0
 ANY_MODEL = "default"
 
 
-class FarEar:
+class RemoteRecogniser:
     """A `Transcriber` behind an address. Use as `async with`, like an ear that is here."""
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Resolver) -> None:
         self._find = find
         self.waiting = 0
 
@@ -60,12 +60,12 @@ class FarEar:
             return await asyncio.to_thread(_text, await self._find(place), kind, form)
 
 
-class FarVoice:
+class RemoteSynthesiser:
     """A `Synthesiser` behind an address."""
 
     rate = PCM_RATE
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Resolver) -> None:
         self._find = find
         self.voices: list[str] = []
 
@@ -101,14 +101,14 @@ def _form(samples: Samples, rate: int, language: str | None) -> tuple[str, bytes
     return f"multipart/form-data; boundary={edge}", begin.encode() + file.getvalue() + f"\r\n--{edge}--\r\n".encode()
 
 
-def _connected(place: Place) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+def _connected(place: EndpointRef) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
     parts = urlsplit(place.url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
     return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS), parts.path.rstrip("/"), headers
 
 
-def _answer(place: Place, method: str, path: str, kind: str, body: bytes | None) -> Iterator[bytes]:
+def _answer(place: EndpointRef, method: str, path: str, kind: str, body: bytes | None) -> Iterator[bytes]:
     """An answer's bytes as they come; ConnectionError where nobody is there, VivaError where it says no."""
     connection, prefix, headers = _connected(place)
     try:
@@ -125,17 +125,17 @@ def _answer(place: Place, method: str, path: str, kind: str, body: bytes | None)
         connection.close()
 
 
-def _text(place: Place, kind: str, form: bytes) -> str:
+def _text(place: EndpointRef, kind: str, form: bytes) -> str:
     answer = json.loads(b"".join(_answer(place, "POST", "/audio/transcriptions", kind, form)))
     return str(answer.get("text", "")).strip()
 
 
-def got(place: Place, path: str) -> dict[str, Any]:
+def got(place: EndpointRef, path: str) -> dict[str, Any]:
     """What stands at an address; ConnectionError where nobody is there."""
     return dict(json.loads(b"".join(_answer(place, "GET", path, "application/json", None))))
 
 
-def _spoken(place: Place, body: dict[str, Any]) -> Iterator[Samples]:
+def _spoken(place: EndpointRef, body: dict[str, Any]) -> Iterator[Samples]:
     rest = b""
     for piece in _answer(place, "POST", "/audio/speech", "application/json", json.dumps(body).encode()):
         data = rest + piece

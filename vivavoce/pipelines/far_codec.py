@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.dialogue.places import Find, Place
+from vivavoce.dialogue.places import EndpointRef, Resolver
 from vivavoce.engine.engine import Engine
 from vivavoce.errors import MissingDependencyError, VivaError
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -33,10 +33,10 @@ EAR, VOICE = "ear", "voice"  # the last words of their addresses
 
 
 @dataclass(eq=False)
-class FarState:
+class RemoteState:
     """What a state is called at the codec that has it; none yet, or a voice to begin in, before the first job."""
 
-    place: Place | None = None
+    place: EndpointRef | None = None
     name: str = ""
     voice: str | None = None
 
@@ -53,10 +53,10 @@ def unpacked(data: bytes) -> tuple[Head, bytes]:
     return json.loads(data[4 : 4 + size]), data[4 + size :]
 
 
-class FarDesk(Generic[Result]):
+class RemoteBatcher(Generic[Result]):
     """Does jobs as a `Gathering` does, elsewhere."""
 
-    def __init__(self, find: Find, what: str) -> None:
+    def __init__(self, find: Resolver, what: str) -> None:
         self._find, self._what = find, what
         self._http: ClientSession | None = None
         self._left: dict[str, list[str]] = {}
@@ -75,13 +75,13 @@ class FarDesk(Generic[Result]):
         if self._http is not None:
             await self._http.close()
 
-    async def do(self, job: tuple[FarState, Tensor, bool], urgency: float = 0.0) -> tuple[Result, FarState]:
+    async def do(self, job: tuple[RemoteState, Tensor, bool], urgency: float = 0.0) -> tuple[Result, RemoteState]:
         """The result of one job, and what the state after it is called."""
         state, numbers, is_last = job
         self.waiting += 1
         try:
             place = state.place or await self._find()
-            following = FarState(place, secrets.token_hex(8))
+            following = RemoteState(place, secrets.token_hex(8))
             head: Head = {"state": state.name, "voice": state.voice, "next": following.name, "is_last": is_last}
             head |= {"urgency": urgency, "left": self._left.pop(place.name, [])}
             answer = await self._asked(place, packed(head, numbers.numpy().tobytes()))
@@ -93,7 +93,7 @@ class FarDesk(Generic[Result]):
     def _leave(self, place: str, state: str) -> None:
         self._left.setdefault(place, []).append(state)
 
-    async def _asked(self, place: Place, body: bytes) -> bytes:
+    async def _asked(self, place: EndpointRef, body: bytes) -> bytes:
         import aiohttp
 
         if self._http is None:
@@ -113,14 +113,14 @@ class FarDesk(Generic[Result]):
         raise NotImplementedError
 
 
-class FarEars(FarDesk[list[int]]):
+class RemoteSpeechEncoder(RemoteBatcher[list[int]]):
     """Sound becomes codes."""
 
     def _read(self, answer: bytes) -> list[int]:
         return np.frombuffer(answer, np.int64).tolist()
 
 
-class FarVoices(FarDesk[Tensor]):
+class RemoteVocoder(RemoteBatcher[Tensor]):
     """Codes become sound."""
 
     def _read(self, answer: bytes) -> Tensor:
@@ -128,7 +128,7 @@ class FarVoices(FarDesk[Tensor]):
 
 
 @dataclass(frozen=True)
-class FarGrain:
+class RemoteGrain:
     """Codes in a chunk of the voice, and those it looks ahead."""
 
     chunk: int
@@ -136,53 +136,56 @@ class FarGrain:
 
 
 @dataclass(frozen=True)
-class FarFlow:
+class RemoteFlowInfo:
     """As far as a pipeline asks."""
 
-    config: FarGrain
+    config: RemoteGrain
 
 
 @dataclass(frozen=True)
-class FarStream:
+class RemoteStream:
     """The ear, as far as a pipeline asks."""
 
     samples_per_code: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def initial_state(self) -> FarState:
+    def initial_state(self) -> RemoteState:
         """A turn that nobody has heard yet."""
-        return FarState()
+        return RemoteState()
 
 
 @dataclass(frozen=True)
-class FarCodec:
+class RemoteCodec:
     """A `MossSpeechCodec` elsewhere, as far as a pipeline asks."""
 
-    find: Find
-    ear: FarStream
-    flow: FarFlow
+    find: Resolver
+    ear: RemoteStream
+    flow: RemoteFlowInfo
     samples_per_code: int
-    voices: Mapping[str, FarState]
+    voices: Mapping[str, RemoteState]
 
     @classmethod
-    def told(cls, find: Find, description: Head) -> "FarCodec":
+    def told(cls, find: Resolver, description: Head) -> "RemoteCodec":
         """The codec that describes itself so."""
-        grain = FarGrain(description["chunk"], description["lookahead"])
-        voices = {name: FarState(voice=name) for name in description["voices"]}
-        ear = FarStream(description["ear_samples_per_code"])
-        return cls(find, ear, FarFlow(grain), description["samples_per_code"], voices)
+        grain = RemoteGrain(description["chunk"], description["lookahead"])
+        voices = {name: RemoteState(voice=name) for name in description["voices"]}
+        ear = RemoteStream(description["ear_samples_per_code"])
+        return cls(find, ear, RemoteFlowInfo(grain), description["samples_per_code"], voices)
 
 
-class FarCodecPipeline(MossSpeechPipeline):
+class RemoteCodecPipeline(MossSpeechBackend):
     """MOSS-Speech, its ears and voices elsewhere."""
 
     def __init__(
         self,
         core: Engine,
-        codec: FarCodec,
+        codec: RemoteCodec,
         prompt: MossSpeechPrompt,
         tokenizer: TextTokenizer,
         options: MossSpeechOptions | None = None,
     ) -> None:
         super().__init__(core, cast(Any, codec), prompt, tokenizer, cast(Any, codec.voices), options)
-        self.ear, self.voice = cast(Any, FarEars(codec.find, EAR)), cast(Any, FarVoices(codec.find, VOICE))
+        self.ear, self.voice = (
+            cast(Any, RemoteSpeechEncoder(codec.find, EAR)),
+            cast(Any, RemoteVocoder(codec.find, VOICE)),
+        )

@@ -12,7 +12,7 @@ from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.slack import Admission
-from vivavoce.engine.workers import Workers
+from vivavoce.engine.workers import DeadlineExecutor
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
@@ -22,8 +22,8 @@ from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.moss_speech_cpu import CpuMossSpeech
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.pipelines.far_codec import FarCodec, FarCodecPipeline
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
+from vivavoce.pipelines.far_codec import RemoteCodec, RemoteCodecPipeline
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 CODEC_FOLDER = "codec"  # inside a checkpoint that carries its own
 OWN_SETTINGS = "generation_config.json"
@@ -31,14 +31,14 @@ OWN_SETTINGS = "generation_config.json"
 
 def load_moss_speech(
     folder: Path,
-    codec: Path | FarCodec | None = None,
+    codec: Path | RemoteCodec | None = None,
     voice: Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
     limits: EngineLimits | None = None,
     options: MossSpeechOptions | None = None,
-    workers: Workers | None = None,
-) -> MossSpeechPipeline:
+    workers: DeadlineExecutor | None = None,
+) -> MossSpeechBackend:
     """A pipeline on a checkpoint; `codec` where it does not carry one, `voice` a recording to sound like.
 
     `workers` do the models' work; None: threads of its own.
@@ -48,17 +48,17 @@ def load_moss_speech(
     own = own_options(folder, options or MossSpeechOptions(captioner="model"))
     if place.kind == "cuda" and own.admission is None:
         own = replace(own, admission=Admission())
-    if isinstance(codec, FarCodec):
+    if isinstance(codec, RemoteCodec):
         model = _language_model(folder, place, dtype)
         core, tokenizer = Engine(model, place, resolve_dtype(dtype, place), limits), TextTokenizer.load(folder)
-        return FarCodecPipeline(core, codec, MossSpeechPrompt(model.config, tokenizer), tokenizer, own)
+        return RemoteCodecPipeline(core, codec, MossSpeechPrompt(model.config, tokenizer), tokenizer, own)
     if codec is None:
         codec = folder / CODEC_FOLDER
         if not codec.is_dir():
             raise InputError(f"{folder} carries no codec; name one, such as fnlp/MOSS-Speech-Codec")
     model, tokenizer = _language_model(folder, place, dtype), TextTokenizer.load(folder)
     speaks = load_codec(codec, place)
-    return MossSpeechPipeline(
+    return MossSpeechBackend(
         Engine(model, place, resolve_dtype(dtype, place), limits),
         speaks,
         MossSpeechPrompt(model.config, tokenizer),

@@ -17,7 +17,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
 from vivavoce.engine.sequence import rows_in_common
-from vivavoce.engine.streaming import StreamingEngine
+from vivavoce.engine.streaming import AsyncEngine
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
 from vivavoce.models.llama import Llama, bundled_smollm2, chat_rows
@@ -47,7 +47,7 @@ class LocalChat:
     def __init__(self, engine: Engine, tokenizer: TextTokenizer, options: LocalChatOptions | None = None) -> None:
         self.options = options or LocalChatOptions()
         self.core, self.tokenizer = engine, tokenizer
-        self.engine = StreamingEngine(engine)
+        self.engine = AsyncEngine(engine)
         self._kept: list[Rows] = []
 
     @classmethod

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from vivavoce.audio.buzz import buzz
-from vivavoce.dialogue.chunking import Bridge, Grain, LeadPolicy
+from vivavoce.dialogue.chunking import ChunkBridge, Grain, LeadPolicy
 from vivavoce.dialogue.interface import ConversationSettings
-from vivavoce.dialogue.pipeline import Heard, Mind, ReplyPlan, Transcriber
+from vivavoce.dialogue.pipeline import ConversationState, OnTranscript, ReplyPlan, ReplyTranscriber
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.slack import Admission
-from vivavoce.engine.streaming import StreamingEngine
-from vivavoce.engine.workers import WorkerEach, Workers
+from vivavoce.engine.streaming import AsyncEngine
+from vivavoce.engine.workers import DeadlineExecutor, ThreadPerTaskExecutor
 from vivavoce.errors import InputError
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_speech import MossSpeech
@@ -25,11 +25,11 @@ from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE, MossSpeechCo
 from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
 from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
 from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.pipelines.codec_here import SOON_SECONDS, CodecHere
+from vivavoce.pipelines.codec_here import SOON_SECONDS, LocalCodec
 from vivavoce.pipelines.first_sound import FirstSound
-from vivavoce.pipelines.moss_speech_mind import MossSpeechMind
+from vivavoce.pipelines.moss_speech_mind import MossSpeechConversation
 from vivavoce.pipelines.moss_speech_reply import MossSpeechReply
-from vivavoce.pipelines.moss_speech_words import MossSpeechWords
+from vivavoce.pipelines.moss_speech_words import MossSpeechTranscriber
 from vivavoce.pipelines.pace import serving_pace
 
 AS_EARLY_AS_CAN_BE = 3600.0  # seconds
@@ -56,7 +56,7 @@ class MossSpeechOptions:
     """How many chunks the voice looks back, which bounds what a long reply keeps."""
     longest_loop: int | None = 50
     """Codes that may repeat one another at the end of a reply before it is taken for stuck; None: any."""
-    captioner: Transcriber | Literal["model"] | None = None
+    captioner: ReplyTranscriber | Literal["model"] | None = None
     """Gives the words of a spoken reply, for captions and moderation; "model": the language model itself does."""
     caption_seconds: float = 1.6
     """Words are told for at least so much sound, to its next pause, or three times as much."""
@@ -76,7 +76,7 @@ class MossSpeechOptions:
     """When one more conversation may begin; None: always."""
 
 
-class MossSpeechPipeline:
+class MossSpeechBackend:
     """Use as `async with`: it owns the threads on which engine, ears and voices work."""
 
     input_rate = EAR_RATE
@@ -91,7 +91,7 @@ class MossSpeechPipeline:
         tokenizer: TextTokenizer,
         voices: Mapping[str, FlowVoice],
         options: MossSpeechOptions | None = None,
-        workers: Workers | None = None,
+        workers: DeadlineExecutor | None = None,
     ) -> None:
         if not isinstance(core.model, MossSpeech):
             raise InputError(f"this pipeline runs MOSS-Speech, not {type(core.model).__name__}")
@@ -102,25 +102,25 @@ class MossSpeechPipeline:
         self.voices = dict(voices)
         self.options = options or MossSpeechOptions()
         self.workers = workers or _workers(core.runner.device.type, self.options.workers)
-        self.engine = StreamingEngine(core, self.workers)
+        self.engine = AsyncEngine(core, self.workers)
         flow = codec.flow.config
         grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE)
         is_graphed = isinstance(codec, GraphedCodec)
         self.policy = _policy(grain, core.runner.device.type, is_graphed)
         is_slow = core.runner.device.type == "cpu" and not is_graphed
         self._crowded = replace(self.policy, later=2) if is_slow else self.policy
-        self.bridge = Bridge(margin=0.13, are_together=True) if is_graphed else Bridge()
+        self.bridge = ChunkBridge(margin=0.13, are_together=True) if is_graphed else ChunkBridge()
         self.third = replace(self.bridge)  # from the second chunk to the third
         self._stack = ExitStack()  # what is given back when it closes
-        self._minds: weakref.WeakSet[MossSpeechMind] = weakref.WeakSet()
+        self._minds: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
         self.first_sounds: deque[FirstSound] = deque(maxlen=FIRST_SOUNDS_KEPT)
         """Of the latest replies, where their listeners' wait went."""
         self.speaking = 0
         """Replies whose sound is being made."""
         self.beginning: set[MossSpeechReply] = set()
         """Those of them of which nothing was let out yet."""
-        self.words = MossSpeechWords(self)
-        self.here = CodecHere(codec, self.options.left_chunks, self.options.voices_together, self.workers)
+        self.words = MossSpeechTranscriber(self)
+        self.here = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, self.workers)
         self.ear, self.voice = self.here.ear, self.here.voice
 
     async def __aenter__(self) -> Self:
@@ -139,14 +139,14 @@ class MossSpeechPipeline:
         await asyncio.to_thread(self.workers.close)
         self._stack.close()
 
-    def open(self, heard: Heard) -> Mind:
+    def open(self, heard: OnTranscript) -> ConversationState:
         """A mind without a past; `CapacityError` where there is no time, no room or no memory for one more."""
         if self.options.admission is not None:
             slack = self.core.slack.least(self.core.scheduler.now())
             voice = self.here.reply_bytes(self.voice_of(None))
             free = self.core.free_bytes + self.here.spare_bytes
             self.options.admission.check(slack, self.core.free_rows, free, voice)
-        mind = MossSpeechMind(self)
+        mind = MossSpeechConversation(self)
         self._minds.add(mind)
         return mind
 
@@ -197,14 +197,14 @@ class MossSpeechPipeline:
         return self.voices.get(name or "", next(iter(self.voices.values())))
 
 
-def _workers(device: str, threads: int | None) -> Workers:
+def _workers(device: str, threads: int | None) -> DeadlineExecutor:
     """A thread each for engine, ears and voices; on a CPU they share as many as it has cores."""
     if device == "cpu":
-        return Workers("viva-model", threads or min(3, os.cpu_count() or 1))
+        return DeadlineExecutor("viva-model", threads or min(3, os.cpu_count() or 1))
     # Threads only wait for the device, on which work that begins early takes nothing from what is urgent.
     if threads is None:
-        return WorkerEach("viva", early=AS_EARLY_AS_CAN_BE)
-    return Workers("viva-model", threads, early=AS_EARLY_AS_CAN_BE)
+        return ThreadPerTaskExecutor("viva", early=AS_EARLY_AS_CAN_BE)
+    return DeadlineExecutor("viva-model", threads, early=AS_EARLY_AS_CAN_BE)
 
 
 def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:

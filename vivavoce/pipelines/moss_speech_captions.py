@@ -12,7 +12,7 @@ from vivavoce.dialogue.pipeline import Piece, ReplyPlan, Spoke, Wrote
 from vivavoce.models.moss_speech_codec import VOICE_RATE
 
 if TYPE_CHECKING:
-    from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+    from vivavoce.pipelines.moss_speech import MossSpeechBackend
 
 PAUSE_DBFS = -45.0
 
@@ -20,9 +20,7 @@ PAUSE_DBFS = -45.0
 class Captions:
     """The words of a spoken reply, a stretch of it at a time, where somebody can tell them; its sound too, if asked."""
 
-    def __init__(
-        self, pipeline: "MossSpeechPipeline", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]
-    ) -> None:
+    def __init__(self, pipeline: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
         self._captioner = pipeline.options.captioner
         self.are_first = pipeline.options.words_first and self._captioner is not None
         self._words, self._language, self._put = pipeline.words, plan.settings.language, put

@@ -29,7 +29,7 @@ from vivavoce.models.speech_encoder_stream import SpeechStreamState
 from vivavoce.pipelines.moss_speech_reply import MossSpeechReply
 
 if TYPE_CHECKING:
-    from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+    from vivavoce.pipelines.moss_speech import MossSpeechBackend
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ LISTENING_URGENCY = 0.5  # seconds in which they are wanted; the end of a turn i
 
 
 @dataclass
-class HeardTurn:
+class EncodedTurn:
     """The open turn: what the ear made of it so far, and sound that is not a whole code yet."""
 
     ear: SpeechStreamState
@@ -52,10 +52,10 @@ class HeardTurn:
         return sum(map(len, self.waiting))
 
 
-class MossSpeechMind:
+class MossSpeechConversation:
     """A `Mind`. Calls are queued and done in order by one task; the event loop is never held up."""
 
-    def __init__(self, pipeline: "MossSpeechPipeline") -> None:
+    def __init__(self, pipeline: "MossSpeechBackend") -> None:
         self._pipeline = pipeline
         self._past: Sequence[Item] = ()
         self._settings = ConversationSettings()
@@ -64,7 +64,7 @@ class MossSpeechMind:
         self._rows_of: dict[str, tuple[Item, list[Row]]] = {}
         self._system: tuple[str, list[Row]] = ("", [])
         self._first: str | None = None  # of the items that are still seen; None: all are
-        self._turn: HeardTurn | None = None
+        self._turn: EncodedTurn | None = None
         self._page = pipeline.core.limits.page_size
         self._sequence: EngineSequence | None = None
         self._rows: list[Row] = []
@@ -146,7 +146,7 @@ class MossSpeechMind:
 
     async def _listen(self, samples: Samples) -> None:
         if self._turn is None:
-            self._turn = HeardTurn(self._pipeline.codec.ear.initial_state())
+            self._turn = EncodedTurn(self._pipeline.codec.ear.initial_state())
         self._turn.waiting.append(samples)
         if not self._orders.empty():
             return  # the next order, most likely the end of the turn, takes this sound along: one pass instead of two
@@ -307,13 +307,13 @@ class MossSpeechMind:
 
     # The ear.
 
-    async def _encode(self, turn: HeardTurn) -> None:
+    async def _encode(self, turn: EncodedTurn) -> None:
         samples = torch.from_numpy(np.concatenate(turn.waiting))
         turn.waiting.clear()
         codes, turn.ear = await self._pipeline.ear.do((turn.ear, samples, False), LISTENING_URGENCY)
         turn.codes += codes
 
-    async def _whole_turn(self, turn: HeardTurn) -> list[int]:
+    async def _whole_turn(self, turn: EncodedTurn) -> list[int]:
         """All codes of a turn, should it end here. It may go on: its own state stays."""
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *turn.waiting]))
         codes, _ = await self._pipeline.ear.do((turn.ear, samples, True))

@@ -13,7 +13,7 @@ from vivavoce.dialogue.guards import longest_loop
 from vivavoce.dialogue.interface import Samples, Usage
 from vivavoce.dialogue.piece_queue import PieceQueue, failed
 from vivavoce.dialogue.pipeline import Ended, Piece, ReplyPlan, Spoke, Wrote
-from vivavoce.engine.listener import Listener
+from vivavoce.engine.listener import PlaybackDeadline
 from vivavoce.engine.reply import Reply
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
@@ -22,12 +22,12 @@ from vivavoce.log import log_failure
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import AUDIO, TEXT
 from vivavoce.models.moss_speech_codec import VOICE_RATE
-from vivavoce.pipelines.chunked_voice import ChunkedVoice
+from vivavoce.pipelines.chunked_voice import ChunkedDecoder
 from vivavoce.pipelines.first_sound import FirstSound
 from vivavoce.pipelines.moss_speech_captions import Captions
 
 if TYPE_CHECKING:
-    from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+    from vivavoce.pipelines.moss_speech import MossSpeechBackend
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class MossSpeechReply:
 
     def __init__(
         self,
-        pipeline: "MossSpeechPipeline",
+        pipeline: "MossSpeechBackend",
         plan: ReplyPlan,
         order: Order,
         adopt: Callable[["MossSpeechReply", str | None], Awaitable[None]],
@@ -114,9 +114,9 @@ class MossSpeechReply:
         make = self._speak if is_spoken else self._write
         self._task = asyncio.get_running_loop().create_task(self._make(make, reply))
 
-    def _listener(self) -> Listener:
+    def _listener(self) -> PlaybackDeadline:
         grain = self._pipeline.policy.grain
-        return Listener(grain.frame_seconds, grain.frames + grain.lookahead, asyncio.get_running_loop().time())
+        return PlaybackDeadline(grain.frame_seconds, grain.frames + grain.lookahead, asyncio.get_running_loop().time())
 
     def fail(self, error: Exception) -> None:
         """It cannot be made."""
@@ -171,7 +171,7 @@ class MossSpeechReply:
 
     async def _speak(self, reply: Reply) -> None:
         """Codes to sound, in chunks that grow with the lead over the player."""
-        voice = ChunkedVoice(self._pipeline, self.plan.settings.voice, self.speed)
+        voice = ChunkedDecoder(self._pipeline, self.plan.settings.voice, self.speed)
         captions = Captions(self._pipeline, self.plan, self._pieces.put)
         self._pipeline.speaking += 1
         self._pipeline.beginning.add(self)

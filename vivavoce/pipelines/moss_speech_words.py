@@ -12,7 +12,7 @@ from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech_prompt import Turn
 
 if TYPE_CHECKING:
-    from vivavoce.pipelines.moss_speech import MossSpeechPipeline
+    from vivavoce.pipelines.moss_speech import MossSpeechBackend
 
 WRITE_DOWN = "Write down what is said."
 ROWS_PER_CODE = 2  # speech has at most a few letters in 80 ms
@@ -20,10 +20,10 @@ FEWEST_ROWS = 16
 WORDS_URGENCY = 1.5  # seconds: nobody waits for words as for sound, so they are made in steps that sound needs
 
 
-class MossSpeechWords:
+class MossSpeechTranscriber:
     """A `Transcriber`, on a sequence of its own that is gone when the words are there."""
 
-    def __init__(self, pipeline: "MossSpeechPipeline", instructions: str = WRITE_DOWN) -> None:
+    def __init__(self, pipeline: "MossSpeechBackend", instructions: str = WRITE_DOWN) -> None:
         self._pipeline, self._instructions = pipeline, instructions
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:

@@ -9,24 +9,24 @@ import torch
 from vivavoce.audio.buzz import buzz
 from vivavoce.audio.sound import Sound
 from vivavoce.device import Device, pick
-from vivavoce.dialogue.gathering import Gathering
+from vivavoce.dialogue.gathering import DynamicBatcher
 from vivavoce.dialogue.interface import Samples
-from vivavoce.models.whisper_hearing import Segment, Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions, TranscriptSegment
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.pipelines.threaded import on_a_thread
 from vivavoce.recognition import RATE
 from vivavoce.recognition.backends import Backend, BackendName, MoonshineBackend, OwnBackend
 from vivavoce.recognition.many import TranscribingEngine
-from vivavoce.recognition.service import Recogniser
+from vivavoce.recognition.service import RecognitionService
 from vivavoce.recognition.speech_gate import SpeechGate
 from vivavoce.recognition.transcriber import Transcriber
 
 TURNS_TOGETHER = 16
 RECORDINGS_TOGETHER = 4  # on a CPU
-Turn = tuple[torch.Tensor, Wish]
+Turn = tuple[torch.Tensor, TranscriptionOptions]
 
 
-class RecogniserEar:
+class LocalRecogniser:
     """A `Transcriber`. Use as `async with`: it owns a thread.
 
     On a CPU one turn is heard at a time, which is soonest for each; elsewhere our Whisper hears all together.
@@ -43,15 +43,17 @@ class RecogniserEar:
     ) -> None:
         self.listener, self.device = listener, device
         self.transcriber = transcriber or Transcriber(listener, SpeechGate())
-        self._turns: Gathering[Turn, list[Segment]] = Gathering("viva-recogniser", self._hear, most=1)
-        self._together: Recogniser | None = None
+        self._turns: DynamicBatcher[Turn, list[TranscriptSegment]] = DynamicBatcher(
+            "viva-recogniser", self._hear, most=1
+        )
+        self._together: RecognitionService | None = None
         if isinstance(listener, WhisperTranscriber) and (device.kind != "cpu" if together is None else together):
-            self._together = Recogniser(TranscribingEngine(listener, device, TURNS_TOGETHER))
+            self._together = RecognitionService(TranscribingEngine(listener, device, TURNS_TOGETHER))
 
     @classmethod
     def load(
         cls, name: str = "mini-asr", backend: BackendName = "auto", device: str = "auto", gate: bool = True
-    ) -> "RecogniserEar":
+    ) -> "LocalRecogniser":
         """A model by bundled name, folder or hub id, behind the backend that is asked for or fits it.
 
         The `gate` is for recordings; turns have passed a voice activity detector already.
@@ -83,21 +85,23 @@ class RecogniserEar:
         if not len(samples):
             return ""
         sound = Sound(samples, rate).mono().resampled(RATE).samples[0]
-        wish = Wish(self._known(language), padding="trim", timestamps=False, temperatures=(0.0,))
+        wish = TranscriptionOptions(self._known(language), padding="trim", timestamps=False, temperatures=(0.0,))
         if self._together is not None:
             heard = await self._together.transcribe(sound, wish)
         else:
             heard = await self._turns.do((torch.from_numpy(sound), wish))
         return "".join(segment.text for segment in heard).strip()
 
-    def segments(self, samples: Samples, wish: Wish) -> AsyncIterator[Segment]:
+    def segments(self, samples: Samples, wish: TranscriptionOptions) -> AsyncIterator[TranscriptSegment]:
         """The segments of a recording at `rate`, as they are decoded."""
         if self._together is not None:
             return self._gated(self._together, samples, wish)
         sound = torch.from_numpy(samples.copy())
         return on_a_thread(lambda: self.transcriber.segments(sound, wish))
 
-    async def _gated(self, engine: Recogniser, samples: Samples, wish: Wish) -> AsyncIterator[Segment]:
+    async def _gated(
+        self, engine: RecognitionService, samples: Samples, wish: TranscriptionOptions
+    ) -> AsyncIterator[TranscriptSegment]:
         chances = await asyncio.to_thread(self.transcriber.speech_chances, samples)
         async for segment in engine.segments(samples, wish):
             if self.transcriber.lets_through(segment, chances):
@@ -110,5 +114,5 @@ class RecogniserEar:
         is_foreign = isinstance(self.listener, WhisperTranscriber) and language not in self.listener.tokens.languages
         return None if is_foreign else language
 
-    def _hear(self, turns: Sequence[Turn]) -> list[list[Segment]]:
+    def _hear(self, turns: Sequence[Turn]) -> list[list[TranscriptSegment]]:
         return [list(self.listener.segments(*turn)) for turn in turns]

@@ -9,37 +9,37 @@ from vivavoce.audio.time_stretch import FASTEST, SLOWEST
 from vivavoce.dialogue.interface import Samples
 from vivavoce.pipelines.threaded import on_a_thread
 from vivavoce.speech import direction
-from vivavoce.speech.cosyvoice_speaker import CosyVoiceSpeaker
-from vivavoce.speech.interface import Manner, SpeechModel
-from vivavoce.speech.speaker import Speaker
+from vivavoce.speech.cosyvoice_speaker import CosyVoiceTTS
+from vivavoce.speech.interface import SpeakingStyle, SpeechModel
+from vivavoce.speech.speaker import NanoTTS
 
 WARM_UP = "Good evening, and welcome."
 
 
-class SpeakerVoice:
+class TTSSynthesiser:
     """A `Synthesiser`: each text on a thread of its own, from the first frame on."""
 
-    def __init__(self, speaker: SpeechModel, manner: Manner | None = None) -> None:
-        self.speaker, self.manner = speaker, manner or Manner()
+    def __init__(self, speaker: SpeechModel, manner: SpeakingStyle | None = None) -> None:
+        self.speaker, self.manner = speaker, manner or SpeakingStyle()
         self.rate = speaker.rate
 
     @property
     def voices(self) -> list[str]:
         """Names of the voices, the model's own first if it has a name."""
-        own = self.speaker.settings.own_voice if isinstance(self.speaker, Speaker) else None
+        own = self.speaker.settings.own_voice if isinstance(self.speaker, NanoTTS) else None
         return [*([own] if own else []), *(name for name in self.speaker.shelf.names() if name != own)]
 
-    def told(self, instructions: str) -> "SpeakerVoice":
+    def told(self, instructions: str) -> "TTSSynthesiser":
         """The same voice, speaking as it is told to; what the model cannot do is refused by name."""
-        return SpeakerVoice(self.speaker, direction.told(self.speaker, instructions, self.manner))
+        return TTSSynthesiser(self.speaker, direction.told(self.speaker, instructions, self.manner))
 
-    def after(self, said: Sequence[str]) -> "SpeakerVoice":
+    def after(self, said: Sequence[str]) -> "TTSSynthesiser":
         """The same voice, speaking as somebody wished who has said all this."""
-        return SpeakerVoice(self.speaker, direction.wished(self.speaker, said, self.manner))
+        return TTSSynthesiser(self.speaker, direction.wished(self.speaker, said, self.manner))
 
     async def warm_up(self) -> None:
         """Say something once, where there is a voice to say it with."""
-        if isinstance(self.speaker, CosyVoiceSpeaker):
+        if isinstance(self.speaker, CosyVoiceTTS):
             await asyncio.to_thread(self.speaker.warm_up)
             if not self.voices:
                 return

@@ -11,7 +11,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.quantised import linears, weight_names
 from vivavoce.nn.quantised_weight import InputRange
 from vivavoce.quant.observers import LEVELS, Observer, input_range, observer
-from vivavoce.quant.subjects import Lesson, Subject
+from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
 
 PART = "lm"
 CHECKED = 4  # lessons
@@ -38,7 +38,9 @@ def watching(model: nn.Module, see: Callable[[tuple[str, ...], Tensor], None]) -
 
 
 @torch.no_grad()
-def calibrate(subject: Subject, folder: Path, lessons: Sequence[Lesson], name: str = "mse") -> dict[str, InputRange]:
+def calibrate(
+    subject: QuantSubject, folder: Path, lessons: Sequence[CalibrationBatch], name: str = "mse"
+) -> dict[str, InputRange]:
     """The range of layers' inputs over some lessons, by the names findings use.
 
     A layer is left out where rows differ so in size that one range for all is much coarser than each row's own. Behind
@@ -61,7 +63,10 @@ def calibrate(subject: Subject, folder: Path, lessons: Sequence[Lesson], name: s
 
 
 def _coarser(
-    subject: Subject, model: nn.Module, lessons: Sequence[Lesson], ranges: Mapping[tuple[str, ...], InputRange]
+    subject: QuantSubject,
+    model: nn.Module,
+    lessons: Sequence[CalibrationBatch],
+    ranges: Mapping[tuple[str, ...], InputRange],
 ) -> dict[tuple[str, ...], float]:
     """How many times the error of rounding rows by their own sizes that of the range for all is, layer by layer."""
     errors: dict[tuple[str, ...], Tensor] = {}

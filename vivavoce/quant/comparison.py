@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vivavoce.quant.subjects import Lesson, Subject
+from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Closeness:
 
 
 @torch.no_grad()
-def opinions(subject: Subject, model: nn.Module, lessons: Sequence[Lesson]) -> list[Tensor]:
+def opinions(subject: QuantSubject, model: nn.Module, lessons: Sequence[CalibrationBatch]) -> list[Tensor]:
     """Log-probabilities at every place of every reply.  # [place, id] each"""
     return [subject.logits(model, lesson).float().log_softmax(-1) for lesson in lessons]
 

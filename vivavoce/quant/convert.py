@@ -22,8 +22,8 @@ from vivavoce.models.checkpoint import PICKLED, Checkpoint, weight_files
 from vivavoce.models.packing import PACKING, SCALE, narrow_matrices, whole_numbers
 from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, quantise, taken_over
 from vivavoce.quant.manifest import Manifest, file_hash, is_quantised
-from vivavoce.quant.methods import Method
-from vivavoce.quant.policy import Part, Policy
+from vivavoce.quant.methods import QuantMethod
+from vivavoce.quant.policy import ModelPart, QuantPolicy
 from vivavoce.quant.shards import ShardWriter
 
 SHARD_BYTES = 1_000_000_000
@@ -49,13 +49,13 @@ class Findings:
 class Unit:
     """Weights that are one checkpoint: a folder's, or one file's."""
 
-    part: Part
+    part: ModelPart
     source: Path
     files: tuple[Path, ...]
     target: str  # relative to the model's folder
 
 
-def units(folder: Path, policy: Policy) -> list[Unit]:
+def units(folder: Path, policy: QuantPolicy) -> list[Unit]:
     """All weights of a model that a policy speaks of."""
     found = []
     for part in policy.parts:
@@ -74,8 +74,8 @@ def units(folder: Path, policy: Policy) -> list[Unit]:
 def quantise_folder(
     source: Path,
     out: Path,
-    method: Method,
-    policy: Policy,
+    method: QuantMethod,
+    policy: QuantPolicy,
     findings: Findings | None = None,
     shard_bytes: int = SHARD_BYTES,
     overwrite: bool = False,
@@ -110,7 +110,7 @@ class Converted:
 def _convert(
     unit: Unit,
     folder: Path,
-    method: Method,
+    method: QuantMethod,
     findings: Findings,
     shard_bytes: int,
     progress: Callable[[str], None] | None,
@@ -135,7 +135,7 @@ def _convert(
 
 
 def _rounded(
-    part: Part, name: str, checkpoint: Checkpoint, raw: "_Raw", method: Method, findings: Findings
+    part: ModelPart, name: str, checkpoint: Checkpoint, raw: "_Raw", method: QuantMethod, findings: Findings
 ) -> QuantisedWeight | None:
     """A tensor as the method, the policy and what was found would have it; None: as it is."""
     key = key_of(part, name)
@@ -161,7 +161,7 @@ def _rounded(
         raise InputError(f"{name} in {checkpoint.source}: {error}") from error
 
 
-def key_of(part: Part, name: str) -> str:
+def key_of(part: ModelPart, name: str) -> str:
     """How findings name a tensor of a file: its part, and its name in the module."""
     return f"{part.name}:{part.rename(name)}"
 
@@ -210,8 +210,8 @@ def _copy_the_rest(source: Path, target: Path, weights: set[Path]) -> None:
 
 
 def _manifest(
-    method: Method,
-    policy: Policy,
+    method: QuantMethod,
+    policy: QuantPolicy,
     findings: Findings,
     source: Path,
     todo: list[Unit],
@@ -239,7 +239,7 @@ def _manifest(
     )
 
 
-def _require_room(todo: list[Unit], method: Method, out: Path) -> None:
+def _require_room(todo: list[Unit], method: QuantMethod, out: Path) -> None:
     """Fail before the first byte where even the smallest outcome would not fit."""
     least = sum(file.stat().st_size for unit in todo for file in unit.files) // (8 if method.scheme == "int4" else 4)
     free = free_disk(out.absolute().parent)

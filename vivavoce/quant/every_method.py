@@ -15,7 +15,7 @@ from vivavoce import hub
 from vivavoce.errors import InputError
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.policy import policy_for
-from vivavoce.quant.qat import Course
+from vivavoce.quant.qat import FineTuning
 from vivavoce.quant.report import write_report
 from vivavoce.quant.run import Wishes, quantize, speech_for
 
@@ -82,10 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--items", type=int, default=30)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--steps", type=int, default=Course.steps, help="of fine-tuning")
+    parser.add_argument("--steps", type=int, default=FineTuning.steps, help="of fine-tuning")
     parser.add_argument("--moonshine", type=Path, default=None, help="unpacked npm package, to hear sounds with")
     options = parser.parse_args(arguments)
-    wishes = Wishes(items=options.items, course=Course(options.steps))
+    wishes = Wishes(items=options.items, course=FineTuning(options.steps))
     options.out.mkdir(parents=True, exist_ok=True)
     run(options.model, options.out, options.methods, wishes, options.moonshine)
 

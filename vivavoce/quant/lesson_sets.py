@@ -4,7 +4,7 @@ import random
 
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import MissingDependencyError
-from vivavoce.quant.speech_set import RATE, SpeechSet, Spoken, project_set, scene_set
+from vivavoce.quant.speech_set import RATE, SpeechSet, SpokenSample, project_set, scene_set
 from vivavoce.train.front_desk import dialogues
 from vivavoce.train.voices import TRAINING, programs, speak
 
@@ -14,7 +14,7 @@ def spoken_set(count: int, seed: int = 0) -> SpeechSet:
     source, found = random.Random(f"qat {seed}"), programs()
     items = []
     for (exchange,) in dialogues("train", count, 7000 + seed, (1, 1)):
-        items.append(Spoken(exchange.user, Sound(speak(source.choice(TRAINING), exchange.user, found), RATE)))
+        items.append(SpokenSample(exchange.user, Sound(speak(source.choice(TRAINING), exchange.user, found), RATE)))
     return SpeechSet(f"{count} questions spoken anew", tuple(items))
 
 
@@ -24,7 +24,7 @@ def lesson_sets(kind: str, count: int, given: SpeechSet | None = None) -> tuple[
         held = max(1, len(given.items) // 5)
         return SpeechSet(given.name, given.items[held:] or given.items), given.first(held)
     if kind == "moss_tts_nano":
-        texts = [Spoken(exchange.reply) for (exchange,) in dialogues("train", count, 7000, (1, 1))]
+        texts = [SpokenSample(exchange.reply) for (exchange,) in dialogues("train", count, 7000, (1, 1))]
         return SpeechSet(f"{count} replies of a front desk", tuple(texts)), scene_set()
     try:
         return spoken_set(count), project_set()

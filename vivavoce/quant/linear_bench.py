@@ -162,10 +162,10 @@ def _totals(layers: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def _sweep(place: Device, config: MossSpeechConfig, rows_swept: Sequence[int]) -> dict[str, Any]:
     """The best tiles of every layer, kept for whoever comes after."""
-    from vivavoce.quant.linear_sweep import Layer, candidates, compile_ahead, sweep
+    from vivavoce.quant.linear_sweep import SweptLayer, candidates, compile_ahead, sweep
 
     layers = [
-        Layer(name, inputs, outputs, scheme, name == "gate+up")
+        SweptLayer(name, inputs, outputs, scheme, name == "gate+up")
         for scheme in ("bfloat16", *able(place))
         for name, (inputs, outputs, _) in shapes(config).items()
     ]

@@ -27,7 +27,7 @@ Weight = Tensor | QuantisedWeight
 
 
 @dataclass(frozen=True)
-class Layer:
+class SweptLayer:
     """A linear layer of a step: its matrix, how it is kept, and whether a gate stands behind it."""
 
     name: str
@@ -52,12 +52,12 @@ class Layer:
 class Candidate:
     """A layer, how many rows meet it, and a tile that may suit them."""
 
-    layer: Layer
+    layer: SweptLayer
     rows: int
     tile: Tile
 
 
-def candidates(layer: Layer, rows: int) -> list[Candidate]:
+def candidates(layer: SweptLayer, rows: int) -> list[Candidate]:
     """What is worth trying: up to 200 KB of weights under way in a multiprocessor, and enough warps to widen them."""
     narrow = layer.scheme != "bfloat16"
     if layer.scheme == "int4":
@@ -96,7 +96,10 @@ def _compile(share: list[Candidate]) -> None:
 
 
 def sweep(
-    layer: Layer, rows: int, weights: list[Weight], seconds: Callable[[list[Callable[[Tensor], Tensor]], Tensor], float]
+    layer: SweptLayer,
+    rows: int,
+    weights: list[Weight],
+    seconds: Callable[[list[Callable[[Tensor], Tensor]], Tensor], float],
 ) -> tuple[Tile | None, list[tuple[float, Any]]]:
     """The best tile, None where the library beats all, and microseconds of everything tried, the fastest first."""
     x = torch.randn(rows, layer.inputs, dtype=torch.bfloat16, device=weights[0].data.device)
@@ -118,7 +121,7 @@ def _product(candidate: Candidate, weight: Weight) -> Callable[[Tensor], Tensor]
     return lambda x: kernels.few_row_linear(_normed(x), weight, None, candidate.tile, candidate.layer.is_gated)
 
 
-def _library(layer: Layer, weight: Weight) -> Callable[[Tensor], Tensor]:
+def _library(layer: SweptLayer, weight: Weight) -> Callable[[Tensor], Tensor]:
     assert isinstance(weight, Tensor)
     if layer.is_gated:
         return lambda x: kernels.silu_multiply(functional.linear(_normed(x), weight))

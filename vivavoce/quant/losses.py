@@ -32,14 +32,14 @@ from vivavoce.quant.comparison import Closeness, closeness, opinions
 from vivavoce.quant.every_method import row
 from vivavoce.quant.manifest import Manifest
 from vivavoce.quant.methods import METHODS
-from vivavoce.quant.metrics import Ears
+from vivavoce.quant.metrics import AudioMetrics
 from vivavoce.quant.policy import policy_for
-from vivavoce.quant.reading_aloud import KIND, Misses, Readers, Span, difference, texts_to_read
+from vivavoce.quant.reading_aloud import KIND, Misses, Readers, TextSpan, difference, texts_to_read
 from vivavoce.quant.report import misheard
 from vivavoce.quant.run import Wishes, quantize
 from vivavoce.quant.speech_set import project_set, scene_set
-from vivavoce.quant.subjects import SUBJECTS, Lesson
-from vivavoce.quant.voices import MossSpeechVoice, NanoVoice, Voice
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
+from vivavoce.quant.voices import ComparedVoice, MossSpeechVoice, NanoVoice
 from vivavoce.recognition.moonshine import Moonshine
 from vivavoce.train.front_desk import Exchange, dialogues, judge
 
@@ -86,8 +86,8 @@ class Loss:
     method: str
     before: float
     of: int
-    lost: Span | None = None
-    alone: Span | None = None
+    lost: TextSpan | None = None
+    alone: TextSpan | None = None
     visqol: float | None = None
     near: Closeness | None = None
 
@@ -116,7 +116,7 @@ class Loss:
         ]
 
 
-def _told(span: Span | None) -> str:
+def _told(span: TextSpan | None) -> str:
     return "–" if span is None else f"{span.points:+.1f} ({span.low:+.1f} … {span.high:+.1f})"
 
 
@@ -162,7 +162,7 @@ def losses(
     if kind not in TRIALS:
         raise InputError(f"{model} is a {kind} model; what is lost can be told of {', '.join(TRIALS)}")
     subject, items = SUBJECTS[kind], (scene_set() if kind == KIND else project_set()).items
-    lessons, ears = subject.lessons(source, items[: min(effort.items, PAIRS)]), Ears(["visqol"])
+    lessons, ears = subject.lessons(source, items[: min(effort.items, PAIRS)]), AudioMetrics(["visqol"])
     judged = TRIALS[kind](source, lessons, moonshine, effort)
     exact, truth = judged(source), opinions(subject, subject.load(source), lessons)
     before, found = exact.misses, []
@@ -183,7 +183,7 @@ def losses(
     return found
 
 
-def _visqol(ears: Ears, exact: Sequence[Sound], other: Sequence[Sound]) -> float | None:
+def _visqol(ears: AudioMetrics, exact: Sequence[Sound], other: Sequence[Sound]) -> float | None:
     """The share that is left of what the same sounds have."""
     pairs = [
         (ears.compare(one, two).visqol, ears.compare(one, one).visqol) for one, two in zip(exact, other, strict=True)
@@ -195,7 +195,7 @@ def _visqol(ears: Ears, exact: Sequence[Sound], other: Sequence[Sound]) -> float
 Judge = Callable[[Path], Trial]
 
 
-def answers(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, effort: Effort) -> Judge:
+def answers(source: Path, lessons: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
     """Right answers: the bundled spoken questions and held-out written ones, all answered in writing."""
     asked = [(item.exchange, item.sound) for item in project_set().items[: effort.items] if item.exchange is not None]
     heard: list[tuple[Exchange, str | list[int]]] = []
@@ -233,7 +233,7 @@ def _written(voice: MossSpeechVoice, questions: Sequence[str | list[int]]) -> li
     ]
 
 
-def transcripts(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, effort: Effort) -> Judge:
+def transcripts(source: Path, lessons: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
     """Word errors on the bundled questions."""
     items = project_set().items[: effort.items]
 
@@ -244,7 +244,7 @@ def transcripts(source: Path, lessons: Sequence[Lesson], moonshine: Path | None,
     return judged
 
 
-def readings(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, effort: Effort) -> Judge:
+def readings(source: Path, lessons: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
     """Words that a foreign recogniser misses in texts read aloud; none are heard without it.
 
     What has 16 bits, or is told from float by nothing, is not worth the time of reading alone.
@@ -264,14 +264,14 @@ def readings(source: Path, lessons: Sequence[Lesson], moonshine: Path | None, ef
     return judged
 
 
-TRIALS: dict[str, Callable[[Path, Sequence[Lesson], Path | None, Effort], Judge]] = {
+TRIALS: dict[str, Callable[[Path, Sequence[CalibrationBatch], Path | None, Effort], Judge]] = {
     "moss_speech": answers,
     "whisper": transcripts,
     KIND: readings,
 }
 
 
-def _aligned(kind: str, folder: Path, voice: Voice, lessons: Sequence[Lesson]) -> tuple[Sound, ...]:
+def _aligned(kind: str, folder: Path, voice: ComparedVoice, lessons: Sequence[CalibrationBatch]) -> tuple[Sound, ...]:
     subject = SUBJECTS[kind]
     model = subject.load(folder)
     sounds = [voice.aligned(subject, model, lesson) for lesson in lessons]

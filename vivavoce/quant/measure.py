@@ -20,7 +20,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.interface import GenerativeModel
 from vivavoce.models.whisper import Whisper
-from vivavoce.quant.subjects import Lesson, Subject
+from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
 
 BATCHES = (1, 8)
 ROUNDS, STEPS = 7, 5
@@ -75,7 +75,10 @@ def bytes_on_disk(folder: Path) -> int:
 
 
 def step_seconds(
-    subject: Subject, models: Mapping[str, nn.Module], lessons: Sequence[Lesson], batches: Sequence[int] = BATCHES
+    subject: QuantSubject,
+    models: Mapping[str, nn.Module],
+    lessons: Sequence[CalibrationBatch],
+    batches: Sequence[int] = BATCHES,
 ) -> dict[str, dict[int, float]]:
     """The median time of one decoding step of each version at each batch size."""
     found: dict[str, dict[int, float]] = {name: {} for name in models}
@@ -93,7 +96,7 @@ def step_seconds(
     return found
 
 
-def stepper(model: nn.Module, lessons: Sequence[Lesson], batch: int) -> Callable[[], None]:
+def stepper(model: nn.Module, lessons: Sequence[CalibrationBatch], batch: int) -> Callable[[], None]:
     """A function that takes the next step of `batch` replies to the first lesson, begun already."""
     lesson = lessons[0]
     if isinstance(model, Whisper):
@@ -117,7 +120,7 @@ def _engine(model: GenerativeModel) -> Engine:
     return Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=8192))
 
 
-def _whisper_stepper(model: Whisper, lesson: Lesson, batch: int) -> Callable[[], None]:
+def _whisper_stepper(model: Whisper, lesson: CalibrationBatch, batch: int) -> Callable[[], None]:
     assert lesson.mel is not None
     with torch.inference_mode():
         memory = model.decoder.remember(model.encoder(lesson.mel.expand(batch, -1, -1)))

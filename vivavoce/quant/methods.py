@@ -7,7 +7,7 @@ from vivavoce.nn.quantised_weight import Activations, Scheme
 
 
 @dataclass(frozen=True)
-class Method:
+class QuantMethod:
     """How matrices are kept and inputs met. `error` bounds a layer's relative error on normal inputs."""
 
     name: str
@@ -22,14 +22,14 @@ class Method:
 METHODS = {
     method.name: method
     for method in (
-        Method("fp16", "float16", 0.001, "16-bit floats; half the size, no loss that can be heard"),
-        Method("bf16", "bfloat16", 0.008, "16-bit floats of float32's range; faster than fp16 on CPUs with AMX"),
-        Method("int8-dynamic", "int8", 0.03, "int8 products, inputs rounded as they come", "dynamic"),
-        Method("int8-static", "int8", 0.06, "int8 products, the inputs' range from calibration", "static", True),
-        Method("int8-weight", "int8", 0.02, "int8 weights, float inputs"),
-        Method("int4-weight", "int4", 0.15, "int4 weights in groups of columns, float inputs"),
-        Method("fp8", "float8", 0.05, "8-bit floats (e4m3) with a scale a row, float inputs"),
-        Method(
+        QuantMethod("fp16", "float16", 0.001, "16-bit floats; half the size, no loss that can be heard"),
+        QuantMethod("bf16", "bfloat16", 0.008, "16-bit floats of float32's range; faster than fp16 on CPUs with AMX"),
+        QuantMethod("int8-dynamic", "int8", 0.03, "int8 products, inputs rounded as they come", "dynamic"),
+        QuantMethod("int8-static", "int8", 0.06, "int8 products, the inputs' range from calibration", "static", True),
+        QuantMethod("int8-weight", "int8", 0.02, "int8 weights, float inputs"),
+        QuantMethod("int4-weight", "int4", 0.15, "int4 weights in groups of columns, float inputs"),
+        QuantMethod("fp8", "float8", 0.05, "8-bit floats (e4m3) with a scale a row, float inputs"),
+        QuantMethod(
             "qat",
             "int4",
             0.15,
@@ -45,7 +45,7 @@ LOSSLESS = {
 }
 
 
-def method_of(name: str) -> Method:
+def method_of(name: str) -> QuantMethod:
     """The method of this name."""
     if name in LOSSLESS:
         raise InputError(f"{name!r} makes no smaller model: {LOSSLESS[name]}")

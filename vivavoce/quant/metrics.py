@@ -34,7 +34,7 @@ class Likeness:
     speaker: float | None
 
 
-class Ears:
+class AudioMetrics:
     """The judges that are here, each made once."""
 
     def __init__(self, wanted: Collection[str] = tuple(PACKAGES)) -> None:

@@ -8,8 +8,8 @@ from torch import nn
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.nn.quantised_weight import Scheme
 from vivavoce.quant.comparison import Closeness, closeness, opinions
-from vivavoce.quant.sensitivity import Layer, rounded, scan
-from vivavoce.quant.subjects import Lesson, Subject
+from vivavoce.quant.sensitivity import RatedLayer, rounded, scan
+from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
 
 LADDER: tuple[Scheme | None, ...] = ("int4", "int8", None)  # from small to exact
 
@@ -27,16 +27,16 @@ class Mixture:
 class _Step:
     """One layer kept one rung higher: what that gains for each byte it costs."""
 
-    layer: Layer
+    layer: RatedLayer
     scheme: Scheme | None
     gain: float
 
 
 def mixture(
-    subject: Subject,
+    subject: QuantSubject,
     model: nn.Module,
-    layers: Sequence[Layer],
-    lessons: Sequence[Lesson],
+    layers: Sequence[RatedLayer],
+    lessons: Sequence[CalibrationBatch],
     untouched: int,
     budget: int | None = None,
     most_drop: float | None = None,
@@ -69,7 +69,9 @@ def mixture(
     return Mixture(named, untouched + _bytes(chosen), nearness(count))
 
 
-def _steps(subject: Subject, model: nn.Module, layers: Sequence[Layer], lessons: Sequence[Lesson]) -> list[_Step]:
+def _steps(
+    subject: QuantSubject, model: nn.Module, layers: Sequence[RatedLayer], lessons: Sequence[CalibrationBatch]
+) -> list[_Step]:
     """Every rung of every layer, the one that gains most for a byte first, none before the rung below it."""
     by_name = {layer.name: layer for layer in layers}
     costs = {
@@ -85,18 +87,18 @@ def _steps(subject: Subject, model: nn.Module, layers: Sequence[Layer], lessons:
     return sorted(steps, key=lambda step: (-step.gain, step.scheme is None))
 
 
-def _after(layers: Sequence[Layer], steps: Sequence[_Step], count: int) -> dict[Layer, Scheme | None]:
-    chosen: dict[Layer, Scheme | None] = dict.fromkeys(layers, LADDER[0])
+def _after(layers: Sequence[RatedLayer], steps: Sequence[_Step], count: int) -> dict[RatedLayer, Scheme | None]:
+    chosen: dict[RatedLayer, Scheme | None] = dict.fromkeys(layers, LADDER[0])
     for step in steps[:count]:
         chosen[step.layer] = step.scheme
     return chosen
 
 
-def _bytes(chosen: Mapping[Layer, Scheme | None]) -> int:
+def _bytes(chosen: Mapping[RatedLayer, Scheme | None]) -> int:
     return sum(layer.bytes_as(scheme) for layer, scheme in chosen.items())
 
 
-def _most_within(layers: Sequence[Layer], steps: Sequence[_Step], untouched: int, budget: int) -> int:
+def _most_within(layers: Sequence[RatedLayer], steps: Sequence[_Step], untouched: int, budget: int) -> int:
     """How many steps up the bytes allow."""
     for count in range(len(steps), 0, -1):
         if untouched + _bytes(_after(layers, steps, count)) <= budget:

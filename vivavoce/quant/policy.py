@@ -18,7 +18,7 @@ FLOW = f"{CONFORMER}|{UNET}|{DIT}"
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """The weights of one network of a model: where they stand, and which of them may be rounded.
 
     Patterns are searched in the tensors' names. What no pattern of `rounds` finds is copied bit for bit.
@@ -43,17 +43,17 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Policy:
+class QuantPolicy:
     """The parts of a kind of model, and what a person should know of it."""
 
     kind: str
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     never: str
     note: str = ""
 
     def overridden(
         self, keep: Sequence[str] = (), also: Sequence[str] = (), eight_bits: Sequence[str] = ()
-    ) -> "Policy":
+    ) -> "QuantPolicy":
         """With a person's own patterns: tensors to leave, others to round too, and those that keep 8 bits."""
         for pattern in (*keep, *also, *eight_bits):
             _compiled(pattern)
@@ -68,7 +68,7 @@ class Policy:
         )
         return replace(self, parts=parts)
 
-    def of_parts(self, names: Sequence[str] = ()) -> "Policy":
+    def of_parts(self, names: Sequence[str] = ()) -> "QuantPolicy":
         """Only these parts are rounded, or the usual ones; the others are copied."""
         names = names or [part.name for part in self.parts if part.is_usual]
         unknown = sorted(set(names) - {part.name for part in self.parts})
@@ -78,32 +78,32 @@ class Policy:
         return replace(self, parts=tuple(p if p.name in names else replace(p, rounds=r"(?!)") for p in self.parts))
 
 
-MOSS_SPEECH = Policy(
+MOSS_SPEECH = QuantPolicy(
     "moss_speech",
     (
-        Part("lm", ".", DECODER, r"audio_block\."),
-        Part("flow", "codec/flow/flow*", FLOW, r".", is_usual=False),
+        ModelPart("lm", ".", DECODER, r"audio_block\."),
+        ModelPart("flow", "codec/flow/flow*", FLOW, r".", is_usual=False),
     ),
     "vocoder, ear, embeddings, norms, heads, time embeddings, convolutions",
     "audio codes are more sensitive than text, so the audio tail keeps 8 bits in a 4-bit model",
 )
-MOSS_TTS_NANO = Policy(
+MOSS_TTS_NANO = QuantPolicy(
     "moss_tts_nano",
-    (Part("lm", ".", r"(attn\.c_(attn|proj)|mlp\.fc_(in|out))\.weight$", r"^local_transformer\."),),
+    (ModelPart("lm", ".", r"(attn\.c_(attn|proj)|mlp\.fc_(in|out))\.weight$", r"^local_transformer\."),),
     "codec, embeddings and the heads tied to them, norms",
     "the local transformer runs seventeen times a frame and keeps 8 bits in a 4-bit model",
 )
-WHISPER = Policy(
+WHISPER = QuantPolicy(
     "whisper",
-    (Part("lm", ".", r"layers\.\d+\..*(_proj|fc[12])\.weight$", r"decoder\.", rename=from_hugging_face),),
+    (ModelPart("lm", ".", r"layers\.\d+\..*(_proj|fc[12])\.weight$", r"decoder\.", rename=from_hugging_face),),
     "convolutions, embeddings and the head tied to them, norms",
 )
-COSYVOICE = Policy(
+COSYVOICE = QuantPolicy(
     "cosyvoice",
     (
-        Part("lm", "llm.*", DECODER, r"down_proj|v_proj|o_proj|layers\.0\.", unused=UNUSED),
-        Part("flow", "flow.pt", FLOW, r"."),
-        Part("vocoder", "hift.*", r"(?!)"),
+        ModelPart("lm", "llm.*", DECODER, r"down_proj|v_proj|o_proj|layers\.0\.", unused=UNUSED),
+        ModelPart("flow", "flow.pt", FLOW, r"."),
+        ModelPart("vocoder", "hift.*", r"(?!)"),
     ),
     "vocoder, f0, embeddings, norms, the speech head, time embeddings, adaptive norms, convolutions",
     "others found 4 bits too few for a language model of 0.5 B: voices stay, words do not",
@@ -119,7 +119,7 @@ REFUSED = {
 }
 
 
-def policy_for(folder: Path, parts: Sequence[str] = ()) -> Policy:
+def policy_for(folder: Path, parts: Sequence[str] = ()) -> QuantPolicy:
     """The policy of the model in a folder; a model that none fits is refused with the reason."""
     kind = kind_in(folder)
     if kind in POLICIES:

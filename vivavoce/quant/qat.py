@@ -27,8 +27,8 @@ from vivavoce.quant.comparison import Closeness, closeness, opinions
 from vivavoce.quant.convert import Findings, quantise_folder
 from vivavoce.quant.lesson_sets import lesson_sets
 from vivavoce.quant.methods import METHODS
-from vivavoce.quant.policy import Part, policy_for
-from vivavoce.quant.subjects import SUBJECTS, Lesson, Subject
+from vivavoce.quant.policy import ModelPart, policy_for
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
 
 NOT_TRAINED = {"cosyvoice": "its forward pass here is the engine's, through which no gradient goes"}
 LESSONS_A_STEP = 4
@@ -55,7 +55,7 @@ class RoundedLinear(nn.Module):
 
 
 @dataclass(frozen=True)
-class Course:
+class FineTuning:
     """How long, how fast, and where."""
 
     steps: int = 300
@@ -78,10 +78,10 @@ class Tuned:
 def fine_tune(
     kind: str,
     folder: Path,
-    part: Part,
-    lessons: Sequence[Lesson],
-    held_out: Sequence[Lesson],
-    course: Course | None = None,
+    part: ModelPart,
+    lessons: Sequence[CalibrationBatch],
+    held_out: Sequence[CalibrationBatch],
+    course: FineTuning | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Tuned:
     """The matrices of a model, moved so that rounding to the `qat` method's bits costs less."""
@@ -89,7 +89,7 @@ def fine_tune(
         raise InputError(f"qat is not for {kind} models: {NOT_TRAINED[kind]}; use int8-weight or int4-weight")
     if not lessons:
         raise InputError("there is nothing to fine-tune with: the model replied to none of the items")
-    course, subject = course or Course(), SUBJECTS[kind]
+    course, subject = course or FineTuning(), SUBJECTS[kind]
     lessons, held_out = ([lesson.to(course.device) for lesson in some] for some in (lessons, held_out))
     teacher, student = (subject.load(folder).to(course.device) for _ in range(2))
     taught, judged = opinions(subject, teacher, lessons), opinions(subject, teacher, held_out)
@@ -116,7 +116,7 @@ def fine_tune(
 Placed = list[tuple[nn.Module, str, RoundedLinear]]
 
 
-def _put_rounding_in(model: nn.Module, part: Part, wanted: Scheme) -> Placed:
+def _put_rounding_in(model: nn.Module, part: ModelPart, wanted: Scheme) -> Placed:
     model.requires_grad_(False)
     placed: Placed = []
     for parent, attribute, prefix, linear in list(linears(model)):
@@ -134,18 +134,18 @@ def _put_rounding_in(model: nn.Module, part: Part, wanted: Scheme) -> Placed:
 class _Material:
     """Lessons to learn from, and a tenth of them by which the best moment of the course is known."""
 
-    def __init__(self, lessons: Sequence[Lesson], taught: Sequence[Tensor]) -> None:
+    def __init__(self, lessons: Sequence[CalibrationBatch], taught: Sequence[Tensor]) -> None:
         apart = max(1, len(lessons) // 10) if len(lessons) > 1 else 0
         self.lessons, self.taught = lessons[apart:], taught[apart:]
         self.checks, self.checked = lessons[:apart] or lessons, taught[:apart] or taught
 
 
 def _run(
-    subject: Subject,
+    subject: QuantSubject,
     student: nn.Module,
     layers: Placed,
     material: _Material,
-    course: Course,
+    course: FineTuning,
     report: Callable[[str], None] | None,
 ) -> dict[str, float]:
     moved = [layer.linear.weight for _, _, layer in layers]
@@ -192,7 +192,7 @@ def _put(layers: Placed, weights: Sequence[Tensor]) -> None:
         layer.refresh()
 
 
-def _learn(subject: Subject, student: nn.Module, material: _Material, source: random.Random) -> None:
+def _learn(subject: QuantSubject, student: nn.Module, material: _Material, source: random.Random) -> None:
     """Gradients of some lessons."""
     count = min(LESSONS_A_STEP, len(material.lessons))
     for number in source.sample(range(len(material.lessons)), count):
@@ -207,9 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", help="bundled name or folder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=200, help="questions to make lessons of")
-    parser.add_argument("--steps", type=int, default=Course.steps)
-    parser.add_argument("--rate", type=float, default=Course.rate)
-    parser.add_argument("--seconds", type=float, default=Course.most_seconds)
+    parser.add_argument("--steps", type=int, default=FineTuning.steps)
+    parser.add_argument("--rate", type=float, default=FineTuning.rate)
+    parser.add_argument("--seconds", type=float, default=FineTuning.most_seconds)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--overwrite", action="store_true")
     options = parser.parse_args(arguments)
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subject = SUBJECTS[policy.kind]
     print(f"lessons of {learned.name}", flush=True)
     lessons, held_out = subject.lessons(folder, learned.items), subject.lessons(folder, judged.items)
-    course = Course(options.steps, options.rate, most_seconds=options.seconds, device=options.device)
+    course = FineTuning(options.steps, options.rate, most_seconds=options.seconds, device=options.device)
     tuned = fine_tune(
         policy.kind, folder, policy.parts[0], lessons, held_out, course, lambda line: print(line, flush=True)
     )

@@ -20,8 +20,8 @@ from vivavoce.audio.sound import Sound
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import TEXT
 from vivavoce.quant.report import misheard_words
-from vivavoce.quant.speech_set import Spoken
-from vivavoce.quant.subjects import SUBJECTS, Lesson
+from vivavoce.quant.speech_set import SpokenSample
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 from vivavoce.recognition.moonshine import Moonshine
 from vivavoce.speech.cpu_draw import SequenceDraw
 from vivavoce.speech.settings import SpeechSettings
@@ -46,7 +46,7 @@ class Misses:
 
 
 @dataclass(frozen=True)
-class Span:
+class TextSpan:
     """Between what bounds a difference lies in hundredths, as far as the texts at hand can tell."""
 
     points: float
@@ -54,15 +54,15 @@ class Span:
     high: float
 
 
-def difference(before: Misses, after: Misses) -> Span:
+def difference(before: Misses, after: Misses) -> TextSpan:
     """What the same texts lost; its interval is by drawing texts anew."""
     if not sum(before.of):
-        return Span(0.0, 0.0, 0.0)
+        return TextSpan(0.0, 0.0, 0.0)
     lost, of = (np.array(after.wrong) - before.wrong).astype(float), np.array(before.of, float)
     chosen = np.random.default_rng(0).integers(0, len(of), (RESAMPLED, len(of)))
     means = 100 * lost[chosen].sum(axis=1) / of[chosen].sum(axis=1)
     low, high = np.percentile(means, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
-    return Span(100 * float(lost.sum() / of.sum()), float(low), float(high))
+    return TextSpan(100 * float(lost.sum() / of.sum()), float(low), float(high))
 
 
 def texts_to_read(count: int) -> list[str]:
@@ -95,11 +95,11 @@ class Readers:
         """Of a version that reads by itself; its first draws may be skipped."""
         return self._heard([_codes(lesson) for lesson in self._readings(folder, skipped)])
 
-    def _readings(self, folder: Path, skipped: int = 0) -> list[Lesson]:
-        items = [Spoken(text) for text in self.texts]
+    def _readings(self, folder: Path, skipped: int = 0) -> list[CalibrationBatch]:
+        items = [SpokenSample(text) for text in self.texts]
         return self.subject.lessons(folder, items * (skipped + self.draws))[skipped * len(items) :]
 
-    def _drawn(self, model: nn.Module, lesson: Lesson, seed: int) -> Tensor:
+    def _drawn(self, model: nn.Module, lesson: CalibrationBatch, seed: int) -> Tensor:
         """What a version would have drawn given float's codes so far.  # [frame, codebook]"""
         books = lesson.rows.shape[1] - 1
         logits = self.subject.logits(model, lesson).unflatten(0, (-1, books)).numpy()
@@ -126,5 +126,5 @@ class Readers:
         return self._known[key]
 
 
-def _codes(lesson: Lesson) -> Tensor:
+def _codes(lesson: CalibrationBatch) -> Tensor:
     return lesson.rows[lesson.start :, TEXT + 1 :]  # [frame, codebook]

@@ -29,12 +29,12 @@ from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.quant.comparison import closeness, opinions
 from vivavoce.quant.manifest import Manifest, is_quantised
 from vivavoce.quant.measure import bytes_on_disk, loading, step_seconds
-from vivavoce.quant.metrics import Ears, Likeness
+from vivavoce.quant.metrics import AudioMetrics, Likeness
 from vivavoce.quant.report_page import page, plot_summary, verdict
-from vivavoce.quant.speech_set import SpeechSet, Spoken
+from vivavoce.quant.speech_set import SpeechSet, SpokenSample
 from vivavoce.quant.static_report import STATIC, static_figures
-from vivavoce.quant.subjects import SUBJECTS, Lesson, Subject
-from vivavoce.quant.voices import Said, Voice, code_agreement, voice_of
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
+from vivavoce.quant.voices import ComparedVoice, Said, code_agreement, voice_of
 from vivavoce.recognition.moonshine import Moonshine
 from vivavoce.train.front_desk import judge, normalise
 
@@ -81,7 +81,11 @@ def write_report(source: Path, quantised: Path, out: Path, speech: SpeechSet, mo
 
 
 def _thoughts(
-    subject: Subject, models: dict[str, nn.Module], folder: Path, lessons: Sequence[Lesson], items: Sequence[Spoken]
+    subject: QuantSubject,
+    models: dict[str, nn.Module],
+    folder: Path,
+    lessons: Sequence[CalibrationBatch],
+    items: Sequence[SpokenSample],
 ) -> Figures:
     near = closeness(opinions(subject, models[FLOAT], lessons), opinions(subject, models[QUANTISED], lessons))
     agreement = code_agreement(lessons, subject.lessons(folder, items))
@@ -89,7 +93,11 @@ def _thoughts(
 
 
 def _costs(
-    kind: str, subject: Subject, models: dict[str, nn.Module], folders: dict[str, Path], lessons: Sequence[Lesson]
+    kind: str,
+    subject: QuantSubject,
+    models: dict[str, nn.Module],
+    folders: dict[str, Path],
+    lessons: Sequence[CalibrationBatch],
 ) -> Figures:
     """Bytes, memory, and the time of steps; the float model of a kind that has a path of its own for CPUs takes it."""
     fast: dict[str, nn.Module] = {
@@ -108,10 +116,10 @@ def _costs(
 
 def _sounds(
     kind: str,
-    subject: Subject,
+    subject: QuantSubject,
     models: dict[str, nn.Module],
     folders: dict[str, Path],
-    lessons: Sequence[Lesson],
+    lessons: Sequence[CalibrationBatch],
     speech: SpeechSet,
     out: Path,
     moonshine: Path | None,
@@ -120,7 +128,7 @@ def _sounds(
     exact, other = voices[FLOAT], voices[QUANTISED]
     if exact is None or other is None:
         return {}
-    ears = Ears()
+    ears = AudioMetrics()
     pairs = [
         (exact.aligned(subject, models[FLOAT], lesson), other.aligned(subject, models[QUANTISED], lesson))
         for lesson in lessons
@@ -143,11 +151,11 @@ def _sounds(
     return figures
 
 
-def _alone(voice: Voice, items: Sequence[Spoken]) -> list[Said]:
+def _alone(voice: ComparedVoice, items: Sequence[SpokenSample]) -> list[Said]:
     return [voice.say(item, seed=number) for number, item in enumerate(items)]
 
 
-def _judged(kind: str, said: Sequence[Said], items: Sequence[Spoken], moonshine: Path | None) -> Figures:
+def _judged(kind: str, said: Sequence[Said], items: Sequence[SpokenSample], moonshine: Path | None) -> Figures:
     """Work a second of sound, the first sound, opinions, and what a foreign recogniser understood."""
     seconds = sum(each.sound.seconds for each in said)
     found: Figures = {
@@ -169,7 +177,7 @@ def _judged(kind: str, said: Sequence[Said], items: Sequence[Spoken], moonshine:
     return found
 
 
-def _wanted(kind: str, item: Spoken) -> str:
+def _wanted(kind: str, item: SpokenSample) -> str:
     return item.exchange.reply if kind == "moss_speech" and item.exchange is not None else item.text
 
 
@@ -181,7 +189,7 @@ def _opinion(sounds: Sequence[Sound]) -> float | None:
     return _mean([listeners.overall(sound) for sound in sounds if sound.seconds > 0.5])
 
 
-def _transcripts(folders: dict[str, Path], items: Sequence[Spoken]) -> Figures:
+def _transcripts(folders: dict[str, Path], items: Sequence[SpokenSample]) -> Figures:
     """Word errors of a recogniser on recordings whose words are known."""
     rates: dict[str, float] = {}
     each: list[tuple[int, int]] = []
@@ -195,7 +203,7 @@ def _transcripts(folders: dict[str, Path], items: Sequence[Spoken]) -> Figures:
     return {"transcripts": {"wer": rates, "recordings": len(each)}}
 
 
-def misheard(folder: Path, items: Sequence[Spoken]) -> list[tuple[int, int]]:
+def misheard(folder: Path, items: Sequence[SpokenSample]) -> list[tuple[int, int]]:
     """Words that a recogniser gets wrong in each recording whose words are known, and how many it has."""
     listener, found = WhisperTranscriber.load(folder), []
     for item in items:

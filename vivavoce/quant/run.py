@@ -16,14 +16,14 @@ from vivavoce.quant.calibration import calibrate
 from vivavoce.quant.convert import Findings, quantise_folder, units
 from vivavoce.quant.lesson_sets import lesson_sets
 from vivavoce.quant.manifest import Manifest, is_quantised
-from vivavoce.quant.methods import Method, method_of
+from vivavoce.quant.methods import QuantMethod, method_of
 from vivavoce.quant.mixed import mixture
 from vivavoce.quant.observers import observer
-from vivavoce.quant.policy import Policy, policy_for
-from vivavoce.quant.qat import Course, fine_tune
+from vivavoce.quant.policy import QuantPolicy, policy_for
+from vivavoce.quant.qat import FineTuning, fine_tune
 from vivavoce.quant.sensitivity import plot_costs, roundable, scan
 from vivavoce.quant.speech_set import SpeechSet, project_set, read_set, scene_set
-from vivavoce.quant.subjects import SUBJECTS, Lesson
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 
 READS_TEXT = ("moss_tts_nano", "cosyvoice")
 
@@ -41,7 +41,7 @@ class Wishes:
     observer: str = "mse"
     budget: int | None = None
     most_drop: float | None = None
-    course: Course = field(default_factory=Course)
+    course: FineTuning = field(default_factory=FineTuning)
     overwrite: bool = False
 
     @property
@@ -89,11 +89,11 @@ def speech_for(kind: str, wishes: Wishes) -> SpeechSet:
     return (scene_set() if kind in READS_TEXT else project_set()).first(wishes.items)
 
 
-def _policy(source: Path, wishes: Wishes) -> Policy:
+def _policy(source: Path, wishes: Wishes) -> QuantPolicy:
     return policy_for(source, wishes.parts).overridden(wishes.keep, wishes.also, wishes.eight_bits)
 
 
-def _findings(source: Path, method: Method, policy: Policy, wishes: Wishes) -> Findings:
+def _findings(source: Path, method: QuantMethod, policy: QuantPolicy, wishes: Wishes) -> Findings:
     """Whatever the method needs to know of the model."""
     if method.trains:
         return _tuned(source, policy, wishes)
@@ -123,7 +123,7 @@ def _findings(source: Path, method: Method, policy: Policy, wishes: Wishes) -> F
     return Findings(schemes=found.schemes, calibration=described | {"bytes": found.bytes, "near": asdict(found.near)})
 
 
-def _bytes_as_half(source: Path, policy: Policy) -> int:
+def _bytes_as_half(source: Path, policy: QuantPolicy) -> int:
     """All weights a policy speaks of in 16 bits, whatever they are stored in."""
     total = 0
     for unit in units(source, policy):
@@ -132,7 +132,7 @@ def _bytes_as_half(source: Path, policy: Policy) -> int:
     return total
 
 
-def _tuned(source: Path, policy: Policy, wishes: Wishes) -> Findings:
+def _tuned(source: Path, policy: QuantPolicy, wishes: Wishes) -> Findings:
     given = None if wishes.calibration is None else read_set(wishes.calibration)
     learned, judged = lesson_sets(policy.kind, 10 * wishes.items, given)
     lessons, held_out = (_lessons(source, policy, speech) for speech in (learned, judged.first(wishes.items)))
@@ -141,6 +141,6 @@ def _tuned(source: Path, policy: Policy, wishes: Wishes) -> Findings:
     return Findings(tuned=tuned.weights, calibration=learned.described(), training=tuned.training)
 
 
-def _lessons(source: Path, policy: Policy, speech: SpeechSet) -> list[Lesson]:
+def _lessons(source: Path, policy: QuantPolicy, speech: SpeechSet) -> list[CalibrationBatch]:
     with stage(f"what the model replies to {len(speech.items)} items of {speech.name}"):
         return SUBJECTS[policy.kind].lessons(source, speech.items)

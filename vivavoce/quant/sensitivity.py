@@ -13,14 +13,14 @@ from vivavoce.models.quantised import linears, weight_names
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_weight import Scheme, group_of, quantise
 from vivavoce.quant.comparison import closeness, opinions
-from vivavoce.quant.policy import Part
-from vivavoce.quant.subjects import Lesson, Subject
+from vivavoce.quant.policy import ModelPart
+from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
 
 SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Layer:
+class RatedLayer:
     """A linear layer that may be rounded, and the names of the matrices it holds."""
 
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Cost:
+class LayerCost:
     """What rounding one layer alone does to what the model thinks."""
 
     layer: str
@@ -54,18 +54,18 @@ class Cost:
     bytes: int
 
 
-def roundable(model: nn.Module, part: Part, wanted: Scheme = "int4") -> list[Layer]:
+def roundable(model: nn.Module, part: ModelPart, wanted: Scheme = "int4") -> list[RatedLayer]:
     """The layers of a model that a policy lets be rounded."""
     found = []
     for _, _, prefix, linear in linears(model):
         names = weight_names(linear, prefix)
         if all(part.scheme_of(name, linear.weight.shape, wanted) is not None for name in names):
-            found.append(Layer(tuple(names), linear))
+            found.append(RatedLayer(tuple(names), linear))
     return found
 
 
 @contextmanager
-def rounded(layers: Mapping[Layer, Scheme | None]) -> Iterator[None]:
+def rounded(layers: Mapping[RatedLayer, Scheme | None]) -> Iterator[None]:
     """The layers' matrices are as if they had been rounded, until the end."""
     before: list[tuple[Tensor, Tensor]] = []
     try:
@@ -82,19 +82,23 @@ def rounded(layers: Mapping[Layer, Scheme | None]) -> Iterator[None]:
 
 @torch.no_grad()
 def scan(
-    subject: Subject, model: nn.Module, layers: Sequence[Layer], lessons: Sequence[Lesson], scheme: Scheme
-) -> list[Cost]:
+    subject: QuantSubject,
+    model: nn.Module,
+    layers: Sequence[RatedLayer],
+    lessons: Sequence[CalibrationBatch],
+    scheme: Scheme,
+) -> list[LayerCost]:
     """The cost of every layer by itself, dearest first."""
     exact = opinions(subject, model, lessons)
     costs = []
     for layer in layers:
         with rounded({layer: scheme}):
             near = closeness(exact, opinions(subject, model, lessons))
-        costs.append(Cost(layer.name, scheme, near.divergence, near.drop, layer.bytes_as(scheme)))
+        costs.append(LayerCost(layer.name, scheme, near.divergence, near.drop, layer.bytes_as(scheme)))
     return sorted(costs, key=lambda cost: -cost.divergence)
 
 
-def plot_costs(costs: Sequence[Cost], file: Path) -> None:
+def plot_costs(costs: Sequence[LayerCost], file: Path) -> None:
     """The dearest layers as bars."""
     try:
         from matplotlib.figure import Figure

@@ -32,7 +32,7 @@ SCENES = (
 
 
 @dataclass(frozen=True)
-class Spoken:
+class SpokenSample:
     """Something said: its words, where they are known, and its sound, where there is one."""
 
     text: str
@@ -46,7 +46,7 @@ class SpeechSet:
     """Items in a fixed order, and a hash of their content."""
 
     name: str
-    items: tuple[Spoken, ...]
+    items: tuple[SpokenSample, ...]
 
     @property
     def hash(self) -> str:
@@ -75,13 +75,13 @@ def project_set() -> SpeechSet:
     for entry in listed:
         slots = tuple(tuple(pair) for pair in entry["slots"])
         exchange = Exchange(entry["intent"], entry["text"], entry["reply"], slots)
-        items.append(Spoken(entry["text"], read(folder / entry["file"], rate=RATE), exchange))
+        items.append(SpokenSample(entry["text"], read(folder / entry["file"], rate=RATE), exchange))
     return SpeechSet("bundled questions", tuple(items))
 
 
 def scene_set() -> SpeechSet:
     """Texts of a front desk."""
-    return SpeechSet("front desk scenes", tuple(Spoken(text) for text in SCENES))
+    return SpeechSet("front desk scenes", tuple(SpokenSample(text) for text in SCENES))
 
 
 def read_set(source: Path) -> SpeechSet:
@@ -100,13 +100,13 @@ def read_set(source: Path) -> SpeechSet:
     return SpeechSet(str(source), tuple(items))
 
 
-def _recorded(file: Path) -> Spoken:
+def _recorded(file: Path) -> SpokenSample:
     words = file.with_suffix(".txt")
     text = words.read_text(encoding="utf8").strip() if words.is_file() else ""
-    return Spoken(text, read(file, rate=RATE))
+    return SpokenSample(text, read(file, rate=RATE))
 
 
-def _listed(source: Path) -> list[Spoken]:
+def _listed(source: Path) -> list[SpokenSample]:
     items = []
     for number, line in enumerate(source.read_text(encoding="utf8").splitlines(), start=1):
         if not line.strip():
@@ -118,11 +118,11 @@ def _listed(source: Path) -> list[Spoken]:
             raise InputError(f"{source}, line {number}, is no JSON object with audio and text ({error})") from error
         if not text and not audio:
             raise InputError(f"{source}, line {number}, has neither audio nor text")
-        items.append(Spoken(text, None if audio is None else read(source.parent / audio, rate=RATE)))
+        items.append(SpokenSample(text, None if audio is None else read(source.parent / audio, rate=RATE)))
     return items
 
 
-def _refuse_silence(source: Path, items: Sequence[Spoken]) -> None:
+def _refuse_silence(source: Path, items: Sequence[SpokenSample]) -> None:
     sounds = [item.sound for item in items if item.sound is not None]
     levels = [float(np.sqrt(np.mean(np.square(sound.samples)))) for sound in sounds]
     if levels and max(levels) < QUIETEST:

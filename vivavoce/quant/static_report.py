@@ -15,9 +15,9 @@ from vivavoce.quant.convert import quantise_folder
 from vivavoce.quant.measure import step_seconds
 from vivavoce.quant.methods import METHODS
 from vivavoce.quant.observers import LEVELS, OBSERVERS, Observer, input_range, observer
-from vivavoce.quant.policy import Part, policy_for
-from vivavoce.quant.sensitivity import Layer, roundable
-from vivavoce.quant.subjects import Lesson, Subject
+from vivavoce.quant.policy import ModelPart, policy_for
+from vivavoce.quant.sensitivity import RatedLayer, roundable
+from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
 
 STATIC, DYNAMIC = "int8-static", "int8-dynamic"
 MOST_ROWS = 4096
@@ -39,7 +39,7 @@ class Outliers:
 
 
 def static_figures(
-    subject: Subject, source: Path, exact: nn.Module, static: nn.Module, lessons: Sequence[Lesson]
+    subject: QuantSubject, source: Path, exact: nn.Module, static: nn.Module, lessons: Sequence[CalibrationBatch]
 ) -> Figures:
     """Static and dynamic int8 of one model in turns, and the layer with outliers."""
     policy = policy_for(source)
@@ -60,7 +60,7 @@ def static_figures(
 
 
 @torch.no_grad()
-def outliers(subject: Subject, model: nn.Module, part: Part, lessons: Sequence[Lesson]) -> Outliers:
+def outliers(subject: QuantSubject, model: nn.Module, part: ModelPart, lessons: Sequence[CalibrationBatch]) -> Outliers:
     """The layer that outliers hurt most under the range of all that was seen, and how each observer does there."""
     layers = {layer.names: layer for layer in roundable(model, part, "int8")}
     watched: dict[tuple[str, ...], dict[str, Observer]] = {}
@@ -92,7 +92,9 @@ def _width(span: tuple[float, float]) -> float:
     return span[1] - span[0]
 
 
-def _inputs(subject: Subject, model: nn.Module, chosen: tuple[str, ...], lessons: Sequence[Lesson]) -> Tensor:
+def _inputs(
+    subject: QuantSubject, model: nn.Module, chosen: tuple[str, ...], lessons: Sequence[CalibrationBatch]
+) -> Tensor:
     found: list[Tensor] = []
 
     def see(names: tuple[str, ...], x: Tensor) -> None:
@@ -105,7 +107,7 @@ def _inputs(subject: Subject, model: nn.Module, chosen: tuple[str, ...], lessons
     return torch.cat(found)[:MOST_ROWS]
 
 
-def _row_errors(layer: Layer, given: Tensor, span: tuple[float, float]) -> Tensor:
+def _row_errors(layer: RatedLayer, given: Tensor, span: tuple[float, float]) -> Tensor:
     """How far each row's results are off where inputs are rounded within a span.  # [row]"""
     steps, weight = input_range(*span), layer.linear.weight.float()
     rounded = ((given / steps.scale).round() + steps.zero).clamp(0, LEVELS)

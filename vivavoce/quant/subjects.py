@@ -24,15 +24,15 @@ from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.models.moss_speech import AUDIO, TEXT, MossSpeech
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, Tokenizer
+from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, NanoTokenizerProtocol
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
 from vivavoce.pipelines.loading import load_moss_speech
 from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
-from vivavoce.quant.speech_set import Spoken
+from vivavoce.quant.speech_set import SpokenSample
 from vivavoce.speech.cpu_decoder import CpuDecoder
 from vivavoce.speech.settings import SpeechSettings
 from vivavoce.train.language.forward import hidden_states, within_segments
@@ -45,7 +45,7 @@ SPECIAL_ROWS = {2: 3, 3: 200}  # ids beside the codes, by version
 
 
 @dataclass(frozen=True)
-class Lesson:
+class CalibrationBatch:
     """Rows of a prompt and the reply after it; `head` says whose logits matter where a model has two."""
 
     rows: Tensor  # [row, channel]; tokens [1, token] for a Whisper
@@ -53,23 +53,23 @@ class Lesson:
     head: int = 0
     mel: Tensor | None = None  # [1, mel, frame]
 
-    def to(self, device: torch.device | str) -> "Lesson":
+    def to(self, device: torch.device | str) -> "CalibrationBatch":
         """The same on another device."""
         return replace(self, rows=self.rows.to(device), mel=None if self.mel is None else self.mel.to(device))
 
 
-class Subject(Protocol):
+class QuantSubject(Protocol):
     """What calibration, comparison and fine-tuning need of a kind of model."""
 
     def load(self, folder: Path) -> nn.Module:
         """Its language model on the CPU, float or quantised."""
         ...
 
-    def lessons(self, folder: Path, items: Sequence[Spoken]) -> list[Lesson]:
+    def lessons(self, folder: Path, items: Sequence[SpokenSample]) -> list[CalibrationBatch]:
         """What the model in a folder replies to these items."""
         ...
 
-    def logits(self, model: nn.Module, lesson: Lesson) -> Tensor:
+    def logits(self, model: nn.Module, lesson: CalibrationBatch) -> Tensor:
         """What a version of it would say at every place of the reply.  # [place, id]"""
         ...
 
@@ -81,7 +81,7 @@ class MossSpeechSubject:
         """The language model."""
         return MossSpeech.load(folder)
 
-    def lessons(self, folder: Path, items: Sequence[Spoken]) -> list[Lesson]:
+    def lessons(self, folder: Path, items: Sequence[SpokenSample]) -> list[CalibrationBatch]:
         """A spoken and a written reply to every item; without a codec, a written one to its text."""
         if not (folder / "codec").is_dir():
             model, tokenizer = self.load(folder), TextTokenizer.load(folder)
@@ -99,7 +99,7 @@ class MossSpeechSubject:
             lessons.append(_replied(pipeline.core, pipeline.prompt.rows(turns, "text"), TEXT))
         return lessons
 
-    def logits(self, model: nn.Module, lesson: Lesson) -> Tensor:
+    def logits(self, model: nn.Module, lesson: CalibrationBatch) -> Tensor:
         """# [place, id] of the text or of the audio head"""
         assert isinstance(model, MossSpeech)
         rows = lesson.rows[None, :-1]
@@ -117,7 +117,7 @@ class NanoSubject:
         """The language model."""
         return MossTTSNano.load(folder)
 
-    def lessons(self, folder: Path, items: Sequence[Spoken]) -> list[Lesson]:
+    def lessons(self, folder: Path, items: Sequence[SpokenSample]) -> list[CalibrationBatch]:
         """The frames that are said for every text."""
         model = self.load(folder)
         prompt, settings = MossTTSNanoPrompt(model.config, _nano_tokenizer(folder, model)), SpeechSettings.read(folder)
@@ -137,10 +137,10 @@ class NanoSubject:
                 unused = [model.config.audio_pad_token_id] * (model.config.n_vq - len(frame))
                 rows.append((slot, *frame, *unused))
             if len(rows) > start:
-                lessons.append(Lesson(torch.tensor(rows), start))
+                lessons.append(CalibrationBatch(torch.tensor(rows), start))
         return lessons
 
-    def logits(self, model: nn.Module, lesson: Lesson) -> Tensor:
+    def logits(self, model: nn.Module, lesson: CalibrationBatch) -> Tensor:
         """Every code given those before it.  # [frame · codebook, code]"""
         assert isinstance(model, MossTTSNano)
         hidden = global_states(model, lesson.rows[None, :-1])[0, lesson.start - 1 :]
@@ -149,20 +149,20 @@ class NanoSubject:
         return logits.flatten(0, 1)
 
 
-class WhisperSubject:
+class WhisperQuantSubject:
     """Speech written down."""
 
     def load(self, folder: Path) -> Whisper:
         """Encoder and decoder."""
         return Whisper.load(folder)
 
-    def lessons(self, folder: Path, items: Sequence[Spoken]) -> list[Lesson]:
+    def lessons(self, folder: Path, items: Sequence[SpokenSample]) -> list[CalibrationBatch]:
         """The tokens that are written for every recording."""
         model = self.load(folder)
         start = json.loads((folder / "config.json").read_text(encoding="utf8")).get("decoder_start_token_id", 0)
         return [self._written(model, mel, start) for mel in self._mels(folder, model, items)]
 
-    def _mels(self, folder: Path, model: Whisper, items: Sequence[Spoken]) -> list[Tensor]:
+    def _mels(self, folder: Path, model: Whisper, items: Sequence[SpokenSample]) -> list[Tensor]:
         bins, frames = model.config.num_mel_bins, model.config.window_frames
         try:
             transcriber = WhisperTranscriber.load(folder)
@@ -174,16 +174,16 @@ class WhisperSubject:
         return [transcriber.log_mel(torch.from_numpy(s.samples[0].copy()))[None, :, :frames] for s in sounds]
 
     @torch.inference_mode()
-    def _written(self, model: Whisper, mel: Tensor, start: int) -> Lesson:
+    def _written(self, model: Whisper, mel: Tensor, start: int) -> CalibrationBatch:
         memory = model.decoder.remember(model.encoder(mel))
         state, tokens = model.decoder.initial_state(memory), [start]
         most = min(64, model.config.max_target_positions - 1)
         for _ in range(most):
             hidden, state = model.decoder.step(state, torch.tensor([tokens[-1:]]))
             tokens.append(int(model.decoder.logits(hidden[:, -1]).argmax()))
-        return Lesson(torch.tensor([tokens]), 1, mel=mel.clone())
+        return CalibrationBatch(torch.tensor([tokens]), 1, mel=mel.clone())
 
-    def logits(self, model: nn.Module, lesson: Lesson) -> Tensor:
+    def logits(self, model: nn.Module, lesson: CalibrationBatch) -> Tensor:
         """# [token, id]"""
         assert isinstance(model, Whisper)
         assert lesson.mel is not None
@@ -203,7 +203,7 @@ class CosyVoiceSubject:
             config = cosyvoice_config(checkpoint.shapes)
         return CosyVoiceLM.load(file, config)
 
-    def lessons(self, folder: Path, items: Sequence[Spoken]) -> list[Lesson]:
+    def lessons(self, folder: Path, items: Sequence[SpokenSample]) -> list[CalibrationBatch]:
         """The codes that are written for every text."""
         model = self.load(folder)
         engine, lessons = _engine(model), []
@@ -214,17 +214,17 @@ class CosyVoiceSubject:
         return lessons
 
     @torch.no_grad()
-    def logits(self, model: nn.Module, lesson: Lesson) -> Tensor:
+    def logits(self, model: nn.Module, lesson: CalibrationBatch) -> Tensor:
         """# [code, id]"""
         assert isinstance(model, CosyVoiceLM)
         hidden = row_states(model, lesson.rows[:-1])
         return model.logits(hidden[lesson.start - 1 :])
 
 
-SUBJECTS: dict[str, Subject] = {
+SUBJECTS: dict[str, QuantSubject] = {
     "moss_speech": MossSpeechSubject(),
     "moss_tts_nano": NanoSubject(),
-    "whisper": WhisperSubject(),
+    "whisper": WhisperQuantSubject(),
     "cosyvoice": CosyVoiceSubject(),
 }
 
@@ -260,19 +260,19 @@ def row_states(model: GenerativeModel, rows: Tensor) -> Tensor:
     cache = PagedCache.allocate(model.kv_shape, pages, PAGE, torch.float32, torch.device("cpu"))
     table = torch.arange(pages, dtype=torch.int32)[None]
     slots, positions = torch.zeros(count, dtype=torch.int32), torch.arange(count, dtype=torch.int32)
-    return model.forward(rows, RowBatch(cache, table, slots, positions, 0, (Piece(slice(0, count), 0, 0),)))
+    return model.forward(rows, RowBatch(cache, table, slots, positions, 0, (CachePiece(slice(0, count), 0, 0),)))
 
 
 def _engine(model: GenerativeModel) -> Engine:
     return Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=2048))
 
 
-def _replied(engine: Engine, prompt: list[Row], head: int) -> Lesson:
+def _replied(engine: Engine, prompt: list[Row], head: int) -> CalibrationBatch:
     sequence = engine.open(prompt)
     sampling: Sampling = GREEDY
     rows = engine.complete(sequence, Generation(sampling, max_new_rows=LONGEST_REPLY))
     engine.close(sequence)
-    return Lesson(torch.tensor([*prompt, *rows]), len(prompt), head)
+    return CalibrationBatch(torch.tensor([*prompt, *rows]), len(prompt), head)
 
 
 class _Bytes:
@@ -286,7 +286,7 @@ class _Bytes:
         return [self.first + byte % (self.ids - self.first) for byte in text.encode()]
 
 
-def _nano_tokenizer(folder: Path, model: MossTTSNano) -> Tokenizer:
+def _nano_tokenizer(folder: Path, model: MossTTSNano) -> NanoTokenizerProtocol:
     try:
         return SentencePieceTokenizer.load(folder)
     except CheckpointError:

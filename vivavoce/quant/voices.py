@@ -23,9 +23,9 @@ from vivavoce.models.moss_speech import AUDIO
 from vivavoce.models.moss_speech_codec import VOICE_RATE
 from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.quant.speech_set import Spoken
-from vivavoce.quant.subjects import Lesson, Subject
-from vivavoce.speech.interface import Manner
+from vivavoce.quant.speech_set import SpokenSample
+from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
+from vivavoce.speech.interface import SpeakingStyle
 from vivavoce.speech.loading import open_speech_model
 
 LONGEST_REPLY = 250  # codes
@@ -41,14 +41,14 @@ class Said:
     seconds: float
 
 
-class Voice(Protocol):
+class ComparedVoice(Protocol):
     """A version that speaks."""
 
-    def aligned(self, subject: Subject, model: nn.Module, lesson: Lesson) -> Sound | None:
+    def aligned(self, subject: QuantSubject, model: nn.Module, lesson: CalibrationBatch) -> Sound | None:
         """What its likeliest codes at the places of a reply sound like; None where a lesson is not spoken."""
         ...
 
-    def say(self, item: Spoken, seed: int) -> Said:
+    def say(self, item: SpokenSample, seed: int) -> Said:
         """Its own reply to an item, or its reading of it."""
         ...
 
@@ -60,7 +60,7 @@ class MossSpeechVoice:
         self.pipeline = load_moss_speech(folder, device="cpu")
 
     @torch.no_grad()
-    def aligned(self, subject: Subject, model: nn.Module, lesson: Lesson) -> Sound | None:
+    def aligned(self, subject: QuantSubject, model: nn.Module, lesson: CalibrationBatch) -> Sound | None:
         """By its own codec."""
         if lesson.head != AUDIO:
             return None
@@ -72,7 +72,7 @@ class MossSpeechVoice:
         return self._spoken(codes)[0] if count else None
 
     @torch.no_grad()
-    def say(self, item: Spoken, seed: int) -> Said:
+    def say(self, item: SpokenSample, seed: int) -> Said:
         """Its answer."""
         assert item.sound is not None
         pipeline = self.pipeline
@@ -120,16 +120,16 @@ class NanoVoice:
         self.codec = MossAudioTokenizerNano.load(folder / "codec")
 
     @torch.no_grad()
-    def aligned(self, subject: Subject, model: nn.Module, lesson: Lesson) -> Sound | None:
+    def aligned(self, subject: QuantSubject, model: nn.Module, lesson: CalibrationBatch) -> Sound | None:
         """By the codec that both versions have."""
         books = lesson.rows.shape[1] - 1
         codes = subject.logits(model, lesson).argmax(-1).view(-1, books).T
         return Sound(self.codec.decode(codes[None])[0].float().numpy(), self.speaker.rate)
 
-    def say(self, item: Spoken, seed: int) -> Said:
+    def say(self, item: SpokenSample, seed: int) -> Said:
         """Its reading."""
         begun, first, pieces = time.perf_counter(), 0.0, []
-        for piece in self.speaker.stream(item.text, manner=Manner(seed=seed), clock=None):
+        for piece in self.speaker.stream(item.text, manner=SpeakingStyle(seed=seed), clock=None):
             first = first or time.perf_counter() - begun
             pieces.append(piece)
         sound = Sound(np.concatenate(pieces, axis=1), self.speaker.rate)
@@ -142,14 +142,14 @@ VOICES: dict[str, type[MossSpeechVoice] | type[NanoVoice]] = {
 }
 
 
-def voice_of(kind: str, folder: Path) -> Voice | None:
+def voice_of(kind: str, folder: Path) -> ComparedVoice | None:
     """A version's voice; None for models that make no sound, or that carry nothing to make it with."""
     if kind not in VOICES or not (folder / "codec").is_dir():
         return None
     return VOICES[kind](folder)
 
 
-def code_agreement(exact: Sequence[Lesson], other: Sequence[Lesson]) -> float:
+def code_agreement(exact: Sequence[CalibrationBatch], other: Sequence[CalibrationBatch]) -> float:
     """The share of greedy replies' rows that are the same, replies aligned by the fewest changes."""
     changes = rows = 0
     for one, two in zip(exact, other, strict=True):
@@ -159,6 +159,6 @@ def code_agreement(exact: Sequence[Lesson], other: Sequence[Lesson]) -> float:
     return 1 - changes / max(1, rows)
 
 
-def _words(lesson: Lesson) -> str:
+def _words(lesson: CalibrationBatch) -> str:
     rows = lesson.rows.T if lesson.mel is not None else lesson.rows
     return " ".join("-".join(map(str, row)) for row in rows[lesson.start :].tolist())

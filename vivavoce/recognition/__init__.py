@@ -15,7 +15,7 @@ from vivavoce.audio.sound import Sound
 from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
-from vivavoce.models.whisper_hearing import Padding, Segment, Wish
+from vivavoce.models.whisper_hearing import Padding, TranscriptionOptions, TranscriptSegment
 from vivavoce.models.whisper_tokens import Task
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 
@@ -32,7 +32,7 @@ class Transcript:
     """The text of a sound, its segments in order, and the language it is in."""
 
     text: str
-    segments: tuple[Segment, ...]
+    segments: tuple[TranscriptSegment, ...]
     language: str
     seconds: float
 
@@ -61,7 +61,7 @@ def transcribe(
     gate: bool = True,
     device: str = "auto",
     dtype: str = "auto",
-    on_segment: Callable[[Segment], None] | None = None,
+    on_segment: Callable[[TranscriptSegment], None] | None = None,
 ) -> Transcript:
     """The transcript of a file, its bytes, a `Sound`, or samples at 16 kHz, by a Whisper or Breeze-ASR-25.
 
@@ -76,7 +76,7 @@ def transcribe(
         model = shared_backend(str(model), backend, device, dtype, DraftChoice(draft, heads, lookup))
     listener = model if isinstance(model, Transcriber) else Transcriber(model, SpeechGate() if gate else None)
     samples, seconds = _samples(sound)
-    wish = Wish(
+    wish = TranscriptionOptions(
         language, task, prompt, prefix, tuple(hotwords), word_times or longest_silence is not None, timestamps,
         follow_earlier, padding, None if temperatures is None else tuple(temperatures), longest_silence, seed,
         beams,

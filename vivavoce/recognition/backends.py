@@ -18,9 +18,9 @@ from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_hearing import Segment, Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions, TranscriptSegment
 from vivavoce.models.whisper_int8 import to_int8
-from vivavoce.models.whisper_straight import narrow, straighten
+from vivavoce.models.whisper_straight import narrow, optimise_encoder
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.converted import CONVERTED, load_converted
 from vivavoce.recognition.drafting import DraftChoice, DraftReport
@@ -40,7 +40,7 @@ class Backend(Protocol):
         """The language that is written where nobody asks for one.  # [time]"""
         ...
 
-    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """Segments as they are sure; what was given survives an end in the middle.  # [time]"""
         ...
 
@@ -73,7 +73,7 @@ class OwnBackend:
         """The language the model writes, or hears."""
         return self.listener.own_language(samples)
 
-    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """Segments as they are sure."""
         with self._lock:
             one = self.engine.begin(samples, wish)
@@ -107,7 +107,7 @@ class MoonshineBackend:
         """English is all it knows."""
         return "en"
 
-    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """A segment for every half minute."""
         if wish is not None and (wish.language not in (None, "en") or wish.task != "transcribe"):
             raise InputError(f"Moonshine writes English only, not {wish.language!r}; take another backend")
@@ -117,7 +117,9 @@ class MoonshineBackend:
             text = self.model.write(piece)
             if text.strip():
                 begin = first / Moonshine.RATE
-                yield Segment(begin, begin + len(piece) / Moonshine.RATE, f" {text.strip()}", (), 0.0, 0.0, 0.0, 0.0)
+                yield TranscriptSegment(
+                    begin, begin + len(piece) / Moonshine.RATE, f" {text.strip()}", (), 0.0, 0.0, 0.0, 0.0
+                )
 
 
 def load_backend(
@@ -152,7 +154,7 @@ def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTr
     if dtype == "auto" and device.kind == "cpu" and bfloat16_is_fast_here():
         narrow(listener.model)
     elif device.kind == "cpu" and listener.model.encoder.conv1.weight.dtype == torch.float32:
-        straighten(listener.model)
+        optimise_encoder(listener.model)
     return listener
 
 

@@ -20,16 +20,16 @@ from vivavoce.hub import cache_folder
 from vivavoce.models.checkpoint import save_weights
 from vivavoce.models.packing import is_packed
 from vivavoce.models.whisper import Whisper, WindowMemory
-from vivavoce.models.whisper_alignment import Word
+from vivavoce.models.whisper_alignment import TimedWord
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.models.whisper_decoding import Text
 from vivavoce.models.whisper_hearing import (
     Answer,
     EncodeWindow,
+    LanguageDetector,
     Question,
-    Segment,
-    TellLanguage,
-    Wish,
+    TranscriptionOptions,
+    TranscriptSegment,
     WriteText,
     answered,
 )
@@ -54,9 +54,9 @@ class FasterWhisper:
         known = self.model.supported_languages
         return str(known[0] if len(known) == 1 else self.model.detect_language(samples.numpy())[0])
 
-    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """Segments as it makes them."""
-        wish = wish or Wish()
+        wish = wish or TranscriptionOptions()
         asked: dict[str, Any] = {}
         if wish.temperatures is not None:
             asked["temperature"] = list(wish.temperatures)
@@ -76,8 +76,8 @@ class FasterWhisper:
             **asked,
         )
         for segment in heard:
-            words = tuple(Word(word.word, word.start, word.end, word.probability) for word in segment.words or ())
-            yield Segment(
+            words = tuple(TimedWord(word.word, word.start, word.end, word.probability) for word in segment.words or ())
+            yield TranscriptSegment(
                 segment.start, segment.end, segment.text, tuple(segment.tokens), float(segment.temperature or 0.0),
                 segment.avg_logprob, segment.compression_ratio, segment.no_speech_prob, words, about.language,
             )  # fmt: skip
@@ -102,18 +102,18 @@ class ConvertedWindows:
         """The language the model writes, or hears."""
         return self.listener.own_language(samples)
 
-    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """Segments as they are sure."""
         if wish is not None and wish.word_times:
             raise InputError("words have no times with this backend and model; take the backend ours")
         yield from answered(self.listener.hear(samples, wish), self._answer)
 
     def _answer(self, asked: Question) -> Answer:
-        if isinstance(asked, TellLanguage):
+        if isinstance(asked, LanguageDetector):
             return self._language(asked)
         return self._encode(asked) if isinstance(asked, EncodeWindow) else self._write(asked)
 
-    def _language(self, asked: TellLanguage) -> str:
+    def _language(self, asked: LanguageDetector) -> str:
         assert isinstance(asked.memory, EncodedWindow)
         (chances,) = self.model.detect_language(asked.memory.encoded)
         return str(max(chances, key=lambda pair: pair[1])[0]).strip("<|>")

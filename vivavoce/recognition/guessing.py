@@ -19,7 +19,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.whisper import WhisperDecoder
 from vivavoce.models.whisper_engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
 from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_lean import LeanDecoder, LeanGuessing, LeanText, lean_heads
+from vivavoce.models.whisper_lean import CpuDraftDecoder, CpuText, CpuTextDecoder, cpu_heads
 from vivavoce.models.whisper_rules import FORBIDDEN
 
 SURENESS = 0.3  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
@@ -35,7 +35,7 @@ class _Read:
     """A text as far as the decoder has read it, guesses included."""
 
     text: Sequence
-    lean: LeanText
+    lean: CpuText
     tokens: list[int]
 
 
@@ -65,7 +65,7 @@ class GuessingDecoder:
 
     def __init__(self, decoder: WhisperDecoder, writer: WhisperWriter, rounded: bool = False) -> None:
         self.decoder, self.writer = decoder, writer
-        self._lean = LeanDecoder(decoder, rounded)
+        self._lean = CpuTextDecoder(decoder, rounded)
         self._read: dict[int, _Read] = {}
         self._barred = BarredTokens(writer)
 
@@ -77,7 +77,7 @@ class GuessingDecoder:
         end = self.writer.tokens.endoftext
         most = min(most, self.decoder.config.max_target_positions - len(sequence.rows))
         fresh = [row[TOKEN] for row in sequence.rows[read.lean.length :]]
-        how = LeanGuessing(most, SURENESS, BEGINNINGS, LEAST_CHANCE, self.writer.tokens.timestamps, end)
+        how = CpuDraftDecoder(most, SURENESS, BEGINNINGS, LEAST_CHANCE, self.writer.tokens.timestamps, end)
         barred = self._barred.next(sequence), self._barred.later(sequence)
         chain, unsure, begins = self._lean.guess(read.lean, fresh, *barred, how)
         read.tokens += [*fresh, *chain][: read.lean.length - len(read.tokens)]
@@ -111,7 +111,7 @@ class GuessingHeads:
 
     def __init__(self, heads: WhisperHeads, writer: WhisperWriter, engine: Engine, width: int) -> None:
         self.writer, self.width = writer, width
-        self._lean = lean_heads(heads, writer.model.decoder)
+        self._lean = cpu_heads(heads, writer.model.decoder)
         self._barred = BarredTokens(writer)
         self._drawn = HeadDrafts(WindowHeads(heads, writer), engine, width)
         self._settle()

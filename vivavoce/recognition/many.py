@@ -23,29 +23,29 @@ from vivavoce.models.whisper_engine import BEGUN, TOKEN, WhisperWriter
 from vivavoce.models.whisper_hearing import (
     Answer,
     EncodeWindow,
-    Hearing,
+    LanguageDetector,
     Question,
-    Segment,
-    TellLanguage,
-    Wish,
+    TranscriptionOptions,
+    TranscriptionSteps,
+    TranscriptSegment,
     WriteText,
 )
-from vivavoce.models.whisper_live import LiveGuess, LiveHearing
+from vivavoce.models.whisper_live import LiveGuess, LiveSteps
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.recognition.drafting import DraftChoice, Drafter, DraftReport
 from vivavoce.recognition.followed import FollowedTexts
 
 logger = logging.getLogger(__name__)
 TEXTS_A_WINDOW = 5  # drawn together at a temperature
-OnSegment = Callable[[int, Segment], None]
+OnSegment = Callable[[int, TranscriptSegment], None]
 
 
 @dataclass(eq=False)
-class Listening:
+class RecognitionJob:
     """One sound under way."""
 
     number: int
-    going: Hearing | LiveHearing
+    going: TranscriptionSteps | LiveSteps
     on_segment: OnSegment | None = None
     earlier: Sequence[int] = ()
     """What an earlier hypothesis wrote of the same sound: a draft."""
@@ -53,7 +53,7 @@ class Listening:
     window: int | None = None
     texts: list[Rows] = field(default_factory=list)
     followed: FollowedTexts | None = None
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[TranscriptSegment] = field(default_factory=list)
     guess: LiveGuess | None = None
     """What a sound that is not over amounts to, once it is heard."""
     is_done: bool = False
@@ -78,15 +78,15 @@ class TranscribingEngine:
         self.drafter.join(self.engine, self.writer)
         self.tokens = 0
         self._before = (0, 0, Counter[tuple[int, int]]())
-        self._waiting: list[Listening] = []
-        self._going: list[Listening] = []
+        self._waiting: list[RecognitionJob] = []
+        self._going: list[RecognitionJob] = []
 
     def transcribe(
         self,
         sounds: Iterable[torch.Tensor],
-        wishes: Sequence[Wish] | Wish | None = None,
+        wishes: Sequence[TranscriptionOptions] | TranscriptionOptions | None = None,
         on_segment: OnSegment | None = None,
-    ) -> list[list[Segment]]:
+    ) -> list[list[TranscriptSegment]]:
         """The segments of each sound; `on_segment` gets them with the sound's number as they come.  # [time] each"""
         everybody = [
             self.begin(samples, wishes[number] if isinstance(wishes, Sequence) else wishes, on_segment, number)
@@ -106,23 +106,23 @@ class TranscribingEngine:
     def begin(
         self,
         samples: torch.Tensor,
-        wish: Wish | None = None,
+        wish: TranscriptionOptions | None = None,
         on_segment: OnSegment | None = None,
         number: int = 0,
         earlier: Sequence[int] = (),
-    ) -> Listening:
+    ) -> RecognitionJob:
         """A sound to be heard from the next `advance` on.  # [time]"""
         return self.go(self.listener.hear(samples, wish), earlier, on_segment, number)
 
     def go(
         self,
-        going: Hearing | LiveHearing,
+        going: TranscriptionSteps | LiveSteps,
         earlier: Sequence[int] = (),
         on_segment: OnSegment | None = None,
         number: int = 0,
-    ) -> Listening:
+    ) -> RecognitionJob:
         """A way through a sound to be gone from the next `advance` on."""
-        one = Listening(number, going, on_segment, earlier)
+        one = RecognitionJob(number, going, on_segment, earlier)
         self._waiting.append(one)
         return one
 
@@ -140,7 +140,7 @@ class TranscribingEngine:
         self._write([one for one in self._going if isinstance(one.asked, WriteText)])
         self._going = [one for one in self._going if not one.is_done]
 
-    def drop(self, one: Listening) -> None:
+    def drop(self, one: RecognitionJob) -> None:
         """Forget a sound, whatever it is doing; its segments stay with who has it."""
         one.is_done, one.asked = True, None
         one.going.close()
@@ -156,7 +156,7 @@ class TranscribingEngine:
         acceptance = Acceptance(self._before[2] - counts)
         return DraftReport(self.engine.steps - steps, self.tokens - tokens, acceptance)
 
-    def _go_on(self, one: Listening, answer: Answer) -> None:
+    def _go_on(self, one: RecognitionJob, answer: Answer) -> None:
         """Give an answer and take segments until the next question, or the end."""
         while True:
             try:
@@ -169,10 +169,10 @@ class TranscribingEngine:
                     logger.exception("a recording could not be transcribed")
                 one.error = error
                 return self._end(one)
-            if isinstance(item, TellLanguage):
+            if isinstance(item, LanguageDetector):
                 answer = self.listener.likeliest_language(item.memory)
                 continue
-            if not isinstance(item, Segment):
+            if not isinstance(item, TranscriptSegment):
                 one.asked = item
                 return
             answer = None
@@ -180,12 +180,12 @@ class TranscribingEngine:
             if one.on_segment is not None:
                 one.on_segment(one.number, item)
 
-    def _end(self, one: Listening) -> None:
+    def _end(self, one: RecognitionJob) -> None:
         one.is_done, one.asked = True, None
         self._leave(one)
 
     @torch.inference_mode()
-    def _encode(self, asking: list[Listening]) -> None:
+    def _encode(self, asking: list[RecognitionJob]) -> None:
         """Windows of one length as one batch."""
         model = self.listener.model
         by_length = sorted(((one.asked.mel, one) for one in asking if isinstance(one.asked, EncodeWindow)),
@@ -201,7 +201,7 @@ class TranscribingEngine:
                 self.drafter.hear([one.window], mel[index : index + 1], states[index : index + 1])
                 self._go_on(one, self.writer.store.memory(one.window))
 
-    def _write(self, asking: list[Listening]) -> None:
+    def _write(self, asking: list[RecognitionJob]) -> None:
         """Start the texts that are asked for, take a step, and answer those that are finished."""
         for one in asking:
             asked = one.asked
@@ -225,7 +225,7 @@ class TranscribingEngine:
             elif isinstance(one.asked, WriteText) and one.texts and not any(t.is_generating for t in one.texts):
                 self._go_on(one, self._best(one, one.asked))
 
-    def _start(self, one: Listening, asked: WriteText) -> None:
+    def _start(self, one: RecognitionJob, asked: WriteText) -> None:
         assert one.window is not None
         rows = self.writer.prompt(one.window, asked.prompt, bool(asked.wish.timestamps))
         most = min(asked.most, self.engine.capacity - len(rows))
@@ -239,7 +239,7 @@ class TranscribingEngine:
             text.states = None if self.engine.runner.use_kernels else []
             one.texts.append(text)
 
-    def _best(self, one: Listening, asked: WriteText) -> Text:
+    def _best(self, one: RecognitionJob, asked: WriteText) -> Text:
         """The likeliest of the finished texts; their places are given back."""
         assert one.window is not None
         judged, end = [], self.listener.tokens.endoftext
@@ -256,7 +256,7 @@ class TranscribingEngine:
         one.earlier = ()
         return best_text(judged)
 
-    def _leave(self, one: Listening) -> None:
+    def _leave(self, one: RecognitionJob) -> None:
         """Give back what a sound holds of the engine."""
         for text in one.texts:
             self.engine.close(text)

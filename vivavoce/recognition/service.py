@@ -14,26 +14,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vivavoce.models.whisper_hearing import Segment, Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions, TranscriptSegment
 from vivavoce.models.whisper_live import LiveGuess
 from vivavoce.recognition.drafting import DraftReport
-from vivavoce.recognition.many import Listening, TranscribingEngine
-from vivavoce.recognition.streaming import LiveListener, LiveState, LiveUpdate, Policy
+from vivavoce.recognition.many import RecognitionJob, TranscribingEngine
+from vivavoce.recognition.streaming import CommitPolicy, LiveListener, LiveState, LiveUpdate
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-class Recogniser:
+class RecognitionService:
     """An engine behind an event loop; use it as `async with`, or call `close`."""
 
     def __init__(self, engine: TranscribingEngine) -> None:
         self.engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recogniser")
-        self._waiters: dict[Listening, asyncio.Event] = {}
+        self._waiters: dict[RecognitionJob, asyncio.Event] = {}
         self._pump: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Recogniser":
+    async def __aenter__(self) -> "RecognitionService":
         return self
 
     async def __aexit__(
@@ -49,11 +49,15 @@ class Recogniser:
             await self._pump
         self._thread.shutdown()
 
-    async def transcribe(self, samples: NDArray[np.float32], wish: Wish | None = None) -> list[Segment]:
+    async def transcribe(
+        self, samples: NDArray[np.float32], wish: TranscriptionOptions | None = None
+    ) -> list[TranscriptSegment]:
         """All segments of samples at 16 kHz.  # [time]"""
         return [segment async for segment in self.segments(samples, wish)]
 
-    async def segments(self, samples: NDArray[np.float32], wish: Wish | None = None) -> AsyncIterator[Segment]:
+    async def segments(
+        self, samples: NDArray[np.float32], wish: TranscriptionOptions | None = None
+    ) -> AsyncIterator[TranscriptSegment]:
         """Segments of samples at 16 kHz as they become sure; leaving the loop drops the rest.  # [time]"""
         sound = torch.from_numpy(np.ascontiguousarray(samples, dtype=np.float32))
         one = self._begin(lambda: self.engine.begin(sound, wish))
@@ -78,7 +82,9 @@ class Recogniser:
         sound = torch.from_numpy(np.ascontiguousarray(samples, dtype=np.float32))
         return await self._in_thread(lambda: self.engine.listener.language(sound))
 
-    def live(self, policy: Policy | str = "alignatt", wish: Wish | None = None, every: float = 0.5) -> "LiveSession":
+    def live(
+        self, policy: CommitPolicy | str = "alignatt", wish: TranscriptionOptions | None = None, every: float = 0.5
+    ) -> "LiveSession":
         """A stream to be fed as it is spoken."""
         return LiveSession(self, LiveListener(self.engine, policy, wish, every))
 
@@ -99,7 +105,7 @@ class Recogniser:
         finally:
             await self._drop(one)
 
-    def _begin(self, start: Callable[[], Listening]) -> Listening:
+    def _begin(self, start: Callable[[], RecognitionJob]) -> RecognitionJob:
         one = start()  # only noted: all work is done in the thread
         self._waiters[one] = asyncio.Event()
         if self._pump is None or self._pump.done():
@@ -121,7 +127,7 @@ class Recogniser:
         for event in self._waiters.values():
             event.set()
 
-    async def _drop(self, one: Listening) -> None:
+    async def _drop(self, one: RecognitionJob) -> None:
         if self._waiters.pop(one, None) is not None:
             await asyncio.shield(self._in_thread(lambda: self.engine.drop(one)))
 
@@ -132,7 +138,7 @@ class Recogniser:
 class LiveSession:
     """One stream: feed it sound, get what has become sure and what may still change."""
 
-    def __init__(self, recogniser: Recogniser, listener: LiveListener) -> None:
+    def __init__(self, recogniser: RecognitionService, listener: LiveListener) -> None:
         self._recogniser, self._listener = recogniser, listener
         self.state = listener.initial_state()
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.audio.voice_activity import speech_chances, voice_activity
-from vivavoce.models.whisper_hearing import Segment
+from vivavoce.models.whisper_hearing import TranscriptSegment
 
 RATE = 16_000
 WINDOW = 512
@@ -29,7 +29,7 @@ class SpeechGate:
         filled = np.pad(samples, (0, -len(samples) % WINDOW))
         return speech_chances(voice_activity(), filled)
 
-    def lets_through(self, segment: Segment, chances: NDArray[np.float32]) -> bool:
+    def lets_through(self, segment: TranscriptSegment, chances: NDArray[np.float32]) -> bool:
         """Whether somebody speaks in a segment of the sound with these chances."""
         first = max(0, int((segment.start - AROUND) * RATE / WINDOW))
         last = int((segment.end + AROUND) * RATE / WINDOW) + 1

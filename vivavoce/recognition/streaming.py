@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.errors import InputError
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_live import GuessedWord, LiveGuess, hear_live
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.recognition.many import Listening, TranscribingEngine
+from vivavoce.recognition.many import RecognitionJob, TranscribingEngine
 
 RATE = 16_000
 FORGOTTEN = 0.5  # share of a window from which on told words are left out of the sound
@@ -79,7 +79,7 @@ class LiveState:
         return "".join(word.text for word in self.told).strip()
 
 
-class Policy(Protocol):
+class CommitPolicy(Protocol):
     """How many of the guessed words are sure."""
 
     def sure(self, guess: LiveGuess, before: LiveGuess, seconds: float) -> int:
@@ -118,7 +118,7 @@ class AlignAtt:
         return len(guess.guessed)
 
 
-POLICIES: dict[str, Policy] = {"local-agreement": LocalAgreement(), "alignatt": AlignAtt()}
+POLICIES: dict[str, CommitPolicy] = {"local-agreement": LocalAgreement(), "alignatt": AlignAtt()}
 
 
 class LiveListener:
@@ -127,8 +127,8 @@ class LiveListener:
     def __init__(
         self,
         engine: TranscribingEngine,
-        policy: Policy | str = "alignatt",
-        wish: Wish | None = None,
+        policy: CommitPolicy | str = "alignatt",
+        wish: TranscriptionOptions | None = None,
         every: float = 0.5,
     ) -> None:
         if isinstance(policy, str):
@@ -137,7 +137,7 @@ class LiveListener:
             policy = POLICIES[policy]
         self.engine, self.policy, self.every = engine, policy, every
         self._stride = max(1, round(every * RATE))
-        self.wish = wish or Wish(padding="trim")
+        self.wish = wish or TranscriptionOptions(padding="trim")
         self.longest = self.listener.model.config.window_seconds
 
     @property
@@ -180,7 +180,7 @@ class LiveListener:
         """Whether there is sound in which something can have been said."""
         return len(state.sound) >= LEAST_SOUND * RATE
 
-    def ask(self, state: LiveState) -> Listening:
+    def ask(self, state: LiveState) -> RecognitionJob:
         """Have the engine hear the sound as it is now."""
         window = int(self.longest * RATE)
         going = hear_live(self.listener, state.sound[:window], self.wish, state.context, state.settled)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vivavoce.models.whisper_hearing import Segment, Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions, TranscriptSegment
 from vivavoce.recognition.backends import Backend, BackendName, OwnBackend, load_backend
 from vivavoce.recognition.drafting import DraftChoice, DraftReport
 from vivavoce.recognition.speech_gate import SpeechGate
@@ -38,7 +38,7 @@ class Transcriber:
         """The language that is written where none is asked for.  # [time]"""
         return self.backend.own_language(samples)
 
-    def segments(self, samples: torch.Tensor, wish: Wish | None = None) -> Iterator[Segment]:
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """Segments in which speech is detected, as they become final.  # [time] at 16 kHz"""
         chances = self.speech_chances(samples.numpy())
         going = self.backend.segments(samples, wish)
@@ -48,7 +48,7 @@ class Transcriber:
         """The chance of speech in every 32 ms; None without a gate.  # [time] at 16 kHz"""
         return None if self.gate is None else self.gate.heard(samples)
 
-    def lets_through(self, segment: Segment, chances: NDArray[np.float32] | None) -> bool:
+    def lets_through(self, segment: TranscriptSegment, chances: NDArray[np.float32] | None) -> bool:
         """Whether the gate keeps a segment of the sound with these chances."""
         return self.gate is None or chances is None or self.gate.lets_through(segment, chances)
 

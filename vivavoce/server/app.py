@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from vivavoce.errors import MissingDependencyError, VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.answers import error_answer, json_answer
-from vivavoce.server.audio_api import SpeechApi, SpeechMaker, Transcriber, TranscriptionApi
-from vivavoce.server.auth import Caller, Keys, check_place, key_of
+from vivavoce.server.audio_api import FileTranscriber, SpeechApi, SpeechMaker, TranscriptionApi
+from vivavoce.server.auth import Identity, Keys, check_place, key_of
 from vivavoce.server.bodies import UnstalledBodies
 from vivavoce.server.calls_api import CallsApi
 from vivavoce.server.host import Host, ModelCard
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 Answer = Callable[["Request"], Awaitable["Response"]]
-Handler = Callable[["Request", Caller], Awaitable["Response"]]
+Handler = Callable[["Request", Identity], Awaitable["Response"]]
 
 
 def build_app(
     host: Host,
     options: ServerOptions | None = None,
     speech: SpeechMaker | None = None,
-    transcriber: Transcriber | None = None,
+    transcriber: FileTranscriber | None = None,
 ) -> "Starlette":
     """The ASGI application of a host; raises InputError for options that must not be served."""
     try:
@@ -50,7 +50,7 @@ def build_app(
         raise MissingDependencyError("serving needs Starlette: pip install 'vivavoce[server]'") from error
     options = options or ServerOptions()
     options.check()
-    server = Server(host, options, speech, transcriber)
+    server = RealtimeServer(host, options, speech, transcriber)
     app = Starlette(
         routes=server.routes(),
         lifespan=server.lifespan,
@@ -88,7 +88,7 @@ def serve(
     host: Host,
     options: ServerOptions | None = None,
     speech: SpeechMaker | None = None,
-    transcriber: Transcriber | None = None,
+    transcriber: FileTranscriber | None = None,
 ) -> None:
     """Serve until interrupted."""
     try:
@@ -119,7 +119,7 @@ def uvicorn_config(app: "Starlette", options: ServerOptions) -> Any:
     )
 
 
-class Server:
+class RealtimeServer:
     """A host, its sessions and its keys, behind addresses."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Server:
         host: Host,
         options: ServerOptions,
         speech: SpeechMaker | None = None,
-        transcriber: Transcriber | None = None,
+        transcriber: FileTranscriber | None = None,
     ) -> None:
         self.host, self.options = host, options
         self.speech, self.transcriber = speech, transcriber
@@ -218,11 +218,11 @@ class Server:
 
         return guarded
 
-    async def models(self, request: "Request", caller: Caller) -> "Response":
+    async def models(self, request: "Request", caller: Identity) -> "Response":
         """The models there are."""
         return json_answer({"object": "list", "data": self._cards()})
 
-    async def model(self, request: "Request", caller: Caller) -> "Response":
+    async def model(self, request: "Request", caller: Identity) -> "Response":
         """One model."""
         id = request.path_params["id"]
         found = [card for card in self._cards() if card["id"] == id]
@@ -239,7 +239,7 @@ class Server:
         is_ready = self.host.is_ready and not self.sessions.is_stopping
         return json_answer({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    async def figures(self, request: "Request", caller: Caller) -> "Response":
+    async def figures(self, request: "Request", caller: Identity) -> "Response":
         """Figures for Prometheus."""
         from starlette.responses import Response
 

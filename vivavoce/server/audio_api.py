@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vivavoce.audio.files import read
 from vivavoce.dialogue.interface import Samples
 from vivavoce.server.answers import json_answer
-from vivavoce.server.auth import Caller
+from vivavoce.server.auth import Identity
 from vivavoce.server.bodies import json_body
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.sound_files import CONTENT_TYPES, encoded
-from vivavoce.server.transcripts import FORMATS, Segment, diarized, rendered, whole_text
+from vivavoce.server.transcripts import FORMATS, WireSegment, diarized, rendered, whole_text
 from vivavoce.server.uploads import uploaded
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_settings import STOCK_VOICES, one_of, text, within
@@ -53,7 +53,7 @@ class SpeechMaker(Protocol):
 
 
 @dataclass(frozen=True)
-class Listening:
+class RecognitionStream:
     """How a recording is to be written down."""
 
     language: str | None = None
@@ -67,7 +67,7 @@ class Listening:
     """Into English."""
 
 
-class Transcriber(Protocol):
+class FileTranscriber(Protocol):
     """Sound to text."""
 
     @property
@@ -80,7 +80,7 @@ class Transcriber(Protocol):
         """Samples a second that it wants."""
         ...
 
-    def transcribe(self, samples: Samples, listening: Listening) -> AsyncIterator[Segment]:
+    def transcribe(self, samples: Samples, listening: RecognitionStream) -> AsyncIterator[WireSegment]:
         """What is said, segment by segment; times in seconds."""
         ...
 
@@ -91,7 +91,7 @@ class SpeechApi:
     def __init__(self, maker: SpeechMaker) -> None:
         self.maker = maker
 
-    async def speak(self, request: "Request", caller: Caller) -> "Response":
+    async def speak(self, request: "Request", caller: Identity) -> "Response":
         """A sound file, or events with its pieces, while it is being made."""
         from starlette.responses import StreamingResponse
 
@@ -121,14 +121,14 @@ class SpeechApi:
 class TranscriptionApi:
     """`/v1/audio/transcriptions` and `/v1/audio/translations`."""
 
-    def __init__(self, transcriber: Transcriber, options: ServerOptions) -> None:
+    def __init__(self, transcriber: FileTranscriber, options: ServerOptions) -> None:
         self.transcriber, self.options = transcriber, options
 
-    async def transcribe(self, request: "Request", caller: Caller) -> "Response":
+    async def transcribe(self, request: "Request", caller: Identity) -> "Response":
         """What is said in an uploaded file."""
         return await self._write_down(request, translates=False)
 
-    async def translate(self, request: "Request", caller: Caller) -> "Response":
+    async def translate(self, request: "Request", caller: Identity) -> "Response":
         """The same in English, as far as the model can."""
         return await self._write_down(request, translates=True)
 
@@ -152,7 +152,7 @@ class TranscriptionApi:
         return PlainTextResponse(result) if isinstance(result, str) else json_answer(result)
 
 
-def _listening(asked: Mapping[str, str], fields: Sequence[tuple[str, str]], translates: bool) -> Listening:
+def _listening(asked: Mapping[str, str], fields: Sequence[tuple[str, str]], translates: bool) -> RecognitionStream:
     """What the fields of a form ask for; lists come as fields of the same name."""
     listed = {
         name: tuple(value for field, value in fields if field in (name, f"{name}[]"))
@@ -164,7 +164,7 @@ def _listening(asked: Mapping[str, str], fields: Sequence[tuple[str, str]], tran
         temperature = float(asked.get("temperature") or 0)
     except ValueError as error:
         raise WireError(f"temperature is {asked['temperature']!r}, no number", param="temperature") from error
-    return Listening(
+    return RecognitionStream(
         language=asked.get("language") or next(iter(listed["languages"]), None),
         prompt=asked.get("prompt", ""),
         keywords=listed["keywords"],
@@ -195,8 +195,8 @@ async def _speech_events(first: bytes, rest: AsyncIterator[bytes], characters: i
     yield _sse({"type": "speech.audio.done", "usage": usage})
 
 
-async def _transcript_events(found: AsyncIterator[Segment], seconds: float, by_speaker: bool) -> AsyncIterator[str]:
-    segments: list[Segment] = []
+async def _transcript_events(found: AsyncIterator[WireSegment], seconds: float, by_speaker: bool) -> AsyncIterator[str]:
+    segments: list[WireSegment] = []
     async for segment in found:
         if by_speaker:
             yield _sse(diarized(segment, len(segments)))

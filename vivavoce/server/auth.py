@@ -19,7 +19,7 @@ MOST_BROWSER_KEYS = 10_000
 
 
 @dataclass(frozen=True)
-class Caller:
+class Identity:
     """Somebody who was let in."""
 
     session: Wire | None = None
@@ -43,21 +43,21 @@ class Keys:
         self._digests = [_digest(key) for key in options.api_keys]
         self._browser_keys: dict[bytes, BrowserKey] = {}
 
-    def admit(self, key: str | None) -> Caller:
+    def admit(self, key: str | None) -> Identity:
         """Who holds this key; WireError 401 for nobody. Without API keys everyone is let in."""
         if key is not None and key.startswith(BROWSER_KEY):
             found = self._browser_keys.get(_digest(key))
             if found is not None and found.expires_at > time.time():
-                return Caller(found.session, is_browser=True)
+                return Identity(found.session, is_browser=True)
             raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
         if not self._digests:
-            return Caller()
+            return Identity()
         given = _digest(key or "")
         matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, in constant time
         if not any(matches):
             problem = "no API key was given" if key is None else "the API key is not one of this server's"
             raise WireError(f"{problem}; send it as Authorization: Bearer", "invalid_api_key", status=401)
-        return Caller()
+        return Identity()
 
     def mint(self, session: Wire, seconds: float | None) -> tuple[str, int]:
         """A new browser key for a session, and when it expires."""

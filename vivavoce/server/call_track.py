@@ -9,7 +9,7 @@ import numpy as np
 from vivavoce.audio.pcm import float_to_pcm16
 from vivavoce.dialogue.interface import Samples
 from vivavoce.server.formats import resampler
-from vivavoce.server.lane import Piece
+from vivavoce.server.lane import OutputPiece
 from vivavoce.server.wire_reply import WireReply
 
 RATE = 48_000
@@ -17,7 +17,7 @@ PACKET = RATE // 50
 FADE = RATE // 200  # 5 ms at the edges of a gap
 
 
-class CallSpeaker:
+class CallAudioSink:
     """Sound of replies, on its way to the packets."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class CallSpeaker:
         self._resampler = resampler(rate, RATE)
         self._state = self._resampler.initial_state()
 
-    def say(self, reply: WireReply, piece: Piece) -> None:
+    def say(self, reply: WireReply, piece: OutputPiece) -> None:
         """This sound comes next."""
         output, self._state = self._resampler.step(self._state, piece.samples[None])
         pieces = [self._waiting, output[0]]
@@ -63,7 +63,7 @@ class CallSpeaker:
         return np.pad(samples, (0, PACKET - len(samples)))
 
 
-def new_track(speaker: CallSpeaker) -> Any:
+def new_track(speaker: CallAudioSink) -> Any:
     """An aiortc track that plays a speaker."""
     import av
     from aiortc.mediastreams import MediaStreamTrack

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.server.answers import json_answer
-from vivavoce.server.auth import Caller, Keys
+from vivavoce.server.auth import Identity, Keys
 from vivavoce.server.bodies import LARGEST_BODY, body, json_body, json_object
 from vivavoce.server.configuration import Configuration
 from vivavoce.server.realtime_session import OBJECTS, Opening
@@ -24,7 +24,7 @@ class CallsApi:
     def __init__(self, sessions: Sessions, keys: Keys) -> None:
         self.sessions, self.keys = sessions, keys
 
-    async def create(self, request: "Request", caller: Caller) -> "Response":
+    async def create(self, request: "Request", caller: Identity) -> "Response":
         """A call: an SDP offer in, the answer out, and where the call is."""
         from starlette.responses import Response
 
@@ -40,7 +40,7 @@ class CallsApi:
         headers = {"Location": f"/v1/realtime/calls/{call_id}"}
         return Response(answer, 201, headers, "application/sdp")
 
-    async def hang_up(self, request: "Request", caller: Caller) -> "Response":
+    async def hang_up(self, request: "Request", caller: Identity) -> "Response":
         """End a call."""
         from starlette.responses import Response
 
@@ -51,13 +51,13 @@ class CallsApi:
         await session.close(1000, "hung up")
         return Response(status_code=200)
 
-    async def client_secret(self, request: "Request", caller: Caller) -> "Response":
+    async def client_secret(self, request: "Request", caller: Identity) -> "Response":
         """A browser key bound to a session."""
         asked = await json_body(request)
         key, expires_at, session = self._mint(caller, asked.get("session") or {}, _seconds(asked.get("expires_after")))
         return json_answer({"value": key, "expires_at": expires_at, "session": session})
 
-    async def legacy_session(self, request: "Request", caller: Caller) -> "Response":
+    async def legacy_session(self, request: "Request", caller: Identity) -> "Response":
         """The same as the beta protocol had it."""
         asked = await json_body(request)
         secret = asked.pop("client_secret", None)
@@ -67,7 +67,7 @@ class CallsApi:
         key, expires_at, session = self._mint(caller, asked, seconds)
         return json_answer(session | {"client_secret": {"value": key, "expires_at": expires_at}})
 
-    def _mint(self, caller: Caller, asked: Any, seconds: float | None) -> tuple[str, int, Wire]:
+    def _mint(self, caller: Identity, asked: Any, seconds: float | None) -> tuple[str, int, Wire]:
         if caller.is_browser:
             raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
         if not isinstance(asked, dict):

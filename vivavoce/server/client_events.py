@@ -11,7 +11,7 @@ from vivavoce.server.configuration import Configuration
 from vivavoce.server.formats import sound_bytes
 from vivavoce.server.metrics import TurnClock
 from vivavoce.server.sound_input import SoundInput
-from vivavoce.server.telling import Asked, Teller, truncation
+from vivavoce.server.telling import EventEncoder, RequestedReply, truncation
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_items import parse_content, parse_id, parse_input, sound_ms, wire_item
 from vivavoce.server.wire_settings import text
@@ -25,7 +25,7 @@ class ClientEvents:
 
     conversation: Conversation
     configuration: Configuration
-    teller: Teller
+    teller: EventEncoder
     sound: SoundInput
     clock: TurnClock
     updated: Callable[[], None]
@@ -131,9 +131,9 @@ class ClientEvents:
         self.clock.asked()
         self.teller.asked[reply] = asked
 
-    def _request(self, wire: Any) -> tuple[Asked, ReplyRequest | None]:
+    def _request(self, wire: Any) -> tuple[RequestedReply, ReplyRequest | None]:
         if wire is None:
-            return Asked(self.configuration.wire), None
+            return RequestedReply(self.configuration.wire), None
         changed = self.configuration.changed(wire, "response")
         metadata, place = checked_metadata(wire.get("metadata")), wire.get("conversation", "auto")
         if place not in ("auto", "none", None):
@@ -144,7 +144,7 @@ class ClientEvents:
             content = parse_input(wire["input"], format, rate, self.conversation.item)
         settings = replace(self.configuration.settings(changed), turn=self.conversation.settings.turn)
         is_out_of_band = place == "none"
-        return Asked(changed, metadata, is_out_of_band), ReplyRequest(settings, is_out_of_band, content)
+        return RequestedReply(changed, metadata, is_out_of_band), ReplyRequest(settings, is_out_of_band, content)
 
     def response_cancel(self, event: Wire) -> None:
         reply = event.get("response_id")

@@ -24,7 +24,7 @@ class Entry:
 class Cursor:
     """How far one connection has read."""
 
-    def __init__(self, journal: "Journal", sequence: int) -> None:
+    def __init__(self, journal: "EventLog", sequence: int) -> None:
         self.journal, self.sequence = journal, sequence
         self.offset = journal.offset_of(sequence)
 
@@ -44,7 +44,7 @@ class Cursor:
         self.sequence, self.offset = entry.sequence, entry.end
 
 
-class Journal:
+class EventLog:
     """Events in order; those that every connection has read are kept for `keep_seconds`, within `KEPT_BYTES`."""
 
     def __init__(self, tag: str, keep_seconds: float) -> None:

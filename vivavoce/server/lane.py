@@ -13,12 +13,12 @@ from vivavoce.server.pacing import Schedule, Volume
 
 REPORT_SECONDS = 0.05  # how often it is told what was heard
 
-Tell = Callable[[], None]
+SendEvent = Callable[[], None]
 """Tells events, built at the moment they go out."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class OutputPiece:
     """Sound that waits, or goes out."""
 
     reply: str
@@ -29,7 +29,7 @@ class Piece:
 
 
 @dataclass
-class Playing:
+class PlayingReply:
     """How far the sound of one reply is."""
 
     schedule: Schedule
@@ -40,10 +40,10 @@ class Playing:
     is_cleared: bool = False
 
 
-class Listener(Protocol):
+class ClientPlayer(Protocol):
     """Who is told what leaves a lane."""
 
-    def sound(self, piece: Piece) -> None:
+    def sound(self, piece: OutputPiece) -> None:
         """This sound goes out now."""
         ...
 
@@ -56,14 +56,14 @@ class Listener(Protocol):
         ...
 
 
-class Lane:
+class PacedOutput:
     """A queue with a clock. What waits behind no sound goes out at once."""
 
-    def __init__(self, listener: Listener, rate: int, lead: Callable[[float], float], piece_seconds: float) -> None:
+    def __init__(self, listener: ClientPlayer, rate: int, lead: Callable[[float], float], piece_seconds: float) -> None:
         self._listener, self._rate, self._lead = listener, rate, lead
         self._piece = max(1, round(piece_seconds * rate))
-        self._queue: deque[Tell | Piece] = deque()
-        self._playing: dict[str, Playing] = {}
+        self._queue: deque[SendEvent | OutputPiece] = deque()
+        self._playing: dict[str, PlayingReply] = {}
         self._changed = asyncio.Event()
         self._is_open = True
         self._has_waited = False
@@ -71,24 +71,24 @@ class Lane:
     @property
     def held_seconds(self) -> float:
         """Sound that waits here."""
-        return sum(len(entry.samples) for entry in self._queue if isinstance(entry, Piece)) / self._rate
+        return sum(len(entry.samples) for entry in self._queue if isinstance(entry, OutputPiece)) / self._rate
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is being heard."""
         return not self._queue and not self._playing
 
-    def tell(self, tell: Tell) -> None:
+    def tell(self, tell: SendEvent) -> None:
         """These events come next."""
         if self._queue:
             self._queue.append(tell)
         else:
             tell()
 
-    def add(self, piece: Piece, gain: float = 1.0) -> None:
+    def add(self, piece: OutputPiece, gain: float = 1.0) -> None:
         """This sound comes next; its gain is in force at once, also for what waits already."""
         if piece.reply not in self._playing:
-            self._playing[piece.reply] = Playing(Schedule(self._lead(self._now())), Volume(self._rate))
+            self._playing[piece.reply] = PlayingReply(Schedule(self._lead(self._now())), Volume(self._rate))
         playing = self._playing[piece.reply]
         playing.volume.gain = gain
         if len(piece.samples) and not playing.is_cleared:
@@ -98,7 +98,7 @@ class Lane:
     def end_item(self, reply: str, item: str) -> None:
         """The sound of an item ends with what was added."""
         if reply in self._playing and not self._playing[reply].is_cleared:
-            self._queue.append(Piece(reply, item, np.zeros(0, np.float32), is_end=True))
+            self._queue.append(OutputPiece(reply, item, np.zeros(0, np.float32), is_end=True))
             self._changed.set()
 
     def clear(self, reply: str) -> bool:
@@ -110,7 +110,9 @@ class Lane:
         playing.schedule.cut(self._now())
         playing.is_cleared = True
         before = self.held_seconds
-        self._queue = deque(entry for entry in self._queue if not (isinstance(entry, Piece) and entry.reply == reply))
+        self._queue = deque(
+            entry for entry in self._queue if not (isinstance(entry, OutputPiece) and entry.reply == reply)
+        )
         had_sound = heard < sent or self.held_seconds < before
         self._tell_up_to_sound()
         self._changed.set()
@@ -162,7 +164,7 @@ class Lane:
             if not self._queue or not self._is_open:
                 return None
             piece = self._queue[0]
-            assert isinstance(piece, Piece)
+            assert isinstance(piece, OutputPiece)
             playing, now = self._playing[piece.reply], self._now()
             playing.schedule.lead = self._lead(now)
             due = playing.schedule.due(now) if len(piece.samples) else now
@@ -172,17 +174,17 @@ class Lane:
             self._send(piece, playing, now)
         return None
 
-    def _send(self, piece: Piece, playing: Playing, now: float) -> None:
+    def _send(self, piece: OutputPiece, playing: PlayingReply, now: float) -> None:
         samples, rest = piece.samples[: self._piece], piece.samples[self._piece :]
         if len(rest):
-            self._queue[0] = Piece(piece.reply, piece.item, rest, piece.is_end)
+            self._queue[0] = OutputPiece(piece.reply, piece.item, rest, piece.is_end)
         else:
             self._queue.popleft()
         if len(samples):
             playing.schedule.send(now, len(samples) / self._rate, self._has_waited)
         self._has_waited = False
         self._listener.sound(
-            Piece(piece.reply, piece.item, playing.volume.apply(samples), piece.is_end and not len(rest))
+            OutputPiece(piece.reply, piece.item, playing.volume.apply(samples), piece.is_end and not len(rest))
         )
 
     def _report(self) -> float | None:
@@ -200,7 +202,7 @@ class Lane:
     def _tell_up_to_sound(self) -> None:
         while self._queue:
             entry = self._queue[0]
-            if isinstance(entry, Piece):
+            if isinstance(entry, OutputPiece):
                 return
             self._queue.popleft()
             entry()

@@ -15,7 +15,7 @@ from vivavoce.log import configure
 from vivavoce.server.ray_options import FleetOptions, PoolOptions
 from vivavoce.server.ray_policy import SessionPolicy
 from vivavoce.server.ray_replica import Replica
-from vivavoce.server.ray_roll import FarRoll, RollDesk
+from vivavoce.server.ray_roll import RegistryActor, RemoteRegistry
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -39,7 +39,7 @@ def application(options: FleetOptions) -> "Application":
     from ray import serve
 
     roll = serve.deployment(
-        RollDesk,
+        RegistryActor,
         name="roll",
         max_ongoing_requests=UNBOUNDED,
         ray_actor_options={"num_cpus": 0},
@@ -55,7 +55,7 @@ def application(options: FleetOptions) -> "Application":
 
         configure(options.server.log_level, options.server.log_format)
         desk = serve.get_deployment_handle("roll", serve.get_replica_context().app_name)
-        return ingress_app(options, FarRoll(desk))
+        return ingress_app(options, RemoteRegistry(desk))
 
     ingress = serve.deployment(
         serve.ingress(asgi)(),

@@ -7,8 +7,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.server.ray_doors import RESUME_LATER, Doors, Held, Upstream
-from vivavoce.server.ray_ledger import Told
+from vivavoce.server.ray_doors import RESUME_LATER, HeldPlacement, ReplicaRouter, Upstream
+from vivavoce.server.ray_ledger import MirroredEvents
 from vivavoce.server.websocket import DELIBERATE, close_code, refuse
 from vivavoce.server.wire_error import WireError
 
@@ -30,10 +30,12 @@ class End:
     reason: str = ""
 
 
-class Bridge:
+class SessionProxy:
     """Carries events both ways until the client, or its session, is gone."""
 
-    def __init__(self, websocket: "WebSocket", held: Held, upstream: Upstream, doors: Doors, patience: float) -> None:
+    def __init__(
+        self, websocket: "WebSocket", held: HeldPlacement, upstream: Upstream, doors: ReplicaRouter, patience: float
+    ) -> None:
         self._websocket, self.held, self._doors, self._patience = websocket, held, doors, patience
         self._upstream = upstream
         self._is_seated = asyncio.Event()
@@ -118,7 +120,7 @@ class Bridge:
                 self._is_handling = False
 
     async def _told(self, upstream: Upstream, text: str) -> None:
-        told = Told(text) if self.held.is_call else self.held.ledger.told(text)
+        told = MirroredEvents(text) if self.held.is_call else self.held.ledger.told(text)
         if told.forward is not None:
             await self._to_client(told.forward)
         with contextlib.suppress(ConnectionError):  # the next receive says that it is gone

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.server.ray_ledger import Ledger
-from vivavoce.server.ray_roll import FarRoll, Report, Seat
+from vivavoce.server.ray_ledger import SessionMirror
+from vivavoce.server.ray_roll import Placement, RemoteRegistry, ReplicaReport
 from vivavoce.server.sessions import RETRY_AFTER_SECONDS
 from vivavoce.server.wire_error import WireError
 
@@ -28,7 +28,7 @@ RESUME_LATER = 4000  # not one of the codes by which a client says that it will 
 class Upstream:
     """A socket to a replica."""
 
-    replica: Report
+    replica: ReplicaReport
     socket: "ClientWebSocketResponse"
 
     async def next(self) -> Wire:
@@ -50,7 +50,7 @@ class Upstream:
 
 
 @dataclass
-class Asked:
+class SessionRequest:
     """What a client connected with; it is asked again wherever the session moves."""
 
     role: str
@@ -61,12 +61,12 @@ class Asked:
 
 
 @dataclass
-class Held:
+class HeldPlacement:
     """A session whose socket passes, or passed, through this ingress."""
 
-    asked: Asked
-    ledger: Ledger
-    replica: Report
+    asked: SessionRequest
+    ledger: SessionMirror
+    replica: ReplicaReport
     is_call: bool = False
     """A look at a WebRTC call, whose sound goes elsewhere: it ends with its replica."""
     ends_at: float | None = None
@@ -74,25 +74,25 @@ class Held:
 
 
 @dataclass
-class Doors:
+class ReplicaRouter:
     """Opens sessions at replicas."""
 
-    roll: FarRoll
+    roll: RemoteRegistry
     kept_sound_seconds: float
     http: "ClientSession" = field(init=False)
     """Set once the ingress runs."""
     figures: dict[str, int] = field(default_factory=lambda: {"refused": 0, "lost": 0, "moved": 0, "restored": 0})
 
-    async def open(self, asked: Asked) -> tuple[Held, Upstream, str]:
+    async def open(self, asked: SessionRequest) -> tuple[HeldPlacement, Upstream, str]:
         """A new session, its socket, and its greeting as told; WireError 503 where there is no room."""
         upstream, greeting = await self._admitted(asked, set())
-        held = Held(asked, Ledger(self.kept_sound_seconds), upstream.replica)
+        held = HeldPlacement(asked, SessionMirror(self.kept_sound_seconds), upstream.replica)
         text = json.dumps(greeting, separators=(",", ":"), ensure_ascii=False)
         held.ledger.told(text)
         await self._seat(held)
         return held, upstream, text
 
-    async def restore(self, held: Held, avoid: set[str]) -> Upstream:
+    async def restore(self, held: HeldPlacement, avoid: set[str]) -> Upstream:
         """The session of a ledger at another replica; WireError 503 where there is no room."""
         upstream, greeting = await self._admitted(held.asked, avoid)
         ledger = held.ledger
@@ -112,7 +112,7 @@ class Doors:
         self.figures["restored"] += 1
         return upstream
 
-    async def resume(self, held: Held, last_event_id: str | None) -> Upstream:
+    async def resume(self, held: HeldPlacement, last_event_id: str | None) -> Upstream:
         """A socket to the session as it sits, reading on after an event; ConnectionError where its replica is gone."""
         ledger = held.ledger
         tag = f"event_{ledger.sitting[5:13]}_"
@@ -122,7 +122,11 @@ class Doors:
         return await self.connect(held.replica, query, held.asked.protocols)
 
     async def connect(
-        self, replica: Report, query: Mapping[str, str], protocols: tuple[str, ...] = (), bound: Wire | None = None
+        self,
+        replica: ReplicaReport,
+        query: Mapping[str, str],
+        protocols: tuple[str, ...] = (),
+        bound: Wire | None = None,
     ) -> Upstream:
         """A socket to one replica."""
         import aiohttp
@@ -142,12 +146,12 @@ class Doors:
             raise ConnectionResetError(f"replica {replica.replica} does not answer: {type(error).__name__}") from error
         return Upstream(replica, socket)
 
-    async def lost(self, replica: Report) -> None:
+    async def lost(self, replica: ReplicaReport) -> None:
         """A replica was found dead."""
         self.figures["lost"] += 1
         await self.roll.lost(replica.replica)
 
-    async def _admitted(self, asked: Asked, avoid: set[str]) -> tuple[Upstream, Wire]:
+    async def _admitted(self, asked: SessionRequest, avoid: set[str]) -> tuple[Upstream, Wire]:
         """A session at the least full replica, and its greeting; one that is full after all, or gone, is passed by."""
         refusal: WireError | None = None
         for _ in range(TRIES):
@@ -169,12 +173,12 @@ class Doors:
         self.figures["refused"] += 1
         raise refusal or no_room(await self.roll.fleet(), asked.role)
 
-    async def _seat(self, held: Held) -> None:
+    async def _seat(self, held: HeldPlacement) -> None:
         ledger = held.ledger
         sitting = (ledger.sitting, ledger.sitting_token, ledger.first_event)
-        await self.roll.seat(Seat(ledger.id, ledger.token, held.replica.replica, *sitting))
+        await self.roll.seat(Placement(ledger.id, ledger.token, held.replica.replica, *sitting))
 
-    async def bound_key(self, replica: Report, session: Wire) -> str:
+    async def bound_key(self, replica: ReplicaReport, session: Wire) -> str:
         """A browser key of this replica, bound to the session that the client's key was bound to."""
         headers = {"Authorization": f"Bearer {replica.key}"}
         url = f"{replica.url}/v1/realtime/client_secrets"
@@ -185,7 +189,7 @@ class Doors:
         return str(made["value"])
 
 
-def no_room(fleet: list[Report], role: str) -> WireError:
+def no_room(fleet: list[ReplicaReport], role: str) -> WireError:
     """Why nobody takes one more session."""
     members = [each for each in fleet if each.role == role and not each.is_draining]
     places = sum(each.capacity for each in members)

@@ -8,10 +8,10 @@ from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.answers import error_answer
 from vivavoce.server.app import Answer, Handler
-from vivavoce.server.auth import BROWSER_KEY, Caller, Keys, check_place, key_of
+from vivavoce.server.auth import BROWSER_KEY, Identity, Keys, check_place, key_of
 from vivavoce.server.limits import OpenRate
 from vivavoce.server.options import ServerOptions
-from vivavoce.server.ray_roll import FarRoll
+from vivavoce.server.ray_roll import RemoteRegistry
 from vivavoce.server.sessions import RETRY_AFTER_SECONDS
 from vivavoce.server.wire_error import WireError
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Gate:
+class AdmissionGate:
     """Stands before an ingress."""
 
-    def __init__(self, options: ServerOptions, roll: FarRoll) -> None:
+    def __init__(self, options: ServerOptions, roll: RemoteRegistry) -> None:
         self._options, self._roll = options, roll
         self._keys, self._rate = Keys(options), OpenRate(options.opens_per_minute)
 
-    async def admit(self, headers: Any) -> Caller:
+    async def admit(self, headers: Any) -> Identity:
         """Who comes with these headers; WireError 401 or 403 for those who may not."""
         check_place(headers, self._options)
         key = key_of(headers)
@@ -38,7 +38,7 @@ class Gate:
         session = await self._roll.key(digest(key))
         if session is None:
             raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
-        return Caller(session, is_browser=True)
+        return Identity(session, is_browser=True)
 
     def check_rate(self, client: Any) -> None:
         """WireError 429 for an address that opens too many sessions."""

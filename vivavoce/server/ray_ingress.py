@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from vivavoce.server.answers import error_answer
 from vivavoce.server.app import Handler, middleware
-from vivavoce.server.auth import Caller, offered_protocols
+from vivavoce.server.auth import Identity, offered_protocols
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.page_files import page_routes
-from vivavoce.server.ray_bridge import Bridge
-from vivavoce.server.ray_doors import Asked, Doors, Held, Upstream
-from vivavoce.server.ray_gate import Gate
-from vivavoce.server.ray_ledger import Ledger
+from vivavoce.server.ray_bridge import SessionProxy
+from vivavoce.server.ray_doors import HeldPlacement, ReplicaRouter, SessionRequest, Upstream
+from vivavoce.server.ray_gate import AdmissionGate
+from vivavoce.server.ray_ledger import SessionMirror
 from vivavoce.server.ray_options import FleetOptions
 from vivavoce.server.ray_requests import Requests
-from vivavoce.server.ray_roll import FarRoll
+from vivavoce.server.ray_roll import RemoteRegistry
 from vivavoce.server.websocket import BINARY_PROTOCOLS, DELIBERATE, chosen_protocol, refuse
 from vivavoce.server.wire_error import WireError
 
@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.25  # how often the ingress looks who is to go
 SPARE_SECONDS = 5.0
 
 
-def ingress_app(options: FleetOptions, roll: FarRoll) -> "Starlette":
+def ingress_app(options: FleetOptions, roll: RemoteRegistry) -> "Starlette":
     """The ASGI application of an ingress."""
     from starlette.applications import Starlette
 
@@ -44,15 +44,15 @@ def ingress_app(options: FleetOptions, roll: FarRoll) -> "Starlette":
 class Ingress:
     """Takes clients in, or refuses them at once; holds what is needed to bring a session elsewhere."""
 
-    def __init__(self, options: FleetOptions, roll: FarRoll) -> None:
+    def __init__(self, options: FleetOptions, roll: RemoteRegistry) -> None:
         self.options, self.roll = options, roll
         self.server: ServerOptions = options.server
-        self._gate = Gate(self.server, roll)
-        self._doors = Doors(roll, options.kept_sound_seconds)
+        self._gate = AdmissionGate(self.server, roll)
+        self._doors = ReplicaRouter(roll, options.kept_sound_seconds)
         most = self.server.most_upload_bytes
         self._requests = Requests(roll, self._doors, self._gate, tuple(options.pools), most)
-        self._held: dict[str, Held] = {}
-        self._bridges: set[Bridge] = set()
+        self._held: dict[str, HeldPlacement] = {}
+        self._bridges: set[SessionProxy] = set()
 
     @asynccontextmanager
     async def lifespan(self, app: "Starlette") -> AsyncIterator[None]:
@@ -115,14 +115,14 @@ class Ingress:
         else:
             await self._carry(websocket, held, upstream, greeting)
 
-    async def _session_for(self, websocket: "WebSocket", caller: Caller) -> tuple[Held, Upstream, list[str]]:
+    async def _session_for(self, websocket: "WebSocket", caller: Identity) -> tuple[HeldPlacement, Upstream, list[str]]:
         query = dict(websocket.query_params)
         protocols = tuple(
             name for name in offered_protocols(websocket.headers) if name in (*BINARY_PROTOCOLS, "realtime")
         )
         kind = (caller.session or {}).get("type") or query.get("intent")
         role = "asr" if kind == "transcription" and "asr" in self.options.pools else "speech"
-        asked = Asked(role, query, protocols, caller.session)
+        asked = SessionRequest(role, query, protocols, caller.session)
         if "resume_token" in query:
             return await self._resumed(query, asked)
         if "call_id" in query:
@@ -132,7 +132,7 @@ class Ingress:
         self._held[held.ledger.id] = held
         return held, upstream, [greeting]
 
-    async def _resumed(self, query: Wire, asked: Asked) -> tuple[Held, Upstream, list[str]]:
+    async def _resumed(self, query: Wire, asked: SessionRequest) -> tuple[HeldPlacement, Upstream, list[str]]:
         """A client that was cut off: its session as it sits, or brought elsewhere where its replica has gone since."""
         id = query.get("session_id", "")
         held = self._held.get(id) or await self._held_elsewhere(id, asked)
@@ -149,26 +149,32 @@ class Ingress:
             upstream = await self._doors.restore(held, {held.replica.replica})
             return held, upstream, [held.ledger.resumed()]
 
-    async def _held_elsewhere(self, id: str, asked: Asked) -> Held | None:
+    async def _held_elsewhere(self, id: str, asked: SessionRequest) -> HeldPlacement | None:
         """A session that another ingress carried; its history stays with its replica."""
         found = await self.roll.where(id)
         if found is None:
             return None
         seat, replica = found
-        ledger = Ledger(self.options.kept_sound_seconds, seat.session, seat.token, seat.sitting, seat.sitting_token)
+        ledger = SessionMirror(
+            self.options.kept_sound_seconds, seat.session, seat.token, seat.sitting, seat.sitting_token
+        )
         ledger.first_event = seat.first_event
         query = {name: value for name, value in asked.query.items() if name in ("model", "intent")}
-        return Held(Asked(asked.role, query, asked.protocols, asked.bound), ledger, replica)
+        return HeldPlacement(SessionRequest(asked.role, query, asked.protocols, asked.bound), ledger, replica)
 
-    async def _beside_call(self, query: Wire, asked: Asked, caller: Caller) -> tuple[Held, Upstream, list[str]]:
+    async def _beside_call(
+        self, query: Wire, asked: SessionRequest, caller: Identity
+    ) -> tuple[HeldPlacement, Upstream, list[str]]:
         found = await self.roll.where(query["call_id"])
         if found is None or caller.is_browser:
             raise WireError(f"there is no call {query['call_id']}", "call_not_found", "call_id", status=404)
         upstream = await self._doors.connect(found[1], query, asked.protocols)
-        return Held(asked, Ledger(0.0), found[1], is_call=True), upstream, []
+        return HeldPlacement(asked, SessionMirror(0.0), found[1], is_call=True), upstream, []
 
-    async def _carry(self, websocket: "WebSocket", held: Held, upstream: Upstream, greeting: list[str]) -> None:
-        bridge = Bridge(websocket, held, upstream, self._doors, self.server.resume_seconds)
+    async def _carry(
+        self, websocket: "WebSocket", held: HeldPlacement, upstream: Upstream, greeting: list[str]
+    ) -> None:
+        bridge = SessionProxy(websocket, held, upstream, self._doors, self.server.resume_seconds)
         self._bridges.add(bridge)
         try:
             code = await bridge.run(greeting)

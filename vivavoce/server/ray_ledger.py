@@ -32,7 +32,7 @@ CLOCKED = {"audio_start_ms", "audio_end_ms"}
 
 
 @dataclass
-class ReplyUnderWay:
+class ActiveReply:
     """A reply that has not ended yet."""
 
     response: Wire
@@ -43,7 +43,7 @@ class ReplyUnderWay:
 
 
 @dataclass(frozen=True)
-class Told:
+class MirroredEvents:
     """What becomes of an event of the replica."""
 
     forward: str | None
@@ -52,7 +52,7 @@ class Told:
 
 
 @dataclass
-class Ledger:
+class SessionMirror:
     """One session. `id` and `token` are those its client knows; `sitting` is what the present replica calls it."""
 
     kept_sound_seconds: float
@@ -68,7 +68,7 @@ class Ledger:
     is_user_speaking: bool = False
     _items: dict[str, Wire] = field(default_factory=dict)
     _order: list[str] = field(default_factory=list)
-    _replies: dict[str, ReplyUnderWay] = field(default_factory=dict)
+    _replies: dict[str, ActiveReply] = field(default_factory=dict)
     _tail: deque[tuple[str | bytes, float]] = field(default_factory=deque)
     _tail_ms: float = 0.0
     _heard_ms: float = 0.0
@@ -113,16 +113,16 @@ class Ledger:
 
     # What the replica tells
 
-    def told(self, text: str) -> Told:
+    def told(self, text: str) -> MirroredEvents:
         """An event of the replica: what the client gets of it, and what the replica is asked."""
         kind = text[len(BEGIN) : text.find('"', len(BEGIN))] if text.startswith(BEGIN) else ""
         if kind == SOUND_DELTA:
             self._sounded(text)
-            return Told(text)
+            return MirroredEvents(text)
         event = json.loads(text)
         self._answered(kind, event)
         ask = _READERS[kind](self, event) if kind in _READERS else ()
-        return Told(None) if ask is None else Told(self._renamed(text, event), ask)
+        return MirroredEvents(None) if ask is None else MirroredEvents(self._renamed(text, event), ask)
 
     def _answered(self, kind: str, event: Wire) -> None:
         """What the client sent is done. An error may mean any of it: rather not done than done twice."""
@@ -209,7 +209,7 @@ class Ledger:
         return ()
 
     def _response_created(self, event: Wire) -> tuple[str, ...]:
-        self._replies[event["response"]["id"]] = ReplyUnderWay(event["response"])
+        self._replies[event["response"]["id"]] = ActiveReply(event["response"])
         return ()
 
     def _output_item_added(self, event: Wire) -> tuple[str, ...]:
@@ -291,7 +291,7 @@ class Ledger:
         """How the client's sound comes."""
         return input_format(self.session) if self.session else WireFormat()
 
-    def _as_told(self, reply: ReplyUnderWay, id: str, item: Wire) -> Wire:
+    def _as_told(self, reply: ActiveReply, id: str, item: Wire) -> Wire:
         words, sound = reply.words.get(id, ""), reply.sound.get(id)
         if item.get("type") != "message":
             return item | {"status": "incomplete"}
@@ -362,24 +362,24 @@ class Ledger:
         return text if self.sitting == self.id else text.replace(self.sitting[5:], self.id[5:])
 
 
-_READERS: dict[str, Callable[[Ledger, Wire], tuple[str, ...] | None]] = {
-    "session.created": Ledger._session_created,
-    "session.updated": Ledger._session_updated,
-    "conversation.item.added": Ledger._item_added,
-    "conversation.item.done": Ledger._item_done,
-    "conversation.item.retrieved": Ledger._item_retrieved,
-    "conversation.item.truncated": Ledger._item_truncated,
-    "conversation.item.deleted": Ledger._item_deleted,
-    "conversation.item.input_audio_transcription.completed": Ledger._transcribed,
-    "input_audio_buffer.speech_started": Ledger._speech_started,
-    "input_audio_buffer.committed": Ledger._committed,
-    "response.created": Ledger._response_created,
-    "response.output_item.added": Ledger._output_item_added,
-    "response.output_item.done": Ledger._output_item_done,
-    "response.output_audio_transcript.delta": Ledger._words_told,
-    "response.output_text.delta": Ledger._words_told,
-    "response.done": Ledger._response_done,
-    "error": Ledger._error,
+_READERS: dict[str, Callable[[SessionMirror, Wire], tuple[str, ...] | None]] = {
+    "session.created": SessionMirror._session_created,
+    "session.updated": SessionMirror._session_updated,
+    "conversation.item.added": SessionMirror._item_added,
+    "conversation.item.done": SessionMirror._item_done,
+    "conversation.item.retrieved": SessionMirror._item_retrieved,
+    "conversation.item.truncated": SessionMirror._item_truncated,
+    "conversation.item.deleted": SessionMirror._item_deleted,
+    "conversation.item.input_audio_transcription.completed": SessionMirror._transcribed,
+    "input_audio_buffer.speech_started": SessionMirror._speech_started,
+    "input_audio_buffer.committed": SessionMirror._committed,
+    "response.created": SessionMirror._response_created,
+    "response.output_item.added": SessionMirror._output_item_added,
+    "response.output_item.done": SessionMirror._output_item_done,
+    "response.output_audio_transcript.delta": SessionMirror._words_told,
+    "response.output_text.delta": SessionMirror._words_told,
+    "response.done": SessionMirror._response_done,
+    "error": SessionMirror._error,
 }
 
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.dialogue.places import Place
+from vivavoce.dialogue.places import EndpointRef
 from vivavoce.errors import CapacityError
 from vivavoce.server.ray_options import PARTS, POOL
-from vivavoce.server.ray_roll import FarRoll
+from vivavoce.server.ray_roll import RemoteRegistry
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -18,19 +18,19 @@ LOOK_SECONDS = 0.25
 class InPool:
     """A `Find`: whoever of a pool is least busy."""
 
-    def __init__(self, roll: FarRoll, role: str) -> None:
+    def __init__(self, roll: RemoteRegistry, role: str) -> None:
         self._roll, self.role = roll, role
 
-    async def __call__(self, gone: Place | None = None) -> Place:
+    async def __call__(self, gone: EndpointRef | None = None) -> EndpointRef:
         """A replica of the pool; CapacityError where there is none."""
         if gone is not None:
             await self._roll.lost(gone.name)
         report = await self._roll.somebody(self.role)
         if report is None:
             raise CapacityError(f"no {self.role} replica is ready")
-        return Place(f"{report.url}/v1", report.key, report.replica)
+        return EndpointRef(f"{report.url}/v1", report.key, report.replica)
 
-    async def wait(self) -> Place:
+    async def wait(self) -> EndpointRef:
         """The same, however long its models take to load."""
         while True:
             try:
@@ -42,7 +42,7 @@ class InPool:
         return f"the {self.role} pool"
 
 
-async def with_pools(model: Mapping[str, Any], roll: FarRoll, http: "ClientSession") -> dict[str, Any]:
+async def with_pools(model: Mapping[str, Any], roll: RemoteRegistry, http: "ClientSession") -> dict[str, Any]:
     """A model's options with its parts that are in other pools, once those are there."""
     options = dict(model)
     for name in PARTS:

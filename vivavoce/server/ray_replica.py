@@ -17,7 +17,7 @@ from vivavoce.log import configure
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.ray_options import PoolOptions
 from vivavoce.server.ray_pools import with_pools
-from vivavoce.server.ray_roll import FarRoll, Report
+from vivavoce.server.ray_roll import RemoteRegistry, ReplicaReport
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Replica:
         from ray import serve
 
         configure(options.log_level, options.log_format)
-        self.role, self.pool, self._roll, self._drain_seconds = role, pool, FarRoll(desk), drain_seconds
+        self.role, self.pool, self._roll, self._drain_seconds = role, pool, RemoteRegistry(desk), drain_seconds
         self.name = serve.get_replica_context().replica_id.unique_id
         self.key = secrets.token_urlsafe(32)
         address = ray.util.get_node_ip_address()
@@ -159,7 +159,7 @@ class Replica:
     async def _tell_roll(self) -> None:
         figures, late = self._figures, self._figures.late_share(self._before, self._options.piece_ms / 1000)
         told = (figures.sessions, figures.opened, late, self.is_draining, os.getpid())
-        report = Report(self.name, self.role, self.url, self.key, self.pool.sessions, *told, figures.slack)
+        report = ReplicaReport(self.name, self.role, self.url, self.key, self.pool.sessions, *told, figures.slack)
         try:
             await self._roll.report(report)
         except Exception:  # a roll that is being restarted; the next report comes soon

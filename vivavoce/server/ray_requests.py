@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.server.answers import json_answer
-from vivavoce.server.auth import Caller
+from vivavoce.server.auth import Identity
 from vivavoce.server.bodies import body, json_object
-from vivavoce.server.ray_doors import Doors, no_room
-from vivavoce.server.ray_gate import Gate, digest
-from vivavoce.server.ray_roll import FarRoll, Report, Seat
+from vivavoce.server.ray_doors import ReplicaRouter, no_room
+from vivavoce.server.ray_gate import AdmissionGate, digest
+from vivavoce.server.ray_roll import Placement, RemoteRegistry, ReplicaReport
 from vivavoce.server.wire_error import WireError
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ ANSWERED_BY = "x-viva-replica"
 class Requests:
     """What an ingress answers over HTTP."""
 
-    roll: FarRoll
-    doors: Doors
-    gate: Gate
+    roll: RemoteRegistry
+    doors: ReplicaRouter
+    gate: AdmissionGate
     pools: Collection[str]
     most_bytes: int
     """Of a body that is kept to be sent on more than once."""
 
-    async def call(self, request: "Request", caller: Caller) -> "Response":
+    async def call(self, request: "Request", caller: Identity) -> "Response":
         """A WebRTC call: its sound goes straight to the replica that takes it."""
         self.gate.check_rate(request.client)
         replica = await self.roll.admit("speech")
@@ -47,10 +47,10 @@ class Requests:
         answer = await self._forward(request, replica, caller.session)
         call = answer.headers.get("location", "").rpartition("/")[2]
         if call:
-            await self.roll.seat(Seat(call, "", replica.replica, call, ""))
+            await self.roll.seat(Placement(call, "", replica.replica, call, ""))
         return answer
 
-    async def hang_up(self, request: "Request", caller: Caller) -> "Response":
+    async def hang_up(self, request: "Request", caller: Identity) -> "Response":
         """End a call, where it is."""
         call = request.path_params["call_id"]
         found = await self.roll.where(call)
@@ -58,7 +58,7 @@ class Requests:
             raise WireError(f"there is no call {call}", "call_not_found", status=404)
         return await self._forward(request, found[1])
 
-    async def browser_key(self, request: "Request", caller: Caller) -> "Response":
+    async def browser_key(self, request: "Request", caller: Identity) -> "Response":
         """A replica checks the session and makes the key; all ingresses know it."""
         if caller.is_browser:
             raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
@@ -74,7 +74,7 @@ class Requests:
             await self.roll.keep_key(digest(secret["value"]), bound, float(secret["expires_at"]))
         return answer
 
-    async def anywhere(self, request: "Request", caller: Caller) -> "Response":
+    async def anywhere(self, request: "Request", caller: Identity) -> "Response":
         """A request that any replica of the right kind can answer; a pool of its own takes as many as it has places."""
         role = ELSEWHERE.get(request.url.path, "speech")
         if role not in self.pools:
@@ -85,7 +85,7 @@ class Requests:
             raise no_room(await self.roll.fleet(), role)
         return await self._forward(request, replica)
 
-    async def everywhere(self, request: "Request", caller: Caller) -> "Response":
+    async def everywhere(self, request: "Request", caller: Identity) -> "Response":
         """A change that all who speak must make, as of their voices; the answer of one that could not is the answer."""
         if caller.is_browser:
             raise WireError("a browser key cannot change this; use an API key", "invalid_api_key", status=403)
@@ -97,7 +97,7 @@ class Requests:
                 answer = await self._forward(request, replica, data=data)
         return answer
 
-    async def models(self, request: "Request", caller: Caller) -> "Response":
+    async def models(self, request: "Request", caller: Identity) -> "Response":
         """The models of all pools."""
         cards: dict[str, Wire] = {}
         for role in (role for role in self.pools if role != "codec"):
@@ -121,7 +121,7 @@ class Requests:
         is_ready = await self.roll.somebody(self._first_pool) is not None
         return json_answer({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    async def figures(self, request: "Request", caller: Caller) -> "Response":
+    async def figures(self, request: "Request", caller: Identity) -> "Response":
         """The fleet for Prometheus; each replica has its own figures at its private port."""
         from prometheus_client import CONTENT_TYPE_LATEST
         from starlette.responses import Response
@@ -132,14 +132,14 @@ class Requests:
     def _first_pool(self) -> str:
         return "speech" if "speech" in self.pools else next(iter(self.pools))
 
-    async def _somebody(self, role: str) -> Report:
+    async def _somebody(self, role: str) -> ReplicaReport:
         replica = await self.roll.somebody(role)
         if replica is None:
             raise no_room([], role)
         return replica
 
     async def _forward(
-        self, request: "Request", replica: Report, bound: Wire | None = None, data: bytes | None = None
+        self, request: "Request", replica: ReplicaReport, bound: Wire | None = None, data: bytes | None = None
     ) -> "Response":
         """The request at a replica, and its answer; what streams is streamed."""
         import aiohttp
@@ -177,7 +177,7 @@ async def _pieces(answer: "ClientResponse") -> AsyncIterator[bytes]:
         answer.close()
 
 
-def fleet_figures(fleet: list[Report], counts: Mapping[str, int]) -> bytes:
+def fleet_figures(fleet: list[ReplicaReport], counts: Mapping[str, int]) -> bytes:
     """Gauges of every replica and counters of this ingress, as Prometheus reads them."""
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 

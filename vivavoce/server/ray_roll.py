@@ -17,7 +17,7 @@ MOST_KEYS = 10_000
 
 
 @dataclass(frozen=True)
-class Report:
+class ReplicaReport:
     """What a replica says of itself, several times a second."""
 
     replica: str
@@ -37,7 +37,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Seat:
+class Placement:
     """Where a session is, under the id and the token its client knows; what that replica calls it may be another."""
 
     session: str
@@ -53,7 +53,7 @@ class Seat:
 class Member:
     """A replica as the roll knows it."""
 
-    report: Report
+    report: ReplicaReport
     seen: float
     pending: deque[float] = field(default_factory=deque)
     """When places were given that the replica has not reported as taken yet."""
@@ -67,16 +67,16 @@ class Member:
         return self.report.sessions + len(self.pending)
 
 
-class Roll:
+class ReplicaRegistry:
     """Who is there."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._requests = clock, 0
         self._members: dict[str, Member] = {}
-        self._seats: OrderedDict[str, Seat] = OrderedDict()
+        self._seats: OrderedDict[str, Placement] = OrderedDict()
         self._keys: OrderedDict[str, tuple[dict[str, Any], float]] = OrderedDict()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: ReplicaReport) -> None:
         """A replica is alive, and this is how it is."""
         member = self._members.setdefault(report.replica, Member(report, self._clock()))
         for _ in range(min(report.opened - member.report.opened, len(member.pending))):
@@ -88,7 +88,7 @@ class Roll:
         """Somebody found a replica dead."""
         self._members.pop(replica, None)
 
-    def admit(self, role: str, avoid: Iterable[str] = ()) -> Report | None:
+    def admit(self, role: str, avoid: Iterable[str] = ()) -> ReplicaReport | None:
         """A place for one more session, at the replica that is least full; None where all are full."""
         free = [each for each in self._alive(role, set(avoid)) if each.taken(self._clock()) < each.report.capacity]
         if not free:
@@ -97,7 +97,7 @@ class Roll:
         chosen.pending.append(self._clock())
         return chosen.report
 
-    def somebody(self, role: str) -> Report | None:
+    def somebody(self, role: str) -> ReplicaReport | None:
         """A replica for a single request, which takes no place."""
         alive = self._alive(role, set())
         if not alive:
@@ -107,18 +107,18 @@ class Roll:
         chosen.asked = self._requests
         return chosen.report
 
-    def fleet(self) -> list[Report]:
+    def fleet(self) -> list[ReplicaReport]:
         """Everybody who is alive, also those who are to go."""
         return [each.report for each in self._members.values() if self._is_alive(each)]
 
-    def seat(self, seat: Seat) -> None:
+    def seat(self, seat: Placement) -> None:
         """A session, or a call, is at this replica."""
         self._seats[seat.session] = seat
         self._seats.move_to_end(seat.session)
         if len(self._seats) > MOST_SEATS:
             self._seats.popitem(last=False)
 
-    def where(self, session: str) -> tuple[Seat, Report] | None:
+    def where(self, session: str) -> tuple[Placement, ReplicaReport] | None:
         """The seat of a session and the replica that has it, if it is alive."""
         seat = self._seats.get(session)
         member = None if seat is None else self._members.get(seat.replica)
@@ -151,11 +151,11 @@ class Roll:
         return self._clock() - member.seen < SILENT_SECONDS
 
 
-class RollDesk:
+class RegistryActor:
     """The roll as a Ray Serve deployment: asked one thing at a time, in one thread."""
 
     def __init__(self) -> None:
-        self._roll = Roll()
+        self._roll = ReplicaRegistry()
 
     async def ask(self, method: str, *args: Any) -> Any:
         """What a method of the roll answers."""
@@ -163,34 +163,34 @@ class RollDesk:
 
 
 @dataclass(frozen=True)
-class FarRoll:
+class RemoteRegistry:
     """The roll, asked through a handle of its desk."""
 
     desk: Any
 
-    async def report(self, report: Report) -> None:
-        """As `Roll.report`, and so on."""
+    async def report(self, report: ReplicaReport) -> None:
+        """As `ReplicaRegistry.report`, and so on."""
         await self.desk.ask.remote("report", report)
 
     async def lost(self, replica: str) -> None:
         await self.desk.ask.remote("lost", replica)
 
-    async def admit(self, role: str, avoid: Iterable[str] = ()) -> Report | None:
-        found: Report | None = await self.desk.ask.remote("admit", role, list(avoid))
+    async def admit(self, role: str, avoid: Iterable[str] = ()) -> ReplicaReport | None:
+        found: ReplicaReport | None = await self.desk.ask.remote("admit", role, list(avoid))
         return found
 
-    async def somebody(self, role: str) -> Report | None:
-        found: Report | None = await self.desk.ask.remote("somebody", role)
+    async def somebody(self, role: str) -> ReplicaReport | None:
+        found: ReplicaReport | None = await self.desk.ask.remote("somebody", role)
         return found
 
-    async def fleet(self) -> list[Report]:
+    async def fleet(self) -> list[ReplicaReport]:
         return list(await self.desk.ask.remote("fleet"))
 
-    async def seat(self, seat: Seat) -> None:
+    async def seat(self, seat: Placement) -> None:
         await self.desk.ask.remote("seat", seat)
 
-    async def where(self, session: str) -> tuple[Seat, Report] | None:
-        found: tuple[Seat, Report] | None = await self.desk.ask.remote("where", session)
+    async def where(self, session: str) -> tuple[Placement, ReplicaReport] | None:
+        found: tuple[Placement, ReplicaReport] | None = await self.desk.ask.remote("where", session)
         return found
 
     async def keep_key(self, digest: str, session: dict[str, Any], expires_at: float) -> None:

@@ -16,12 +16,12 @@ from vivavoce.server.client_events import ClientEvents
 from vivavoce.server.configuration import Configuration
 from vivavoce.server.host import Host
 from vivavoce.server.jitter import Lead
-from vivavoce.server.journal import Cursor, Journal
+from vivavoce.server.journal import Cursor, EventLog
 from vivavoce.server.metrics import Metrics, TurnClock
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.sound_input import SoundInput
-from vivavoce.server.speakers import SocketSpeaker
-from vivavoce.server.telling import Speaker, Teller
+from vivavoce.server.speakers import SocketAudioSink
+from vivavoce.server.telling import AudioSink, EventEncoder
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_json import parsed
 from vivavoce.server.wire_legacy import modern_event
@@ -61,7 +61,7 @@ class RealtimeSession:
         opening: Opening,
         options: ServerOptions,
         metrics: Metrics,
-        track: Speaker | None = None,
+        track: AudioSink | None = None,
     ) -> None:
         self.id = f"sess_{secrets.token_hex(12)}"
         self.resume_token = secrets.token_urlsafe(24)
@@ -70,7 +70,7 @@ class RealtimeSession:
         if opening.binary is not None:
             self.configuration.wire["viva"] = {"binary": opening.binary}
         self.conversation: Conversation = host.open(self.configuration.settings(), opening.model)
-        self.journal = Journal(self.id[5:13], options.resume_seconds)
+        self.journal = EventLog(self.id[5:13], options.resume_seconds)
         self.clock = TurnClock(metrics)
         self.sound = SoundInput(self.conversation, self.configuration, self.clock, options.most_pending_bytes)
         self.is_call = track is not None
@@ -189,7 +189,7 @@ class RealtimeSession:
         return wire
 
     def _tell_updated(self) -> None:
-        if isinstance(self.teller.speaker, SocketSpeaker):
+        if isinstance(self.teller.speaker, SocketAudioSink):
             self.teller.speaker.binary = self.configuration.binary
         self.tell({"type": "session.updated", "session": self.session_object()})
 
@@ -247,17 +247,17 @@ class RealtimeSession:
             logger.info("%s ← %s", self.id, json.dumps(shown, ensure_ascii=False))
         return modern_event(event)
 
-    def _new_teller(self, track: Speaker | None) -> Teller:
+    def _new_teller(self, track: AudioSink | None) -> EventEncoder:
         options = self.options
         least, most, piece_ms = (
             (options.least_lead_ms, options.lead_ms, options.piece_ms)
             if track is None
             else (options.call_lead_ms, options.call_lead_ms, options.call_piece_ms)
         )
-        return Teller(
+        return EventEncoder(
             self.conversation,
             self.tell,
-            track or SocketSpeaker(self.journal, self.conversation.output_rate, self.configuration.binary),
+            track or SocketAudioSink(self.journal, self.conversation.output_rate, self.configuration.binary),
             self.metrics,
             self.clock,
             f"conv_{self.id[5:]}",

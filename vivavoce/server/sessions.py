@@ -11,7 +11,7 @@ from vivavoce.server.limits import OpenRate
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.realtime_session import Opening, RealtimeSession
-from vivavoce.server.telling import Speaker
+from vivavoce.server.telling import AudioSink
 from vivavoce.server.upkeep import Upkeep
 from vivavoce.server.wire_error import WireError
 
@@ -38,7 +38,7 @@ class Sessions:
     def __iter__(self) -> Iterator[RealtimeSession]:
         return iter(list(self._sessions.values()))
 
-    def open(self, opening: Opening, address: str, transport: str, track: Speaker | None = None) -> RealtimeSession:
+    def open(self, opening: Opening, address: str, transport: str, track: AudioSink | None = None) -> RealtimeSession:
         """A new session, not yet started; WireError 503 or 429 where there is no room."""
         if not self._rate.admits(address):
             raise self._refusal(f"{address} opened too many sessions", "rate_limit_exceeded", 429)

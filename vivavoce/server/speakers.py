@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivavoce.server.formats import FormatWriter, SoundWriter
-from vivavoce.server.journal import Journal
-from vivavoce.server.lane import Piece
+from vivavoce.server.journal import EventLog
+from vivavoce.server.lane import OutputPiece
 from vivavoce.server.opus import OpusWriter
 from vivavoce.server.wire_reply import WireReply
 from vivavoce.server.wire_settings import output_format
@@ -18,7 +18,7 @@ FRAME_HEADER = struct.Struct("<BBHI")
 
 
 @dataclass
-class Voice:
+class VoiceSelection:
     """The sound of one item on its way."""
 
     writer: SoundWriter
@@ -26,19 +26,19 @@ class Voice:
 
 
 @dataclass
-class SocketSpeaker:
+class SocketAudioSink:
     """Sound into the journal. Binary frames are only for replies of the conversation, one at a time."""
 
-    journal: Journal
+    journal: EventLog
     rate: int
     binary: str | None = None
-    _voices: dict[str, Voice] = field(default_factory=dict)
+    _voices: dict[str, VoiceSelection] = field(default_factory=dict)
 
-    def say(self, reply: WireReply, piece: Piece) -> None:
+    def say(self, reply: WireReply, piece: OutputPiece) -> None:
         """The sound in its format, told now."""
         voice = self._voices.get(piece.item)
         if voice is None:
-            voice = self._voices[piece.item] = Voice(self._writer(reply))
+            voice = self._voices[piece.item] = VoiceSelection(self._writer(reply))
         packets = voice.writer.write(piece.samples) if len(piece.samples) else []
         if piece.is_end:
             packets += voice.writer.flush()
@@ -59,7 +59,7 @@ class SocketSpeaker:
     def _is_binary(self, reply: WireReply) -> bool:
         return self.binary is not None and not reply.is_out_of_band
 
-    def _tell(self, reply: WireReply, piece: Piece, data: bytes, start_ms: int) -> None:
+    def _tell(self, reply: WireReply, piece: OutputPiece, data: bytes, start_ms: int) -> None:
         if not self._is_binary(reply):
             event: dict[str, Any] = reply.sound(piece.item, base64.b64encode(data).decode("ascii"))
             self.journal.append(event, is_sound=True)

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from vivavoce.dialogue import interface as said
 from vivavoce.errors import InputError, VivaError
 from vivavoce.log import log_failure
-from vivavoce.server.lane import Lane, Piece
+from vivavoce.server.lane import OutputPiece, PacedOutput
 from vivavoce.server.metrics import Metrics, TurnClock
 from vivavoce.server.pacing import Schedule
-from vivavoce.server.tracing import Span, new_span
+from vivavoce.server.tracing import TraceSpan, new_span
 from vivavoce.server.wire_items import wire_item
 from vivavoce.server.wire_reply import WireReply
 
@@ -23,10 +23,10 @@ Wire = dict[str, Any]
 CLIENT_CUTS_SECONDS = 0.2  # in which a client that stops playing by itself has said how far it was
 
 
-class Speaker(Protocol):
+class AudioSink(Protocol):
     """Where the sound of replies goes: into events, into binary frames, or onto a track."""
 
-    def say(self, reply: WireReply, piece: Piece) -> None:
+    def say(self, reply: WireReply, piece: OutputPiece) -> None:
         """This sound goes out now."""
         ...
 
@@ -36,7 +36,7 @@ class Speaker(Protocol):
 
 
 @dataclass
-class Asked:
+class RequestedReply:
     """What a client asked of a reply."""
 
     session: Wire
@@ -45,12 +45,12 @@ class Asked:
 
 
 @dataclass
-class Teller:
+class EventEncoder:
     """Events of one conversation to events of one session. `tell` takes each when it is to go out."""
 
     conversation: said.Conversation
     tell: Callable[[Wire], None]
-    speaker: Speaker
+    speaker: AudioSink
     metrics: Metrics
     clock: TurnClock
     conversation_id: str
@@ -60,7 +60,7 @@ class Teller:
     piece_seconds: float
     plays_itself: bool
     """Over WebRTC the server plays the sound, and says when it begins and ends."""
-    asked: dict[str, Asked] = field(default_factory=dict)
+    asked: dict[str, RequestedReply] = field(default_factory=dict)
     answered_commits: set[str] = field(default_factory=set)
     """Turns that the client ended and was told of; the conversation tells of them once more."""
     truncated: tuple[str, int] | None = None
@@ -68,11 +68,11 @@ class Teller:
     last_reply: str = ""
     _replies: dict[str, WireReply] = field(default_factory=dict)
     _transcripts: dict[str, str] = field(default_factory=dict)
-    _lanes: dict[str, Lane] = field(default_factory=dict)
+    _lanes: dict[str, PacedOutput] = field(default_factory=dict)
     _side_tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _has_sounded: set[str] = field(default_factory=set)
     _told_by_client: str | None = None
-    _spans: dict[str, Span] = field(default_factory=dict)
+    _spans: dict[str, TraceSpan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.main = self._new_lane()
@@ -132,7 +132,7 @@ class Teller:
 
     # Lane's listener
 
-    def sound(self, piece: Piece) -> None:
+    def sound(self, piece: OutputPiece) -> None:
         """Sound of a reply goes out."""
         reply = self._replies.get(piece.reply)
         if reply is None:
@@ -213,7 +213,7 @@ class Teller:
         self.tell({"type": "conversation.item.input_audio_transcription.failed", **place, "error": error})
 
     def _reply_started(self, event: said.ReplyStarted) -> None:
-        asked = self.asked.pop(event.reply, None) or Asked(self.session)
+        asked = self.asked.pop(event.reply, None) or RequestedReply(self.session)
         reply = WireReply(event.reply, asked.session, self.conversation_id, asked.metadata, asked.is_out_of_band)
         self._replies[event.reply] = reply
         self.last_reply = event.reply
@@ -230,7 +230,7 @@ class Teller:
         self._tell_in_order(event.reply, lambda: reply.item_started(event))
 
     def _reply_audio(self, event: said.ReplyAudio) -> None:
-        self._lane(event.reply).add(Piece(event.reply, event.item, event.samples), event.gain)
+        self._lane(event.reply).add(OutputPiece(event.reply, event.item, event.samples), event.gain)
 
     def _reply_text(self, event: said.ReplyText) -> None:
         reply = self._replies[event.reply]
@@ -311,11 +311,11 @@ class Teller:
 
         self._lane(reply).tell(tell)
 
-    def _lane(self, reply: str) -> Lane:
+    def _lane(self, reply: str) -> PacedOutput:
         return self._lanes.get(reply, self.main)
 
-    def _new_lane(self) -> Lane:
-        return Lane(self, self.conversation.output_rate, self.lead, self.piece_seconds)
+    def _new_lane(self) -> PacedOutput:
+        return PacedOutput(self, self.conversation.output_rate, self.lead, self.piece_seconds)
 
     def _open_side_lane(self, reply: str) -> None:
         """A reply beside the conversation waits for nobody."""
@@ -332,21 +332,21 @@ def truncation(item: str, milliseconds: int) -> Wire:
     return {"type": "conversation.item.truncated", "item_id": item, "content_index": 0, "audio_end_ms": milliseconds}
 
 
-_HANDLERS: dict[type, Callable[[Teller, Any], None]] = {
-    said.SpeechStarted: Teller._speech_started,
-    said.SpeechStopped: Teller._speech_stopped,
-    said.TurnCommitted: Teller._turn_committed,
-    said.TurnTimedOut: Teller._turn_timed_out,
-    said.InputTranscript: Teller._input_transcript,
-    said.InputTranscriptFailed: Teller._input_transcript_failed,
-    said.ReplyStarted: Teller._reply_started,
-    said.ReplyItemStarted: Teller._reply_item_started,
-    said.ReplyAudio: Teller._reply_audio,
-    said.ReplyText: Teller._reply_text,
-    said.ToolArguments: Teller._tool_arguments,
-    said.ReplyItemDone: Teller._reply_item_done,
-    said.ReplyDone: Teller._reply_done,
-    said.OutputCleared: Teller._output_cleared,
-    said.ItemTruncated: Teller._item_truncated,
-    said.Warned: Teller._warned,
+_HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {
+    said.SpeechStarted: EventEncoder._speech_started,
+    said.SpeechStopped: EventEncoder._speech_stopped,
+    said.TurnCommitted: EventEncoder._turn_committed,
+    said.TurnTimedOut: EventEncoder._turn_timed_out,
+    said.InputTranscript: EventEncoder._input_transcript,
+    said.InputTranscriptFailed: EventEncoder._input_transcript_failed,
+    said.ReplyStarted: EventEncoder._reply_started,
+    said.ReplyItemStarted: EventEncoder._reply_item_started,
+    said.ReplyAudio: EventEncoder._reply_audio,
+    said.ReplyText: EventEncoder._reply_text,
+    said.ToolArguments: EventEncoder._tool_arguments,
+    said.ReplyItemDone: EventEncoder._reply_item_done,
+    said.ReplyDone: EventEncoder._reply_done,
+    said.OutputCleared: EventEncoder._output_cleared,
+    said.ItemTruncated: EventEncoder._item_truncated,
+    said.Warned: EventEncoder._warned,
 }

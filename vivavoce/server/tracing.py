@@ -4,7 +4,7 @@ import time
 from typing import Any, Protocol
 
 
-class Span(Protocol):
+class TraceSpan(Protocol):
     """A reply as it is traced."""
 
     def sounded(self) -> None:
@@ -43,7 +43,7 @@ class OpenTelemetrySpan:
         self._span.end()
 
 
-def new_span(session: str, reply: str, waited_seconds: float) -> Span:
+def new_span(session: str, reply: str, waited_seconds: float) -> TraceSpan:
     """A span for a reply that somebody has been waiting for. It never holds what is said."""
     try:
         from opentelemetry import trace

@@ -9,7 +9,7 @@ FORMATS = ("json", "text", "srt", "verbose_json", "vtt", "diarized_json")
 
 
 @dataclass(frozen=True)
-class Word:
+class WireWord:
     """A word and its time in seconds."""
 
     text: str
@@ -18,23 +18,23 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Segment:
+class WireSegment:
     """A stretch of speech; `text` as it stands in the whole, with its spaces."""
 
     text: str
     start: float
     end: float
-    words: tuple[Word, ...] = ()
+    words: tuple[WireWord, ...] = ()
     language: str | None = None
     speaker: str | None = None
 
 
-def whole_text(segments: Sequence[Segment]) -> str:
+def whole_text(segments: Sequence[WireSegment]) -> str:
     """All that was said."""
     return "".join(segment.text for segment in segments).strip()
 
 
-def rendered(segments: Sequence[Segment], format: str, seconds: float, with_words: bool) -> str | Wire:
+def rendered(segments: Sequence[WireSegment], format: str, seconds: float, with_words: bool) -> str | Wire:
     """The transcript in one of FORMATS: text, or what becomes JSON."""
     usage = {"type": "duration", "seconds": round(seconds)}
     if format == "text":
@@ -57,14 +57,14 @@ def rendered(segments: Sequence[Segment], format: str, seconds: float, with_word
     return {"text": whole_text(segments), "usage": usage}
 
 
-def diarized(segment: Segment, index: int) -> Wire:
+def diarized(segment: WireSegment, index: int) -> Wire:
     """A segment with its speaker."""
     times = {"start": segment.start, "end": segment.end}
     kind = {"type": "transcript.text.segment", "id": f"seg_{index}"}
     return kind | times | {"speaker": segment.speaker or "A", "text": segment.text.strip()}
 
 
-def _verbose(segments: Sequence[Segment], seconds: float, with_words: bool) -> Wire:
+def _verbose(segments: Sequence[WireSegment], seconds: float, with_words: bool) -> Wire:
     language = next((segment.language for segment in segments if segment.language), "")
     result: Wire = {"task": "transcribe", "language": language, "duration": seconds, "text": whole_text(segments)}
     if with_words:
@@ -78,7 +78,7 @@ def _verbose(segments: Sequence[Segment], seconds: float, with_words: bool) -> W
     return result
 
 
-def _subtitles(segments: Sequence[Segment], point: str, numbered: bool) -> str:
+def _subtitles(segments: Sequence[WireSegment], point: str, numbered: bool) -> str:
     blocks = []
     for index, segment in enumerate(segments, 1):
         number = f"{index}\n" if numbered else ""

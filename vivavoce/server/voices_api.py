@@ -7,7 +7,7 @@ from vivavoce.audio.files import read
 from vivavoce.audio.sound import Sound
 from vivavoce.server.answers import json_answer
 from vivavoce.server.audio_api import SpeechMaker
-from vivavoce.server.auth import Caller
+from vivavoce.server.auth import Identity
 from vivavoce.server.host import Host
 from vivavoce.server.options import ServerOptions
 from vivavoce.server.uploads import uploaded
@@ -21,7 +21,7 @@ Wire = dict[str, Any]
 
 
 @runtime_checkable
-class VoiceKeeper(Protocol):
+class VoiceRegistry(Protocol):
     """Keeps voices of people who agreed to it."""
 
     def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
@@ -39,7 +39,7 @@ class VoicesApi:
     def __init__(self, host: Host, speech: SpeechMaker | None, options: ServerOptions) -> None:
         self.host, self.speech, self.options = host, speech, options
 
-    async def list(self, request: "Request", caller: Caller) -> "Response":
+    async def list(self, request: "Request", caller: Identity) -> "Response":
         """The voices of conversations by name, and those of all models."""
         spoken = [(card.id, name) for card in self.host.models[:1] for name in self.host.voices]
         if self.speech is not None:
@@ -47,7 +47,7 @@ class VoicesApi:
         data = [_wire_voice(name) | {"model": model} for model, name in spoken]
         return json_answer({"object": "list", "data": data, "voices": [*self.host.voices]})
 
-    async def create(self, request: "Request", caller: Caller) -> "Response":
+    async def create(self, request: "Request", caller: Identity) -> "Response":
         """A new voice, of a recording whose speaker has agreed."""
         keeper = self._keeper(caller)
         async with request.form(max_files=1, max_part_size=self.options.most_upload_bytes) as form:
@@ -66,17 +66,17 @@ class VoicesApi:
         await asyncio.to_thread(keeper.add_voice, name, sound, consent, asked.get("text", ""))
         return json_answer(_wire_voice(name))
 
-    async def delete(self, request: "Request", caller: Caller) -> "Response":
+    async def delete(self, request: "Request", caller: Identity) -> "Response":
         """Forget a voice that was added."""
         keeper, name = self._keeper(caller), request.path_params["id"]
         await asyncio.to_thread(keeper.remove_voice, name)
         return json_answer({"id": name, "object": "audio.voice.deleted", "deleted": True})
 
-    def _keeper(self, caller: Caller) -> VoiceKeeper:
+    def _keeper(self, caller: Identity) -> VoiceRegistry:
         if caller.is_browser:
             raise WireError("a browser key cannot change voices; use an API key", "invalid_api_key", status=403)
         keeper: object = self.speech
-        if not isinstance(keeper, VoiceKeeper):
+        if not isinstance(keeper, VoiceRegistry):
             raise WireError("no model here keeps voices; serve one with --tts", "not_found", status=404)
         return keeper
 

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from vivavoce.errors import MissingDependencyError
-from vivavoce.server.call_track import CallSpeaker, new_track
+from vivavoce.server.call_track import CallAudioSink, new_track
 from vivavoce.server.formats import resampler
 from vivavoce.server.journal import Cursor
 from vivavoce.server.options import ServerOptions
@@ -24,10 +24,10 @@ LOST_SECONDS = 5.0
 OFFER_SECONDS = 10.0
 
 
-class Call:
+class WebRTCCall:
     """A peer connection that speaks for a session."""
 
-    def __init__(self, peer: Any, session: RealtimeSession, speaker: CallSpeaker) -> None:
+    def __init__(self, peer: Any, session: RealtimeSession, speaker: CallAudioSink) -> None:
         self.peer, self.session = peer, session
         self._options = session.options
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,10 +162,10 @@ def fitting(payload: str) -> str:
 
 async def open_call(sessions: Sessions, opening: Opening, offer: str, address: str) -> tuple[RealtimeSession, str]:
     """A new session over a new peer connection, and the answer to its offer."""
-    speaker = CallSpeaker()
+    speaker = CallAudioSink()
     peer = new_peer(sessions.options)
     session = sessions.open(opening, address, "webrtc", speaker)
-    call = Call(peer, session, speaker)
+    call = WebRTCCall(peer, session, speaker)
     session.on_closed.append(call.hang_up)
     session.start()
     try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.log import log_failure
-from vivavoce.server.auth import Caller, offered_protocols
+from vivavoce.server.auth import Identity, offered_protocols
 from vivavoce.server.journal import Cursor
 from vivavoce.server.limits import Bucket
 from vivavoce.server.realtime_session import Opening, RealtimeSession
@@ -27,7 +27,7 @@ DELIBERATE = {1000, 1001, 1005}  # a client that closes like this does not mean 
 REPLACED = 4001
 
 
-async def serve_socket(websocket: "WebSocket", caller: Caller, sessions: Sessions) -> None:
+async def serve_socket(websocket: "WebSocket", caller: Identity, sessions: Sessions) -> None:
     """A whole connection: a new session, one that is resumed, or a look at a call."""
     await websocket.accept(subprotocol=chosen_protocol(offered_protocols(websocket.headers)))
     try:
@@ -128,7 +128,7 @@ class SocketConnection:
 
 
 def _session_for(
-    websocket: "WebSocket", caller: Caller, sessions: Sessions
+    websocket: "WebSocket", caller: Identity, sessions: Sessions
 ) -> tuple[RealtimeSession, int, list[dict[str, Any]]]:
     """The session of a connection, the event it reads on from, and what it is told first."""
     asked = websocket.query_params

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.device import pick
-from vivavoce.dialogue.places import Find
+from vivavoce.dialogue.places import Resolver
 from vivavoce.errors import MissingDependencyError
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.pipelines.cascade_loading import DEFAULT_CHAT_MODEL
-from vivavoce.pipelines.far_codec import FarCodec
+from vivavoce.pipelines.far_codec import RemoteCodec
 from vivavoce.server.app import build_app, uvicorn_config
 from vivavoce.server.options import ServerOptions
 from vivavoce.serving.audio_host import AudioHost
-from vivavoce.serving.choices import ServingChoices, read_choices
+from vivavoce.serving.choices import ServingOptions, read_choices
 from vivavoce.serving.hosts import SpeechHost, host_of
 
 __all__ = ["ServingChoices", "SpeechHost", "load", "load_audio", "load_host", "read_choices", "serve", "serve_fleet"]
@@ -26,12 +26,12 @@ Served = SpeechHost | AudioHost
 
 def load_host(
     model: str | None = None,
-    codec: str | tuple[Find, dict[str, Any]] | None = None,
+    codec: str | tuple[Resolver, dict[str, Any]] | None = None,
     voice: Path | None = None,
     device: str = "auto",
-    asr: str | Find | None = None,
+    asr: str | Resolver | None = None,
     chat: str | None = None,
-    tts: str | Find | None = None,
+    tts: str | Resolver | None = None,
     chat_model: str = DEFAULT_CHAT_MODEL,
     chat_key: str | None = None,
 ) -> Served:
@@ -40,9 +40,9 @@ def load_host(
     A cascade's `asr` and `tts` may be addresses; a `codec` elsewhere is where it is, and how it describes itself.
     """
     return load(
-        ServingChoices(
+        ServingOptions(
             model=model,
-            codec=FarCodec.told(*codec) if isinstance(codec, tuple) else codec,
+            codec=RemoteCodec.told(*codec) if isinstance(codec, tuple) else codec,
             voice=voice,
             device=device,
             asr=asr,
@@ -56,17 +56,17 @@ def load_host(
 
 def load_audio(asr: str | None = None, tts: str | None = None, device: str = "auto") -> Served:
     """A host without conversations: it writes down what `asr` hears, says what `tts` is given, or both."""
-    return load(ServingChoices(asr=asr, tts=tts, device=device, audio_only=True))
+    return load(ServingOptions(asr=asr, tts=tts, device=device, audio_only=True))
 
 
-def load(choices: ServingChoices) -> Served:
+def load(choices: ServingOptions) -> Served:
     """The host that is chosen; it is ready once its pipeline is entered and warm."""
     if find_spec("uvicorn") is None:
         raise MissingDependencyError("serving needs uvicorn: pip install 'vivavoce[server]'")
     return host_of(choices)
 
 
-def serve_fleet(choices: ServingChoices, replicas: int, address: str | None = None) -> None:
+def serve_fleet(choices: ServingOptions, replicas: int, address: str | None = None) -> None:
     """Serve by replicas on Ray, at a cluster's address or on this machine, until interrupted."""
     from vivavoce.server.ray_app import run
     from vivavoce.server.ray_options import FleetOptions, PoolOptions

@@ -5,12 +5,12 @@ from typing import TypeVar
 
 from vivavoce.audio.sound import Sound
 from vivavoce.dialogue.interface import Samples
-from vivavoce.models.whisper_hearing import Segment as HeardSegment
-from vivavoce.models.whisper_hearing import Wish
-from vivavoce.pipelines.recogniser_ear import RecogniserEar
-from vivavoce.pipelines.speaker_voice import SpeakerVoice
-from vivavoce.server.audio_api import Listening
-from vivavoce.server.transcripts import Segment, Word
+from vivavoce.models.whisper_hearing import TranscriptionOptions
+from vivavoce.models.whisper_hearing import TranscriptSegment as HeardSegment
+from vivavoce.pipelines.recogniser_ear import LocalRecogniser
+from vivavoce.pipelines.speaker_voice import TTSSynthesiser
+from vivavoce.server.audio_api import RecognitionStream
+from vivavoce.server.transcripts import WireSegment, WireWord
 
 Piece = TypeVar("Piece")
 
@@ -31,10 +31,10 @@ class Busy:
             self.now -= 1
 
 
-class TextSpeaker:
+class TTSEndpoint:
     """A `SpeechMaker` and a `VoiceKeeper`."""
 
-    def __init__(self, model: str, voice: SpeakerVoice) -> None:
+    def __init__(self, model: str, voice: TTSSynthesiser) -> None:
         self.model, self.voice, self.busy = model, voice, Busy()
         self.rate = voice.rate
 
@@ -56,20 +56,20 @@ class TextSpeaker:
         self.voice.speaker.shelf.remove(name)
 
 
-class FileListener:
+class ASREndpoint:
     """A `Transcriber`."""
 
-    def __init__(self, model: str, ear: RecogniserEar) -> None:
+    def __init__(self, model: str, ear: LocalRecogniser) -> None:
         self.model, self.ear, self.busy = model, ear, Busy()
         self.rate = ear.rate
 
-    def transcribe(self, samples: Samples, listening: Listening) -> AsyncIterator[Segment]:
+    def transcribe(self, samples: Samples, listening: RecognitionStream) -> AsyncIterator[WireSegment]:
         """What is said, segment by segment."""
         return self.busy.with_each(self._segments(samples, listening))
 
-    async def _segments(self, samples: Samples, listening: Listening) -> AsyncIterator[Segment]:
+    async def _segments(self, samples: Samples, listening: RecognitionStream) -> AsyncIterator[WireSegment]:
         temperature = listening.temperature
-        wish = Wish(
+        wish = TranscriptionOptions(
             listening.language,
             task="translate" if listening.translates else "transcribe",
             prompt=listening.prompt or None,
@@ -81,13 +81,13 @@ class FileListener:
             yield _on_the_wire(segment)
 
 
-def requests(*makers: TextSpeaker | FileListener | None) -> dict[str, float]:
+def requests(*makers: TTSEndpoint | ASREndpoint | None) -> dict[str, float]:
     """Requests of `/v1/audio/*` that are under way, and those that have been."""
     busy = [maker.busy for maker in makers if maker is not None]
     now, begun = sum(each.now for each in busy), sum(each.begun for each in busy)
     return {"audio_requests": float(now), "audio_requests_begun": float(begun)}
 
 
-def _on_the_wire(segment: HeardSegment) -> Segment:
-    words = tuple(Word(word.text.strip(), word.start, word.end) for word in segment.words)
-    return Segment(segment.text, segment.start, segment.end, words, segment.language)
+def _on_the_wire(segment: HeardSegment) -> WireSegment:
+    words = tuple(WireWord(word.text.strip(), word.start, word.end) for word in segment.words)
+    return WireSegment(segment.text, segment.start, segment.end, words, segment.language)

@@ -5,23 +5,23 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vivavoce.dialogue.cascade import CascadePipeline, WholeTurns
+from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
 from vivavoce.dialogue.chat_endpoint import ChatPiece
 from vivavoce.dialogue.interface import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.pipelines.recogniser_ear import RecogniserEar
+from vivavoce.pipelines.recogniser_ear import LocalRecogniser
 from vivavoce.server.host import ModelCard
-from vivavoce.serving.audio import FileListener, TextSpeaker, requests
+from vivavoce.serving.audio import ASREndpoint, TTSEndpoint, requests
 
 
 @dataclass
 class AudioHost:
     """A `Host` without conversations: it writes down, it speaks, or both; sessions may be transcribed."""
 
-    ear: RecogniserEar | None = None
-    speech: TextSpeaker | None = None
-    transcriber: FileListener | None = None
+    ear: LocalRecogniser | None = None
+    speech: TTSEndpoint | None = None
+    transcriber: ASREndpoint | None = None
     options: DialogueOptions = field(default_factory=DialogueOptions)
     settings: ConversationSettings = field(default_factory=ConversationSettings)
     is_ready: bool = False
@@ -50,7 +50,7 @@ class AudioHost:
         """A conversation in which nobody answers: the user's words are all there is of it."""
         if self.ear is None:
             raise CapacityError("this server speaks and hears nobody: there are no sessions here")
-        listening = CascadePipeline(WholeTurns(self.ear), NOBODY, NOBODY)
+        listening = CascadeBackend(WholeTurns(self.ear), NOBODY, NOBODY)
         return LiveConversation(listening, settings, replace(self.options, transcriber=self.ear))
 
     def gauges(self) -> Mapping[str, float]:
@@ -67,7 +67,7 @@ class AudioHost:
         self.is_ready = True
 
 
-class NobodyAnswers:
+class NoConversationBackend:
     """The chat model and the voice of a server that only listens."""
 
     rate = 24_000
@@ -81,4 +81,4 @@ class NobodyAnswers:
         raise InputError("this server writes down what it hears and has no voice")
 
 
-NOBODY = NobodyAnswers()
+NOBODY = NoConversationBackend()

@@ -9,13 +9,13 @@ from vivavoce.audio.turn_end import SmartTurn
 from vivavoce.dialogue.guards import GuardLimits
 from vivavoce.dialogue.interface import ConversationSettings, TurnSettings
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
-from vivavoce.dialogue.places import Find
+from vivavoce.dialogue.places import Resolver
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError
 from vivavoce.pipelines.cascade_loading import DEFAULT_CHAT_MODEL, CascadeParts
-from vivavoce.pipelines.far_codec import FarCodec
+from vivavoce.pipelines.far_codec import RemoteCodec
 from vivavoce.recognition.backends import BackendName
 from vivavoce.server.options import ServerOptions
 from vivavoce.serving.tables import filled, merged, read_table, read_text
@@ -25,7 +25,7 @@ INSTALLED = "installed"
 
 
 @dataclass(frozen=True)
-class ModerationChoices:
+class ModerationOptions:
     """Who looks at what a reply says; all that are named do."""
 
     words: Path | None = None
@@ -53,7 +53,7 @@ class ModerationChoices:
 
 
 @dataclass(frozen=True)
-class ConversationChoices:
+class ConversationOptions:
     """How conversations go, as far as it is not their clients' choice."""
 
     echo_guard: bool = True
@@ -81,22 +81,22 @@ class ConversationChoices:
 
 
 @dataclass(frozen=True)
-class ServingChoices:
+class ServingOptions:
     """A speech-to-speech `model`, or a cascade: that is what naming a `chat` model means."""
 
     model: str | None = None
-    codec: str | FarCodec | None = None
+    codec: str | RemoteCodec | None = None
     voice: Path | None = None
     """A recording that a speech-to-speech model shall sound like."""
     asr_backend: BackendName = "auto"
     asr_gate: bool = True
     """Whether `/v1/audio/transcriptions` leaves out text where no speech is detected."""
-    asr: str | Find | None = None
+    asr: str | Resolver | None = None
     """A recogniser: of the cascade, and of `/v1/audio/transcriptions`; or the address of one."""
     chat: str | None = None
     chat_model: str = DEFAULT_CHAT_MODEL
     chat_key: str | None = None
-    tts: str | Find | None = None
+    tts: str | Resolver | None = None
     """A voice: of the cascade, and of `/v1/audio/speech`; or the address of one."""
     audio_only: bool = False
     """No conversations: only `/v1/audio/*`, by `asr`, `tts` or both."""
@@ -106,8 +106,8 @@ class ServingChoices:
     smart_turn: str | None = None
     """The file of a Smart Turn model, or `installed`: it decides in semantic turn detection."""
     turn: TurnSettings = field(default_factory=TurnSettings)
-    moderation: ModerationChoices = field(default_factory=ModerationChoices)
-    conversation: ConversationChoices = field(default_factory=ConversationChoices)
+    moderation: ModerationOptions = field(default_factory=ModerationOptions)
+    conversation: ConversationOptions = field(default_factory=ConversationOptions)
     dtype: str = "auto"
     engine: EngineLimits = field(default_factory=EngineLimits)
     """Of a speech-to-speech model: how much it takes on."""
@@ -155,10 +155,10 @@ class ServingChoices:
         return self.conversation.options(self.moderation.moderation(), turn_model)
 
 
-def read_choices(file: Path | None, flags: Mapping[str, Any]) -> ServingChoices:
+def read_choices(file: Path | None, flags: Mapping[str, Any]) -> ServingOptions:
     """The choices of a TOML or YAML file, and of flags over them; a flag that is None says nothing."""
     given = {} if file is None else read_table(file)
-    return filled(ServingChoices, merged(given, flags), "the flags" if file is None else str(file))
+    return filled(ServingOptions, merged(given, flags), "the flags" if file is None else str(file))
 
 
 def _words(file: Path | None) -> list[str]:

@@ -16,7 +16,7 @@ from vivavoce.device import pick
 from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.models.flow_state import FlowVoice
-from vivavoce.pipelines.codec_here import CodecHere
+from vivavoce.pipelines.codec_here import LocalCodec
 from vivavoce.pipelines.far_codec import EAR, unpacked
 from vivavoce.pipelines.loading import CODEC_FOLDER, codec_voices, own_options
 from vivavoce.pipelines.loading import load_codec as load_moss_codec
@@ -40,7 +40,7 @@ FORGOTTEN_SECONDS = 600.0  # a state that nobody went on from: its holder is gon
 class CodecHost:
     """Ears and voices for language models elsewhere."""
 
-    here: CodecHere
+    here: LocalCodec
     voices: Mapping[str, FlowVoice]
     _states: dict[str, tuple[Any, float]] = field(default_factory=dict)
     begun: int = 0
@@ -97,7 +97,7 @@ def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> C
     if (folder / CODEC_FOLDER).is_dir():
         folder = folder / CODEC_FOLDER
     loaded = load_moss_codec(folder, place)
-    return CodecHost(CodecHere(loaded, options.left_chunks), codec_voices(loaded, folder, voice))
+    return CodecHost(LocalCodec(loaded, options.left_chunks), codec_voices(loaded, folder, voice))
 
 
 async def serve_codec(host: CodecHost, options: ServerOptions) -> None:

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vivavoce.dialogue.interface import Conversation, ConversationSettings
-from vivavoce.dialogue.places import Find, is_address
+from vivavoce.dialogue.places import Resolver, is_address
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import InputError
 from vivavoce.loading import load_speech
 from vivavoce.pipelines.cascade_loading import LoadedCascade, load_cascade
 from vivavoce.pipelines.local_chat import LocalChat
-from vivavoce.pipelines.moss_speech import MossSpeechOptions, MossSpeechPipeline
-from vivavoce.pipelines.recogniser_ear import RecogniserEar
-from vivavoce.pipelines.speaker_voice import SpeakerVoice
+from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.pipelines.recogniser_ear import LocalRecogniser
+from vivavoce.pipelines.speaker_voice import TTSSynthesiser
 from vivavoce.server.host import ModelCard
-from vivavoce.serving.audio import FileListener, TextSpeaker, requests
+from vivavoce.serving.audio import ASREndpoint, TTSEndpoint, requests
 from vivavoce.serving.audio_host import AudioHost
-from vivavoce.serving.choices import DEFAULT_MODEL, ServingChoices
+from vivavoce.serving.choices import DEFAULT_MODEL, ServingOptions
 from vivavoce.speech.loading import open_speech_model
 
 CASCADE = "cascade"
@@ -29,13 +29,13 @@ class SpeechHost:
     """A `Host`: a speech-to-speech model or a cascade, and whoever speaks and writes beside it."""
 
     name: str
-    pipeline: MossSpeechPipeline | LoadedCascade
+    pipeline: MossSpeechBackend | LoadedCascade
     options: DialogueOptions = field(default_factory=DialogueOptions)
     settings: ConversationSettings = field(default_factory=ConversationSettings)
-    ear: RecogniserEar | None = None
+    ear: LocalRecogniser | None = None
     """Hears the user's words instead of the model itself."""
-    speech: TextSpeaker | None = None
-    transcriber: FileListener | None = None
+    speech: TTSEndpoint | None = None
+    transcriber: ASREndpoint | None = None
     is_ready: bool = False
 
     @property
@@ -61,10 +61,10 @@ class SpeechHost:
     def gauges(self) -> Mapping[str, float]:
         """What waits to be heard and spoken; and how full the engine's cache is, where the engine is here."""
         found = {"queue_depth": float(self.pipeline.ear.waiting), **requests(self.speech, self.transcriber)}
-        if isinstance(self.pipeline, MossSpeechPipeline):
+        if isinstance(self.pipeline, MossSpeechBackend):
             found["queue_depth"] += self.pipeline.voice.waiting
         thinks = self.pipeline.chat if isinstance(self.pipeline, LoadedCascade) else self.pipeline
-        if isinstance(thinks, LocalChat | MossSpeechPipeline):
+        if isinstance(thinks, LocalChat | MossSpeechBackend):
             pool = thinks.core.scheduler.pool
             found["kv_used_ratio"] = (pool.size - pool.free) / pool.size
             slack = thinks.core.slack.least(thinks.core.scheduler.now())
@@ -85,7 +85,7 @@ class SpeechHost:
         self.is_ready = True
 
 
-def host_of(choices: ServingChoices) -> SpeechHost | AudioHost:
+def host_of(choices: ServingOptions) -> SpeechHost | AudioHost:
     """The host that is meant, its models loaded; it is ready once its parts are entered and warm."""
     options, settings = choices.dialogue(), choices.settings()
     if choices.audio_only:
@@ -93,10 +93,10 @@ def host_of(choices: ServingChoices) -> SpeechHost | AudioHost:
     if choices.is_cascade:
         cascade = load_cascade(choices.cascade, choices.device)
         host = SpeechHost(CASCADE, cascade, options, settings)
-        if isinstance(cascade.voice, SpeakerVoice):
-            host.speech = TextSpeaker(_short(choices.cascade.tts), cascade.voice)
-        if isinstance(cascade.ear, RecogniserEar):
-            host.transcriber = FileListener(_short(choices.cascade.asr), cascade.ear)
+        if isinstance(cascade.voice, TTSSynthesiser):
+            host.speech = TTSEndpoint(_short(choices.cascade.tts), cascade.voice)
+        if isinstance(cascade.ear, LocalRecogniser):
+            host.transcriber = ASREndpoint(_short(choices.cascade.asr), cascade.ear)
         return host
     model, ear = choices.model or DEFAULT_MODEL, _ear(choices)
     replies = MossSpeechOptions(captioner=ear or "model", words_first=options.speaking.moderation is not None)
@@ -106,33 +106,33 @@ def host_of(choices: ServingChoices) -> SpeechHost | AudioHost:
     return host
 
 
-def _audio_host(choices: ServingChoices, options: DialogueOptions, settings: ConversationSettings) -> AudioHost:
+def _audio_host(choices: ServingOptions, options: DialogueOptions, settings: ConversationSettings) -> AudioHost:
     ear = _ear(choices)
     return AudioHost(ear, _speaker(choices), _listener(choices, ear), options, settings)
 
 
-def _ear(choices: ServingChoices) -> RecogniserEar | None:
+def _ear(choices: ServingOptions) -> LocalRecogniser | None:
     if choices.asr is None:
         return None
-    return RecogniserEar.load(_here(choices.asr), choices.asr_backend, choices.device, choices.asr_gate)
+    return LocalRecogniser.load(_here(choices.asr), choices.asr_backend, choices.device, choices.asr_gate)
 
 
-def _listener(choices: ServingChoices, ear: RecogniserEar | None) -> FileListener | None:
-    return None if ear is None else FileListener(_short(choices.asr), ear)
+def _listener(choices: ServingOptions, ear: LocalRecogniser | None) -> ASREndpoint | None:
+    return None if ear is None else ASREndpoint(_short(choices.asr), ear)
 
 
-def _speaker(choices: ServingChoices) -> TextSpeaker | None:
+def _speaker(choices: ServingOptions) -> TTSEndpoint | None:
     if choices.tts is None:
         return None
-    voice = SpeakerVoice(open_speech_model(_here(choices.tts), choices.device))
-    return TextSpeaker(_short(choices.tts), voice)
+    voice = TTSSynthesiser(open_speech_model(_here(choices.tts), choices.device))
+    return TTSEndpoint(_short(choices.tts), voice)
 
 
-def _here(model: str | Find) -> str:
+def _here(model: str | Resolver) -> str:
     if not isinstance(model, str) or is_address(model):
         raise InputError(f"only a cascade's ear and voice can be elsewhere; name a model that is here, not {model}")
     return model
 
 
-def _short(model: str | Find | None) -> str:
+def _short(model: str | Resolver | None) -> str:
     return Path(str(model)).name

@@ -13,17 +13,26 @@ from numpy.typing import NDArray
 from vivavoce.audio.sound import Sound
 
 if TYPE_CHECKING:
-    from vivavoce.speech.interface import Manner, SpeechModel
-    from vivavoce.speech.speaker import Speaker
-    from vivavoce.speech.voices import KeptVoice, VoiceShelf
+    from vivavoce.speech.interface import SpeakingStyle, SpeechModel
+    from vivavoce.speech.speaker import NanoTTS
+    from vivavoce.speech.voices import StoredVoice, VoiceStore
 
-__all__ = ["KeptVoice", "Manner", "Speaker", "SpeechModel", "VoiceShelf", "say", "speak_stream", "speech_model"]
+__all__ = [
+    "NanoTTS",
+    "SpeakingStyle",
+    "SpeechModel",
+    "StoredVoice",
+    "VoiceStore",
+    "say",
+    "speak_stream",
+    "speech_model",
+]
 DOORS = {
-    "KeptVoice": "voices",
-    "Manner": "interface",
-    "Speaker": "speaker",
+    "StoredVoice": "voices",
+    "SpeakingStyle": "interface",
+    "NanoTTS": "speaker",
     "SpeechModel": "interface",
-    "VoiceShelf": "voices",
+    "VoiceStore": "voices",
 }
 
 
@@ -54,9 +63,9 @@ def say(
     rate: int | None = None,
 ) -> Sound:
     """A text as sound, in a voice by name or like a recording, at this rate or the model's own."""
-    from vivavoce.speech.interface import Manner
+    from vivavoce.speech.interface import SpeakingStyle
 
-    sound = speech_model(model, device).say(text, voice, Manner(speed, pause, seed))
+    sound = speech_model(model, device).say(text, voice, SpeakingStyle(speed, pause, seed))
     return sound if rate is None else sound.resampled(rate)
 
 
@@ -71,9 +80,9 @@ def speak_stream(
     rate: int | None = None,
 ) -> Iterator[NDArray[np.float32]]:
     """The same, piece by piece from the first frame on.  # [channel, time]"""
-    from vivavoce.speech.interface import Manner
+    from vivavoce.speech.interface import SpeakingStyle
     from vivavoce.speech.sound_out import shaped
 
     speaks = speech_model(model, device)
-    pieces = speaks.stream(text, voice, Manner(speed, pause, seed))
+    pieces = speaks.stream(text, voice, SpeakingStyle(speed, pause, seed))
     return shaped(pieces, speaks.channels, speaks.rate, rate or speaks.rate, mono=False)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from vivavoce.device import Device
 from vivavoce.models.moss_audio_tokenizer_nano import CodecState, MossAudioTokenizerNano
 from vivavoce.models.moss_audio_tokenizer_slots import SlotDecoder, SlotState
-from vivavoce.speech.rounds import Rounds
+from vivavoce.speech.rounds import DeviceLoop
 from vivavoce.speech.sounding import Frame, Samples
 
 State = CodecState | SlotState
 MOST_STREAMS = 128
 
 
-class Alone:
+class SingleDecoder:
     """Each chunk by itself."""
 
     def __init__(self, codec: MossAudioTokenizerNano) -> None:
@@ -45,10 +45,10 @@ class _Order:
     made: Future[tuple[Samples, State]]
 
 
-class Together:
+class BatchedDecoder:
     """What several texts wait for at a time, in one pass of each round; as graphs where the device has them."""
 
-    def __init__(self, codec: MossAudioTokenizerNano, rounds: Rounds, device: Device) -> None:
+    def __init__(self, codec: MossAudioTokenizerNano, rounds: DeviceLoop, device: Device) -> None:
         self.codec, self.rounds = codec, rounds
         fits = device.samples_that_fit(SlotDecoder.slot_bytes(codec), MOST_STREAMS) if device.graphs else 0
         self.slots = SlotDecoder(codec, fits) if fits else None

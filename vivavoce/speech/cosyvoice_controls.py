@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vivavoce.errors import InputError
-from vivavoce.speech.interface import Manner
+from vivavoce.speech.interface import SpeakingStyle
 
 DIALECTS = {
     **{"cantonese": "广东", "northeastern": "东北", "gansu": "甘肃", "guizhou": "贵州", "henan": "河南"},
@@ -32,7 +32,7 @@ LONGEST_INSTRUCTION = 200  # characters
 
 
 @dataclass(frozen=True)
-class DirectedManner(Manner):
+class DirectedStyle(SpeakingStyle):
     """A manner with CosyVoice's own controls."""
 
     style: str = ""

@@ -59,7 +59,7 @@ class HopPolicy:
 
 
 @dataclass(frozen=True)
-class Saying:
+class UtteranceOptions:
     """What one text is said with."""
 
     voice: FlowVoice
@@ -69,7 +69,7 @@ class Saying:
 
 
 @dataclass(eq=False)
-class Utterance:
+class SynthesizedText:
     """A text on its way to sound. All of it belongs to this text: nothing of another one is in it, or after it."""
 
     policy: HopPolicy
@@ -131,7 +131,7 @@ class Utterance:
         return self.rounds is not None and not self.is_written and not (self.sequence and self.sequence.is_generating)
 
 
-class CosyVoiceMouth:
+class CosyVoiceSynthesizer:
     """Says texts, any number at a time; may be asked from several threads."""
 
     def __init__(
@@ -146,36 +146,38 @@ class CosyVoiceMouth:
         rows = EngineLimits.rows_per_step if device.kind == "cpu" else ROWS_A_STEP
         limits = limits or EngineLimits(cache_rows=CACHE_ROWS, rows_per_step=rows)
         self.engine = Engine(lm, device, lm.llm_decoder.weight.dtype, limits)
-        self._active: list[Utterance] = []
+        self._active: list[SynthesizedText] = []
         self._changed = threading.Condition()
         self._worker: int | None = None  # the thread that works, by its identity
         self._guests = 0
-        self._gone: deque[Utterance] = deque()
+        self._gone: deque[SynthesizedText] = deque()
 
-    def text(self, rows: Sequence[Row], generation: Generation, saying: Saying) -> Generator[Tensor, None, None]:
+    def text(
+        self, rows: Sequence[Row], generation: Generation, saying: UtteranceOptions
+    ) -> Generator[Tensor, None, None]:
         """The sound of a text that is all there, by its rows.  # pieces [sample]"""
 
-        def begin(utterance: Utterance) -> None:
+        def begin(utterance: SynthesizedText) -> None:
             utterance.sequence = self.engine.open(rows)
             self.engine.generate(utterance.sequence, generation)
 
         return self._sounds(saying, begin)
 
     def growing_text(
-        self, rounds: Interleave, text: Iterator[Sequence[int]], generation: Generation, saying: Saying
+        self, rounds: Interleave, text: Iterator[Sequence[int]], generation: Generation, saying: UtteranceOptions
     ) -> Generator[Tensor, None, None]:
         """The sound of a text that comes piece by piece, spoken while it comes."""
 
-        def begin(utterance: Utterance) -> None:
+        def begin(utterance: SynthesizedText) -> None:
             utterance.rounds, utterance.generation = rounds, generation
             utterance.sequence = self.engine.open()
 
         return self._sounds(saying, begin, text)
 
-    def speech_codes(self, codes: Sequence[int], saying: Saying) -> Generator[Tensor, None, None]:
+    def speech_codes(self, codes: Sequence[int], saying: UtteranceOptions) -> Generator[Tensor, None, None]:
         """The sound of codes that somebody else spoke."""
 
-        def begin(utterance: Utterance) -> None:
+        def begin(utterance: SynthesizedText) -> None:
             utterance.codes, utterance.is_written = list(codes), True
 
         return self._sounds(saying, begin)
@@ -191,13 +193,16 @@ class CosyVoiceMouth:
                 warm_up(self.speech, voice, batches, self.left_chunks)
 
     def _sounds(
-        self, saying: Saying, begin: Callable[[Utterance], None], text: Iterator[Sequence[int]] | None = None
+        self,
+        saying: UtteranceOptions,
+        begin: Callable[[SynthesizedText], None],
+        text: Iterator[Sequence[int]] | None = None,
     ) -> Generator[Tensor, None, None]:
         config = self.speech.flow.config
         grain = Grain(config.chunk, config.lookahead, CODE_SECONDS)
         policy = HopPolicy(grain, self.speech.flow.first_hop(saying.voice))
         state = self.speech.start(saying.voice, self.left_chunks, saying.seed)
-        utterance = Utterance(policy, state, saying.lead)
+        utterance = SynthesizedText(policy, state, saying.lead)
         with self.alone():
             try:
                 begin(utterance)
@@ -239,7 +244,7 @@ class CosyVoiceMouth:
             self._worker = None
             self._changed.notify_all()
 
-    def _work_until_news(self, utterance: Utterance) -> None:
+    def _work_until_news(self, utterance: SynthesizedText) -> None:
         """Wait for news of an utterance, working for all while nobody else does."""
         while not utterance.has_news():
             with self._changed:
@@ -254,7 +259,7 @@ class CosyVoiceMouth:
             finally:
                 self._leave()
 
-    def _feed(self, utterance: Utterance, text: Sequence[int] | None) -> None:
+    def _feed(self, utterance: SynthesizedText, text: Sequence[int] | None) -> None:
         assert utterance.rounds is not None
         if text is None:
             utterance.rounds.end()
@@ -262,7 +267,7 @@ class CosyVoiceMouth:
             utterance.rounds.give(text)
         utterance.is_starved = False
 
-    def _ask(self, utterance: Utterance) -> bool:
+    def _ask(self, utterance: SynthesizedText) -> bool:
         """Go on with the text there is; False: there is too little of it."""
         assert utterance.rounds is not None
         assert utterance.sequence is not None
@@ -300,7 +305,7 @@ class CosyVoiceMouth:
             with self._changed:
                 self._changed.notify_all()
 
-    def _gains_by_waiting(self, due: Collection[Utterance]) -> bool:
+    def _gains_by_waiting(self, due: Collection[SynthesizedText]) -> bool:
         """Whether texts nobody has heard yet will be due before a hop were over: then one hop serves all."""
         if not due:
             return False
@@ -312,7 +317,7 @@ class CosyVoiceMouth:
             each.patience -= not each.hops
         return True
 
-    def _with_company(self, due: dict[Utterance, int]) -> dict[Utterance, int]:
+    def _with_company(self, due: dict[SynthesizedText, int]) -> dict[SynthesizedText, int]:
         """Whoever has a whole chunk comes along, and hops of one chunk each: those of one size run as one."""
         chunk = self.speech.flow.config.chunk
         able = [each for each in self._active if each.has_a_chunk]
@@ -320,7 +325,7 @@ class CosyVoiceMouth:
             return due
         return due | dict.fromkeys(able, chunk)
 
-    def _hop(self, utterances: Sequence[Utterance], sizes: Sequence[int]) -> None:
+    def _hop(self, utterances: Sequence[SynthesizedText], sizes: Sequence[int]) -> None:
         lookahead = self.speech.flow.config.lookahead
         given, final = [], []
         for utterance, size in zip(utterances, sizes, strict=True):
@@ -348,7 +353,7 @@ class CosyVoiceMouth:
             if len(sound):
                 utterance.sounds.append(sound)
 
-    def _fail(self, utterance: Utterance, error: Exception) -> None:
+    def _fail(self, utterance: SynthesizedText, error: Exception) -> None:
         """End one text with its error, which its own caller gets; no step works on it any more."""
         logger.error("a text failed after %d hops", utterance.hops, exc_info=error)
         utterance.error = error
@@ -358,7 +363,7 @@ class CosyVoiceMouth:
         with self._changed:
             self._changed.notify_all()
 
-    def _close_sequence(self, utterance: Utterance) -> None:
+    def _close_sequence(self, utterance: SynthesizedText) -> None:
         if utterance.sequence is not None:
             self.engine.close(utterance.sequence)
 
@@ -375,7 +380,7 @@ class CosyVoiceMouth:
             except Exception as error:
                 self._fail(utterance, error)
 
-    def _take(self, utterance: Utterance, emission: Emission) -> None:
+    def _take(self, utterance: SynthesizedText, emission: Emission) -> None:
         codes = self.lm.spoken_codes([emission.row])
         if self.lm.config.version == 3:
             codes, utterance.silent = shorten_silence(codes, utterance.silent)

@@ -20,26 +20,26 @@ from vivavoce.device import Device, bfloat16_is_fast_here, int8_is_fast_here, pi
 from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import InputError
-from vivavoce.models.cosyvoice_ear import LONGEST_SECONDS, CosyVoiceEar
+from vivavoce.models.cosyvoice_ear import LONGEST_SECONDS, CosyVoiceSpeechTokenizer
 from vivavoce.models.cosyvoice_folder import CosyVoiceParts, load_cosyvoice
 from vivavoce.models.cosyvoice_graphs import graphed
 from vivavoce.models.cosyvoice_interleave import Interleave
 from vivavoce.models.cosyvoice_lm import CosyVoiceLM
-from vivavoce.models.cosyvoice_prompt import Before, CosyVoicePrompt
+from vivavoce.models.cosyvoice_prompt import CosyVoicePrompt, PromptPrefix
 from vivavoce.models.flow_state import FlowVoice
 from vivavoce.models.moss_tts_nano_text import Chunk
 from vivavoce.models.quantised import linears
 from vivavoce.nn.int8_linear import Int8Linear
-from vivavoce.speech.cosyvoice_controls import STYLES, DirectedManner
-from vivavoce.speech.cosyvoice_mouth import CosyVoiceMouth, Saying
+from vivavoce.speech.cosyvoice_controls import STYLES, DirectedStyle
+from vivavoce.speech.cosyvoice_mouth import CosyVoiceSynthesizer, UtteranceOptions
 from vivavoce.speech.cosyvoice_text import breaths, prepared, prepared_piece, tidied_transcript, words_of
-from vivavoce.speech.cosyvoice_voices import ReadyVoices, Reference, References
+from vivavoce.speech.cosyvoice_voices import ReadyVoices, References, VoiceReference
 from vivavoce.speech.cosyvoice_wishes import directed
-from vivavoce.speech.interface import Manner, Samples
-from vivavoce.speech.voices import KeptVoice, VoiceShelf
+from vivavoce.speech.interface import Samples, SpeakingStyle
+from vivavoce.speech.voices import StoredVoice, VoiceStore
 
 PUBLISHED = Sampling(temperature=1.0, top_k=25, top_p=0.8)
-RATE = CosyVoiceEar.rates.spoken
+RATE = CosyVoiceSpeechTokenizer.rates.spoken
 CODES_A_SECOND = 25
 AT_ONCE = (1, 2, 4, 8, 16)  # texts whose hops are captured before anybody speaks
 
@@ -58,7 +58,7 @@ class CosyVoiceSettings:
     sampling: Sampling = PUBLISHED
 
 
-class CosyVoiceSpeaker:
+class CosyVoiceTTS:
     """Says texts, several at a time if asked from several threads. It is a `SpeechModel`."""
 
     def __init__(
@@ -71,9 +71,9 @@ class CosyVoiceSpeaker:
         self.parts, self.device, self.settings = parts, device, settings or CosyVoiceSettings()
         self.version = parts.version
         self.prompt = CosyVoicePrompt(parts.lm, parts.tokenizer)
-        self.references = References(VoiceShelf(None, voices), lambda: parts.ear, f"cosyvoice{self.version}")
+        self.references = References(VoiceStore(None, voices), lambda: parts.ear, f"cosyvoice{self.version}")
         speech = graphed(parts.speech) if device.graphs else parts.speech
-        self.mouth = CosyVoiceMouth(parts.lm, speech, device, self.settings.left_chunks)
+        self.mouth = CosyVoiceSynthesizer(parts.lm, speech, device, self.settings.left_chunks)
         chunk = speech.flow.config.chunk
         most = max(chunk, round(self.settings.prompt_seconds * CODES_A_SECOND))
         self.ready = ReadyVoices(speech.flow, min(self.settings.first_hop, chunk), most)
@@ -87,7 +87,7 @@ class CosyVoiceSpeaker:
         voices: str | Path | None = None,
         settings: CosyVoiceSettings | None = None,
         reinforced: bool = False,
-    ) -> "CosyVoiceSpeaker":
+    ) -> "CosyVoiceTTS":
         """A published folder or hub id; `reinforced` takes the language model of version 3 that errs less.
 
         `dtype` is `auto`, `float32`, `bfloat16`, `float16`, or `int8` on CPUs: then the language model's layers are
@@ -101,12 +101,12 @@ class CosyVoiceSpeaker:
         return cls(parts, on, settings, voices)
 
     @property
-    def shelf(self) -> VoiceShelf:
+    def shelf(self) -> VoiceStore:
         """The voices that can be named; another shelf may be put here."""
         return self.references.shelf
 
     @shelf.setter
-    def shelf(self, shelf: VoiceShelf) -> None:
+    def shelf(self, shelf: VoiceStore) -> None:
         self.references.shelf = shelf
 
     @property
@@ -119,13 +119,13 @@ class CosyVoiceSpeaker:
         """Of what comes out."""
         return 1
 
-    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> KeptVoice:
+    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
         """Keep a voice on this machine under a name, from a recording of one to thirty seconds and its words."""
         transcript = tidied_transcript(text)
         reference = self.references.heard(sound, transcript)
         if transcript:
             self.prompt.zero_shot(transcript, reference.prompt.codes.tolist())
-        kept = self.shelf.add(KeptVoice(name, [], "", consent, text=transcript), sound)
+        kept = self.shelf.add(StoredVoice(name, [], "", consent, text=transcript), sound)
         self.references.named(name)
         return kept
 
@@ -144,7 +144,7 @@ class CosyVoiceSpeaker:
             batches = [streams for streams in AT_ONCE if streams <= fit]
         self.mouth.warm_up(ready, batches)
 
-    def as_told(self, instructions: str, manner: Manner) -> DirectedManner:
+    def as_told(self, instructions: str, manner: SpeakingStyle) -> DirectedStyle:
         """The manner of a style by its name, of a wish such as "more slowly, please", or of free words.
 
         What this version was not taught is refused by name.
@@ -158,7 +158,7 @@ class CosyVoiceSpeaker:
         asked.told(self.version)
         return asked
 
-    def as_wished(self, said: str, manner: Manner) -> DirectedManner | None:
+    def as_wished(self, said: str, manner: SpeakingStyle) -> DirectedStyle | None:
         """The manner after what a listener said, if all of it was a wish and this version was taught it."""
         asked = directed(said, _directed(manner))
         return None if asked is None or (asked.style and asked.style not in STYLES[self.version]) else asked
@@ -167,7 +167,7 @@ class CosyVoiceSpeaker:
         self,
         text: str | Iterable[str],
         voice: str | Sound | None = None,
-        manner: Manner | None = None,
+        manner: SpeakingStyle | None = None,
         clock: Callable[[], float] | None = time.monotonic,
     ) -> Iterator[Samples]:
         """The sound of a text, as it is made.  # pieces [1, time]
@@ -178,7 +178,7 @@ class CosyVoiceSpeaker:
         manner = _directed(manner)
         reference = self._reference(voice)
         before = self._before(reference, manner)
-        listener = Listener(clock)
+        listener = ListenerLead(clock)
         if isinstance(text, str):
             count = self.parts.tokenizer.encode
             parts = breaths(prepared(text, self.version, manner.clean), lambda part: len(count(part)))
@@ -187,21 +187,21 @@ class CosyVoiceSpeaker:
             sounds = self._growing(text, before, reference, manner, listener)
         return self._finished(sounds, manner, listener)
 
-    def say(self, text: str, voice: str | Sound | None = None, manner: Manner | None = None) -> Sound:
+    def say(self, text: str, voice: str | Sound | None = None, manner: SpeakingStyle | None = None) -> Sound:
         """The whole sound of a text."""
         return _whole(self.stream(text, voice, manner, clock=None))
 
     def convert(
-        self, sound: Sound, voice: str | Sound | None = None, manner: Manner | None = None
+        self, sound: Sound, voice: str | Sound | None = None, manner: SpeakingStyle | None = None
     ) -> Iterator[Samples]:
         """What a recording of any length says, in another voice.  # pieces [1, time]"""
-        manner, listener = _directed(manner), Listener(None)
+        manner, listener = _directed(manner), ListenerLead(None)
         if manner.told(self.version):
             raise InputError("a converted recording keeps its own way of speaking; it can be told nothing but speed")
         saying = self._saying(self._reference(voice), listener, manner.seed)
         return self._finished(self._converted(sound, saying), manner, listener)
 
-    def _converted(self, sound: Sound, saying: Saying) -> Iterator[Tensor]:
+    def _converted(self, sound: Sound, saying: UtteranceOptions) -> Iterator[Tensor]:
         mono = sound.mono()
         window = int(LONGEST_SECONDS * mono.rate)
         for start in range(0, mono.samples.shape[1], window):
@@ -211,7 +211,12 @@ class CosyVoiceSpeaker:
                 yield from self.mouth.speech_codes(codes.tolist(), saying)
 
     def _parts(
-        self, parts: list[Chunk], before: Before, reference: Reference, manner: DirectedManner, listener: "Listener"
+        self,
+        parts: list[Chunk],
+        before: PromptPrefix,
+        reference: VoiceReference,
+        manner: DirectedStyle,
+        listener: "ListenerLead",
     ) -> Iterator[Tensor]:
         for number, part in enumerate(parts):
             ids = self.prompt.text(part.text)
@@ -225,10 +230,10 @@ class CosyVoiceSpeaker:
     def _growing(
         self,
         text: Iterable[str],
-        before: Before,
-        reference: Reference,
-        manner: DirectedManner,
-        listener: "Listener",
+        before: PromptPrefix,
+        reference: VoiceReference,
+        manner: DirectedStyle,
+        listener: "ListenerLead",
     ) -> Generator[Tensor, None, None]:
         rounds = Interleave(self.parts.lm.config, before)
         tokens = (self.prompt.text(prepared_piece(piece, self.version)) for piece in words_of(text))
@@ -236,18 +241,18 @@ class CosyVoiceSpeaker:
         with closing(self.mouth.growing_text(rounds, tokens, self._generation(manner, 0, 0, 1), saying)) as sounds:
             yield from sounds
 
-    def _generation(self, manner: DirectedManner, number: int, fewest: int, most: int) -> Generation:
+    def _generation(self, manner: DirectedStyle, number: int, fewest: int, most: int) -> Generation:
         sampling = GREEDY if manner.greedy else self.settings.sampling
         return Generation(sampling, max_new_rows=most, min_new_rows=fewest, seed=manner.seed + number)
 
-    def _saying(self, reference: Reference, listener: "Listener", seed: int) -> Saying:
-        return Saying(self._ready(reference), listener.lead, seed)
+    def _saying(self, reference: VoiceReference, listener: "ListenerLead", seed: int) -> UtteranceOptions:
+        return UtteranceOptions(self._ready(reference), listener.lead, seed)
 
-    def _ready(self, reference: Reference) -> FlowVoice:
+    def _ready(self, reference: VoiceReference) -> FlowVoice:
         with self.mouth.alone():
             return self.ready.of(reference)
 
-    def _before(self, reference: Reference, manner: DirectedManner) -> Before:
+    def _before(self, reference: VoiceReference, manner: DirectedStyle) -> PromptPrefix:
         """An instruction goes without the reference's words, and a voice whose words nobody knows without them too."""
         if told := manner.told(self.version):
             return self.prompt.instructed(told)
@@ -255,7 +260,7 @@ class CosyVoiceSpeaker:
             return self.prompt.zero_shot(reference.transcript, reference.prompt.codes.tolist())
         return self.prompt.cross_lingual()
 
-    def _reference(self, voice: str | Sound | None) -> Reference:
+    def _reference(self, voice: str | Sound | None) -> VoiceReference:
         if isinstance(voice, Sound):
             return self.references.heard(voice)
         if voice is not None:
@@ -264,7 +269,7 @@ class CosyVoiceSpeaker:
             raise InputError("CosyVoice has no voice of its own; add one: viva voices add NAME FILE --text WORDS")
         return self.references.named(names[0])
 
-    def _finished(self, sounds: Iterator[Tensor], manner: DirectedManner, listener: "Listener") -> Iterator[Samples]:
+    def _finished(self, sounds: Iterator[Tensor], manner: DirectedStyle, listener: "ListenerLead") -> Iterator[Samples]:
         """At the speed and loudness that are wanted, told to the listener as it is handed on."""
         stretch, limiter = TimeStretch(RATE, manner.speed), Limiter(RATE)
         stretched, limited = stretch.initial_state(1), limiter.initial_state(1)
@@ -283,7 +288,7 @@ class CosyVoiceSpeaker:
             yield rest
 
 
-class Listener:
+class ListenerLead:
     """Somebody who hears a text at its own pace; may be asked from any thread."""
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
@@ -326,12 +331,12 @@ def round_layers(lm: CosyVoiceLM) -> None:
         setattr(parent, name, Int8Linear.of_weight(linear.weight, linear.bias))
 
 
-def _directed(manner: Manner | None) -> DirectedManner:
-    if isinstance(manner, DirectedManner):
+def _directed(manner: SpeakingStyle | None) -> DirectedStyle:
+    if isinstance(manner, DirectedStyle):
         return manner
     if manner is None:
-        return DirectedManner()
-    return DirectedManner(manner.speed, manner.pause, manner.seed, manner.greedy, manner.clean)
+        return DirectedStyle()
+    return DirectedStyle(manner.speed, manner.pause, manner.seed, manner.greedy, manner.clean)
 
 
 def _whole(pieces: Iterator[Samples]) -> Sound:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.cosyvoice_ear import CosyVoiceEar
+from vivavoce.models.cosyvoice_ear import CosyVoiceSpeechTokenizer
 from vivavoce.models.flow_state import FlowCache, FlowVoice, VoicePrompt
 from vivavoce.models.flow_stream import StreamingFlow
 from vivavoce.speech.cosyvoice_text import tidied_transcript
-from vivavoce.speech.voices import VoiceShelf
+from vivavoce.speech.voices import VoiceStore
 
 Stamp = tuple[tuple[str, int, int], ...]  # of files: path, time of change, size
 DERIVED, READY = ".safetensors", ".ready.safetensors"
@@ -36,7 +36,7 @@ MOST_READY_BYTES_ELSEWHERE = 16 * 2**30
 
 
 @dataclass(frozen=True)
-class Reference:
+class VoiceReference:
     """A voice as CosyVoice knows it."""
 
     prompt: VoicePrompt
@@ -50,13 +50,13 @@ class Reference:
 class References:
     """Voices by name or recording. What is derived from a kept one stands in a file beside it."""
 
-    def __init__(self, shelf: VoiceShelf, ear: Callable[[], CosyVoiceEar], kind: str) -> None:
+    def __init__(self, shelf: VoiceStore, ear: Callable[[], CosyVoiceSpeechTokenizer], kind: str) -> None:
         """`ear` is asked for when a recording must be heard; `kind` says whose derived values they are."""
         self.shelf, self._ear, self._kind = shelf, ear, kind
-        self._named: dict[str, tuple[Stamp, Reference]] = {}
+        self._named: dict[str, tuple[Stamp, VoiceReference]] = {}
         self._heard: OrderedDict[str, VoicePrompt] = OrderedDict()
 
-    def named(self, name: str) -> Reference:
+    def named(self, name: str) -> VoiceReference:
         """A voice of the shelf; read again when a file of it has changed."""
         stamp, reference = self._named.get(name, ((), None))
         if reference is None or stamp != self._stamp(name):
@@ -64,7 +64,7 @@ class References:
             self._named[name] = self._stamp(name), reference
         return reference
 
-    def heard(self, recording: Sound, transcript: str = "") -> Reference:
+    def heard(self, recording: Sound, transcript: str = "") -> VoiceReference:
         """A recording that is not kept; the last few are not heard again."""
         mark = mark_of(recording)
         if mark not in self._heard:
@@ -72,13 +72,13 @@ class References:
         self._heard.move_to_end(mark)
         if len(self._heard) > MOST_HEARD:
             self._heard.popitem(last=False)
-        return Reference(self._heard[mark], tidied_transcript(transcript), mark)
+        return VoiceReference(self._heard[mark], tidied_transcript(transcript), mark)
 
     def _stamp(self, name: str) -> Stamp:
         files = sorted(each for each in self.shelf.folder.glob(f"{glob.escape(name)}.*") if READY not in each.name)
         return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
-    def _read(self, name: str) -> Reference:
+    def _read(self, name: str) -> VoiceReference:
         kept = self.shelf.get(name)
         recording = self.shelf.recording(name)
         if recording is None:
@@ -90,7 +90,7 @@ class References:
             tensors = {"codes": prompt.codes, "mel": prompt.mel, "speaker": prompt.speaker}
             _write(file, tensors, mark)
         prompt = VoicePrompt(tensors["codes"], tensors["mel"], tensors["speaker"])
-        return Reference(prompt, tidied_transcript(kept.text), mark, file)
+        return VoiceReference(prompt, tidied_transcript(kept.text), mark, file)
 
 
 def mark_of(sound: Sound) -> str:
@@ -139,7 +139,7 @@ class ReadyVoices:
         self._most_bytes = usual if most_bytes is None else most_bytes
         self._ready: OrderedDict[str, FlowVoice] = OrderedDict()
 
-    def of(self, reference: Reference) -> FlowVoice:
+    def of(self, reference: VoiceReference) -> FlowVoice:
         """The voice, its prompt cut to end where the first hop is short."""
         if reference.mark not in self._ready:
             self._ready[reference.mark] = self._voice(reference)
@@ -154,7 +154,7 @@ class ReadyVoices:
         mel, speaker = torch.zeros(codes * config.ratio, config.mel_bands), torch.ones(config.speaker_dim)
         return self._flow.voice(self.shortened(VoicePrompt(torch.zeros(codes, dtype=torch.long), mel, speaker)))
 
-    def _voice(self, reference: Reference) -> FlowVoice:
+    def _voice(self, reference: VoiceReference) -> FlowVoice:
         prompt = self.shortened(reference.prompt)
         if reference.file is None or not self._keeps:
             return self._flow.voice(prompt)

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from vivavoce.audio.time_stretch import FASTEST, SLOWEST
-from vivavoce.speech.cosyvoice_controls import DIALECTS, LOUDEST, QUIETEST, DirectedManner
+from vivavoce.speech.cosyvoice_controls import DIALECTS, LOUDEST, QUIETEST, DirectedStyle
 
 FASTER, LOUDER = 1.2, 1.5  # what one wish changes
 MOST_WORDS = 10
@@ -47,7 +47,7 @@ CHINESE_MEANING = {
 }
 
 
-def directed(said: str, manner: DirectedManner) -> DirectedManner | None:
+def directed(said: str, manner: DirectedStyle) -> DirectedStyle | None:
     """The manner after what a listener said, if all of it was a wish for how to speak; None: it was something else."""
     bare = re.sub(r"[^\w\s]", " ", said.lower()).strip()
     wish = _chinese_wish("".join(bare.split())) or _english_wish(bare)
@@ -77,7 +77,7 @@ def _chinese_wish(said: str) -> str | None:
     return OPPOSITES.get(wish, "normal") if found[1] in CHINESE_LESS else wish
 
 
-def _changed(manner: DirectedManner, wish: str) -> DirectedManner:
+def _changed(manner: DirectedStyle, wish: str) -> DirectedStyle:
     if wish == "normal":
         return replace(manner, speed=1.0, volume=1.0, style="", instruction="")
     if wish in ("faster", "slower"):

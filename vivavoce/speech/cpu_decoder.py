@@ -21,7 +21,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano import TEXT, MossTTSNano
 from vivavoce.nn.int8_linear import Int8Linear, int8_product
 from vivavoce.speech.cpu_draw import Floats, SequenceDraw
-from vivavoce.speech.cpu_transformer import FlatTransformer, compiled
+from vivavoce.speech.cpu_transformer import FlatNanoTransformer, compiled
 
 SMALLEST_ROUNDED = 512  # hidden size from which a row waits for memory rather than for calls
 TRIAL, TRIAL_RUNS = Generation(max_new_rows=2, min_new_rows=2), 2  # TorchScript settles in its first calls
@@ -43,8 +43,8 @@ class CpuDecoder:
         has_int8 = any(isinstance(module, Int8Linear) for module in model.local_transformer.modules())
         self.is_small = has_int8 and model.config.hidden_size >= SMALLEST_ROUNDED
         heads = model.config.num_heads
-        self.whole: Any = FlatTransformer(model.transformer, model.rotary, heads).eval()
-        self.local: Any = FlatTransformer(model.local_transformer, model.rotary, heads).eval()
+        self.whole: Any = FlatNanoTransformer(model.transformer, model.rotary, heads).eval()
+        self.local: Any = FlatNanoTransformer(model.local_transformer, model.rotary, heads).eval()
         vectors, tables = model.transformer.wte.weight, model.audio_embeddings.weight
         self._slot = vectors[model.config.audio_assistant_slot_token_id]
         self._ways = torch.stack([self._slot, vectors[model.config.audio_end_token_id]])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.models.moss_tts_nano import Layer, Transformer
+from vivavoce.models.moss_tts_nano import NanoLayer, NanoTransformer
 from vivavoce.nn.int8_linear import SMALLEST_ROW, Int8Linear
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.rope import RotaryTable
@@ -48,10 +48,10 @@ class Int8Product(nn.Module):
         return (out - self.bias).mul_(size).add_(self.bias)
 
 
-class FlatLayer(nn.Module):
-    """`Layer` over a past that is one block of memory."""
+class FlatNanoLayer(nn.Module):
+    """`NanoLayer` over a past that is one block of memory."""
 
-    def __init__(self, layer: Layer, heads: int) -> None:
+    def __init__(self, layer: NanoLayer, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm_1, self.norm_2 = layer.ln_1, layer.ln_2
@@ -73,12 +73,12 @@ class FlatLayer(nn.Module):
         return self.fc_out(functional.gelu(self.fc_in(self.norm_2(x)), approximate="tanh")).add_(x)
 
 
-class FlatTransformer(nn.Module):
+class FlatNanoTransformer(nn.Module):
     """Layers and a last norm over one block of keys and values."""
 
-    def __init__(self, transformer: Transformer, rotary: RotaryTable, heads: int) -> None:
+    def __init__(self, transformer: NanoTransformer, rotary: RotaryTable, heads: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(FlatLayer(cast(Layer, layer), heads) for layer in transformer.h)
+        self.layers = nn.ModuleList(FlatNanoLayer(cast(NanoLayer, layer), heads) for layer in transformer.h)
         self.norm = transformer.ln_f
         self.turns = torch.complex(rotary.cos, rotary.sin)[:, None]  # [position, 1, head_dim / 2]
 
@@ -96,7 +96,7 @@ class FlatTransformer(nn.Module):
 
 def compiled(flat: Any) -> Any:
     """The same without Python, where TorchScript can read all its products."""
-    if not isinstance(flat, FlatTransformer) or not all(map(_is_readable, flat.layers)):
+    if not isinstance(flat, FlatNanoTransformer) or not all(map(_is_readable, flat.layers)):
         return flat
     return scripted(flat)
 

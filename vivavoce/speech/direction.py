@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from vivavoce.errors import InputError
-from vivavoce.speech.cosyvoice_controls import DirectedManner
+from vivavoce.speech.cosyvoice_controls import DirectedStyle
 from vivavoce.speech.cosyvoice_wishes import directed
-from vivavoce.speech.interface import Manner, SpeechModel
+from vivavoce.speech.interface import SpeakingStyle, SpeechModel
 
 SHOWN = 60  # characters of what was asked for, in an error
 
@@ -19,16 +19,16 @@ SHOWN = 60  # characters of what was asked for, in an error
 class Directable(Protocol):
     """A speech model that can be told how to speak."""
 
-    def as_told(self, instructions: str, manner: Manner) -> Manner:
+    def as_told(self, instructions: str, manner: SpeakingStyle) -> SpeakingStyle:
         """The manner that these words ask for, which may be any; what the model cannot do is refused by name."""
         ...
 
-    def as_wished(self, said: str, manner: Manner) -> Manner | None:
+    def as_wished(self, said: str, manner: SpeakingStyle) -> SpeakingStyle | None:
         """The manner after what a listener said, if all of it was a wish that can be granted."""
         ...
 
 
-def told(speaker: SpeechModel, instructions: str, manner: Manner) -> Manner:
+def told(speaker: SpeechModel, instructions: str, manner: SpeakingStyle) -> SpeakingStyle:
     """How a model speaks that was given such instructions; none change nothing."""
     words = instructions.strip()
     if not words:
@@ -44,7 +44,7 @@ def told(speaker: SpeechModel, instructions: str, manner: Manner) -> Manner:
     return wished
 
 
-def wished(speaker: SpeechModel, said: Iterable[str], manner: Manner) -> Manner:
+def wished(speaker: SpeechModel, said: Iterable[str], manner: SpeakingStyle) -> SpeakingStyle:
     """How a model speaks after all that a listener has said, in their order; most of it asks for nothing."""
     for words in said:
         if isinstance(speaker, Directable):
@@ -54,7 +54,7 @@ def wished(speaker: SpeechModel, said: Iterable[str], manner: Manner) -> Manner:
     return manner
 
 
-def _at_another_speed(said: str, manner: Manner) -> Manner | None:
-    asked = directed(said, DirectedManner(speed=manner.speed))
-    is_speed = asked is not None and asked == DirectedManner(speed=asked.speed)
+def _at_another_speed(said: str, manner: SpeakingStyle) -> SpeakingStyle | None:
+    asked = directed(said, DirectedStyle(speed=manner.speed))
+    is_speed = asked is not None and asked == DirectedStyle(speed=asked.speed)
     return replace(manner, speed=asked.speed) if asked is not None and is_speed else None

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.sound import Sound
 from vivavoce.errors import InputError
-from vivavoce.speech.voices import KeptVoice, VoiceShelf
+from vivavoce.speech.voices import StoredVoice, VoiceStore
 
 Samples = NDArray[np.float32]
 LONGEST_PAUSE = 10.0
 
 
 @dataclass(frozen=True)
-class Manner:
+class SpeakingStyle:
     """How a text is said."""
 
     speed: float = 1.0
@@ -40,7 +40,7 @@ class Manner:
 class SpeechModel(Protocol):
     """Text in, sound out. May be asked from several threads."""
 
-    shelf: VoiceShelf
+    shelf: VoiceStore
 
     @property
     def rate(self) -> int:
@@ -56,7 +56,7 @@ class SpeechModel(Protocol):
         self,
         text: str,
         voice: str | Sound | None = None,
-        manner: Manner | None = None,
+        manner: SpeakingStyle | None = None,
         clock: Callable[[], float] | None = time.monotonic,
     ) -> Iterator[Samples]:
         """The sound of a text, as it is made.  # pieces [channel, time]
@@ -66,10 +66,10 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def say(self, text: str, voice: str | Sound | None = None, manner: Manner | None = None) -> Sound:
+    def say(self, text: str, voice: str | Sound | None = None, manner: SpeakingStyle | None = None) -> Sound:
         """The whole sound of a text."""
         ...
 
-    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> KeptVoice:
+    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
         """Keep a voice on this machine under a name, from a recording and, where known, its words."""
         ...

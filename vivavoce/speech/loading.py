@@ -13,7 +13,7 @@ from vivavoce.speech.interface import SpeechModel
 
 
 @dataclass(frozen=True)
-class Kind:
+class TTSKind:
     """A kind of model: what its folders look like, and the class whose `load(folder, device, dtype)` opens them."""
 
     name: str
@@ -32,16 +32,16 @@ def model_type(folder: Path) -> str | None:
 
 
 KINDS = (
-    Kind("moss-tts-nano", lambda folder: model_type(folder) == "moss_tts_nano", "vivavoce.speech.speaker:Speaker"),
-    Kind(
+    TTSKind("moss-tts-nano", lambda folder: model_type(folder) == "moss_tts_nano", "vivavoce.speech.speaker:NanoTTS"),
+    TTSKind(
         "moss-tts-nano-onnx",
         lambda folder: (folder / "moss_tts_prefill.onnx").is_file(),
-        "vivavoce.speech.onnx_backend:OnnxSpeaker",
+        "vivavoce.speech.onnx_backend:OnnxTTS",
     ),
-    Kind(
+    TTSKind(
         "cosyvoice",
         lambda folder: any((folder / name).is_file() for name in ("cosyvoice2.yaml", "cosyvoice3.yaml")),
-        "vivavoce.speech.cosyvoice_speaker:CosyVoiceSpeaker",
+        "vivavoce.speech.cosyvoice_speaker:CosyVoiceTTS",
     ),
 )
 

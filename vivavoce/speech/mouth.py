@@ -18,7 +18,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano import MossTTSNano
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.speech.cpu_decoder import CpuDecoder, NanoPast
-from vivavoce.speech.rounds import Rounds
+from vivavoce.speech.rounds import DeviceLoop
 from vivavoce.speech.sounding import Frame
 from vivavoce.speech.telling import Codes, Frames
 
@@ -31,7 +31,7 @@ CPU_TEXTS = 10
 MOST_AT_ONCE = 8  # parts of one text: more would be made long before they are heard
 
 
-class Mouth(Protocol):
+class FrameGenerator(Protocol):
     """Makes frames; may be asked from several threads."""
 
     at_once: int
@@ -49,7 +49,7 @@ class Mouth(Protocol):
         ...
 
 
-class CpuMouth:
+class CpuFrameGenerator:
     """One text at a time, each in the thread that asks for it."""
 
     at_once = 1
@@ -72,11 +72,11 @@ class CpuMouth:
         self.decoder.compile()
 
 
-class EngineMouth:
+class EngineFrameGenerator:
     """All texts that are asked for at a time, together. `rounds` is where its device gets its work."""
 
     def __init__(
-        self, model: MossTTSNano, prompt: MossTTSNanoPrompt, device: Device, rounds: Rounds | None = None
+        self, model: MossTTSNano, prompt: MossTTSNanoPrompt, device: Device, rounds: DeviceLoop | None = None
     ) -> None:
         self.model, self.prompt = model, prompt
         dtype = model.transformer.wte.weight.dtype
@@ -92,7 +92,7 @@ class EngineMouth:
         self.engine = Engine(model, device, dtype, limits)
         self._voices: _Recent[Sequence] = _Recent(self.engine.close)
         self._made: dict[int, SimpleQueue[Emission | Exception]] = {}
-        self.rounds = rounds or Rounds()
+        self.rounds = rounds or DeviceLoop()
         self.rounds.parts.append(self._step)
 
     def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
@@ -159,7 +159,9 @@ class EngineMouth:
 class EngineFrames:
     """The frames of one text as the engine makes them."""
 
-    def __init__(self, mouth: EngineMouth, sequence: Sequence, made: SimpleQueue[Emission | Exception]) -> None:
+    def __init__(
+        self, mouth: EngineFrameGenerator, sequence: Sequence, made: SimpleQueue[Emission | Exception]
+    ) -> None:
         self._mouth, self._sequence, self._made, self._is_over = mouth, sequence, made, False
 
     def __iter__(self) -> "EngineFrames":

@@ -19,14 +19,14 @@ from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
 from vivavoce.models.moss_audio_tokenizer_config import reference_samples
 from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig, NanoSampling
-from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, Tokenizer
+from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, NanoTokenizerProtocol
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from vivavoce.speech.cpu_draw import SequenceDraw
 from vivavoce.speech.settings import FILE as SETTINGS
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.speech.sounding import Frame, Samples, Sounding, beside, spare_cores
-from vivavoce.speech.telling import Before, Codes, Frames, FrameSpeaker
-from vivavoce.speech.voices import KeptVoice, VoiceShelf
+from vivavoce.speech.sounding import ChunkedPlayback, Frame, Samples, beside, spare_cores
+from vivavoce.speech.telling import Codes, Frames, FrameTTS, SpokenPrefix
+from vivavoce.speech.voices import StoredVoice, VoiceStore
 
 OFFICIAL_CODEC = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano-ONNX"
 MANIFEST, CODEC_META = "browser_poc_manifest.json", "codec_browser_onnx_meta.json"
@@ -47,7 +47,7 @@ class Channel(NamedTuple):
     repetition_penalty: float
 
 
-class Graph:
+class OnnxSession:
     """A session; inputs and outputs by name, integers made of the type it wants."""
 
     def __init__(self, file: Path, threads: int, device: str) -> None:
@@ -81,14 +81,14 @@ class Graph:
         return TYPES[self.inputs[name].type]
 
 
-class Past(NamedTuple):
+class OnnxKVCache(NamedTuple):
     """Keys and values of the rows so far, and how many there are."""
 
     layers: dict[str, Any]
     rows: int
 
 
-class OnnxSpeaker(FrameSpeaker):
+class OnnxTTS(FrameTTS):
     """Says texts, one at a time in each thread."""
 
     def __init__(
@@ -99,7 +99,7 @@ class OnnxSpeaker(FrameSpeaker):
         threads: int | None = None,
         voices: str | Path | None = None,
         exact: bool = False,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: NanoTokenizerProtocol | None = None,
         settings: SpeechSettings | None = None,
     ) -> None:
         manifest = _content(folder / MANIFEST)
@@ -108,15 +108,15 @@ class OnnxSpeaker(FrameSpeaker):
         given: dict[str, Any] = {k: v for k, v in manifest.get("tts_config", {}).items() if k in known}
         self.config, self.exact = MossTTSNanoConfig(**given), exact
         self.settings = settings or _settings(folder, manifest)
-        self.shelf = VoiceShelf(self.settings.voices, voices)
+        self.shelf = VoiceStore(self.settings.voices, voices)
         self.prompt = MossTTSNanoPrompt(self.config, tokenizer or SentencePieceTokenizer.load(folder))
         self._meta: dict[str, Any] = {"sample_rate": 48_000, "channels": 2, "frame_samples": 3840, "mark": ""} | meta
-        self._open: Callable[[Path, str], Graph] = lambda where, name: Graph(
+        self._open: Callable[[Path, str], OnnxSession] = lambda where, name: OnnxSession(
             where / f"{name}.onnx", threads or max(1, min(MOST_THREADS, spare_cores())), device
         )
         self._folder, self._codec_folder = folder, codec_folder
         self._beside = beside()
-        self._voices: dict[Codes, Past] = {}
+        self._voices: dict[Codes, OnnxKVCache] = {}
         self.prefill, self.step = self._open(folder, "moss_tts_prefill"), self._open(folder, "moss_tts_decode_step")
         self.codec_step = self._open(codec_folder, "moss_audio_tokenizer_decode_step")
 
@@ -130,7 +130,7 @@ class OnnxSpeaker(FrameSpeaker):
         threads: int | None = None,
         voices: str | Path | None = None,
         exact: bool = False,
-    ) -> "OnnxSpeaker":
+    ) -> "OnnxTTS":
         """A folder of graphs or a hub id; the codec's graphs stand beside, in `codec`, or are fetched."""
         if dtype not in ("auto", "float32"):
             raise InputError(f"ONNX speech is float32; {dtype!r} is of the graphs, not of their use")
@@ -161,25 +161,27 @@ class OnnxSpeaker(FrameSpeaker):
         return 1
 
     @cached_property
-    def encode(self) -> Graph:
+    def encode(self) -> OnnxSession:
         """The codec's way in, opened when a recording comes."""
         return self._open(self._codec_folder, "moss_audio_tokenizer_encode")
 
     @cached_property
-    def drawn_frame(self) -> Graph:
+    def drawn_frame(self) -> OnnxSession:
         """A frame in one call."""
         return self._open(self._folder, "moss_tts_local_fixed_sampled_frame")
 
     @cached_property
-    def local_step(self) -> Graph:
+    def local_step(self) -> OnnxSession:
         """One position of a frame."""
         return self._open(self._folder, "moss_tts_local_cached_step")
 
-    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> Sounding[dict[str, Any]]:
+    def _sounding(
+        self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool
+    ) -> ChunkedPlayback[dict[str, Any]]:
         seconds = int(self._meta["frame_samples"]) / self.rate
-        return Sounding(self._decode, self._silence(), seconds, player, clock, self._beside, is_live)
+        return ChunkedPlayback(self._decode, self._silence(), seconds, player, clock, self._beside, is_live)
 
-    def _frames(self, text: str, before: Before, seed: int, greedy: bool) -> Frames:
+    def _frames(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Frames:
         return self._speak(text, before, seed, greedy)
 
     def _codes_of(self, sound: Sound) -> list[list[int]]:
@@ -190,7 +192,7 @@ class OnnxSpeaker(FrameSpeaker):
         codes: list[list[int]] = made["audio_codes"].numpy()[0, :, : self.config.n_vq].tolist()
         return codes
 
-    def _speak(self, text: str, before: Before, seed: int, greedy: bool) -> Generator[Frame, None, None]:
+    def _speak(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Generator[Frame, None, None]:
         rows = self.prompt.speech(before.words + text) + self.prompt.said(before.said)
         hidden, past = self._read(before.reference, np.array(rows))
         stepwise = greedy or self.exact
@@ -211,7 +213,7 @@ class OnnxSpeaker(FrameSpeaker):
             row = np.array([[self.config.audio_assistant_slot_token_id, *codes]])
             hidden, past = self._behind(past, row)
 
-    def _read(self, reference: Codes, text: NDArray[np.int64]) -> tuple[NDArray[np.float32], Past]:
+    def _read(self, reference: Codes, text: NDArray[np.int64]) -> tuple[NDArray[np.float32], OnnxKVCache]:
         """The state after a voice and a text. Where the step takes many rows, the voice is read once and kept."""
         voice = np.array(self.prompt.before_text(reference))
         if not isinstance(self.step.inputs["input_ids"].shape[1], str):
@@ -222,11 +224,11 @@ class OnnxSpeaker(FrameSpeaker):
             self._voices[reference] = self._from_start(voice)[1]
         return self._behind(self._voices[reference], text)
 
-    def _from_start(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], Past]:
+    def _from_start(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], OnnxKVCache]:
         made = self.prefill({"input_ids": rows[None], "attention_mask": np.ones((1, len(rows)))})
         return made["global_hidden"].numpy()[:, -1], _past(made, len(rows))
 
-    def _behind(self, past: Past, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], Past]:
+    def _behind(self, past: OnnxKVCache, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], OnnxKVCache]:
         made = self.step({"input_ids": rows[None], "past_valid_lengths": np.array([past.rows]), **past.layers})
         return made["global_hidden"].numpy()[:, -1], _past(made, past.rows + len(rows))
 
@@ -291,9 +293,9 @@ def _is_code_input(name: str) -> bool:
     return "codes" in name or "lengths" in name
 
 
-def _past(made: dict[str, Any], rows: int) -> Past:
+def _past(made: dict[str, Any], rows: int) -> OnnxKVCache:
     layers = {name.replace("present", "past", 1): value for name, value in made.items() if name.startswith("present")}
-    return Past(layers, rows)
+    return OnnxKVCache(layers, rows)
 
 
 def _channels(sampling: NanoSampling, codebooks: int, greedy: bool) -> list[Channel]:
@@ -306,7 +308,7 @@ def _settings(folder: Path, manifest: dict[str, Any]) -> SpeechSettings:
         return SpeechSettings.read(folder)
     try:
         given = manifest.get("builtin_voices", [])
-        voices = {each["voice"]: KeptVoice(each["voice"], each["prompt_audio_codes"]) for each in given}
+        voices = {each["voice"]: StoredVoice(each["voice"], each["prompt_audio_codes"]) for each in given}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / MANIFEST} lists voices without {error}; fetch it again") from error
     return SpeechSettings(voices=voices)

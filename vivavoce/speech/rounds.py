@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 Part = Callable[[], bool]  # does what has gathered, and says whether there was any
 
 
-class Rounds:
+class DeviceLoop:
     """What is asked for is done first, then each part of the round, over and over until there is nothing left."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vivavoce.errors import CheckpointError
 from vivavoce.models.moss_tts_nano_config import NanoSampling
 from vivavoce.models.moss_tts_nano_text import MAX_CHUNK_TOKENS
-from vivavoce.speech.voices import KeptVoice
+from vivavoce.speech.voices import StoredVoice
 
 if TYPE_CHECKING:
     from vivavoce.engine.sampling import Generation
@@ -29,7 +29,7 @@ class SpeechSettings:
     """Whether the model has learned English letters but no digits."""
     own_voice: str | None = None
     """The voice that speaks without a reference, by name."""
-    voices: dict[str, KeptVoice] = field(default_factory=dict)
+    voices: dict[str, StoredVoice] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: str | Path) -> "SpeechSettings":
@@ -41,7 +41,7 @@ class SpeechSettings:
             given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
             given["sampling"] = NanoSampling(**given.get("sampling", {}))
             voices = given.pop("voices", {})
-            return cls(**given, voices={name: KeptVoice(name, codes) for name, codes in voices.items()})
+            return cls(**given, voices={name: StoredVoice(name, codes) for name, codes in voices.items()})
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{file} cannot be read ({error}); fetch the model again") from error
 

@@ -44,7 +44,7 @@ class Decoder(Protocol[State]):
 
 
 @dataclass
-class Sounding(Generic[State]):
+class ChunkedPlayback(Generic[State]):
     """The codec's side of one stretch of speech."""
 
     decode: Decoder[State]

@@ -13,34 +13,34 @@ from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, Tokenizer
+from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, NanoTokenizerProtocol
 from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from vivavoce.nn.int8_linear import to_int8
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.speech.codec_desk import Alone, State, Together
+from vivavoce.speech.codec_desk import BatchedDecoder, SingleDecoder, State
 from vivavoce.speech.cpu_decoder import SMALLEST_ROUNDED
-from vivavoce.speech.interface import Manner
-from vivavoce.speech.mouth import CpuMouth, EngineMouth, Mouth
-from vivavoce.speech.rounds import Rounds
+from vivavoce.speech.interface import SpeakingStyle
+from vivavoce.speech.mouth import CpuFrameGenerator, EngineFrameGenerator, FrameGenerator
+from vivavoce.speech.rounds import DeviceLoop
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.speech.sounding import Sounding, beside, spare_cores
-from vivavoce.speech.telling import Before, Frames, FrameSpeaker
+from vivavoce.speech.sounding import ChunkedPlayback, beside, spare_cores
+from vivavoce.speech.telling import Frames, FrameTTS, SpokenPrefix
 from vivavoce.speech.threads import fastest_threads
-from vivavoce.speech.voices import VoiceShelf
+from vivavoce.speech.voices import VoiceStore
 
-__all__ = ["Manner", "Speaker"]
+__all__ = ["NanoTTS", "SpeakingStyle"]
 OFFICIAL_CODEC = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano"
 CODEC_FOLDER = "codec"
 
 
-class Speaker(FrameSpeaker):
+class NanoTTS(FrameTTS):
     """Says texts, several at a time if asked from several threads."""
 
     def __init__(
         self,
         model: MossTTSNano,
         codec: MossAudioTokenizerNano,
-        tokenizer: Tokenizer,
+        tokenizer: NanoTokenizerProtocol,
         device: Device,
         settings: SpeechSettings | None = None,
         voices: str | Path | None = None,
@@ -53,16 +53,20 @@ class Speaker(FrameSpeaker):
         self.model, self.codec = model, codec
         self.prompt = MossTTSNanoPrompt(model.config, tokenizer)
         self.settings = settings or SpeechSettings()
-        self.shelf = VoiceShelf(self.settings.voices, voices)
+        self.shelf = VoiceStore(self.settings.voices, voices)
         alone = device.kind == "cpu" and model.transformer.wte.weight.dtype == torch.float32
-        self.mouth: Mouth
-        self.decode: Alone | Together
+        self.mouth: FrameGenerator
+        self.decode: SingleDecoder | BatchedDecoder
         if alone:
-            self.mouth, self.decode, self._beside = CpuMouth(model, self.prompt), Alone(codec), beside()
+            self.mouth, self.decode, self._beside = (
+                CpuFrameGenerator(model, self.prompt),
+                SingleDecoder(codec),
+                beside(),
+            )
         else:
-            rounds = Rounds()
-            self.decode, self._beside = Together(codec, rounds, device), None
-            self.mouth = EngineMouth(model, self.prompt, device, rounds)
+            rounds = DeviceLoop()
+            self.decode, self._beside = BatchedDecoder(codec, rounds, device), None
+            self.mouth = EngineFrameGenerator(model, self.prompt, device, rounds)
 
     @classmethod
     def load(
@@ -73,7 +77,7 @@ class Speaker(FrameSpeaker):
         codec: str | None = None,
         codebooks: int | None = None,
         voices: str | Path | None = None,
-    ) -> "Speaker":
+    ) -> "NanoTTS":
         """A model by its bundled name, folder or hub id; its codec stands in its `codec` folder or is fetched too.
 
         `dtype` is `auto`, `float32`, `bfloat16`, `float16`, or `int8` on CPUs; `auto` takes int8 where it is faster.
@@ -126,12 +130,12 @@ class Speaker(FrameSpeaker):
         """Whose codes its voices have."""
         return self.codec.mark
 
-    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> Sounding[State]:
+    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> ChunkedPlayback[State]:
         seconds = 1 / self.codec.config.frame_rate
         beside = self._beside if torch.get_num_threads() <= spare_cores() else None  # no core is left for it
-        return Sounding(self.decode, self.decode.start(), seconds, player, clock, beside, is_live)
+        return ChunkedPlayback(self.decode, self.decode.start(), seconds, player, clock, beside, is_live)
 
-    def _frames(self, text: str, before: Before, seed: int, greedy: bool) -> Frames:
+    def _frames(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Frames:
         tokens = self.prompt.count_tokens(text)
         generation = self.settings.generation(self.model.config.n_vq, tokens, seed, greedy)
         return self.mouth.frames(before.reference, before.words + text, generation, before.said)
@@ -145,7 +149,7 @@ class Speaker(FrameSpeaker):
             codes: list[list[int]] = self.codec.reference(sound)[: self.model.codebooks].T.tolist()
             return codes
 
-        return encoded() if isinstance(self.decode, Alone) else self.decode.rounds.ask(encoded)
+        return encoded() if isinstance(self.decode, SingleDecoder) else self.decode.rounds.ask(encoded)
 
 
 def _dtype_of(name: str, device: Device) -> torch.dtype:

@@ -20,16 +20,16 @@ from vivavoce.errors import InputError
 from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
 from vivavoce.models.moss_tts_nano_text import Chunk, chunks
 from vivavoce.speech.cleaning import cleaned
-from vivavoce.speech.interface import Manner
+from vivavoce.speech.interface import SpeakingStyle
 from vivavoce.speech.numbers import numbers_as_words
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.speech.sounding import Frame, Samples, Sounding
-from vivavoce.speech.voices import KeptVoice, VoiceShelf
+from vivavoce.speech.sounding import ChunkedPlayback, Frame, Samples
+from vivavoce.speech.voices import StoredVoice, VoiceStore
 
 Codes = tuple[Frame, ...]  # [frame, codebook]; none stand for the model's own voice
 
 
-class Before(NamedTuple):
+class SpokenPrefix(NamedTuple):
     """What stands before a text: a voice to sound like, or speech to go on from, with its words."""
 
     reference: Codes = ()
@@ -47,12 +47,12 @@ class Frames(Protocol):
         ...
 
 
-class FrameSpeaker(ABC):
+class FrameTTS(ABC):
     """Says texts. Who derives from it has a prompt, settings and a shelf."""
 
     prompt: MossTTSNanoPrompt
     settings: SpeechSettings
-    shelf: VoiceShelf
+    shelf: VoiceStore
 
     def warm_up(self) -> None:  # noqa: B027 - nothing is what most need
         """Do ahead what would make the first text slow."""
@@ -82,27 +82,27 @@ class FrameSpeaker(ABC):
         """Parts of a text that are worth making side by side."""
 
     @abstractmethod
-    def _frames(self, text: str, before: Before, seed: int, greedy: bool) -> Frames:
+    def _frames(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Frames:
         """The frames of a part, begun now."""
 
     @abstractmethod
-    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> Sounding[Any]:
+    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> ChunkedPlayback[Any]:
         """The codec before the first frame of a part."""
 
     @abstractmethod
     def _codes_of(self, sound: Sound) -> list[list[int]]:
         """A recording as codes.  # [frame, codebook]"""
 
-    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> KeptVoice:
+    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
         """Keep a voice on this machine under a name, from a recording of three to eight seconds and its words."""
-        voice = KeptVoice(name, self._codes_of(sound), self.mark, consent, text=text)
+        voice = StoredVoice(name, self._codes_of(sound), self.mark, consent, text=text)
         return self.shelf.add(voice, sound)
 
     def stream(
         self,
         text: str,
         voice: str | Sound | None = None,
-        manner: Manner | None = None,
+        manner: SpeakingStyle | None = None,
         clock: Callable[[], float] | None = time.monotonic,
     ) -> Iterator[Samples]:
         """The sound of a text, as it is made.  # pieces [channel, time]
@@ -110,12 +110,12 @@ class FrameSpeaker(ABC):
         `voice` is a name, or a recording to sound like; none is the model's own. Leaving off half-way costs nothing.
         Without a clock nobody waits for the sound, and its last bits are the same each time.
         """
-        manner = manner or Manner()
+        manner = manner or SpeakingStyle()
         stretch = TimeStretch(self.rate, manner.speed)
         parts = chunks(self.prepared(text, manner.clean), self.prompt.count_tokens, self.settings.chunk_tokens)
         return self._stream(parts, self._before(voice, manner), manner, stretch, clock)
 
-    def say(self, text: str, voice: str | Sound | None = None, manner: Manner | None = None) -> Sound:
+    def say(self, text: str, voice: str | Sound | None = None, manner: SpeakingStyle | None = None) -> Sound:
         """The whole sound of a text."""
         pieces = list(self.stream(text, voice, manner, clock=None))
         return Sound(np.concatenate(pieces, axis=1), self.rate)
@@ -128,8 +128,8 @@ class FrameSpeaker(ABC):
     def _stream(
         self,
         parts: list[Chunk],
-        before: Before,
-        manner: Manner,
+        before: SpokenPrefix,
+        manner: SpeakingStyle,
         stretch: TimeStretch,
         live_clock: Callable[[], float] | None,
     ) -> Iterator[Samples]:
@@ -144,7 +144,9 @@ class FrameSpeaker(ABC):
                 silence = np.zeros((channels, round(part.pause * manner.pause * self.rate)), np.float32)
                 yield from self._heard(np.concatenate([stretch.flush(state), silence], axis=1), player, clock)
 
-    def _begun(self, parts: list[Chunk], before: Before, manner: Manner) -> Generator[tuple[Chunk, Frames], None, None]:
+    def _begun(
+        self, parts: list[Chunk], before: SpokenPrefix, manner: SpeakingStyle
+    ) -> Generator[tuple[Chunk, Frames], None, None]:
         """The parts in order with their frames; where parts can be made side by side, the next ones are begun too."""
         under_way: deque[tuple[Chunk, Frames]] = deque()
         coming = iter(enumerate(parts))
@@ -166,14 +168,14 @@ class FrameSpeaker(ABC):
             player.feed(clock(), sound.shape[1] / self.rate)
             yield sound
 
-    def _before(self, voice: str | Sound | None, manner: Manner) -> Before:
+    def _before(self, voice: str | Sound | None, manner: SpeakingStyle) -> SpokenPrefix:
         """What stands before each part."""
         if not manner.continues:
-            return Before(self._reference(voice))
+            return SpokenPrefix(self._reference(voice))
         words = self.shelf.get(voice).text.strip() if isinstance(voice, str) and voice in self.shelf else ""
         if not words:
             raise InputError("to go on from a recording its words must be known: keep the voice with its --text")
-        return Before(words=words + " ", said=self._reference(voice))
+        return SpokenPrefix(words=words + " ", said=self._reference(voice))
 
     def _reference(self, voice: str | Sound | None) -> Codes:
         """The codes of a voice; none for the model's own."""

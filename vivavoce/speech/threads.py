@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.speech.mouth import CpuMouth, Mouth
+from vivavoce.speech.mouth import CpuFrameGenerator, FrameGenerator
 from vivavoce.speech.settings import SpeechSettings
 from vivavoce.speech.sounding import spare_cores
 
@@ -17,12 +17,12 @@ WORTH = 0.9  # of the time before: less gain than this is not worth a core
 SMALLEST_SHARED = 512  # hidden size; the products of smaller models are done before a second thread is awake
 
 
-def fastest_threads(mouth: Mouth) -> int:
+def fastest_threads(mouth: FrameGenerator) -> int:
     """How many of torch's threads this model speaks fastest with, one core left to the codec.
 
     What OMP_NUM_THREADS says, holds.
     """
-    if not isinstance(mouth, CpuMouth) or "OMP_NUM_THREADS" in os.environ:
+    if not isinstance(mouth, CpuFrameGenerator) or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     config = mouth.decoder.model.config
     most = max(1, spare_cores()) if config.hidden_size >= SMALLEST_SHARED else 1

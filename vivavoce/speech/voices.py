@@ -24,7 +24,7 @@ DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" 
 
 
 @dataclass(frozen=True)
-class KeptVoice:
+class StoredVoice:
     """A reference voice, with who agreed to it. `codes` may be empty where there is a recording."""
 
     name: str
@@ -42,7 +42,7 @@ class KeptVoice:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, content: str, source: str) -> "KeptVoice":
+    def from_json(cls, content: str, source: str) -> "StoredVoice":
         """As `to_json` wrote it; one line says what is wrong with it."""
         try:
             given: dict[str, Any] = json.loads(content)
@@ -53,10 +53,10 @@ class KeptVoice:
             raise InputError(f"{source} is not a voice as it was kept ({error}); remove it and add it anew") from error
 
 
-class VoiceShelf:
+class VoiceStore:
     """Voices by name: `built_in` ones first, then those in a folder, one file each."""
 
-    def __init__(self, built_in: Mapping[str, KeptVoice] | None = None, folder: str | Path | None = None) -> None:
+    def __init__(self, built_in: Mapping[str, StoredVoice] | None = None, folder: str | Path | None = None) -> None:
         self.built_in = dict(built_in or {})
         self.folder = Path(folder) if folder is not None else DEFAULT_FOLDER
 
@@ -68,19 +68,19 @@ class VoiceShelf:
     def __contains__(self, name: str) -> bool:
         return name in self.names()
 
-    def get(self, name: str) -> KeptVoice:
+    def get(self, name: str) -> StoredVoice:
         """A voice; its name is told if there is none."""
         if name in self.built_in:
             return self.built_in[name]
         file = self._require(name)
-        return KeptVoice.from_json(file.read_text(encoding="utf8"), str(file))
+        return StoredVoice.from_json(file.read_text(encoding="utf8"), str(file))
 
     def recording(self, name: str) -> Sound | None:
         """What an added voice was made of, where that was kept."""
         file = self._file(name).with_suffix(RECORDING)
         return read(file, mono=False) if name not in self.built_in and file.is_file() else None
 
-    def add(self, voice: KeptVoice, recording: Sound | None = None) -> KeptVoice:
+    def add(self, voice: StoredVoice, recording: Sound | None = None) -> StoredVoice:
         """Keep a voice; one of that name that was added before is replaced."""
         if voice.name in self.built_in:
             raise InputError(f"the voice {voice.name!r} comes with the model; choose another name")

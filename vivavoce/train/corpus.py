@@ -18,11 +18,11 @@ from vivavoce.errors import InputError, MissingDependencyError, VivaError
 from vivavoce.train.front_desk import general_sentences, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
 from vivavoce.train.front_desk.vocabulary import word_strings
-from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, TRAINING, Voice, draw, programs, speak_many
+from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, TRAINING, SyntheticVoice, draw, programs, speak_many
 from vivavoce.train.voices_programs import Programs
 
-Plan = list[tuple[str, Voice]]
-Job = tuple[Programs, list[int], Voice, list[str]]  # sentences of one voice, and their places in the plan
+Plan = list[tuple[str, SyntheticVoice]]
+Job = tuple[Programs, list[int], SyntheticVoice, list[str]]  # sentences of one voice, and their places in the plan
 Spoken = list[NDArray[np.int16] | None]
 ASTERISK_TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
 ASTERISK_SOUNDS = Path("/usr/share/asterisk/sounds/en")
@@ -80,7 +80,7 @@ class Corpus:
 
 
 def build(
-    plan: Sequence[tuple[str, Voice]],
+    plan: Sequence[tuple[str, SyntheticVoice]],
     workers: int = 1,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -107,7 +107,7 @@ def build(
     return Corpus.of([(found[number], plan[number][0], plan[number][1].name) for number in order])
 
 
-def training_plan(seed: int, count: int, voices: Sequence[Voice] = TRAINING) -> Plan:
+def training_plan(seed: int, count: int, voices: Sequence[SyntheticVoice] = TRAINING) -> Plan:
     """So many utterances by these voices: guests' sentences, general ones and words without a sense.
 
     None is said twice: an ear that hears the same sentences again and again knows those, and misspells others.
@@ -141,9 +141,9 @@ def teacher_plan(count: int, seed: int = 0) -> Plan:
     return [(sentence, TEACHER) for sentence in (*dict.fromkeys([*replies, *anything, *strings]), *again)]
 
 
-def _jobs(plan: Sequence[tuple[str, Voice]]) -> list[tuple[list[int], Voice, list[str]]]:
+def _jobs(plan: Sequence[tuple[str, SyntheticVoice]]) -> list[tuple[list[int], SyntheticVoice, list[str]]]:
     """The plan in batches of one voice each."""
-    by_voice: dict[Voice, list[int]] = {}
+    by_voice: dict[SyntheticVoice, list[int]] = {}
     for number, (_, voice) in enumerate(plan):
         by_voice.setdefault(voice, []).append(number)
     return [
@@ -172,7 +172,7 @@ def _speak_job(job: Job) -> tuple[list[int], Spoken]:
         return numbers, [_speak_or_none(voice, text, programs) for text in texts]
 
 
-def _speak_or_none(voice: Voice, text: str, programs: Programs) -> NDArray[np.int16] | None:
+def _speak_or_none(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray[np.int16] | None:
     try:
         return _pcm(speak_many(voice, [text], programs)[0])
     except (VivaError, OSError):

@@ -13,7 +13,7 @@ WINDOWS = (2048, 1024, 512)
 SLOPE = 0.1
 
 
-class Judgement(NamedTuple):
+class DiscriminatorOutput(NamedTuple):
     """What a judge says, and what it saw on the way."""
 
     score: Tensor  # [batch, …]: 1 for recorded, 0 for made
@@ -35,14 +35,14 @@ class Judge(nn.Module):
         """# [batch, sample] → [batch, channel, height, width]"""
         raise NotImplementedError
 
-    def forward(self, sound: Tensor) -> Judgement:
+    def forward(self, sound: Tensor) -> DiscriminatorOutput:
         """Its judgement of a batch.  # [batch, sample]"""
         x, features = self.picture(sound), []
         *hidden, last = self.layers
         for layer in hidden:
             x = functional.leaky_relu(layer(x), SLOPE)
             features.append(x)
-        return Judgement(last(x), features)
+        return DiscriminatorOutput(last(x), features)
 
 
 class PeriodJudge(Judge):
@@ -88,22 +88,22 @@ class Discriminators(nn.Module):
         spectra: list[Judge] = [SpectrumJudge(window, spectrum_channels) for window in WINDOWS]
         self.judges = nn.ModuleList([*periods, *spectra])
 
-    def forward(self, sound: Tensor) -> list[Judgement]:
+    def forward(self, sound: Tensor) -> list[DiscriminatorOutput]:
         """What each says of a batch.  # [batch, sample]"""
         return [judge(sound) for judge in self.judges]
 
-    def of_pair(self, recorded: Tensor, made: Tensor) -> tuple[list[Judgement], list[Judgement]]:
+    def of_pair(self, recorded: Tensor, made: Tensor) -> tuple[list[DiscriminatorOutput], list[DiscriminatorOutput]]:
         """What each says of two batches, judged in one pass."""
         both = self(torch.cat([recorded, made]))
         rows = len(recorded)
 
-        def part(cut: Callable[[Tensor], Tensor]) -> list[Judgement]:
-            return [Judgement(cut(one.score), [cut(feature) for feature in one.features]) for one in both]
+        def part(cut: Callable[[Tensor], Tensor]) -> list[DiscriminatorOutput]:
+            return [DiscriminatorOutput(cut(one.score), [cut(feature) for feature in one.features]) for one in both]
 
         return part(lambda x: x[:rows]), part(lambda x: x[rows:])
 
 
-def judging_loss(recorded: Sequence[Judgement], made: Sequence[Judgement]) -> Tensor:
+def judging_loss(recorded: Sequence[DiscriminatorOutput], made: Sequence[DiscriminatorOutput]) -> Tensor:
     """What the judges minimise: least squares to 1 for recorded sound and to 0 for made sound."""
     losses = [
         (1 - real.score.float()).square().mean() + fake.score.float().square().mean()
@@ -112,12 +112,12 @@ def judging_loss(recorded: Sequence[Judgement], made: Sequence[Judgement]) -> Te
     return torch.stack(losses).mean()
 
 
-def deceiving_loss(made: Sequence[Judgement]) -> Tensor:
+def deceiving_loss(made: Sequence[DiscriminatorOutput]) -> Tensor:
     """What a generator minimises: least squares to 1 for made sound."""
     return torch.stack([(1 - fake.score.float()).square().mean() for fake in made]).mean()
 
 
-def feature_distance(recorded: Sequence[Judgement], made: Sequence[Judgement]) -> Tensor:
+def feature_distance(recorded: Sequence[DiscriminatorOutput], made: Sequence[DiscriminatorOutput]) -> Tensor:
     """How differently the judges see two sounds, each layer on the scale of its own features."""
     distances = [
         functional.l1_loss(fake_layer.float(), real_layer.detach().float())

@@ -201,7 +201,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """One step of a course: its number, its share of the peak rate, how far the course is, and its own seed."""
 
     number: int
@@ -214,7 +214,7 @@ class Step:
         return torch.Generator(device).manual_seed(self.seed)
 
 
-class Course:
+class TrainingRun:
     """Iterate over it for steps; it logs what `record` gets, keeps checkpoints, and goes on where it was stopped."""
 
     def __init__(
@@ -236,12 +236,12 @@ class Course:
         if (self.folder / STATE).is_file():
             self._resume()
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[TrainingStep]:
         started, saved = time.monotonic() - self.elapsed, time.monotonic()
         while self.budget.progress(self.number, self.elapsed) < 1.0:
             share = self.budget.rate_share(self.number, self.elapsed)
             progress = self.budget.progress(self.number, self.elapsed)
-            yield Step(self.number, share, progress, (self.seed << 32) + self.number)
+            yield TrainingStep(self.number, share, progress, (self.seed << 32) + self.number)
             self.number += 1
             self.elapsed = time.monotonic() - started
             if self.number % self.log_every == 0:

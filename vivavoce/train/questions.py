@@ -12,7 +12,7 @@ from pathlib import Path
 from vivavoce.audio.files import write
 from vivavoce.audio.sound import Sound
 from vivavoce.train.front_desk import dialogues
-from vivavoce.train.voices import HELD_OUT, RATE, Voice, programs, speak
+from vivavoce.train.voices import HELD_OUT, RATE, SyntheticVoice, programs, speak
 
 LIST = "questions.json"
 
@@ -40,7 +40,7 @@ def write_questions(out: Path, count: int, seed: int) -> list[SpokenQuestion]:
         if exchange.intent in seen and len(seen) < count:
             continue
         seen.add(exchange.intent)
-        voice: Voice = source.choice(HELD_OUT)
+        voice: SyntheticVoice = source.choice(HELD_OUT)
         file = f"{len(questions):02d}-{exchange.intent.replace('_', '-')}.opus"
         write(out / file, Sound(speak(voice, exchange.user, found), RATE))
         questions.append(

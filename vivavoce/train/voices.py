@@ -26,7 +26,7 @@ __all__ = [
     "TEACHER",
     "TRAINING",
     "VOICES",
-    "Voice",
+    "SyntheticVoice",
     "bundle",
     "draw",
     "guests",
@@ -46,7 +46,7 @@ SECONDS_A_PROCESS = 120
 
 
 @dataclass(frozen=True)
-class Voice:
+class SyntheticVoice:
     """One way of speaking of one program; `held_out` voices are for tests alone, `part` is data of an optional one.
 
     A `loose` one says each sentence in a way of its own.
@@ -60,26 +60,29 @@ class Voice:
     loose: bool = False
 
 
-def _flite() -> list[Voice]:
+def _flite() -> list[SyntheticVoice]:
     """Voices cut or modelled from recordings; only the diphone voice lets its pitch be set."""
     voices = [
-        Voice(f"flite-{speaker}-{stretch}", "flite", ("-voice", speaker, "--setf", f"duration_stretch={stretch}"), held)
+        SyntheticVoice(
+            f"flite-{speaker}-{stretch}", "flite", ("-voice", speaker, "--setf", f"duration_stretch={stretch}"), held
+        )
         for speaker, held in (("rms", False), ("slt", False), ("awb", True))
         for stretch in ("0.85", "1.0", "1.15", "1.3")
     ]
     for pitch in ("85", "105", "130", "160"):
         for stretch in ("0.9", "1.1"):
             settings = ("--setf", f"int_f0_target_mean={pitch}", "--setf", f"duration_stretch={stretch}")
-            voices.append(Voice(f"flite-kal16-{pitch}-{stretch}", "flite", ("-voice", "kal16", *settings)))
+            voices.append(SyntheticVoice(f"flite-kal16-{pitch}-{stretch}", "flite", ("-voice", "kal16", *settings)))
     return voices
 
 
-def _festival() -> list[Voice]:
+def _festival() -> list[SyntheticVoice]:
     """A diphone voice and an HTS one, whose speed cannot be set."""
     voices = [
-        Voice(f"festival-ked-{stretch}", "festival", ("ked_diphone", stretch), True) for stretch in ("0.9", "1.1")
+        SyntheticVoice(f"festival-ked-{stretch}", "festival", ("ked_diphone", stretch), True)
+        for stretch in ("0.9", "1.1")
     ]
-    return [*voices, Voice("festival-slt", "festival", ("cmu_us_slt_arctic_hts", "1.0"))]
+    return [*voices, SyntheticVoice("festival-slt", "festival", ("cmu_us_slt_arctic_hts", "1.0"))]
 
 
 CLEAR_ACCENTS = ("en-us", "en")
@@ -96,7 +99,7 @@ HELD_OUT_ACCENT = "en-gb-x-rp"
 HELD_OUT_VARIANTS = ("m3", "f4", "steph3")
 
 
-def _espeak() -> list[Voice]:
+def _espeak() -> list[SyntheticVoice]:
     """Each variant in a clear accent and in another, pitched and paced as people are; one accent is held out."""
     pitches, speeds = (38, 50, 62, 45, 56), (140, 165, 150, 180)
     voices = []
@@ -112,9 +115,9 @@ def _espeak() -> list[Voice]:
     return voices + [_espeak_voice(HELD_OUT_ACCENT, *held, held_out=True) for held in held_out]
 
 
-def _espeak_voice(accent: str, variant: str, pitch: int, speed: int, held_out: bool = False) -> Voice:
+def _espeak_voice(accent: str, variant: str, pitch: int, speed: int, held_out: bool = False) -> SyntheticVoice:
     arguments = ("-v", f"{accent}+{variant}", "-p", str(pitch), "-s", str(speed), "-a", LOUDNESS)
-    return Voice(f"espeak-{accent}-{variant}", "espeak-ng", arguments, held_out)
+    return SyntheticVoice(f"espeak-{accent}-{variant}", "espeak-ng", arguments, held_out)
 
 
 MBROLA_SPEAKERS = {"us1": "us1", "us2": "us2", "us3": "us3", "en1": "en1", "sw2-en": "sw2"}
@@ -122,43 +125,47 @@ LOOSE_TURNS = 12  # twice as many as by rule
 PICO_SPEAKERS = ("en-US", "en-GB")
 
 
-def _mbrola() -> list[Voice]:
+def _mbrola() -> list[SyntheticVoice]:
     """Recorded diphones, told by espeak-ng what to say; the one from Sweden speaks English with an accent.
 
     More often than by rule they speak loosely: no two sentences alike.
     """
     by_rule = [
-        Voice(f"mbrola-{part}-{pitch}-{speed}", "mbrola", ("-v", f"mb-{name}", "-p", pitch, "-s", speed), part=part)
+        SyntheticVoice(
+            f"mbrola-{part}-{pitch}-{speed}", "mbrola", ("-v", f"mb-{name}", "-p", pitch, "-s", speed), part=part
+        )
         for name, part in MBROLA_SPEAKERS.items()
         for pitch, speed in (("38", "140"), ("50", "130"), ("50", "155"), ("50", "175"), ("62", "145"), ("70", "165"))
     ]
     loose = [
-        Voice(f"mbrola-{part}-loose-{turn}", "mbrola", ("-v", f"mb-{name}"), part=part, loose=True)
+        SyntheticVoice(f"mbrola-{part}-loose-{turn}", "mbrola", ("-v", f"mb-{name}"), part=part, loose=True)
         for name, part in MBROLA_SPEAKERS.items()
         for turn in range(LOOSE_TURNS)
     ]
     return by_rule + loose
 
 
-def _pico() -> list[Voice]:
+def _pico() -> list[SyntheticVoice]:
     """Two women, modelled from recordings, whose pitch and speed are set in per cent."""
     return [
-        Voice(f"pico-{speaker}-{pitch}-{speed}", "pico2wave", (speaker, pitch, speed), part=speaker)
+        SyntheticVoice(f"pico-{speaker}-{pitch}-{speed}", "pico2wave", (speaker, pitch, speed), part=speaker)
         for speaker in PICO_SPEAKERS
         for pitch, speed in (("85", "95"), ("100", "85"), ("100", "100"), ("100", "120"), ("115", "105"))
     ]
 
 
-def _more_festival() -> list[Voice]:
+def _more_festival() -> list[SyntheticVoice]:
     """Two more of the kind of the one that is held out, at several speeds and pitches."""
     plain = [
-        Voice(f"festival-{speaker}-{stretch}", "festival", (f"{speaker}_diphone", stretch), part=f"{speaker}_diphone")
+        SyntheticVoice(
+            f"festival-{speaker}-{stretch}", "festival", (f"{speaker}_diphone", stretch), part=f"{speaker}_diphone"
+        )
         for speaker in ("kal", "don")
         for stretch in ("0.9", "1.1", "1.25")
     ]
     manners = ("0.8 95 8", "0.95 125 22", "1.05 150 30", "1.2 110 5", "1.35 88 18")  # stretch, pitch and its deviation
     return plain + [
-        Voice(
+        SyntheticVoice(
             f"festival-{speaker}-{manner.replace(' ', '-')}",
             "festival",
             (f"{speaker}_diphone", *manner.split()),
@@ -177,15 +184,15 @@ SHARES = {"flite": 0.22, "mbrola": 0.27, "pico2wave": 0.09, "festival": 0.12, "e
 TEACHER = next(voice for voice in VOICES if voice.name == "flite-rms-1.0")
 
 
-def guests(programs: Programs) -> tuple[Voice, ...]:
+def guests(programs: Programs) -> tuple[SyntheticVoice, ...]:
     """Who may speak in training where these programs are."""
     return (*TRAINING, *(voice for voice in OPTIONAL if voice.part in programs.parts))
 
 
-def draw(source: random.Random, count: int, voices: Sequence[Voice] = TRAINING) -> list[Voice]:
+def draw(source: random.Random, count: int, voices: Sequence[SyntheticVoice] = TRAINING) -> list[SyntheticVoice]:
     """So many different voices of these, each program by its share."""
     shares = {program: share for program, share in SHARES.items() if any(v.program == program for v in voices)}
-    drawn: list[Voice] = []
+    drawn: list[SyntheticVoice] = []
     while len(drawn) < count:
         (program,) = source.choices(list(shares), list(shares.values()))
         voice = source.choice([voice for voice in voices if voice.program == program])
@@ -194,12 +201,12 @@ def draw(source: random.Random, count: int, voices: Sequence[Voice] = TRAINING) 
     return drawn
 
 
-def speak(voice: Voice, text: str, programs: Programs) -> NDArray[np.float32]:
+def speak(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray[np.float32]:
     """A sentence in a voice: mono, 16 kHz, with a little silence before and after it."""
     return speak_many(voice, [text], programs)[0]
 
 
-def speak_many(voice: Voice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
+def speak_many(voice: SyntheticVoice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
     """Sentences in a voice, each as `speak` gives it; what starts slowly is started once for many."""
     if voice.program not in DEBIAN_PACKAGES:
         raise InputError(f"voice {voice.name} wants the program {voice.program!r}; known: {', '.join(DEBIAN_PACKAGES)}")
@@ -211,7 +218,7 @@ def speak_many(voice: Voice, texts: Sequence[str], programs: Programs) -> list[N
     return [_at_rate(_speak_once(voice, text, programs), voice, text) for text in texts]
 
 
-def _speak_once(voice: Voice, text: str, programs: Programs) -> bytes:
+def _speak_once(voice: SyntheticVoice, text: str, programs: Programs) -> bytes:
     if voice.program == "flite":
         return _run([*programs.command("flite"), *voice.arguments, "-t", text, "-o", "/dev/stdout"], voice, programs)
     if voice.loose:
@@ -220,14 +227,14 @@ def _speak_once(voice: Voice, text: str, programs: Programs) -> bytes:
     return _run([*programs.command("espeak-ng"), *voice.arguments, "--stdout", "--", text], voice, programs)
 
 
-def _speak_loosely(voice: Voice, text: str, programs: Programs) -> bytes:
+def _speak_loosely(voice: SyntheticVoice, text: str, programs: Programs) -> bytes:
     told = _run([*programs.command("espeak-ng"), *voice.arguments, "--pho", "-q", "--", text], voice, programs)
     said = loosened(told.decode(), voice.part, random.Random(f"{voice.name} {text}"))
     database = str(programs.database(voice.part))
     return _run([*programs.command("mbrola"), "-e", database, "-", "-.wav"], voice, programs, said.encode())
 
 
-def _speak_pico(voice: Voice, text: str, programs: Programs) -> NDArray[np.float32]:
+def _speak_pico(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray[np.float32]:
     speaker, pitch, speed = voice.arguments
     marked = f'<pitch level="{pitch}"><speed level="{speed}">{escape(text)}</speed></pitch>'
     with tempfile.TemporaryDirectory() as folder:
@@ -236,7 +243,7 @@ def _speak_pico(voice: Voice, text: str, programs: Programs) -> NDArray[np.float
         return _at_rate(file.read_bytes(), voice, text)
 
 
-def _speak_festival(voice: Voice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
+def _speak_festival(voice: SyntheticVoice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
     speaker, stretch, *pitch = voice.arguments
     with tempfile.TemporaryDirectory() as folder:
         lines = [f"(voice_{speaker})", f"(Parameter.set 'Duration_Stretch {stretch})"]
@@ -258,7 +265,7 @@ def _quoted(text: str) -> str:
     return text.replace("\\", " ").replace('"', " ")
 
 
-def _run(command: list[str], voice: Voice, programs: Programs, told: bytes | None = None) -> bytes:
+def _run(command: list[str], voice: SyntheticVoice, programs: Programs, told: bytes | None = None) -> bytes:
     try:
         done = subprocess.run(
             command, input=told, capture_output=True, timeout=SECONDS_A_PROCESS, env=programs.environment, check=False
@@ -274,7 +281,7 @@ def _run(command: list[str], voice: Voice, programs: Programs, told: bytes | Non
     return done.stdout
 
 
-def _at_rate(wav: bytes, voice: Voice, text: str) -> NDArray[np.float32]:
+def _at_rate(wav: bytes, voice: SyntheticVoice, text: str) -> NDArray[np.float32]:
     """The samples of a WAV file that a synthesizer wrote, at our rate, without its silences."""
     from scipy.signal import resample_poly
 

@@ -23,7 +23,7 @@ SILENCE = "_"
 
 
 @dataclass(frozen=True)
-class Manner:
+class Prosody:
     """How loosely a sentence is spoken; all of it is drawn anew for each sentence."""
 
     tempo: tuple[float, float] = (0.75, 1.3)
@@ -35,9 +35,9 @@ class Manner:
     faint: float = 0.3  # chance that sounds between vowels are shortened together
 
 
-def loosened(told: str, database: str, draw: random.Random, manner: Manner | None = None) -> str:
+def loosened(told: str, database: str, draw: random.Random, manner: Prosody | None = None) -> str:
     """Lines of sound, milliseconds and pitch points, as mbrola reads them, said in another way."""
-    manner = manner or Manner()
+    manner = manner or Prosody()
     neighbours = NEIGHBOURS.get(database, ())
     lines = [line.split() for line in told.splitlines() if line.strip() and not line.startswith(";")]
     points = [float(value) for line in lines for value in line[3::2]]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
-from vivavoce.nn.paged import PagedCache, Piece, RowBatch
+from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
 
 PAGE = 64
 
@@ -67,7 +67,7 @@ def whole_batch(model: Any, rows: int) -> ListeningBatch:
     cache = PagedCache.allocate(model.kv_shape, pages, PAGE, weight.dtype, weight.device)
     table = torch.arange(pages, dtype=torch.int32)[None]
     positions = torch.arange(rows, dtype=torch.int32)
-    piece = Piece(slice(0, rows), slot=0, position=0)
+    piece = CachePiece(slice(0, rows), slot=0, position=0)
     return ListeningBatch(cache, table, torch.zeros_like(positions), positions, 0, (piece,))
 
 

@@ -12,12 +12,12 @@ from vivavoce.export.trtllm.options import TrtLlmOptions
 from vivavoce.export.trtllm.rounding import (
     FP8_PEAK,
     INT8_PEAK,
-    Layout,
+    WeightLayout,
     check_arrangeable,
     round_per_channel,
     round_to_fp8,
 )
-from vivavoce.export.trtllm.tensor_file import Made, Stored
+from vivavoce.export.trtllm.tensor_file import Stored, WrittenTensor
 from vivavoce.models.checkpoint import Checkpoint
 
 Cut = Callable[[Tensor], Tensor]
@@ -25,7 +25,7 @@ BITS = {"int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A published tensor, to be read when it is needed, and the share of it that is this rank's."""
 
     shape: tuple[int, ...]
@@ -38,14 +38,14 @@ class RankPlan:
 
     def __init__(self, source: Checkpoint, shard: Shard, options: TrtLlmOptions) -> None:
         self.source, self.shard, self.options = source, shard, options
-        self.parts: list[Made] = []
+        self.parts: list[WrittenTensor] = []
 
-    def part(self, name: str, cut: Cut = lambda tensor: tensor) -> Part:
+    def part(self, name: str, cut: Cut = lambda tensor: tensor) -> TensorPart:
         """A tensor of the source; `cut` takes this rank's share of it."""
         if name not in self.source.shapes:
             raise CheckpointError(f"{self.source.source} lacks {name}; fetch the model again")
         shape = cut(torch.empty(self.source.shapes[name], device="meta")).shape
-        return Part(tuple(shape), lambda: cut(self._read(name)), lambda: self._read(name))
+        return TensorPart(tuple(shape), lambda: cut(self._read(name)), lambda: self._read(name))
 
     def _read(self, name: str) -> Tensor:
         tensor = self.source.tensor(name)
@@ -53,11 +53,11 @@ class RankPlan:
             raise CheckpointError(f"{name} of {self.source.source} is rounded already; export the model it was made of")
         return tensor
 
-    def zeros(self, like: Part) -> Part:
+    def zeros(self, like: TensorPart) -> TensorPart:
         """What stands for a bias that a model does not have."""
-        return Part(like.shape, lambda: torch.zeros(like.shape), lambda: torch.zeros(like.shape))
+        return TensorPart(like.shape, lambda: torch.zeros(like.shape), lambda: torch.zeros(like.shape))
 
-    def plain(self, name: str, *parts: Part, view: Cut = lambda tensor: tensor) -> None:
+    def plain(self, name: str, *parts: TensorPart, view: Cut = lambda tensor: tensor) -> None:
         """A tensor in the model's type: the parts one after the other."""
         meta = view(torch.cat([torch.empty(part.shape, device="meta") for part in parts]))
         dtype = self.options.torch_dtype
@@ -73,7 +73,7 @@ class RankPlan:
             lambda: [torch.ones(size, dtype=self.options.torch_dtype)],
         )
 
-    def linear(self, name: str, weights: Sequence[Part], biases: Sequence[Part] = ()) -> None:
+    def linear(self, name: str, weights: Sequence[TensorPart], biases: Sequence[TensorPart] = ()) -> None:
         """A projection whose outputs are the parts' one after the other, in the chosen precision."""
         outputs, inputs = sum(part.shape[0] for part in weights), weights[0].shape[1]
         if self.options.quantise in BITS:
@@ -97,8 +97,8 @@ class RankPlan:
         stored = Stored(f"{attention}.kv_cache_scaling_factor", (1,), torch.float32)
         self._add([stored], lambda: [torch.tensor([scale])])
 
-    def _weight_only(self, name: str, weights: Sequence[Part], shape: tuple[int, int]) -> None:
-        bits, layout, dtype = BITS[self.options.quantise], Layout.of(self.options.sm), self.options.torch_dtype
+    def _weight_only(self, name: str, weights: Sequence[TensorPart], shape: tuple[int, int]) -> None:
+        bits, layout, dtype = BITS[self.options.quantise], WeightLayout.of(self.options.sm), self.options.torch_dtype
         check_arrangeable(shape, bits, layout)
 
         def make() -> list[Tensor]:
@@ -109,7 +109,7 @@ class RankPlan:
         weight = Stored(f"{name}.weight", (inputs, outputs * bits // 8), torch.int8)
         self._add([weight, Stored(f"{name}.per_channel_scale", (outputs,), dtype)], make)
 
-    def _fp8(self, name: str, weights: Sequence[Part], shape: tuple[int, int]) -> None:
+    def _fp8(self, name: str, weights: Sequence[TensorPart], shape: tuple[int, int]) -> None:
         if name not in self.options.peaks:
             raise InputError(f"the calibration says nothing of {name}; calibrate with the model that is exported")
         activation = self.options.peaks[name] / FP8_PEAK
@@ -123,4 +123,4 @@ class RankPlan:
         self._add([Stored(f"{name}.weight", shape, torch.float8_e4m3fn), *scales], make)
 
     def _add(self, stored: Sequence[Stored], make: Callable[[], Sequence[Tensor]]) -> None:
-        self.parts.append(Made(tuple(stored), make))
+        self.parts.append(WrittenTensor(tuple(stored), make))

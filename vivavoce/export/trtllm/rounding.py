@@ -1,8 +1,8 @@
 """Weights in fewer bits as TensorRT-LLM's kernels want them: int8 and int4 per output channel, fp8 per matrix.
 
 Weight-only kernels read a matrix [in, out] whose rows are shuffled so that a tensor core finds its operands side by
-side. The order depends on the GPU: `Layout.of(sm)`. A stored int8 tensor is taken as laid out already, so an engine
-has to be built for the GPU that the checkpoint was written for.
+side. The order depends on the GPU: `WeightLayout.of(sm)`. A stored int8 tensor is taken as laid out already, so an
+engine has to be built for the GPU that the checkpoint was written for.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ BYTE_ORDER = (0, 2, 1, 3)
 NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-class Rounded(NamedTuple):
+class RoundedWeight(NamedTuple):
     """Codes and what they are to be multiplied with."""
 
     codes: Tensor  # int8 [in, out], in int4's range for 4 bits
     scales: Tensor  # [out]
 
 
-def round_per_channel(weight: Tensor, bits: int) -> Rounded:
+def round_per_channel(weight: Tensor, bits: int) -> RoundedWeight:
     """Signed codes of a matrix, scaled by each output's largest value.  # [out, in] → [in, out]"""
     steps = 1 << (bits - 1)
     wide = weight.float()
     scales = wide.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / steps
     codes = (wide / scales[:, None]).round().clamp(-steps, steps - 1)
-    return Rounded(codes.T.to(torch.int8).contiguous(), scales)
+    return RoundedWeight(codes.T.to(torch.int8).contiguous(), scales)
 
 
 def round_to_fp8(weight: Tensor, peak: float) -> Tensor:
@@ -42,13 +42,13 @@ def round_to_fp8(weight: Tensor, peak: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """How one generation of GPUs wants the codes of a weight-only product."""
 
     interleaves_columns: bool
 
     @classmethod
-    def of(cls, sm: int) -> "Layout":
+    def of(cls, sm: int) -> "WeightLayout":
         """Hopper wants columns one after the other; Ampere, Ada and RTX 50 want tiles of several of them in turn."""
         if sm in (100, 103):
             raise InputError(
@@ -86,7 +86,7 @@ def _packed(codes: Tensor, bits: int) -> Tensor:
     return positive.to(torch.uint8).view(torch.int8)
 
 
-def check_arrangeable(shape: "torch.Size | tuple[int, ...]", bits: int, layout: Layout) -> None:
+def check_arrangeable(shape: "torch.Size | tuple[int, ...]", bits: int, layout: WeightLayout) -> None:
     """Raise if a matrix [in, out] has a size that the kernels cannot take."""
     inputs, outputs = shape
     rows = TILE_ROWS if layout.interleaves_columns else 128 // bits

@@ -35,14 +35,14 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Made:
+class WrittenTensor:
     """Tensors that are made together (codes and their scales), and how, once it is their turn to be written."""
 
     stored: tuple[Stored, ...]
     make: Callable[[], Sequence[Tensor]]
 
 
-def write_tensor_file(file: Path, parts: Sequence[Made]) -> int:
+def write_tensor_file(file: Path, parts: Sequence[WrittenTensor]) -> int:
     """Write them in order and say how many bytes the file has."""
     header = _header(stored for part in parts for stored in part.stored)
     with file.open("wb") as opened:

@@ -6,7 +6,7 @@ from vivavoce.errors import InputError
 from vivavoce.export.trtllm.checkpoint_folder import CheckpointFolder
 from vivavoce.export.trtllm.cutting import Shard, check_divisible
 from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.rank_plan import Part, RankPlan
+from vivavoce.export.trtllm.rank_plan import RankPlan, TensorPart
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.whisper_config import WhisperConfig
 from vivavoce.nn.sinusoids import sinusoids
@@ -42,7 +42,7 @@ def whisper_folders(
 def _encoder(config: WhisperConfig, checkpoint: Checkpoint, shard: Shard, options: TrtLlmOptions) -> RankPlan:
     plan = RankPlan(checkpoint, shard, options)
     waves = sinusoids(config.max_source_positions, config.d_model)
-    plan.plain("transformer.position_embedding.weight", Part(tuple(waves.shape), lambda: waves, lambda: waves))
+    plan.plain("transformer.position_embedding.weight", TensorPart(tuple(waves.shape), lambda: waves, lambda: waves))
     for conv in ("conv1", "conv2"):
         plan.plain(f"transformer.{conv}.weight", plan.part(f"encoder.{conv}.weight"), view=lambda w: w.unsqueeze(-1))
         plan.plain(f"transformer.{conv}.bias", plan.part(f"encoder.{conv}.bias"))

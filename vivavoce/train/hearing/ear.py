@@ -24,11 +24,11 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.ctc import ctc_loss
 from vivavoce.train.hearing.forward import features, new_encoder
 from vivavoce.train.hearing.lattice import Lattice
-from vivavoce.train.hearing.lessons import Habits, Lessons, Shape, Speech
+from vivavoce.train.hearing.lessons import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
 from vivavoce.train.hearing.probe import STEPS, Probe
-from vivavoce.train.hearing.report import Hearing, measure
-from vivavoce.train.hearing.surroundings import Surroundings
-from vivavoce.train.loop import Batch, Budget, Course, Learner, plot_curves
+from vivavoce.train.hearing.report import EncoderReport, measure
+from vivavoce.train.hearing.surroundings import AcousticAugmentation
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.voices import TEACHER
 
 SPREAD = 0.6  # standard deviation that a bounded dimension should have at least
@@ -36,7 +36,7 @@ REACH = 2.5  # where tanh is nearly flat
 
 
 @dataclass(frozen=True)
-class EarPlan:
+class EncoderPlan:
     """Sizes, weights and times of one training."""
 
     levels: tuple[int, ...] = (4, 4, 4, 4, 3, 3)
@@ -50,7 +50,7 @@ class EarPlan:
     batch_seconds: float = 240.0  # of sound in a batch, heard twice
     seconds: tuple[float, ...] = (2.56, 4.16, 6.4)  # rows of one sentence
     joined_seconds: float = 12.8  # rows of several
-    habits: Habits = dataclasses.field(default_factory=Habits)
+    habits: EncoderBatchOptions = dataclasses.field(default_factory=EncoderBatchOptions)
     peak_rate: float = 2e-3
     warmup: int = 300
     average: float = 0.998
@@ -65,7 +65,7 @@ class EarPlan:
     steps: int = 100_000
 
     @classmethod
-    def tiny(cls) -> "EarPlan":
+    def tiny(cls) -> "EncoderPlan":
         """A course of seconds on a CPU: proof that everything runs, not of hearing."""
         return cls(
             levels=(3, 3, 3, 3), d_model=32, layers=2, heads=2, probe_size=32, probe_slow=1, probe_fast=1,
@@ -85,13 +85,16 @@ class EarPlan:
         )
 
     @property
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[EncoderBatchShape]:
         """The shapes of batches."""
-        single = [Shape(seconds, max(1, round(self.batch_seconds / seconds))) for seconds in self.seconds]
-        return [*single, Shape(self.joined_seconds, max(1, round(self.batch_seconds / self.joined_seconds)), 3)]
+        single = [EncoderBatchShape(seconds, max(1, round(self.batch_seconds / seconds))) for seconds in self.seconds]
+        return [
+            *single,
+            EncoderBatchShape(self.joined_seconds, max(1, round(self.batch_seconds / self.joined_seconds)), 3),
+        ]
 
     @property
-    def going_on(self) -> "EarPlan":
+    def going_on(self) -> "EncoderPlan":
         """The plan for an ear that knows its codes: all is rounded at once, and it learns in smaller steps."""
         return dataclasses.replace(self, rounding_from=-1.0, rounding_to=0.0, peak_rate=0.6 * self.peak_rate)
 
@@ -100,14 +103,14 @@ class EarPlan:
         return min(1.0, max(0.0, (progress - self.rounding_from) / (self.rounding_to - self.rounding_from)))
 
 
-class EarLoss:
+class EncoderLoss:
     """What one batch costs; nothing in it waits for the device."""
 
-    def __init__(self, plan: EarPlan, encoder: SpeechEncoder, probe: Probe, lattice: Lattice) -> None:
+    def __init__(self, plan: EncoderPlan, encoder: SpeechEncoder, probe: Probe, lattice: Lattice) -> None:
         self.plan, self.encoder, self.probe, self.lattice = plan, encoder, probe, lattice
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        """The scalars of a batch of `Lessons`, to which the share of rounded rows was added."""
+        """The scalars of a batch of `EncoderBatches`, to which the share of rounded rows was added."""
         plan, rows = self.plan, len(batch["codes"])
         mel = torch.cat([batch["clean"], batch["heard"]])
         codes, starts = batch["codes"].repeat(2), batch["starts"].repeat(2)
@@ -164,12 +167,12 @@ class EarLoss:
 def train(
     corpus: Corpus,
     folder: Path,
-    plan: EarPlan,
+    plan: EncoderPlan,
     device: torch.device,
     seconds: float,
     seed: int,
     earlier: Path | None = None,
-) -> Hearing:
+) -> EncoderReport:
     """An ear trained on a corpus for so long, from nothing or from an earlier one; the folder keeps log and state."""
     torch.manual_seed(seed)
     lattice = Lattice(plan.levels, device)
@@ -179,19 +182,19 @@ def train(
     )
     if earlier is not None:
         begin_as(earlier, encoder, probe)
-    loss = EarLoss(plan, encoder, probe, lattice)
+    loss = EncoderLoss(plan, encoder, probe, lattice)
     learner = Learner({"encoder": encoder, "probe": probe}, loss, plan.peak_rate, average=plan.average, orthogonal=True)
-    speech = Speech.of(corpus, TEACHER.name, device)
-    lessons = Lessons(speech, plan.shapes, plan.config, Surroundings(device, plan.strength), plan.habits)
+    speech = EncoderSpeech.of(corpus, TEACHER.name, device)
+    lessons = EncoderBatches(speech, plan.shapes, plan.config, AcousticAugmentation(device, plan.strength), plan.habits)
     budget = Budget(plan.steps, seconds, plan.warmup)
-    course = Course(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
+    course = TrainingRun(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
     for step in course:
         batch = lessons.batch(step.seed) | {
             "rounded": torch.tensor(plan.rounded_share(step.progress), device=device),
         }
         course.record(learner.step(batch, step.rate_share))
     learner.swap_average()
-    return Hearing(encoder.eval().requires_grad_(False), probe.eval().requires_grad_(False), lattice)
+    return EncoderReport(encoder.eval().requires_grad_(False), probe.eval().requires_grad_(False), lattice)
 
 
 def begin_as(folder: Path, encoder: SpeechEncoder, probe: Probe) -> None:
@@ -209,7 +212,7 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1.0)
 
 
-def save(hearing: Hearing, folder: Path) -> None:
+def save(hearing: EncoderReport, folder: Path) -> None:
     """The ear in the published layout of a speech codec, the probe beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = dataclasses.asdict(hearing.encoder.config)
@@ -235,7 +238,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other values of the plan")
     given = parser.parse_args(arguments)
     started = time.monotonic()
-    plan = EarPlan.tiny() if given.tiny else EarPlan()
+    plan = EncoderPlan.tiny() if given.tiny else EncoderPlan()
     if given.init is not None:
         plan = plan.going_on
     changes: dict[str, Any] = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}

@@ -13,7 +13,7 @@ from vivavoce.models.speech_encoder import SpeechEncoderConfig
 from vivavoce.train.augment import mask_mel
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.hearing.probe import STEPS, spelled
-from vivavoce.train.hearing.surroundings import Surroundings, other_lengths, taken_at, warp_bands
+from vivavoce.train.hearing.surroundings import AcousticAugmentation, other_lengths, taken_at, warp_bands
 from vivavoce.train.mel_batch import BatchMel
 
 RATE = WhisperMel.RATE
@@ -21,7 +21,7 @@ SPOKEN_AT_MOST = 22  # letters a second; what is faster is not learned from
 
 
 @dataclass(frozen=True)
-class Shape:
+class EncoderBatchShape:
     """The fixed size of a kind of batch, and how many sentences a row may join."""
 
     seconds: float
@@ -38,7 +38,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Habits:
+class EncoderBatchOptions:
     """How much of what a batch holds."""
 
     reply_voice: float = 0.2  # share of rows in the voice of the replies, at its own pitch and tempo
@@ -54,7 +54,7 @@ class Habits:
 
 
 @dataclass(frozen=True)
-class Speech:
+class EncoderSpeech:
     """A corpus on the device, its sentences spelled."""
 
     samples: Tensor  # [time] int16
@@ -64,7 +64,7 @@ class Speech:
     is_reply_voice: np.ndarray
 
     @classmethod
-    def of(cls, corpus: Corpus, reply_voice: str, device: torch.device | str) -> "Speech":
+    def of(cls, corpus: Corpus, reply_voice: str, device: torch.device | str) -> "EncoderSpeech":
         """The sentences of a corpus."""
         starts = np.asarray(corpus.starts, dtype=np.int64)
         return cls(
@@ -77,7 +77,7 @@ class Speech:
 
 
 @dataclass(frozen=True)
-class Rows:
+class EncoderRows:
     """One batch while it is planned: which sentence begins where in which row, how fast, and how loud."""
 
     sentence: np.ndarray  # [row, place]; −1 for none
@@ -87,19 +87,19 @@ class Rows:
     ends: np.ndarray  # [row], samples
 
 
-class Lessons:
+class EncoderBatches:
     """Batches of a few fixed shapes, drawn from one corpus."""
 
     def __init__(
         self,
-        speech: Speech,
-        shapes: Sequence[Shape],
+        speech: EncoderSpeech,
+        shapes: Sequence[EncoderBatchShape],
         config: SpeechEncoderConfig,
-        surroundings: Surroundings,
-        habits: Habits | None = None,
+        surroundings: AcousticAugmentation,
+        habits: EncoderBatchOptions | None = None,
     ) -> None:
         self.speech, self.config, self.surroundings = speech, config, surroundings
-        self.habits = habits or Habits()
+        self.habits = habits or EncoderBatchOptions()
         self.shapes = tuple(shapes)
         self.device = speech.samples.device
         self.mel = BatchMel(config.num_mel_bins, self.device)
@@ -135,7 +135,7 @@ class Lessons:
             "reply": self._put(self.speech.is_reply_voice[rows.sentence[:, 0]].astype(np.float32)),
         }
 
-    def _pools(self, shape: Shape, shorter: float) -> tuple[np.ndarray, np.ndarray]:
+    def _pools(self, shape: EncoderBatchShape, shorter: float) -> tuple[np.ndarray, np.ndarray]:
         """Sentences of other voices and of the reply voice that are for this shape."""
         spoken = np.array([len(symbols) for symbols in self.speech.symbols])
         fits = (self.speech.lengths <= shape.samples) & (spoken > 0) & (spoken <= shape.letters)
@@ -143,7 +143,9 @@ class Lessons:
         reply = self.speech.is_reply_voice
         return np.flatnonzero(fits & ~reply), np.flatnonzero(fits & reply)
 
-    def _plan(self, shape: Shape, pools: tuple[np.ndarray, np.ndarray], random: np.random.Generator) -> Rows:
+    def _plan(
+        self, shape: EncoderBatchShape, pools: tuple[np.ndarray, np.ndarray], random: np.random.Generator
+    ) -> EncoderRows:
         habits, others, replies = self.habits, *pools
         share = 0.0 if not len(replies) else 1.0 if not len(others) else habits.reply_voice
         is_reply = random.random(shape.rows) < share
@@ -172,9 +174,9 @@ class Lessons:
             letters = np.where(fits, letters + spoken, letters)
             sentence[:, place] = np.where(fits, sentence[:, place], -1)
         tail = (random.random(shape.rows) * habits.tail * RATE).astype(np.int64)
-        return Rows(sentence, begin, speed, gain, np.minimum(ends + tail, shape.samples))
+        return EncoderRows(sentence, begin, speed, gain, np.minimum(ends + tail, shape.samples))
 
-    def _cut(self, rows: Rows, shape: Shape) -> Tensor:
+    def _cut(self, rows: EncoderRows, shape: EncoderBatchShape) -> Tensor:
         """The sentences of each row in their places, resampled on the way.  # [row, time]"""
         time = torch.arange(shape.samples, device=self.device)
         out = torch.zeros(len(rows.speed), shape.samples, device=self.device)
@@ -205,7 +207,7 @@ class Lessons:
         return b + part * (slope + part * (bend + part * twist))
 
     def _mels(
-        self, samples: Tensor, lengths: Tensor, rows: Rows, random: np.random.Generator, seed: int
+        self, samples: Tensor, lengths: Tensor, rows: EncoderRows, random: np.random.Generator, seed: int
     ) -> tuple[Tensor, Tensor]:
         """Both hearings, normalised as a stream does."""
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -222,7 +224,7 @@ class Lessons:
         clean = torch.where(warped[:, None, None], warp_bands(clean, generator), clean)
         return clean, mask_mel(heard, generator)
 
-    def _symbols(self, rows: Rows, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    def _symbols(self, rows: EncoderRows, shape: EncoderBatchShape) -> tuple[np.ndarray, np.ndarray]:
         symbols = np.zeros((len(rows.speed), shape.letters), dtype=np.int64)
         counts = np.zeros(len(rows.speed), dtype=np.int64)
         space = np.array(spelled("a b"))[1:2]
@@ -237,7 +239,7 @@ class Lessons:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
 
-def _smaller(shapes: Sequence[Shape]) -> list[float]:
+def _smaller(shapes: Sequence[EncoderBatchShape]) -> list[float]:
     single = [shape.seconds for shape in shapes if shape.sentences == 1]
     return [max((seconds for seconds in single if seconds < shape.seconds), default=0.0) for shape in shapes]
 

@@ -23,7 +23,7 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Hearing:
+class EncoderReport:
     """A trained ear and what reads its codes."""
 
     encoder: SpeechEncoder
@@ -32,7 +32,7 @@ class Hearing:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReadBack:
     """Sounds as the ear took them."""
 
     codes: list[np.ndarray]
@@ -42,13 +42,13 @@ class Heard:
 
 
 @torch.no_grad()
-def listen(hearing: Hearing, corpus: Corpus, chosen: Sequence[int], noise: float | None = None) -> Heard:
+def listen(hearing: EncoderReport, corpus: Corpus, chosen: Sequence[int], noise: float | None = None) -> ReadBack:
     """Some sounds of a corpus, clean or in pink noise, in the order of `chosen`."""
     device = hearing.encoder.conv1.weight.device
     config = hearing.encoder.config
     sounds, mel = Sounds(corpus, config, device), BatchMel(config.num_mel_bins, device)
     generator = torch.Generator(device).manual_seed(0)
-    heard = Heard([], [], [], [normalise(corpus.texts[index]) for index in chosen])
+    heard = ReadBack([], [], [], [normalise(corpus.texts[index]) for index in chosen])
     for begin in range(0, len(chosen), BATCH):
         samples, lengths = sounds.rows(np.asarray(chosen[begin : begin + BATCH]))
         if noise is not None:
@@ -63,7 +63,7 @@ def listen(hearing: Hearing, corpus: Corpus, chosen: Sequence[int], noise: float
 
 
 def measure(
-    hearing: Hearing, held_out: Corpus, corpus: Corpus, reply_voice: str, most: int = 600, seed: int = 0
+    hearing: EncoderReport, held_out: Corpus, corpus: Corpus, reply_voice: str, most: int = 600, seed: int = 0
 ) -> dict[str, Any]:
     """Figures of an ear on voices and phrasings it never heard, and on the reply voice."""
     random = np.random.default_rng(seed)
@@ -127,7 +127,7 @@ def _usage(codes: list[np.ndarray], size: int) -> dict[str, Any]:
     }
 
 
-def _by_voice(voices: list[str], heard: Heard) -> dict[str, float]:
+def _by_voice(voices: list[str], heard: ReadBack) -> dict[str, float]:
     rates = {}
     for voice in sorted(set(voices)):
         mine = [index for index, name in enumerate(voices) if name == voice]

@@ -22,7 +22,7 @@ KNOTS = 6  # of the mel axis, between which bands move together
 FRAMES_A_KNOT = 12  # of time: about one sound
 
 
-class Surroundings:
+class AcousticAugmentation:
     """Rooms, noises and lines of an `Augmenter`, without its changes of speed."""
 
     def __init__(self, device: torch.device | str, strength: float = 1.0) -> None:

@@ -28,9 +28,17 @@ from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.train.corpus import Corpus, build
 from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences, single_questions
 from vivavoce.train.language.corpus import Ragged, SpokenDialogues, Utterances
-from vivavoce.train.language.hearing import LIVE, NONE, Change, Listener, Silence, elsewhere, over_noise
+from vivavoce.train.language.hearing import (
+    LIVE,
+    NONE,
+    Change,
+    CodeExtractor,
+    SilenceAugmentation,
+    elsewhere,
+    over_noise,
+)
 from vivavoce.train.voices import HELD_OUT as UNHEARD
-from vivavoce.train.voices import TEACHER, TRAINING, Voice, draw, guests, programs
+from vivavoce.train.voices import TEACHER, TRAINING, SyntheticVoice, draw, guests, programs
 
 CLEAN, NOISY = 0, 1
 TRAIN, HELD_OUT = "train.npz", "held_out.npz"
@@ -41,7 +49,7 @@ EXAM_SEED = 0  # whatever is learned from, the exam asks the same questions
 
 
 @dataclass(frozen=True)
-class Plan:
+class DialoguePlan:
     """How much is made. `spoken` dialogues come as speech and text, `written` more of them as text alone."""
 
     spoken: int = 20_000
@@ -60,10 +68,10 @@ class Plan:
     seed: int = 0
 
 
-TINY = Plan(spoken=12, written=6, general=4, read=4, versions=2, held_out=6, held_out_general=2)
+TINY = DialoguePlan(spoken=12, written=6, general=4, read=4, versions=2, held_out=6, held_out_general=2)
 
 
-def train_dialogues(plan: Plan) -> tuple[list[list[Exchange]], list[str]]:
+def train_dialogues(plan: DialoguePlan) -> tuple[list[list[Exchange]], list[str]]:
     """The dialogues to learn from, and the sentences in them that guests speak, in order of first use."""
     spoken = dialogues("train", plan.spoken, plan.seed, (1, 4))
     spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
@@ -73,7 +81,7 @@ def train_dialogues(plan: Plan) -> tuple[list[list[Exchange]], list[str]]:
     return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6)), sentences
 
 
-def held_out_dialogues(plan: Plan) -> list[list[Exchange]]:
+def held_out_dialogues(plan: DialoguePlan) -> list[list[Exchange]]:
     """Phrasings that were never learned: single questions, whole conversations, and what the desk cannot answer."""
     half = plan.held_out // 2
     lines = dialogues("held_out", half, EXAM_SEED + 100, (1, 1))
@@ -90,7 +98,7 @@ def voices_of(dialogue_lines: Sequence[Sequence[Exchange]], sentences: Sequence[
     return {sentence: min(max(8, least), least + uses[sentence] // 4) for sentence in sentences}
 
 
-def spelled_data(plan: Plan, code_count: int) -> tuple[SpokenDialogues, SpokenDialogues]:
+def spelled_data(plan: DialoguePlan, code_count: int) -> tuple[SpokenDialogues, SpokenDialogues]:
     """Train and held-out data where no ear is at hand: every word has codes of its own, the noisy ones a few wrong."""
     lines, sentences = train_dialogues(plan)
     spoken = [sentence for sentence in sentences for _ in range(plan.versions)]
@@ -103,7 +111,7 @@ def spelled_data(plan: Plan, code_count: int) -> tuple[SpokenDialogues, SpokenDi
     return SpokenDialogues(lines, heard, replies, code_count), SpokenDialogues(tests, both, answers, code_count)
 
 
-def speech_plan(plan: Plan, voices: Sequence[Voice] = TRAINING) -> list[tuple[str, Voice]]:
+def speech_plan(plan: DialoguePlan, voices: Sequence[SyntheticVoice] = TRAINING) -> list[tuple[str, SyntheticVoice]]:
     """Who says what: guests, guests held out, the desk. Nobody but the desk has its voice."""
     random_source = np.random.default_rng(EXAM_SEED)
     lines, sentences = train_dialogues(plan)
@@ -120,17 +128,17 @@ def speech_plan(plan: Plan, voices: Sequence[Voice] = TRAINING) -> list[tuple[st
 
 
 def heard_data(
-    plan: Plan, corpus: Corpus, encoder: SpeechEncoder, device: str
+    plan: DialoguePlan, corpus: Corpus, encoder: SpeechEncoder, device: str
 ) -> tuple[SpokenDialogues, SpokenDialogues]:
     """Train and held-out data: the spoken plan, changed in many ways and heard by the ear."""
-    listener = Listener(encoder, corpus, device)
+    listener = CodeExtractor(encoder, corpus, device)
     code_count = encoder.config.quantize_vocab_size
     unheard = {voice.name for voice in UNHEARD}
     kinds = np.array([1 if name in unheard else 2 if name == TEACHER.name else 0 for name in corpus.voices])
     guests, tested, desk = (np.flatnonzero(kinds == kind) for kind in range(3))
 
     def hear(
-        chosen: NDArray[np.int64], condition: int, silence: Silence, change: Change | None, seed: int
+        chosen: NDArray[np.int64], condition: int, silence: SilenceAugmentation, change: Change | None, seed: int
     ) -> Utterances:
         texts = [corpus.texts[index] for index in chosen]
         _say(f"hears {len(chosen)} sounds")
@@ -199,7 +207,7 @@ def _declined(text: str) -> list[Exchange]:
     return [Exchange("decline", text, DECLINE)]
 
 
-def _guests(source: random.Random, count: int, voices: Sequence[Voice]) -> list[Voice]:
+def _guests(source: random.Random, count: int, voices: Sequence[SyntheticVoice]) -> list[SyntheticVoice]:
     """Different voices of these, none of them the desk's."""
     return [voice for voice in draw(source, count + 1, voices) if voice != TEACHER][:count]
 
@@ -233,7 +241,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     names = ("spoken", "general", "valued", "versions", "voices", "seed")
     changes = {name: value for name in names if (value := getattr(given, name)) is not None}
-    plan = dataclasses.replace(TINY if given.tiny else Plan(), **changes)
+    plan = dataclasses.replace(TINY if given.tiny else DialoguePlan(), **changes)
     if (given.corpus is None) == (given.spelled is None):
         parser.error("either --corpus or --spelled is needed")
     if given.out is None and (given.spelled or given.ear):
@@ -251,7 +259,7 @@ def main(arguments: list[str] | None = None) -> None:
         _say(f"{given.out / name}: {counts}, {len(part.heard.codes.values) + len(part.replies.codes.values)} codes")
 
 
-def _corpus(path: Path, plan: Plan, workers: int, root: Path | None) -> Corpus:
+def _corpus(path: Path, plan: DialoguePlan, workers: int, root: Path | None) -> Corpus:
     if path.with_suffix(".npz").is_file():
         return Corpus.load(path)
     begun = time.monotonic()

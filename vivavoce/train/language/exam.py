@@ -30,7 +30,7 @@ class ReadingTokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class EvaluatedAnswer:
     """What a model said to one question, in words, and how far its codes are from the teacher's, if it spoke."""
 
     expected: Exchange
@@ -48,7 +48,7 @@ class Answer:
 
 
 @dataclass
-class Exam:
+class Evaluation:
     """Asks a model everything that is held out."""
 
     model: MossSpeech
@@ -79,20 +79,22 @@ class Exam:
             ]
         return figures | {"transcribe": self.transcription(), "read": self.reading(), "wrong": self.samples}
 
-    def answers(self, hears: Modality, says: Modality, condition: int) -> list[Answer]:
+    def answers(self, hears: Modality, says: Modality, condition: int) -> list[EvaluatedAnswer]:
         """The reply to the last question of each dialogue, all before it being as it should be."""
         prompts = [self._prompt(line, hears, says, condition) for line in self.data.dialogues]
         replies = greedy_replies(self.model, prompts, MOST_CODES if says == "speech" else MOST_TOKENS)
         if says == "text":
             said = [self._text(reply) for reply in replies]
-            return [Answer(line[-1], len(line), text) for line, text in zip(self.data.dialogues, said, strict=True)]
+            return [
+                EvaluatedAnswer(line[-1], len(line), text) for line, text in zip(self.data.dialogues, said, strict=True)
+            ]
         codes = [self.model.spoken_codes(reply) for reply in replies]
         errors = [
             self._code_errors(line[-1].reply, made) for line, made in zip(self.data.dialogues, codes, strict=True)
         ]
         said = self.transcripts(codes)
         rows = zip(self.data.dialogues, said, errors, strict=True)
-        return [Answer(line[-1], len(line), text, error) for line, text, error in rows]
+        return [EvaluatedAnswer(line[-1], len(line), text, error) for line, text, error in rows]
 
     def transcripts(self, spoken: Sequence[Sequence[int] | Codes]) -> list[str]:
         """Speech written down by the model itself."""
@@ -145,11 +147,11 @@ class Exam:
         return self.tokenizer.decode(self.model.written_ids(reply)).strip()
 
 
-def summary(answers: Sequence[Answer]) -> dict[str, Any]:
+def summary(answers: Sequence[EvaluatedAnswer]) -> dict[str, Any]:
     """Shares of right answers: in all, by length and intent; of declines where due and where not."""
     inside = [answer for answer in answers if answer.expected.intent != "decline"]
     outside = [answer for answer in answers if answer.expected.intent == "decline"]
-    by_intent: dict[str, list[Answer]] = defaultdict(list)
+    by_intent: dict[str, list[EvaluatedAnswer]] = defaultdict(list)
     for answer in answers:
         by_intent[answer.expected.intent].append(answer)
     figures: dict[str, Any] = {
@@ -173,7 +175,7 @@ def word_error_rate(meant: Sequence[str], said: Sequence[str]) -> float:
     return error_rate(*([normalise(text).split() for text in texts] for texts in (meant, said)))
 
 
-def _table(by_intent: Mapping[str, Sequence[Answer]]) -> dict[str, dict[str, float]]:
+def _table(by_intent: Mapping[str, Sequence[EvaluatedAnswer]]) -> dict[str, dict[str, float]]:
     return {
         intent: {"right": _share([answer.is_right for answer in of_it]), "questions": len(of_it)}
         for intent, of_it in sorted(by_intent.items())

@@ -13,21 +13,21 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vivavoce.models.moss_speech import AUDIO, TEXT, Block, MossSpeech
+from vivavoce.models.moss_speech import AUDIO, TEXT, LayerGroup, MossSpeech
 from vivavoce.nn.attention import PagedAttention
 from vivavoce.nn.decoder_layer import DecoderLayer, GatedFeedForward
 from vivavoce.nn.norm import RMSNorm
 
 
 @dataclass
-class Past:
+class TrainingKVCache:
     """Keys and values of a batch of growing sequences, each from its own first row on."""
 
     keys: Tensor  # [layer, sequence, kv head, row, head_dim]
     values: Tensor
 
     @classmethod
-    def allocate(cls, model: MossSpeech, sequences: int, rows: int) -> "Past":
+    def allocate(cls, model: MossSpeech, sequences: int, rows: int) -> "TrainingKVCache":
         """Room for so many rows of each sequence."""
         shape, like = model.kv_shape, model.model.audio_embed.weight
         size = (shape.layers, sequences, shape.heads, rows, shape.head_dim)
@@ -50,7 +50,7 @@ class Pass:
     positions: Tensor  # [batch, row]
     bias: Tensor  # [batch, 1, row, column]: 0 where a row sees a column, else -inf
     dropout: float
-    past: Past | None
+    past: TrainingKVCache | None
 
 
 def hidden_states(
@@ -59,7 +59,7 @@ def hidden_states(
     positions: Tensor,
     visible: Tensor,
     dropout: float = 0.0,
-    past: Past | None = None,
+    past: TrainingKVCache | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Normed states of the text and of the audio tail.  # [batch, row, 2] → [batch, row, hidden] twice
 
@@ -96,7 +96,7 @@ def _embed(model: MossSpeech, rows: Tensor) -> Tensor:
     return torch.where(is_audio, trunk.audio_embed(rows[..., AUDIO]), trunk.embed_tokens(rows[..., TEXT]))
 
 
-def _block(block: Block, x: Tensor, shared: Pass) -> Tensor:
+def _block(block: LayerGroup, x: Tensor, shared: Pass) -> Tensor:
     for index, layer in enumerate(block.layers, start=block.first):
         assert isinstance(layer, DecoderLayer)
         x = x + functional.dropout(_attend(layer, index, x, shared), shared.dropout)

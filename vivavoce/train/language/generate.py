@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech import AUDIO, TEXT, MossSpeech
-from vivavoce.train.language.forward import Past, hidden_states
+from vivavoce.train.language.forward import TrainingKVCache, hidden_states
 
 ALIGNED = 16  # columns of a mask, as attention kernels like them
 LOOK_EVERY = 16  # rows between two looks whether all replies are over: each look waits for the device
@@ -43,7 +43,7 @@ def _batch(model: MossSpeech, prompts: list[Sequence[Row]], most_rows: int) -> T
     rows = torch.tensor(padded, device=device)
     modes = torch.tensor([model.start_mode(tuple(prompt[-1])) for prompt in prompts], device=device)
     room = -(-(longest + most_rows) // ALIGNED) * ALIGNED
-    past = Past.allocate(model, len(prompts), room)
+    past = TrainingKVCache.allocate(model, len(prompts), room)
     columns = torch.arange(room, device=device)
 
     def look(rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

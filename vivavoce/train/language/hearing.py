@@ -25,18 +25,18 @@ Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Silence:
+class SilenceAugmentation:
     """Milliseconds of quiet before and after a sound, besides what the synthesizer leaves."""
 
     before: tuple[float, float] = (0.0, 0.0)
     after: tuple[float, float] = (0.0, 0.0)
 
 
-NONE = Silence()
-LIVE = Silence(before=(0.0, 330.0), after=(0.0, 250.0))
+NONE = SilenceAugmentation()
+LIVE = SilenceAugmentation(before=(0.0, 330.0), after=(0.0, 250.0))
 
 
-class Listener:
+class CodeExtractor:
     """An ear, and a corpus on its device."""
 
     def __init__(self, encoder: SpeechEncoder, corpus: Corpus, device: torch.device | str) -> None:
@@ -49,7 +49,7 @@ class Listener:
     def codes(
         self,
         chosen: NDArray[np.int64],
-        silence: Silence,
+        silence: SilenceAugmentation,
         seed: int,
         change: Change | None = None,
         batch: int = 256,
@@ -68,7 +68,7 @@ class Listener:
         return [found[index] for index in chosen.tolist()]
 
     def _surrounded(
-        self, chosen: NDArray[np.int64], silence: Silence, generator: torch.Generator
+        self, chosen: NDArray[np.int64], silence: SilenceAugmentation, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Sounds with quiet around them and a rush under all.  # [row, time], [row]"""
         samples, _ = self.sounds.rows(chosen)

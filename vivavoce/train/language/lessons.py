@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.models.moss_speech import MossSpeechConfig
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Tokenizer
+from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, SpeechTokenizerProtocol
 from vivavoce.train.front_desk import Exchange
 from vivavoce.train.language.corpus import Codes, SpokenDialogues
 
@@ -56,7 +56,7 @@ Rows = NDArray[np.int32]
 
 
 @dataclass
-class Lesson:
+class LMBatch:
     """Rows in the making.  # pieces of [row, 3]: text, audio, kind"""
 
     pieces: list[Rows] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Habits:
+class LMBatchOptions:
     """How often something happens to a lesson."""
 
     late_system: float = 0.15
@@ -89,20 +89,20 @@ class Habits:
     """Share of lessons with a gap in their positions, so that far places are met although lines are short."""
 
 
-class Lessons:
+class LMBatches:
     """Draws lessons from spoken dialogues, and packs them into batches of one shape."""
 
     def __init__(
         self,
         config: MossSpeechConfig,
-        tokenizer: Tokenizer,
+        tokenizer: SpeechTokenizerProtocol,
         data: SpokenDialogues,
         mix: Mapping[str, float] = FULL_MIX,
         strange: Sequence[str] = (),
-        habits: Habits | None = None,
+        habits: LMBatchOptions | None = None,
     ) -> None:
         self.config, self.data, self.strange = config, data, list(strange)
-        self.habits = habits or Habits()
+        self.habits = habits or LMBatchOptions()
         self.prompt = MossSpeechPrompt(config, tokenizer)
         self.modes = list(mix)
         self.chances = np.cumsum(list(mix.values())) / sum(mix.values())
@@ -111,7 +111,7 @@ class Lessons:
         self._texts: dict[tuple[str, int], Rows] = {}
         self._open_speech = _marked(self.prompt.open_speech(), CONTEXT)
 
-    def draw(self, random_source: np.random.Generator) -> Lesson:
+    def draw(self, random_source: np.random.Generator) -> LMBatch:
         """One lesson of a mode drawn by the mix."""
         mode = self.modes[int(np.searchsorted(self.chances, random_source.random()))]
         if mode == "transcribe":
@@ -122,9 +122,9 @@ class Lessons:
         dialogue = self.data.dialogues[lines[int(random_source.integers(len(lines)))]]
         return self.conversation(dialogue, mode, random_source)
 
-    def conversation(self, dialogue: Sequence[Exchange], mode: str, random_source: np.random.Generator) -> Lesson:
+    def conversation(self, dialogue: Sequence[Exchange], mode: str, random_source: np.random.Generator) -> LMBatch:
         """A dialogue in which each side speaks or writes, by the mode; what was never spoken is written."""
-        lesson = Lesson()
+        lesson = LMBatch()
         sides = [self._sides(mode, random_source) for _ in dialogue]
         system, is_late = self._system(sides[-1][1], random_source)
         if system is not None and not is_late:
@@ -138,21 +138,21 @@ class Lessons:
             self._reply(lesson, exchange.reply, says, random_source, learned=is_last or not is_late, is_cut=is_cut)
         return lesson
 
-    def transcription(self, random_source: np.random.Generator) -> Lesson:
+    def transcription(self, random_source: np.random.Generator) -> LMBatch:
         """Speech of a guest, or now and then of the desk, and its words."""
         utterances = self.data.heard if random_source.random() < 0.7 else self.data.replies
         chosen = int(random_source.integers(len(utterances.codes)))
-        lesson = Lesson()
+        lesson = LMBatch()
         self._text_turn(lesson, "system", TRANSCRIBE)
         self._speech_turn(lesson, utterances.codes[chosen])
         self._reply(lesson, utterances.sentences[utterances.sentence[chosen]], "text", random_source)
         return lesson
 
-    def reading(self, random_source: np.random.Generator) -> Lesson:
+    def reading(self, random_source: np.random.Generator) -> LMBatch:
         """A sentence, and the desk's voice reading it."""
         replies = self.data.replies
         sentence = replies.sentences[replies.sentence[int(random_source.integers(len(replies.codes)))]]
-        lesson = Lesson()
+        lesson = LMBatch()
         self._text_turn(lesson, "system", READ)
         self._text_turn(lesson, "user", sentence)
         self._reply(lesson, sentence, "speech", random_source)
@@ -178,7 +178,7 @@ class Lessons:
             filled[line] += len(rows)
         return torch.from_numpy(packed)
 
-    def _positions(self, lesson: Lesson, random_source: np.random.Generator) -> NDArray[np.int64]:
+    def _positions(self, lesson: LMBatch, random_source: np.random.Generator) -> NDArray[np.int64]:
         positions = np.arange(lesson.length)
         room = self.config.max_position_embeddings - lesson.length
         if lesson.turn_ends and room > 0 and random_source.random() < self.habits.distant:
@@ -204,20 +204,20 @@ class Lessons:
             return self.strange[int(random_source.integers(len(self.strange)))], False
         return SYSTEMS[says][int(random_source.integers(len(SYSTEMS[says])))], False
 
-    def _user_turn(self, lesson: Lesson, text: str, hears: Modality, random_source: np.random.Generator) -> None:
+    def _user_turn(self, lesson: LMBatch, text: str, hears: Modality, random_source: np.random.Generator) -> None:
         codes = self.data.heard.pick(text, random_source) if hears == "speech" else None
         if codes is None:
             self._text_turn(lesson, "user", typed(text, random_source))
         else:
             self._speech_turn(lesson, codes)
 
-    def _text_turn(self, lesson: Lesson, role: str, text: str) -> None:
+    def _text_turn(self, lesson: LMBatch, role: str, text: str) -> None:
         lesson.add(self._text(f"<|im_start|>{role}\n"))
         lesson.add(self._text(text))
         lesson.add(self._text(CLOSE))
         lesson.end_turn()
 
-    def _speech_turn(self, lesson: Lesson, codes: Codes) -> None:
+    def _speech_turn(self, lesson: LMBatch, codes: Codes) -> None:
         lesson.add(self._text("<|im_start|>user\n"))
         lesson.add(self._open_speech)
         lesson.add(self._speech(codes, HEARD))
@@ -226,7 +226,7 @@ class Lessons:
 
     def _reply(
         self,
-        lesson: Lesson,
+        lesson: LMBatch,
         text: str,
         says: Modality,
         random_source: np.random.Generator,

@@ -28,7 +28,7 @@ from vivavoce.models.tokenizer import TextTokenizer
 from vivavoce.train.front_desk import general_sentences
 from vivavoce.train.language.corpus import SpokenDialogues
 from vivavoce.train.language.data import HELD_OUT, TRAIN
-from vivavoce.train.language.exam import Exam
+from vivavoce.train.language.exam import Evaluation
 from vivavoce.train.language.forward import hidden_states, within_segments
 from vivavoce.train.language.lessons import (
     FULL_MIX,
@@ -40,11 +40,11 @@ from vivavoce.train.language.lessons import (
     TEXT_ONLY,
     TRANSCRIBE,
     WRITTEN,
-    Lessons,
+    LMBatches,
 )
 from vivavoce.train.language.straying import Straying
 from vivavoce.train.language.tokenizer import MODALITY_PAD, PAD, SPARE, SPEECH_START, TURN_END, train_tokenizer
-from vivavoce.train.loop import Batch, Budget, Course, Learner, LossFunction, plot_curves
+from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
 
 AHEAD = 6  # batches made before they are needed
 GOING_ON = 0.7  # of the rate, where a model has learned before
@@ -52,7 +52,7 @@ LAST_STATES = "courses"  # folder of the stages' logs and states
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """One of the three: what learns, from what, for which share of the time."""
 
     name: str
@@ -68,14 +68,14 @@ class Stage:
 
 
 STAGES = (
-    Stage("text", 0.08, TEXT_ONLY, 3e-3, learns_text=True, learns_audio=False),
-    Stage("audio", 0.12, FULL_MIX, 3e-3, learns_text=False, learns_audio=True),
-    Stage("both", 0.80, FULL_MIX, 2.5e-3, learns_text=True, learns_audio=True),
+    TrainingStage("text", 0.08, TEXT_ONLY, 3e-3, learns_text=True, learns_audio=False),
+    TrainingStage("audio", 0.12, FULL_MIX, 3e-3, learns_text=False, learns_audio=True),
+    TrainingStage("both", 0.80, FULL_MIX, 2.5e-3, learns_text=True, learns_audio=True),
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class LMRecipe:
     """All that is chosen for one run."""
 
     hidden: int = 320
@@ -108,14 +108,14 @@ class Recipe:
     """Most steps of each stage, where time does not end it first."""
 
 
-TINY = Recipe(
+TINY = LMRecipe(
     hidden=64, inner=128, shared_layers=1, modality_layers=1, heads=2, head_dim=32, text_entries=320, lines=4,
     length=256, average=0.8, dropout=0.0, heard_noise=0.0, said_noise=0.0, heard_stray=0.0, warmup=5, log_every=10,
     exam_seconds=0.0, steps=(40, 20, 120),
 )  # fmt: skip
 
 
-def make_config(recipe: Recipe, tokenizer: TextTokenizer, entries: int, code_count: int) -> MossSpeechConfig:
+def make_config(recipe: LMRecipe, tokenizer: TextTokenizer, entries: int, code_count: int) -> MossSpeechConfig:
     """The sizes of a recipe, and ids by the tokenizer. The published filler is also a code; ours is none."""
     ids = {token: tokenizer.id_of(token) for token in (PAD, TURN_END, SPEECH_START, MODALITY_PAD)}
     return MossSpeechConfig(
@@ -171,7 +171,7 @@ def let_learn(model: MossSpeech, text: bool, audio: bool) -> None:
         part.requires_grad_(audio)
 
 
-def make_loss(model: MossSpeech, recipe: Recipe, dropout: float) -> LossFunction:
+def make_loss(model: MossSpeech, recipe: LMRecipe, dropout: float) -> LossFunction:
     """Next-row loss of a packed batch: reply text, reply speech, and a little of what guests say."""
 
     is_lattice = math.prod(recipe.lattice) == model.config.eosp_token_id
@@ -233,7 +233,7 @@ def _mean(values: Tensor, chosen: Tensor) -> Tensor:
     return (values * chosen).sum() / chosen.sum().clamp(min=1)
 
 
-def batches(lessons: Lessons, recipe: Recipe, seed: int, first: int, device: torch.device) -> Iterator[Batch]:
+def batches(lessons: LMBatches, recipe: LMRecipe, seed: int, first: int, device: torch.device) -> Iterator[Batch]:
     """Batch after batch, made ahead by a thread; the batch of a step depends on seed and step alone."""
 
     def make(number: int) -> Tensor:
@@ -255,7 +255,7 @@ def batches(lessons: Lessons, recipe: Recipe, seed: int, first: int, device: tor
 
 
 def train(
-    recipe: Recipe,
+    recipe: LMRecipe,
     data: SpokenDialogues,
     out: Path,
     seconds: float | None,
@@ -274,7 +274,7 @@ def train(
     strange = general_sentences(500, seed + 3)
     last = dataclasses.replace(STAGES[-1], share=1.0, peak_rate=GOING_ON * STAGES[-1].peak_rate)
     for number, stage in enumerate(STAGES) if earlier is None else [(len(STAGES) - 1, last)]:
-        lessons = Lessons(config, tokenizer, data, stage.mix, strange)
+        lessons = LMBatches(config, tokenizer, data, stage.mix, strange)
         budget = Budget(recipe.steps[number], seconds * stage.share if seconds else None, recipe.warmup)
         _run_stage(model, stage, recipe, lessons, budget, out, seed + 1000 * number, report)
         save_weights(model, out)
@@ -282,7 +282,7 @@ def train(
 
 
 def begin(
-    recipe: Recipe, data: SpokenDialogues, out: Path, device: torch.device, seed: int
+    recipe: LMRecipe, data: SpokenDialogues, out: Path, device: torch.device, seed: int
 ) -> tuple[MossSpeech, TextTokenizer]:
     """Fresh weights, and a tokenizer learned from what is written in the data."""
     frames = [f"{role}\n" for role in ("system", "user", "assistant")]
@@ -306,9 +306,9 @@ def begin_as(folder: Path, out: Path, device: torch.device) -> tuple[MossSpeech,
 
 def _run_stage(
     model: MossSpeech,
-    stage: Stage,
-    recipe: Recipe,
-    lessons: Lessons,
+    stage: TrainingStage,
+    recipe: LMRecipe,
+    lessons: LMBatches,
     budget: Budget,
     out: Path,
     seed: int,
@@ -328,7 +328,7 @@ def _run_stage(
         orthogonal=True,
     )
     folder = out / LAST_STATES / stage.name
-    course = Course(
+    course = TrainingRun(
         folder, {"lm": learner}, budget, seed, recipe.log_every, report=lambda line: report(f"{stage.name}: {line}")
     )
     source = batches(lessons, recipe, seed, course.number, learner.device)
@@ -354,7 +354,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="a model of a moment, to see that everything runs")
     given = parser.parse_args(arguments)
     begun = time.monotonic()
-    recipe = TINY if given.tiny else Recipe()
+    recipe = TINY if given.tiny else LMRecipe()
     changes = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
     recipe = dataclasses.replace(recipe, **changes, use_graph=not given.eager)
     data, held_out = (SpokenDialogues.load(given.data / name) for name in (TRAIN, HELD_OUT))
@@ -377,7 +377,7 @@ def examine(
 ) -> dict[str, Any]:
     """The figures of an exam, printed in short and written to `metrics.json`."""
     begun = time.monotonic()
-    figures = Exam(model, tokenizer, data).sit()
+    figures = Evaluation(model, tokenizer, data).sit()
     figures |= {"run": dict(facts), "exam_seconds": round(time.monotonic() - begun, 1)}
     (out / "metrics.json").write_text(json.dumps(figures, indent=1), encoding="utf8")
     for name, part in figures.items():

@@ -28,11 +28,11 @@ from vivavoce.models.whisper_pieces import PieceGuesser
 from vivavoce.train.augment import mask_mel
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.ctc import BLANK, ctc_loss
-from vivavoce.train.hearing.surroundings import Surroundings, warp_bands
-from vivavoce.train.loop import Batch, Budget, Course, Learner, Step, plot_curves
+from vivavoce.train.hearing.surroundings import AcousticAugmentation, warp_bands
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, TrainingStep, plot_curves
 from vivavoce.train.recogniser.beginnings import begin_as, begin_as_ear, initialise, known_pieces
 from vivavoce.train.recogniser.checkpoint import save_whisper, write_json
-from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, Judgement, judge_texts, transcribe_all
+from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, RecognitionScores, judge_texts, transcribe_all
 from vivavoce.train.recogniser.timing_heads import timing_heads
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowMaker, WindowShape
@@ -45,7 +45,7 @@ SECONDS_AFTER_TRAINING = 35.0  # for judging and writing, out of the seconds a c
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ASRRecipe:
     """Everything about a course that one may want to change."""
 
     config: WhisperConfig = WhisperConfig(  # noqa: RUF009 - frozen
@@ -82,7 +82,7 @@ class Recipe:
     log_every: int = 50
 
 
-TINY = Recipe(
+TINY = ASRRecipe(
     config=WhisperConfig(
         d_model=32,
         encoder_layers=1,
@@ -104,10 +104,10 @@ TINY = Recipe(
 )
 
 
-class Hearing(nn.Module):
+class RecogniserInput(nn.Module):
     """A Whisper with its auxiliary head, and the loss of a batch."""
 
-    def __init__(self, recipe: Recipe, vocabulary: Vocabulary) -> None:
+    def __init__(self, recipe: ASRRecipe, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.recipe = recipe
         self.text_ids = vocabulary.tokens.endoftext
@@ -163,12 +163,12 @@ def add_dropout(model: Whisper, share: float) -> None:
             module.register_forward_hook(dropped)
 
 
-class Listening:
+class AudioAugmentation:
     """Windows to the log-mels that are learnt from: elsewhere, in another throat, with parts hidden (SpecAugment)."""
 
     def __init__(self, bins: int, device: torch.device | str, strength: float) -> None:
         self.mel = WhisperMel(bins).to(device)
-        self.surroundings = Surroundings(device, strength) if strength else None
+        self.surroundings = AcousticAugmentation(device, strength) if strength else None
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, seed: int) -> Tensor:
@@ -195,7 +195,7 @@ class Training:
         self,
         recordings: Recordings,
         folder: str | Path,
-        recipe: Recipe | None = None,
+        recipe: ASRRecipe | None = None,
         until: float | None = None,
         device: torch.device | str = "cpu",
         seed: int = 0,
@@ -203,7 +203,7 @@ class Training:
         ear: SpeechEncoder | None = None,
         earlier: Path | None = None,
     ) -> None:
-        self.recipe, self.seed = recipe or Recipe(), seed
+        self.recipe, self.seed = recipe or ASRRecipe(), seed
         recipe = self.recipe
         self.vocabulary = (
             Vocabulary.learn(recordings.texts, recipe.merges, recipe.config.window_seconds)
@@ -211,14 +211,14 @@ class Training:
             else Vocabulary.read(earlier)
         )
         torch.manual_seed(seed)
-        self.hearing = Hearing(recipe, self.vocabulary)
+        self.hearing = RecogniserInput(recipe, self.vocabulary)
         if ear is not None:
             begin_as_ear(self.hearing.model, ear)
         if earlier is not None:
             report(f"{begin_as(self.hearing.model, Whisper.load(earlier))} % of the weights are those of {earlier}")
             self.hearing.pieces.load_state_dict(known_pieces(earlier, self.hearing.pieces))
         self.hearing.to(device)
-        self.listening = Listening(recipe.config.num_mel_bins, device, recipe.augmentation)
+        self.listening = AudioAugmentation(recipe.config.num_mel_bins, device, recipe.augmentation)
         self.maker = WindowMaker(recordings.to(device), self.vocabulary, seed=seed)
         self.learner = Learner(
             {"hearing": self.hearing},
@@ -230,7 +230,7 @@ class Training:
         )
         seconds = None if until is None else max(1.0, until - time.monotonic())
         budget = Budget(recipe.steps, seconds, recipe.warmup)
-        self.course = Course(folder, {"asr": self.learner}, budget, seed, recipe.log_every, report=report)
+        self.course = TrainingRun(folder, {"asr": self.learner}, budget, seed, recipe.log_every, report=report)
 
     def run(self) -> None:
         """Learn to the end of the budget; the averaged weights are in place afterwards."""
@@ -250,7 +250,7 @@ class Training:
     def _shape(self, number: int) -> WindowShape:
         return self.recipe.shapes[number % len(self.recipe.shapes)]
 
-    def _batch(self, plan: dict[str, Tensor], step: Step) -> Batch:
+    def _batch(self, plan: dict[str, Tensor], step: TrainingStep) -> Batch:
         batch = self.maker.on_device(plan, self._shape(step.number))
         mel = self.listening(batch.pop("samples"), step.seed)
         shares = {"ctc_share": self._ctc_share(step.progress), "roundness": float(self._is_rounded(step.progress))}
@@ -274,7 +274,7 @@ class Training:
         guesser.pieces.load_state_dict(self.hearing.pieces.state_dict())
         guesser.half().save(Path(folder) / "pieces", config)
 
-    def judge(self, sets: dict[str, Recordings], report: Callable[[str], None] = print) -> dict[str, Judgement]:
+    def judge(self, sets: dict[str, Recordings], report: Callable[[str], None] = print) -> dict[str, RecognitionScores]:
         """Word error rates on sets of recordings: in whole windows, in trimmed ones, and over noise."""
         judged = {}
         for name, recordings in sets.items():
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """`viva train asr --corpus DIR --out DIR`: train, save, judge."""
     began = time.monotonic()
     options = _options(arguments)
-    recipe = TINY if options.tiny else Recipe()
+    recipe = TINY if options.tiny else ASRRecipe()
     learning, held_out = _recordings(options, recipe)
     sizes = ", ".join(f"{name} {len(recordings)}" for name, recordings in held_out.items())
     print(f"{len(learning)} recordings to learn from; held out: {sizes}", flush=True)
@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_json(options.out / "metrics.json", metrics)
 
 
-def _recordings(options: argparse.Namespace, recipe: Recipe) -> tuple[Recordings, dict[str, Recordings]]:
+def _recordings(options: argparse.Namespace, recipe: ASRRecipe) -> tuple[Recordings, dict[str, Recordings]]:
     """What is learnt from, and what is judged by: other voices with other words, and the same voices again."""
     corpus, strange = _corpora(options)
     everything = Recordings.of_corpus(Corpus.load(corpus))

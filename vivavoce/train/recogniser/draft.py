@@ -19,7 +19,7 @@ from vivavoce.models.whisper_pieces import BLANK, PieceGuesser
 from vivavoce.train.ctc import ctc_loss
 from vivavoce.train.loop import Batch
 from vivavoce.train.recogniser.asr import FEWEST_PIECES
-from vivavoce.train.recogniser.draft_course import Lesson, distillation, options, train_draft
+from vivavoce.train.recogniser.draft_course import DraftBatch, distillation, options, train_draft
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 
 LAYERS = 2
@@ -36,7 +36,7 @@ class DecoderApprentice:
         self.decoder = begun or distilled(model.decoder, layers)
         self.module = DraftLayers(self.decoder).requires_grad_(True)
 
-    def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, lesson: DraftBatch, batch: Batch) -> dict[str, Tensor]:
         """The divergence from the model's chances, and how often both would write the same."""
         hidden = self.decoder(lesson.tokens, self.decoder.remember(lesson.states))
         surprise, agreed = distillation(
@@ -67,7 +67,7 @@ class PiecesApprentice:
             guesser.pieces.load_state_dict(begun.pieces.state_dict())
         self.module = self.guesser = guesser.to(model.decoder.embed_tokens.weight.device)
 
-    def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, lesson: DraftBatch, batch: Batch) -> dict[str, Tensor]:
         """CTC of the pieces that are said."""
         chances = self.guesser(lesson.states).float().log_softmax(-1)
         counts = batch["piece_counts"]

@@ -21,11 +21,11 @@ from vivavoce.device import bfloat16_is_fast_here
 from vivavoce.hub import resolve
 from vivavoce.models.whisper import Whisper, WindowMemory
 from vivavoce.models.whisper_decoding import Text, decode
-from vivavoce.models.whisper_hearing import Wish
+from vivavoce.models.whisper_hearing import TranscriptionOptions
 from vivavoce.models.whisper_transcriber import WhisperTranscriber
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.loop import Batch, Budget, Course, Learner, plot_curves
-from vivavoce.train.recogniser.asr import Listening
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
+from vivavoce.train.recogniser.asr import AudioAugmentation
 from vivavoce.train.recogniser.vocabulary import LANGUAGE, Vocabulary
 from vivavoce.train.recogniser.windows import RATE, Recordings, WindowMaker, WindowShape
 
@@ -66,7 +66,7 @@ TINY = DraftRecipe(shapes=(WindowShape(2.0, 16, 1, 32),), hearings=2, steps=4, w
 
 
 @dataclass(frozen=True)
-class Lesson:
+class DraftBatch:
     """What the frozen model made of a batch."""
 
     states: Tensor  # [window, position, d_model]
@@ -93,7 +93,7 @@ class Apprentice(Protocol):
         """How fast."""
         ...
 
-    def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, lesson: DraftBatch, batch: Batch) -> dict[str, Tensor]:
         """Scalars by name; "loss" is minimised. Nothing in it waits for the device."""
         ...
 
@@ -106,14 +106,14 @@ class Hearings:
     """Batches of windows as the frozen model hears and writes them; each is heard once.
 
     # states [window, position, d_model], tokens [window, place], counts [window, place] bool: whether the token
-    # behind a place is the model's; knowing: see `Lesson`; pieces [window, place], piece_counts [window]: text alone
+    # behind a place is the model's; knowing: see `DraftBatch`; pieces [window, place], piece_counts [window]: text
     """
 
     def __init__(
         self, listener: WhisperTranscriber, maker: WindowMaker, recipe: DraftRecipe, seed: int, half: bool
     ) -> None:
         self.listener, self.maker, self.recipe, self.seed, self.half = listener, maker, recipe, seed, half
-        self._augment = Listening(listener.model.config.num_mel_bins, listener.device, recipe.augmentation)
+        self._augment = AudioAugmentation(listener.model.config.num_mel_bins, listener.device, recipe.augmentation)
         self._kept: dict[int, Batch] = {}
 
     def batch(self, step: int) -> Batch:
@@ -133,7 +133,7 @@ class Hearings:
             states = model.encoder(mel)
         prompt = tokens.prompt(LANGUAGE, timestamps=timed)
         memory, most = model.decoder.remember(states.float()), shape.places - len(prompt)
-        rules = self.listener.rules(Wish(language=LANGUAGE, timestamps=timed))
+        rules = self.listener.rules(TranscriptionOptions(language=LANGUAGE, timestamps=timed))
         texts = decode(model, tokens, memory, [prompt] * shape.batch, rules, most=most)
         return {"states": states.bfloat16(), **self._laid_out(prompt, texts)}
 
@@ -191,7 +191,7 @@ class DraftTraining:
         )
         seconds = None if until is None else max(1.0, until - time.monotonic())
         budget = Budget(recipe.steps, seconds, recipe.warmup)
-        self.course = Course(folder, {"draft": self.learner}, budget, seed, recipe.log_every, report=report)
+        self.course = TrainingRun(folder, {"draft": self.learner}, budget, seed, recipe.log_every, report=report)
 
     def run(self) -> dict[str, float]:
         """Learn to the end of the budget; the averaged weights are in place afterwards. The last step's scalars."""
@@ -208,7 +208,7 @@ class DraftTraining:
                 lesson = self._lesson(batch)
             return self.apprentice.loss(lesson, batch)
 
-    def _lesson(self, batch: Batch) -> Lesson:
+    def _lesson(self, batch: Batch) -> DraftBatch:
         decoder, tokens = self.model.decoder, batch["tokens"]
         states = batch["states"].to(decoder.embed_tokens.weight.dtype)
         memory = decoder.remember(states)
@@ -216,7 +216,7 @@ class DraftTraining:
         chances = (SHARPENING * decoder.logits(hidden)).softmax(-1)
         entropy = torch.special.entr(chances).sum(-1)
         best = chances.argmax(-1)
-        return Lesson(states, memory, tokens, hidden, chances, entropy, best, batch["counts"], batch["knowing"])
+        return DraftBatch(states, memory, tokens, hidden, chances, entropy, best, batch["counts"], batch["knowing"])
 
 
 def mean_where(values: Tensor, counts: Tensor) -> Tensor:

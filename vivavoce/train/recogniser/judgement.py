@@ -34,7 +34,7 @@ MOST_TOKENS = 100  # no sentence that is judged by has more; a text that does no
 
 
 @dataclass(frozen=True)
-class Judgement:
+class RecognitionScores:
     """Errors among words and letters, and the worst texts beside what was meant."""
 
     words: int
@@ -67,13 +67,13 @@ class Judgement:
         }
 
 
-def judge_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> Judgement:
+def judge_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> RecognitionScores:
     """Texts against what was meant, both as plain words."""
     pairs = [(normalise(one), normalise(other)) for one, other in zip(said, meant, strict=True)]
     by_words = [edit_distance(one.split(), other.split()) for one, other in pairs]
     by_letters = [edit_distance(one, other) for one, other in pairs]
     order = sorted(range(len(pairs)), key=lambda index: -by_words[index])
-    return Judgement(
+    return RecognitionScores(
         words=sum(len(other.split()) for _, other in pairs),
         word_errors=sum(by_words),
         letters=sum(len(other) for _, other in pairs),

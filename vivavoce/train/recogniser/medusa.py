@@ -14,7 +14,7 @@ from torch import Tensor
 from vivavoce.models.whisper import Whisper
 from vivavoce.models.whisper_heads import PLACES, WhisperHeads
 from vivavoce.train.loop import Batch
-from vivavoce.train.recogniser.draft_course import Lesson, distillation, options, train_draft
+from vivavoce.train.recogniser.draft_course import DraftBatch, distillation, options, train_draft
 from vivavoce.train.recogniser.vocabulary import Vocabulary
 
 FADING = 0.8  # what a place ahead counts, of the one before it: it is only reached if that one was right
@@ -29,7 +29,7 @@ class HeadsApprentice:
         self.model = model
         self.module = self.heads = begun or WhisperHeads.beside(model.decoder, places)
 
-    def loss(self, lesson: Lesson, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, lesson: DraftBatch, batch: Batch) -> dict[str, Tensor]:
         """The divergence from the trunk at every place ahead, and how often the guess is the trunk's own."""
         decoder, places = self.model.decoder, lesson.counts.shape[1]
         row, place = lesson.knowing // places, lesson.knowing % places
@@ -54,7 +54,7 @@ class HeadsApprentice:
         kept.half().save(folder, self.model.config)
 
 
-def _look(query: Tensor, lesson: Lesson, row: Tensor) -> Tensor:
+def _look(query: Tensor, lesson: DraftBatch, row: Tensor) -> Tensor:
     """Every query at its row's window, through the last layer's memory.  # [knowing, place, head, head_dim]"""
     keys, values = lesson.memory.keys[-1][row], lesson.memory.values[-1][row]
     # Not by a fused attention: that would find gradients of keys and values too, which nobody learns.

@@ -24,7 +24,7 @@ from vivavoce.nn.process_settings import cudnn_benchmark, torch_threads
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.crops import Crops, sentence_bounds, split_held_out
 from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
-from vivavoce.train.loop import Batch, Budget, Course, Learner, plot_curves
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.speaker.codec_forward import (
     CodebookMeans,
     analyse,
@@ -176,7 +176,9 @@ def train_codec(
     crops = Crops(corpus, learn, length, SHARES if init is None else SHARES_OF_LEARNING_ON, device)
     if init is None:
         calibrate(codec, crops.batch(recipe.batch, torch.Generator(device).manual_seed(seed)))
-    course = Course(out, {"generator": generator, "judge": judge}, budget, seed, log_every=max(1, budget.steps // 400))
+    course = TrainingRun(
+        out, {"generator": generator, "judge": judge}, budget, seed, log_every=max(1, budget.steps // 400)
+    )
     judged_steps, judges_alone = 0, max(1, recipe.warmup // 5)  # before the codec listens to what judges say
     for step in course:
         batch = {"sounds": crops.batch(recipe.batch, step.generator(device))}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano, Stage
+from vivavoce.models.moss_audio_tokenizer_nano import CodecStage, MossAudioTokenizerNano
 from vivavoce.nn.residual_vq import ProjectedCodebook, ProjectedResidualVQ, pointwise
 from vivavoce.nn.rope import rotation
 
@@ -20,7 +20,7 @@ KEEP = 0.97  # share of a running mean that stays after a step
 LEAST_SHARE = 0.02  # of the mean number of vectors a code gets a step: with less it starts anew
 
 
-class Window:
+class TrainingWindow:
     """Causal attention within a window over whole sounds: what `Extension` is to streams."""
 
     def __init__(self, positions: int, window: int, device: torch.device) -> None:
@@ -36,9 +36,9 @@ class Window:
         )
 
 
-def run_stage(stage: Stage, x: Tensor) -> Tensor:
+def run_stage(stage: CodecStage, x: Tensor) -> Tensor:
     """A stage over whole sounds.  # [sound, time, input] → [sound, time, output]"""
-    streams = Window(x.shape[1], stage.window, x.device)
+    streams = TrainingWindow(x.shape[1], stage.window, x.device)
     cos, sin = rotation(streams.positions, stage.config.d_model // stage.config.num_heads, stage.config.max_period)
     x = stage.input_proj(x)
     for index, layer in enumerate(stage.transformer.layers):
@@ -50,7 +50,7 @@ def run_stage(stage: Stage, x: Tensor) -> Tensor:
 def run_chain(chain: nn.ModuleList, x: Tensor) -> Tensor:
     """Either way of the codec over whole sounds.  # [sound, time, channel]"""
     for module in chain:
-        x = run_stage(module, x) if isinstance(module, Stage) else module(x)
+        x = run_stage(module, x) if isinstance(module, CodecStage) else module(x)
     return x
 
 
@@ -167,7 +167,7 @@ def initialise(codec: MossAudioTokenizerNano, seed: int = 0, layer_scale: float 
         else:
             parameter.fill_(0.0 if name.endswith("bias") else layer_scale if name.endswith("scale") else 1.0)
         parameter.requires_grad_("codebook" not in name)
-    last = [stage for stage in codec.decoder if isinstance(stage, Stage)][-1]
+    last = [stage for stage in codec.decoder if isinstance(stage, CodecStage)][-1]
     last.output_proj.weight.mul_(0.05)  # speech is quiet
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from vivavoce.bench.edit_distance import word_errors
 from vivavoce.bench.judges import Listeners, Moonshine
-from vivavoce.speech.interface import Manner, SpeechModel
+from vivavoce.speech.interface import SpeakingStyle, SpeechModel
 from vivavoce.speech.loading import open_speech_model
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 
@@ -27,7 +27,7 @@ def judge_voice(
     """Word error rate, DNSMOS and real-time factor of sentences said."""
     errors, words, seconds, scores = 0, 0, 0.0, []
     begun = time.perf_counter()
-    sounds = [speaker.say(text, voice, Manner(seed=seed)) for seed, text in enumerate(texts)]
+    sounds = [speaker.say(text, voice, SpeakingStyle(seed=seed)) for seed, text in enumerate(texts)]
     took = time.perf_counter() - begun
     for text, sound in zip(texts, sounds, strict=True):
         meant = normalise(text)

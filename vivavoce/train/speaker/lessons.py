@@ -11,7 +11,7 @@ from torch import Tensor
 from vivavoce.errors import InputError
 from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig
-from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, Tokenizer
+from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, NanoTokenizerProtocol
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.speaker.codec_forward import codes_of
 
@@ -24,7 +24,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Spoken:
+class CodedSentence:
     """Sentences as ids of text and frames of codes, by voice."""
 
     texts: list[Ids]
@@ -37,8 +37,8 @@ class Spoken:
         corpus: Corpus,
         indices: Sequence[int],
         codec: MossAudioTokenizerNano,
-        tokenizer: Tokenizer,
-    ) -> "Spoken":
+        tokenizer: NanoTokenizerProtocol,
+    ) -> "CodedSentence":
         """Sentences of a corpus through a codec, each padded with silence to whole frames."""
         if len(indices) == 0:
             raise InputError("there is no sentence to learn from in the voices that are learned; give a larger corpus")
@@ -72,20 +72,20 @@ class Room:
     frames: int
 
 
-class Lessons:
+class NanoBatches:
     """Random batches of lessons, of a few fixed sizes: short sentences with short, long with long."""
 
     def __init__(
         self,
-        spoken: Spoken,
+        spoken: CodedSentence,
         config: MossTTSNanoConfig,
-        tokenizer: Tokenizer,
+        tokenizer: NanoTokenizerProtocol,
         own_voice: str,
         rows_a_batch: int,
         classes: int = 3,
     ) -> None:
         self.spoken, self.config = spoken, config
-        self.layout = Layout(config, tokenizer)
+        self.layout = PromptLayout(config, tokenizer)
         self.own_voice = own_voice
         lengths = np.array([len(frames) + len(text) for frames, text in zip(spoken.frames, spoken.texts, strict=True)])
         by_length = np.argsort(lengths, kind="stable")
@@ -155,10 +155,10 @@ class Lessons:
         return Room(max(2, rows_a_batch // rows), rows, frames)
 
 
-class Layout:
+class PromptLayout:
     """The rows of `MossTTSNanoPrompt`, built fast from parts that are tokenised once."""
 
-    def __init__(self, config: MossTTSNanoConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: MossTTSNanoConfig, tokenizer: NanoTokenizerProtocol) -> None:
         self.config = config
         mark = tokenizer.encode("x", symbols=False)
         prompt = MossTTSNanoPrompt(config, tokenizer)

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivavoce.models.moss_tts_nano import TEXT, Layer, MossTTSNano, Transformer
+from vivavoce.models.moss_tts_nano import TEXT, MossTTSNano, NanoLayer, NanoTransformer
 from vivavoce.nn.rope import RotaryTable, rotate_pairs
 
 
-def run_transformer(transformer: Transformer, rotary: RotaryTable, x: Tensor, dropout: float = 0.0) -> Tensor:
+def run_transformer(transformer: NanoTransformer, rotary: RotaryTable, x: Tensor, dropout: float = 0.0) -> Tensor:
     """Causal layers over whole sequences.  # [sequence, time, hidden]"""
     cos, sin = rotary.cos[: x.shape[1]], rotary.sin[: x.shape[1]]
 
@@ -18,7 +18,7 @@ def run_transformer(transformer: Transformer, rotary: RotaryTable, x: Tensor, dr
         return mixed.transpose(1, 2)
 
     for layer in transformer.h:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, NanoLayer)
         x = x + functional.dropout(layer.attn(layer.ln_1(x), attend), dropout)
         x = x + functional.dropout(layer.mlp(layer.ln_2(x)), dropout)
     normed: Tensor = transformer.ln_f(x)

@@ -24,12 +24,12 @@ from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from vivavoce.nn.allocation import allocating
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.speech.settings import SpeechSettings
-from vivavoce.speech.speaker import Manner, Speaker
-from vivavoce.speech.voices import KeptVoice
+from vivavoce.speech.speaker import NanoTTS, SpeakingStyle
+from vivavoce.speech.voices import StoredVoice
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.crops import split_held_out
-from vivavoce.train.loop import Batch, Budget, Course, Learner, plot_curves
-from vivavoce.train.speaker.lessons import NOT_JUDGED, Lessons, Room, Spoken
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
+from vivavoce.train.speaker.lessons import NOT_JUDGED, CodedSentence, NanoBatches, Room
 from vivavoce.train.speaker.lm_forward import corrupt, frame_logits, global_states, initialise
 from vivavoce.train.speaker.samples import save_half, write_samples
 from vivavoce.train.speaker.sizes import LM, TINY_LM
@@ -129,7 +129,9 @@ def train_speaker(
     learn, held_out = (
         [index for index in indices if _is_learned(corpus, index, recipe, codec)] for indices in split_held_out(corpus)
     )
-    lessons = Lessons(Spoken.of(corpus, learn, codec, tokenizer), recipe.config, tokenizer, TEACHER.name, recipe.rows)
+    lessons = NanoBatches(
+        CodedSentence.of(corpus, learn, codec, tokenizer), recipe.config, tokenizer, TEACHER.name, recipe.rows
+    )
     print(f"{len(lessons.spoken)} sentences in {len(lessons.rooms)} sizes: {lessons.rooms}", flush=True)
     with allocating(device, torch.float32):
         model = MossTTSNano(recipe.config)
@@ -146,9 +148,9 @@ def train_speaker(
         average=recipe.average,
         orthogonal=True,
     )
-    course = Course(out, {"model": learner}, budget, seed, log_every=max(1, budget.steps // 400))
-    judged = Spoken.of(corpus, held_out[: recipe.judged], codec, tokenizer)
-    exam = Lessons(judged, recipe.config, tokenizer, TEACHER.name, recipe.rows, 1)
+    course = TrainingRun(out, {"model": learner}, budget, seed, log_every=max(1, budget.steps // 400))
+    judged = CodedSentence.of(corpus, held_out[: recipe.judged], codec, tokenizer)
+    exam = NanoBatches(judged, recipe.config, tokenizer, TEACHER.name, recipe.rows, 1)
     for step in course:
         batch = lessons.batch(np.random.default_rng(step.seed), device)
         course.record(learner.step(batch, step.rate_share))
@@ -176,7 +178,7 @@ def _is_learned(corpus: Corpus, index: int, recipe: SpeakerRecipe, codec: MossAu
     return bool(fits) and corpus.voices[index].startswith(VOICES)
 
 
-def judge_speaker(loss: SpeakerLoss, lessons: Lessons, device: torch.device) -> dict[str, float | list[float]]:
+def judge_speaker(loss: SpeakerLoss, lessons: NanoBatches, device: torch.device) -> dict[str, float | list[float]]:
     """Figures on sentences not learned from, each codebook given the right ones before it."""
     random = np.random.default_rng(0)
     found: dict[str, list[Tensor]] = {}
@@ -188,14 +190,14 @@ def judge_speaker(loss: SpeakerLoss, lessons: Lessons, device: torch.device) -> 
     return {name: torch.stack(values).mean(0).tolist() for name, values in found.items()}
 
 
-def settings_of(spoken: Spoken) -> SpeechSettings:
+def settings_of(spoken: CodedSentence) -> SpeechSettings:
     """How the trained model is to be used, with a reference of each voice it has learned."""
-    voices: dict[str, KeptVoice] = {}
+    voices: dict[str, StoredVoice] = {}
     for prefix in VOICES:
         own = [frames for frames, voice in zip(spoken.frames, spoken.voices, strict=True) if voice == f"{prefix}-1.0"]
         if own:
             name = prefix.removeprefix("flite-")
-            voices[name] = KeptVoice(name, max(own, key=len)[:REFERENCE_FRAMES].tolist())
+            voices[name] = StoredVoice(name, max(own, key=len)[:REFERENCE_FRAMES].tolist())
     own_voice = TEACHER.name.removeprefix("flite-").removesuffix("-1.0")
     return SpeechSettings(DRAWN, LONGEST_TEXT, FRAMES_A_LETTER, spells_numbers=True, own_voice=own_voice, voices=voices)
 
@@ -204,13 +206,13 @@ def say_samples(
     folder: Path, codec: MossAudioTokenizerNano, tokenizer: SentencePieceTokenizer, texts: Sequence[str], most: int = 2
 ) -> dict[str, float | list[float]]:
     """Speak held-out sentences as they will be spoken, and write them down."""
-    speaker = Speaker(MossTTSNano.load(folder), codec, tokenizer, pick("cpu"), SpeechSettings.read(folder))
+    speaker = NanoTTS(MossTTSNano.load(folder), codec, tokenizer, pick("cpu"), SpeechSettings.read(folder))
     samples: list[tuple[str, np.ndarray]] = []
     started = time.monotonic()
     for index, text in enumerate(texts[:most]):
         for voice in (None, *speaker.settings.voices):
             for greedy in (False, True):
-                sound = speaker.say(text, voice, Manner(seed=index, greedy=greedy))
+                sound = speaker.say(text, voice, SpeakingStyle(seed=index, greedy=greedy))
                 name = f"{voice or 'own'}{' greedy' if greedy else ''}: {text}"
                 samples.append((name, sound.samples[0]))
     seconds = sum(len(sound) for _, sound in samples) / codec.config.sample_rate

@@ -25,13 +25,13 @@ from vivavoce.models.speech_encoder import SpeechEncoder
 from vivavoce.train.codes import encode_corpus
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.crops import split_held_out
-from vivavoce.train.loop import Batch, Budget, Course, Learner
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
 from vivavoce.train.voice.flow_forward import features, velocity
-from vivavoce.train.voice.flow_lessons import CodedSpeech, Habits, Passages, Shape, code_bias
+from vivavoce.train.voice.flow_lessons import CodedSpeech, FlowBatchOptions, FlowBatchShape, Passages, code_bias
 from vivavoce.train.voice.flow_report import measure
 from vivavoce.train.voice.flow_start import untaught
 from vivavoce.train.voice.results import keep_curves, write_part
-from vivavoce.train.voice.teacher import Speech
+from vivavoce.train.voice.teacher import TeacherSpeech
 from vivavoce.train.voices import TEACHER
 
 SIGMA = 1e-6  # what is left of the noise at the end of the flow
@@ -63,8 +63,8 @@ class FlowPlan:
     """How the flow learns."""
 
     tiny: bool = False
-    shapes: tuple[Shape, ...] = (Shape(50, 48), Shape(150, 16))
-    habits: Habits = dataclasses.field(default_factory=Habits)
+    shapes: tuple[FlowBatchShape, ...] = (FlowBatchShape(50, 48), FlowBatchShape(150, 16))
+    habits: FlowBatchOptions = dataclasses.field(default_factory=FlowBatchOptions)
     rate: float = 1e-3
     prior: float = 0.5  # weight of: the encoder alone comes near the mel
     solver_times: float = 0.5  # share of the times drawn that are the solver's own
@@ -75,7 +75,7 @@ class FlowPlan:
         return tiny_config(codes) if self.tiny else flow_config(codes)
 
 
-TINY = FlowPlan(tiny=True, shapes=(Shape(20, 4), Shape(30, 2)), most_steps=12)
+TINY = FlowPlan(tiny=True, shapes=(FlowBatchShape(20, 4), FlowBatchShape(30, 2)), most_steps=12)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class MelScale:
         return (mel - self.mean) / self.deviation
 
 
-class Lesson:
+class FlowBatch:
     """What the flow is taught with one batch."""
 
     def __init__(self, flow: FlowDecoder, plan: FlowPlan, speaker: Tensor, mel: MelScale) -> None:
@@ -145,18 +145,20 @@ def teach(
     learned, held_out = (each[own[each]] for each in split_held_out(corpus))
     coded = encode_corpus(ear, corpus, device)
     config = plan.config(ear.config.quantize_vocab_size)
-    speech = CodedSpeech.of(Speech.of(corpus, learned, device), [coded[index] for index in learned], config.ratio)
+    speech = CodedSpeech.of(
+        TeacherSpeech.of(corpus, learned, device), [coded[index] for index in learned], config.ratio
+    )
     print(f"{speech.seconds / 3600:.2f} h of speech as codes after {time.monotonic() - begun:.0f} s", flush=True)
     scale = MelScale.of(speech.mel)
     flow = untaught(config, scale.mean, seed)
     if init is not None:
         flow.load_state_dict(FlowDecoder.load(init / FLOW_FILE, config, device).state_dict())
     speaker = teacher_vector(config.speaker_dim).to(device)
-    lesson = Lesson(flow, plan, speaker, scale)
+    lesson = FlowBatch(flow, plan, speaker, scale)
     learner = Learner({"flow": flow}, lesson, plan.rate, average=0.998)
     passages = Passages(speech, config, plan.shapes, plan.habits, lesson.solver_times, plan.solver_times)
     budget = Budget(plan.most_steps, max(1.0, seconds - (time.monotonic() - begun) - SECONDS_TO_JUDGE))
-    course = Course(out / "course", {"flow": learner}, budget, seed, log_every=200)
+    course = TrainingRun(out / "course", {"flow": learner}, budget, seed, log_every=200)
     for step in course:
         batch = passages.batch(step.number, step.generator(device))
         course.record(learner.step(batch, step.rate_share))
@@ -164,7 +166,9 @@ def teach(
     flow.requires_grad_(False).eval()
     write_part(flow, {"flow": dataclasses.asdict(flow.config)}, out / FLOW_FILE)
     keep_curves(out)
-    judged = CodedSpeech.of(Speech.of(corpus, held_out[:12], "cpu"), [coded[i] for i in held_out[:12]], config.ratio)
+    judged = CodedSpeech.of(
+        TeacherSpeech.of(corpus, held_out[:12], "cpu"), [coded[i] for i in held_out[:12]], config.ratio
+    )
     figures = measure(flow.cpu(), judged, VoicePrompt(*speech.prompt(config.chunk), speaker.cpu()))
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     print(json.dumps(figures), flush=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.models.flow import FlowDecoder
-from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.chunk_mask import KeySpan
 from vivavoce.nn.past import Silence
 
 
@@ -23,7 +23,7 @@ class Differentiable(Silence):
 def features(flow: FlowDecoder, codes: Tensor, ends: Tensor, masks: tuple[Tensor, Tensor]) -> Tensor:
     """What the encoder makes of codes, of which the last are look-ahead.  # [row, code] → [row, frame, band]"""
     count, nowhere = codes.shape[1] - flow.config.lookahead, torch.zeros_like(ends)
-    span = Span(nowhere, count, nowhere, ends=ends)
+    span = KeySpan(nowhere, count, nowhere, ends=ends)
     embedded = flow.input_embedding(codes)
     encoded = flow.encoder(embedded, span, *masks, Differentiable(), Differentiable())
     made: Tensor = flow.encoder_proj(encoded)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from vivavoce.errors import InputError
 from vivavoce.models.flow import FlowConfig
-from vivavoce.train.voice.teacher import Speech
+from vivavoce.train.voice.teacher import TeacherSpeech
 
 EVERYTHING = 1_000_000  # chunks to the left: more than there are
 NO_MASK = -1  # instead of chunks to the left: all sees all
 
 
 @dataclass(frozen=True)
-class Shape:
+class FlowBatchShape:
     """How long a sequence is, and how many there are in a batch."""
 
     codes: int
@@ -24,7 +24,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Habits:
+class FlowBatchOptions:
     """How often what happens to a sequence."""
 
     whole: float = 0.2  # no mask, as offline
@@ -48,7 +48,7 @@ class CodedSpeech:
     ratio: int
 
     @classmethod
-    def of(cls, speech: Speech, codes: Sequence[np.ndarray], ratio: int) -> "CodedSpeech":
+    def of(cls, speech: TeacherSpeech, codes: Sequence[np.ndarray], ratio: int) -> "CodedSpeech":
         """Speech with the codes of each utterance."""
         begins, ends = speech.starts[:-1].tolist(), speech.starts[1:].tolist()
         lengths = [min(len(c), (end - begin) // ratio) for c, begin, end in zip(codes, begins, ends, strict=True)]
@@ -103,8 +103,8 @@ class Passages:
         self,
         speech: CodedSpeech,
         config: FlowConfig,
-        shapes: Sequence[Shape],
-        habits: Habits,
+        shapes: Sequence[FlowBatchShape],
+        habits: FlowBatchOptions,
         solver_times: Tensor,
         solver_share: float,
     ) -> None:
@@ -137,14 +137,14 @@ class Passages:
             "times": self._times(shape, generator),
         }
 
-    def _prompts(self, shape: Shape, generator: torch.Generator) -> Tensor:
+    def _prompts(self, shape: FlowBatchShape, generator: torch.Generator) -> Tensor:
         """How many first codes of each row are prompt: whole chunks, as in use, and never all."""
         low, high = self.habits.prompts
         high = min(high, shape.codes // self.config.chunk // 2)
         chunks = min(low, high) + (self._chance(shape.rows, generator) * (max(0, high - low) + 1)).long()
         return chunks * self.config.chunk * (self._chance(shape.rows, generator) < self.habits.prompt)
 
-    def _places(self, shape: Shape, prompt: Tensor, generator: torch.Generator) -> Tensor:
+    def _places(self, shape: FlowBatchShape, prompt: Tensor, generator: torch.Generator) -> Tensor:
         """Which codes make up each row: a prompt from anywhere, then speech from anywhere else.  # [row, code]"""
         total = shape.codes + self.config.lookahead
         last = len(self.speech.codes) - total
@@ -162,14 +162,14 @@ class Passages:
         others = torch.rand(codes.shape, generator=generator, device=codes.device) * len(self.speech.codes)
         return torch.where(chance < self.habits.misheard, self.speech.codes[others.long()], codes)
 
-    def _windows(self, shape: Shape, generator: torch.Generator) -> Tensor:
+    def _windows(self, shape: FlowBatchShape, generator: torch.Generator) -> Tensor:
         low, high = self.habits.windows
         windows = low + (self._chance(shape.rows, generator) * (high - low + 1)).long()
         kind = self._chance(shape.rows, generator)
         windows = torch.where(kind < self.habits.whole + self.habits.window, windows, EVERYTHING)
         return torch.where(kind < self.habits.whole, NO_MASK, windows)
 
-    def _times(self, shape: Shape, generator: torch.Generator) -> Tensor:
+    def _times(self, shape: FlowBatchShape, generator: torch.Generator) -> Tensor:
         """When in the flow: by the solver's density anywhere, or exactly where the solver will be."""
         anywhere = 1 - torch.cos(self._chance(shape.rows, generator) * (torch.pi / 2))
         chosen = self.solver_times[(self._chance(shape.rows, generator) * len(self.solver_times)).long()]

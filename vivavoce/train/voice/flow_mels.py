@@ -6,10 +6,10 @@ from torch.nn import functional
 
 from vivavoce.models.flow import FlowDecoder
 from vivavoce.models.flow_state import FlowPass, Pasts, VoicePrompt
-from vivavoce.nn.chunk_mask import Span
+from vivavoce.nn.chunk_mask import KeySpan
 from vivavoce.nn.past import Silence
 from vivavoce.train.voice.flow_lessons import CodedSpeech
-from vivavoce.train.voice.teacher import Speech
+from vivavoce.train.voice.teacher import TeacherSpeech
 
 LEFT_CHUNKS = 4
 
@@ -32,7 +32,7 @@ def _passage_mels(flow: FlowDecoder, passages: Tensor, prompt: VoicePrompt) -> T
     time = codes.shape[1] - config.lookahead
     nowhere = torch.zeros(rows, dtype=torch.int64, device=device)
     sink = max(0, (length - config.lookahead) // config.chunk * config.chunk)
-    span = Span(nowhere, time, nowhere + sink)
+    span = KeySpan(nowhere, time, nowhere + sink)
     prompt_mel = torch.zeros(rows, time * config.ratio, config.mel_bands, device=device)
     prompt_mel[:, : length * config.ratio] = prompt.mel.to(device)
     speaker = flow.spk_embed_affine_layer(functional.normalize(prompt.speaker.to(device), dim=0)).expand(rows, -1)
@@ -41,7 +41,7 @@ def _passage_mels(flow: FlowDecoder, passages: Tensor, prompt: VoicePrompt) -> T
     return mel[:, length * config.ratio :]
 
 
-def with_flow_mels(speech: Speech, utterances: Tensor, coded: CodedSpeech, mels: Tensor) -> Tensor:
+def with_flow_mels(speech: TeacherSpeech, utterances: Tensor, coded: CodedSpeech, mels: Tensor) -> Tensor:
     """The mels of speech, those of the coded utterances in it replaced.  # [frame, band]"""
     replaced = speech.mel.clone()
     begins, ends = coded.starts[:-1].tolist(), coded.starts[1:].tolist()

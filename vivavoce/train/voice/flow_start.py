@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.models.flow import FlowConfig, FlowDecoder
-from vivavoce.models.flow_estimator import FlowEstimator, ResidualBlock, Stage, Transformer
+from vivavoce.models.flow_estimator import EstimatorStage, EstimatorTransformer, FlowEstimator, ResidualBlock
 from vivavoce.nn.conv import CausalConv1d
 from vivavoce.nn.linear import PackedLinear
 
@@ -37,12 +37,12 @@ def untaught(config: FlowConfig, mean_mel: Tensor, seed: int) -> FlowDecoder:
 def _hand_noise_through(estimator: FlowEstimator, bands: int) -> None:
     """Most of a velocity is the noise itself, turned around. Let it pass, and learning begins with what is left."""
     for stage in (*estimator.down_blocks, *estimator.mid_blocks, *estimator.up_blocks):
-        assert isinstance(stage, Stage)
+        assert isinstance(stage, EstimatorStage)
         residual, transformers, *closing = stage
         assert isinstance(residual, ResidualBlock)
         _pass_residual(residual, bands)
         for transformer in transformers:  # type: ignore[attr-defined]
-            assert isinstance(transformer, Transformer)
+            assert isinstance(transformer, EstimatorTransformer)
             for last in (transformer.attn1.to_out[0], transformer.ff.net["2"]):
                 _weight(last).mul_(QUIET)
         for conv in closing:

@@ -31,7 +31,7 @@ def upsampled(samples: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Speech:
+class TeacherSpeech:
     """Utterances one behind the other, each cut to whole mel frames."""
 
     samples: Tensor  # int16 [frame · hop]
@@ -40,7 +40,7 @@ class Speech:
     starts: Tensor  # int64 [utterance + 1], in frames, on the CPU
 
     @classmethod
-    def of(cls, corpus: Corpus, indices: np.ndarray, device: torch.device | str) -> "Speech":
+    def of(cls, corpus: Corpus, indices: np.ndarray, device: torch.device | str) -> "TeacherSpeech":
         """These utterances of a corpus."""
         if len(indices) == 0:
             raise InputError("there is no utterance to learn from; give a larger corpus")
@@ -91,7 +91,7 @@ class Speech:
             self.mel[begin:end], self.f0[begin:end] = mel[row, :count], f0[row, :count]
 
 
-def segment_starts(speech: Speech, frames: int, utterances: Tensor | None = None) -> Tensor:
+def segment_starts(speech: TeacherSpeech, frames: int, utterances: Tensor | None = None) -> Tensor:
     """Every frame at which a segment of so many frames lies within one utterance.  # [segment] int64"""
     chosen = torch.arange(len(speech)) if utterances is None else utterances
     runs = [torch.arange(int(speech.starts[i]), int(speech.starts[i + 1]) - frames + 1) for i in chosen.tolist()]

@@ -32,13 +32,13 @@ from vivavoce.train.codes import encode_corpus
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.crops import split_held_out
 from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
-from vivavoce.train.loop import Batch, Budget, Course, Learner
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
 from vivavoce.train.spectral import HarmonicDistance, SpectralDistance
 from vivavoce.train.voice.flow import FLOW_FILE, teacher_vector
 from vivavoce.train.voice.flow_lessons import CodedSpeech
 from vivavoce.train.voice.flow_mels import flow_mels, with_flow_mels
 from vivavoce.train.voice.results import keep_curves, write_part
-from vivavoce.train.voice.teacher import Speech, segment_starts
+from vivavoce.train.voice.teacher import TeacherSpeech, segment_starts
 from vivavoce.train.voice.vocoder_start import hand_excitation_through, keep_excited, untaught
 from vivavoce.train.voices import TEACHER
 
@@ -104,7 +104,7 @@ TINY = VocoderPlan(
 )
 
 
-class Lesson:
+class VocoderBatch:
     """What vocoder and judges are taught with one batch."""
 
     def __init__(self, hift: HiFT, judges: Discriminators, plan: VocoderPlan, device: torch.device | str) -> None:
@@ -152,7 +152,9 @@ class Lesson:
 class Segments:
     """Batches of short segments; most of the reply voice, some of others where the corpus has them."""
 
-    def __init__(self, speech: Speech, is_teacher: Tensor, plan: VocoderPlan, made: Tensor | None = None) -> None:
+    def __init__(
+        self, speech: TeacherSpeech, is_teacher: Tensor, plan: VocoderPlan, made: Tensor | None = None
+    ) -> None:
         self.speech, self.plan, self.made = speech, plan, made
         utterances = torch.arange(len(speech))
         self.own = segment_starts(speech, plan.frames, utterances[is_teacher])
@@ -214,7 +216,7 @@ def teach(
         hift.f0_predictor.load_state_dict(_earlier(origins.f0, device).f0_predictor.state_dict())
         plan = plan.trusting()
     judges = Discriminators(plan.period_channels, plan.spectrum_channels).to(device)
-    lesson = Lesson(hift, judges, plan, device)
+    lesson = VocoderBatch(hift, judges, plan, device)
     speaker = Learner(
         {"hift": hift}, lesson.speaking, plan.rate, betas=BETAS, clip=CLIP, average=plan.average, half=False
     )
@@ -227,7 +229,7 @@ def teach(
     write_part(hift, {"vocoder": dataclasses.asdict(hift.config)}, out / VOCODER_FILE)
     keep_curves(out)
     judged = [index for index in held_out.tolist() if corpus.voices[index] == TEACHER.name] or held_out.tolist()
-    figures = measure(hift, Speech.of(corpus, np.array(judged[:24]), device))
+    figures = measure(hift, TeacherSpeech.of(corpus, np.array(judged[:24]), device))
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     print(json.dumps(figures), flush=True)
     return hift
@@ -241,7 +243,7 @@ def _earlier(folder: Path, device: str) -> HiFT:
 
 
 def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: str, origins: Origins) -> Segments:
-    speech = Speech.of(corpus, learned, device)
+    speech = TeacherSpeech.of(corpus, learned, device)
     is_teacher = torch.tensor([corpus.voices[index] == TEACHER.name for index in learned.tolist()])
     if not is_teacher.any():
         raise InputError(f"the corpus has nothing in the voice {TEACHER.name}, which the vocoder is to learn")
@@ -253,7 +255,7 @@ def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: st
     flow = FlowDecoder.load(origins.flow / FLOW_FILE, config, device)
     coded = encode_corpus(SpeechEncoder.load(origins.ear, device), corpus, device)
     own = learned[is_teacher.numpy()]
-    codes = CodedSpeech.of(Speech.of(corpus, own, device), [coded[index] for index in own], config.ratio)
+    codes = CodedSpeech.of(TeacherSpeech.of(corpus, own, device), [coded[index] for index in own], config.ratio)
     prompt = VoicePrompt(*codes.prompt(config.chunk), teacher_vector(config.speaker_dim))
     mels = flow_mels(flow, codes, prompt)
     print(f"mels of the flow are {float((mels - codes.mel).abs().mean()):.3f} from recorded ones", flush=True)
@@ -269,7 +271,7 @@ def _run_course(
     budget: Budget,
     seed: int,
 ) -> None:
-    course = Course(out / "course", {"speaker": speaker, "judging": judging}, budget, seed, log_every=200)
+    course = TrainingRun(out / "course", {"speaker": speaker, "judging": judging}, budget, seed, log_every=200)
     captures, judged_steps, device = speaker.use_graph, 0, speaker.device
     for step in course:
         batch = segments.batch(step.generator(device), step.progress)
@@ -284,7 +286,7 @@ def _run_course(
 
 
 @torch.no_grad()
-def measure(hift: HiFT, speech: Speech) -> dict[str, float]:
+def measure(hift: HiFT, speech: TeacherSpeech) -> dict[str, float]:
     """How near the vocoder comes to speech it did not learn from, offline and as a stream of hops of 0.4 s."""
     analysis = VocoderMel(MATCHA_24KHZ).to(speech.mel.device)
     stream = HiFTStream(hift)
