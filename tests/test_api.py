@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import vivavoce
-from tests.pipelines.small_parts import small_asr, small_chat, small_tts
+from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from vivavoce import hub
-from vivavoce.audio.buzz import buzz
+from vivavoce.audio.level import buzz
+from vivavoce.cascade.loading import CascadeParts
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.pipelines.cascade_loading import CascadeParts
-from vivavoce.pipelines.moss_speech import MossSpeechBackend
-from vivavoce.speech import Speaker
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.tts import NanoTTS
 
 QUESTIONS = hub.BUNDLED / "questions"
 
@@ -35,7 +35,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 def test_a_model_is_loaded_as_what_its_files_say_it_is(parts, tmp_path):
     assert isinstance(vivavoce.load(parts.asr, "cpu"), WhisperTranscriber)
-    assert isinstance(vivavoce.load(parts.tts, "cpu"), Speaker)
+    assert isinstance(vivavoce.load(parts.tts, "cpu"), NanoTTS)
     assert isinstance(vivavoce.load("mini-speech", "cpu"), MossSpeechBackend)
     with pytest.raises(CheckpointError, match="says llama"):
         vivavoce.load(parts.chat, "cpu")

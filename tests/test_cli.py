@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import vivavoce
 from vivavoce import hub
-from vivavoce.bench import memory
+from vivavoce.bench import machine as memory
 from vivavoce.cli import app
-from vivavoce.doctor import EXTRAS
+from vivavoce.cli.doctor import EXTRAS
 from vivavoce.errors import VivaError
 
 COMMANDS = [

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 from tests.models.test_bigvgan import TINY as TINY_BIGVGAN
 from tests.models.test_moss_speech_codec import CODEC, campplus, some_sound  # noqa: F401 - campplus is a fixture
 from tests.models.test_xy_tokenizer import TINY as TINY_XY
-from vivavoce.audio.files import read, write
+from vivavoce.audio.io import read, write
 from vivavoce.cli import app
-from vivavoce.codecs import CodeFile, open_codec
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.xy_tokenizer import XYTokenizer
-from vivavoce.nn.allocation import fill_randomly
+from vivavoce.models.codecs import CodeFile, open_codec
+from vivavoce.models.xy_tokenizer.model import XYTokenizer
+from vivavoce.nn.modules import fill_randomly
 
 RATES = {"moss-speech": 24_000, "xy-tokenizer": 16_000, "bigvgan": 24_000}
 

@@ -2,10 +2,10 @@
 
 import json
 
-from tests.pipelines.small_parts import small_asr, small_chat, small_tts
-from vivavoce.audio.files import read
-from vivavoce.demo_cascade import run
-from vivavoce.pipelines.cascade_loading import CascadeParts
+from tests.s2s.small_parts import small_asr, small_chat, small_tts
+from vivavoce.audio.io import read
+from vivavoce.cascade.loading import CascadeParts
+from vivavoce.cli.demo_cascade import run
 
 SAME_AS_SPEECH = {
     "heard",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vivavoce import hub
-from vivavoce.audio.files import read, write
+from vivavoce.audio.io import read, write
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

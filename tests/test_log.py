@@ -32,7 +32,7 @@ def fail_twice() -> None:
 def test_importing_the_package_configures_nothing():
     code = """
 import logging
-import vivavoce, vivavoce.server.app, vivavoce.serving, vivavoce.dialogue.session
+import vivavoce, vivavoce.server.app, vivavoce.server.hosting, vivavoce.dialogue.session
 for name in (None, "vivavoce", "uvicorn", "asyncio"):
     logger = logging.getLogger(name)
     assert not logger.handlers and logger.level in (logging.NOTSET, logging.WARNING), name

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vivavoce import quick_loop
+from vivavoce.runtime import event_loop as quick_loop
 
 
 async def answer() -> tuple[int, str]:

@@ -13,18 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vivavoce.conversing import converse as converse
-    from vivavoce.loading import load as load
-    from vivavoce.recognition import transcribe as transcribe
-    from vivavoce.speech import say as say
+    from vivavoce.api import converse as converse
+    from vivavoce.api import load as load
+    from vivavoce.asr import transcribe as transcribe
+    from vivavoce.tts import say as say
 
 __version__ = "0.1.0"
 
 _HOMES = {  # loaded when first asked for: importing the package costs nothing
-    "converse": "vivavoce.conversing",
-    "load": "vivavoce.loading",
-    "say": "vivavoce.speech",
-    "transcribe": "vivavoce.recognition",
+    "converse": "vivavoce.api",
+    "load": "vivavoce.api",
+    "say": "vivavoce.tts",
+    "transcribe": "vivavoce.asr",
 }
 
 

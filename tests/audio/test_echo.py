@@ -6,7 +6,7 @@ from scipy.signal import fftconvolve
 
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.echo import BLOCK, EchoGuard
-from vivavoce.audio.voice_activity import speech_chances, voice_activity
+from vivavoce.audio.vad import speech_chances, voice_activity
 from vivavoce.errors import InputError
 
 RATE = 16_000

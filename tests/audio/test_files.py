@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from vivavoce.audio.files import FORMATS, blocks, read, write
-from vivavoce.audio.pcm import float_to_pcm16, pcm16_to_float
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import FORMATS, Sound, blocks, float_to_pcm16, pcm16_to_float, read, write
 from vivavoce.errors import InputError, MissingDependencyError
 
 RATES = (8_000, 16_000, 24_000, 44_100, 48_000)

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
+from vivavoce.audio.io import Sound
 from vivavoce.audio.level import (
     SILENCE_DBFS,
+    Limiter,
     SpeechGain,
     from_db,
     normalise_speech,
@@ -12,8 +14,6 @@ from vivavoce.audio.level import (
     to_db,
     true_peak,
 )
-from vivavoce.audio.limiter import Limiter
-from vivavoce.audio.sound import Sound
 from vivavoce.errors import InputError
 
 RATE = 24_000

@@ -20,10 +20,11 @@ from vivavoce.audio.mel import (
     KaldiFbank,
     VocoderMel,
     WhisperMel,
+    kaldi_filters,
+    slaney_filters,
     whisper_normalise,
     whisper_normalise_running,
 )
-from vivavoce.audio.mel_filters import kaldi_filters, slaney_filters
 from vivavoce.errors import InputError
 
 GOLDEN = Path(__file__).parent.parent / "golden"

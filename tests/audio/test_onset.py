@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.audio.onset import OnsetGate
+from vivavoce.audio.level import OnsetGate
 
 RATE = 24_000
 GATE = OnsetGate(RATE)

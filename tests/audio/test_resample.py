@@ -3,9 +3,8 @@ import copy
 import numpy as np
 import pytest
 
-from vivavoce.audio.live_resample import LiveResampler
-from vivavoce.audio.resample import StreamingResampler, resample
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound
+from vivavoce.audio.resample import LiveResampler, StreamingResampler, resample
 from vivavoce.errors import InputError
 
 RATES = (8_000, 16_000, 24_000, 44_100, 48_000)

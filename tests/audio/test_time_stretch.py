@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vivavoce.audio.buzz import buzz
-from vivavoce.audio.time_stretch import TimeStretch
+from vivavoce.audio.level import buzz
+from vivavoce.audio.stretch import TimeStretch
 from vivavoce.errors import InputError
 
 RATE = 16_000

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.dialogue.voices import talk
-from vivavoce.audio.turn_end import MODEL_VARIABLE, SmartTurn, smart_turn_file
+from vivavoce.audio.vad import MODEL_VARIABLE, SmartTurn, smart_turn_file
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
 
 
@@ -51,7 +51,7 @@ def test_where_the_model_is_looked_for(model, monkeypatch, tmp_path):
     monkeypatch.setenv(MODEL_VARIABLE, str(model))
     assert smart_turn_file() == model and 0 <= SmartTurn()(talk(1.0)) <= 1
     monkeypatch.delenv(MODEL_VARIABLE)
-    monkeypatch.setattr("vivavoce.audio.turn_end.find_spec", lambda name: None)
+    monkeypatch.setattr("vivavoce.audio.vad.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pipecat-ai"):
         SmartTurn()
     with pytest.raises(CheckpointError, match="does not exist"):

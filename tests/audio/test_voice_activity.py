@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from tests.dialogue.voices import cough, hum, silence, talk
-from vivavoce.audio.voice_activity import (
-    BUNDLED,
-    WINDOW,
-    EnergyActivity,
-    SileroActivity,
-    speech_chances,
-    voice_activity,
-)
+from vivavoce.audio.vad import BUNDLED, WINDOW, EnergyActivity, SileroActivity, speech_chances, voice_activity
 from vivavoce.errors import CheckpointError, InputError
 
 GOLDEN = Path(__file__).parent / "silero_chances.json"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound
 from vivavoce.bench.answer import AskedQuestion, ScoredAnswer, _figures, _teacher_heard, _word_error_rates
 from vivavoce.train.front_desk import Exchange
 

@@ -5,14 +5,14 @@ import json
 import pytest
 import soundfile
 
-from tests.recognition import test_transcribe
-from tests.recognition.test_transcribe import RATE, noise
+from tests.asr import test_transcribe
+from tests.asr.test_transcribe import RATE, noise
 from vivavoce.bench import asr, asr_shape
-from vivavoce.bench.asr_speech import spoken_sentences
+from vivavoce.bench.asr import spoken_sentences
 from vivavoce.errors import InputError
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import SIZES, WhisperConfig
-from vivavoce.models.whisper_heads import WhisperHeads
+from vivavoce.models.whisper.config import SIZES, WhisperConfig
+from vivavoce.models.whisper.drafts import WhisperHeads
+from vivavoce.models.whisper.model import Whisper
 
 folder = test_transcribe.folder
 

@@ -6,10 +6,10 @@ import torch
 from vivavoce.bench import asr_tiles
 from vivavoce.bench.asr_tiles import TileSearch, candidates
 from vivavoce.errors import InputError
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import SIZES, WhisperConfig
-from vivavoce.nn.kernels import tiles
-from vivavoce.nn.kernels.tiles import Tile, fits, name_around, window_attention_name
+from vivavoce.kernels import tiles
+from vivavoce.kernels.tiles import Tile, fits, name_around, window_attention_name
+from vivavoce.models.whisper.config import SIZES, WhisperConfig
+from vivavoce.models.whisper.model import Whisper
 
 CONFIG = WhisperConfig(
     d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,

@@ -9,7 +9,7 @@ from vivavoce.bench.lm import SHAPES, _bytes_of, _require_room, _spared_bytes, _
 from vivavoce.device import Device, pick
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.quant.linear_bench import SMALL
-from vivavoce.quant.random_model import random_moss_speech
+from vivavoce.quant.plan import random_moss_speech
 
 
 class SmallDevice(Device):

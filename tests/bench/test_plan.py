@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vivavoce.bench.plan import erlang_b, fits, load_of, most_by_memory, most_by_time, places_for, plan
-from vivavoce.bench.plan_day import play
-from vivavoce.bench.plan_figures import (
+from vivavoce.cli import app
+from vivavoce.errors import InputError
+from vivavoce.plan import erlang_b, fits, load_of, most_by_memory, most_by_time, places_for, plan, play
+from vivavoce.plan.figures import (
     ACCELERATORS,
     H200_MEASURED,
     METHODS,
@@ -21,11 +22,8 @@ from vivavoce.bench.plan_figures import (
     TalkPattern,
     read_measured,
 )
-from vivavoce.bench.plan_fleet import Fleet, Region
-from vivavoce.bench.plan_report import save
-from vivavoce.bench.plan_simulation import Simulation
-from vivavoce.cli import app
-from vivavoce.errors import InputError
+from vivavoce.plan.report import save
+from vivavoce.plan.simulation import Fleet, Region, Simulation
 
 BENCH = Path(__file__).parents[2] / "docs" / "bench"
 ONE = (Region("one", 1.0),)

@@ -1,6 +1,6 @@
 """Calls at once to a server in this process, on mini-speech, in the processor's time."""
 
-from vivavoce.bench import rehearsal
+from vivavoce.bench import simulation as rehearsal
 
 FAST = 0.02  # of this processor's time: what is tested is who waits for whom, not how fast it is
 

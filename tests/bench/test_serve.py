@@ -8,7 +8,7 @@ import pytest
 
 from vivavoce.bench import serve
 from vivavoce.bench.serve_parts import ServeLoad, WordTokenizer
-from vivavoce.dialogue.interface import ReplyAudio, ReplyDone, Usage
+from vivavoce.dialogue.events import ReplyAudio, ReplyDone, Usage
 from vivavoce.errors import InputError
 
 REPLY = 1.6

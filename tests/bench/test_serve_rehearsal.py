@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from vivavoce.bench.plan_figures import Curve
 from vivavoce.bench.serve import Script
-from vivavoce.bench.serve_rehearsal import rehearse
-from vivavoce.bench.stand_in import H200, PassTimes, fills
+from vivavoce.bench.serve_simulation import H200, PassTimes, fills, rehearse
 from vivavoce.cli import app
-from vivavoce.pipelines import moss_speech
+from vivavoce.plan.figures import Curve
+from vivavoce.s2s import moss_speech
 
 SCRIPT = Script(question=0.4, reply=2.4, spread=0.05, newcomers=0)
 

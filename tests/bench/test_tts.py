@@ -17,8 +17,7 @@ from vivavoce.cli import app
 from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.moss_tts_nano_config import NanoSampling
-from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt, NanoSampling
 
 
 def test_the_plain_path_is_the_model():

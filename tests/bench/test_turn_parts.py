@@ -6,31 +6,29 @@ import numpy as np
 import pytest
 
 from tests.bench.turn_stage import material
-from vivavoce.audio.files import write
+from vivavoce.audio.io import Sound, write
 from vivavoce.audio.level import rms_dbfs
-from vivavoce.audio.sound import Sound
-from vivavoce.audio.voice_activity import speech_chances, voice_activity
+from vivavoce.audio.vad import speech_chances, voice_activity
 from vivavoce.bench.turn import session_of
 from vivavoce.bench.turn_caller import PACKET, CallEnvironment, Microphone
-from vivavoce.bench.turn_crosstalk import SessionAnswer, judge, sound_similarity
-from vivavoce.bench.turn_measure import cut_at
-from vivavoce.bench.turn_network import AGAIN_SECONDS, Line, Way
+from vivavoce.bench.turn_client import AGAIN_SECONDS, Line, Way, realtime_url
+from vivavoce.bench.turn_measure import SessionAnswer, cut_at, judge, sound_similarity
 from vivavoce.bench.turn_player import Loudspeaker, PlayedReply
-from vivavoce.bench.turn_questions import gather, recorded
 from vivavoce.bench.turn_scenes import SCENES, script
 from vivavoce.bench.turn_sounds import (
     RATE,
     SPEECH_DBFS,
     cough,
     far_off,
+    gather,
     hesitated,
     knock,
     mm_hm,
+    recorded,
     room_noise,
     talk,
     voiced_bounds,
 )
-from vivavoce.bench.turn_wire import realtime_url
 from vivavoce.errors import InputError
 
 
@@ -204,14 +202,14 @@ def test_a_folder_without_questions_is_refused(tmp_path):
 
 @pytest.mark.debian("flite")
 def test_without_recordings_a_synthesizer_asks(monkeypatch, tmp_path):
-    monkeypatch.setattr("vivavoce.bench.turn_questions.BUNDLED", tmp_path)
+    monkeypatch.setattr("vivavoce.bench.turn_sounds.BUNDLED", tmp_path)
     found = gather()
     assert found.source == "synthesised by flite" and len(found.questions) == 12
     assert len({question.voice for question in found.questions}) > 2
 
 
 def test_without_anything_syllables_ask(monkeypatch, tmp_path):
-    monkeypatch.setattr("vivavoce.bench.turn_questions.BUNDLED", tmp_path)
+    monkeypatch.setattr("vivavoce.bench.turn_sounds.BUNDLED", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = gather()
     assert found.source == "made-up syllables" and all(voiced_bounds(each.sound)[1] for each in found.questions)

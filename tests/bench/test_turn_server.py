@@ -10,17 +10,15 @@ import pytest
 from tests.bench.turn_stage import material
 from tests.server.harness import RunningServer
 from tests.server.scripted import RATE, ScriptedConversation, ScriptedHost, tone, watermark
-from vivavoce.audio.files import read, write
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound, read, write
 from vivavoce.bench import turn
-from vivavoce.bench.turn_questions import Material, SpokenQuestion
+from vivavoce.bench.turn_client import connect
 from vivavoce.bench.turn_scenes import Timing, script
-from vivavoce.bench.turn_sounds import talk
-from vivavoce.bench.turn_wire import connect
-from vivavoce.dialogue import interface as said
-from vivavoce.dialogue.interface import AudioPart, Message
+from vivavoce.bench.turn_sounds import Material, SpokenQuestion, talk
+from vivavoce.dialogue import events as said
+from vivavoce.dialogue.events import AudioPart, Message
 from vivavoce.errors import InputError
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
 
 SHORT = Timing(before=0.2, between=0.2, after_sound=0.6)
 PIECE = RATE // 10

@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.asr import test_transcribe
 from tests.models.test_bigvgan import TINY as TINY_BIGVGAN
-from tests.recognition import test_transcribe
-from tests.speech.conftest import folder  # noqa: F401 - a fixture
-from vivavoce.audio.buzz import buzz
-from vivavoce.audio.sound import Sound
+from tests.tts.conftest import folder  # noqa: F401 - a fixture
+from vivavoce.audio.io import Sound
+from vivavoce.audio.level import buzz
 from vivavoce.bench import verify
 from vivavoce.bench.verify_subjects import KINDS, Question, SpeechSubject, VerifyOutput
 from vivavoce.cli import app
@@ -20,8 +20,8 @@ from vivavoce.device import available, pick
 from vivavoce.errors import InputError, VivaError
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.nn.allocation import fill_randomly
-from vivavoce.speech import Speaker
+from vivavoce.nn.modules import fill_randomly
+from vivavoce.tts import NanoTTS
 
 whisper = test_transcribe.folder
 HERE = {device.kind for device in available()}
@@ -106,7 +106,7 @@ def test_logits_that_are_no_numbers_fail():
 
 def test_silence_is_no_sound(folder, monkeypatch):  # noqa: F811
     silent = lambda self, *_, **__: iter([np.zeros((1, 1600), np.float32)])  # noqa: E731
-    monkeypatch.setattr(Speaker, "stream", silent)
+    monkeypatch.setattr(NanoTTS, "stream", silent)
     with pytest.raises(VivaError, match="already fails: loudness"):
         verify.run(str(folder), ["cpu"])
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from vivavoce.bench.virtual_time import VirtualDevice, VirtualExecutor, VirtualLoop
-from vivavoce.dialogue.gathering import DynamicBatcher
+from vivavoce.bench.simulation import VirtualDevice, VirtualExecutor, VirtualLoop
+from vivavoce.runtime.batcher import DynamicBatcher
 
 
 @pytest.fixture

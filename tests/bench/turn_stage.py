@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vivavoce.audio.pcm import float_to_pcm16, pcm16_to_float
-from vivavoce.bench.turn_questions import Material, SpokenQuestion
-from vivavoce.bench.turn_sounds import RATE, mm_hm, talk
+from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
+from vivavoce.bench.turn_sounds import RATE, Material, SpokenQuestion, mm_hm, talk
 
 LOUD = 0.04
 

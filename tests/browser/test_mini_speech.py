@@ -10,10 +10,10 @@ import soundfile
 from tests.browser.chromium import MICROPHONE_RATE, sounding, visiting
 from tests.server.harness import RunningServer
 from vivavoce import hub
-from vivavoce.audio.files import read
-from vivavoce.server.formats import WireFormat, decode
-from vivavoce.server.options import ServerOptions
-from vivavoce.serving import load_host
+from vivavoce.audio.io import read
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.hosting import load_host
+from vivavoce.server.realtime.audio_formats import WireFormat, decode
 
 pytestmark = pytest.mark.debian("chromium")
 

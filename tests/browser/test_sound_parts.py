@@ -7,7 +7,7 @@ import pytest_asyncio
 from tests.browser.chromium import visiting
 from tests.server.harness import RunningServer
 from tests.server.scripted import ScriptedHost, pitch, tone
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
 
 pytestmark = [pytest.mark.debian("chromium"), pytest.mark.asyncio(loop_scope="module")]
 

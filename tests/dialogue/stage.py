@@ -8,16 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.dialogue.voices import silence, talk
-from vivavoce.dialogue.clock import SimulatedClock
-from vivavoce.dialogue.interface import (
-    ConversationSettings,
-    ReplyAudio,
-    ReplyDone,
-    ReplyStarted,
-    TurnSettings,
-    Usage,
-)
-from vivavoce.dialogue.pipeline import Ended, Spoke, Wrote
+from vivavoce.audio.player import SimulatedClock
+from vivavoce.dialogue.backend import Ended, Spoke, Wrote
+from vivavoce.dialogue.events import ConversationSettings, ReplyAudio, ReplyDone, ReplyStarted, TurnSettings, Usage
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 
 WINDOW = 512

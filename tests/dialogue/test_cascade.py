@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.dialogue.voices import silence, talk
-from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
-from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatEndpoint, ChatText, chat_messages
-from vivavoce.dialogue.clock import SimulatedClock
-from vivavoce.dialogue.interface import (
+from vivavoce.audio.player import SimulatedClock
+from vivavoce.cascade.backend import CascadeBackend, WholeTurns
+from vivavoce.cascade.chat_endpoint import ChatEnd, ChatEndpoint, ChatText, chat_messages
+from vivavoce.dialogue.events import (
     AudioPart,
     ConversationSettings,
     InputTranscript,
@@ -28,10 +28,10 @@ from vivavoce.dialogue.interface import (
     ToolCall,
     ToolOutput,
 )
+from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
-from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError, VivaError
-from vivavoce.speech.cleaning import cleaned
+from vivavoce.tts.text import cleaned
 
 
 class Endpoint(ThreadingHTTPServer):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.dialogue.chunking import REPLY_SECONDS, ChunkBridge, FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
-from vivavoce.dialogue.player import SimulatedPlayer
+from vivavoce.audio.chunking import REPLY_SECONDS, ChunkBridge, FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
+from vivavoce.audio.player import SimulatedPlayer
 from vivavoce.errors import InputError
 
 FLOW = Grain(frames=5, lookahead=3)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.dialogue.voices import RATE, silence, talk
-from vivavoce.audio.voice_activity import WINDOW, voice_activity
-from vivavoce.dialogue.ear import SETTLED_WINDOWS, AudioFrontEnd, AudioWindow
+from vivavoce.audio.vad import WINDOW, voice_activity
+from vivavoce.dialogue.front_end import SETTLED_WINDOWS, AudioFrontEnd, AudioWindow
 
 PACKET = RATE // 50
 

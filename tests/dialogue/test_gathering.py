@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from vivavoce.dialogue.gathering import DynamicBatcher
 from vivavoce.errors import VivaError
+from vivavoce.runtime.batcher import DynamicBatcher
 
 
 class Worker:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.dialogue.stage import Stage, spoken
 from tests.dialogue.voices import hum, silence, talk
-from vivavoce.dialogue.interface import ConversationSettings, Message, ReplyRequest, TextPart, TurnSettings
-from vivavoce.dialogue.pipeline import CallArguments, CallBegan, Ended, Wrote
+from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Wrote
+from vivavoce.dialogue.events import ConversationSettings, Message, ReplyRequest, TextPart, TurnSettings
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
 

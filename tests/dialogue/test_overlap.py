@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from tests.dialogue.voices import at_level, cough, hum, silence, talk
-from vivavoce.audio.files import read
-from vivavoce.audio.sound import Sound
-from vivavoce.audio.voice_activity import WINDOW, voice_activity
-from vivavoce.bench.turn_questions import gather
-from vivavoce.bench.turn_sounds import voiced_bounds
-from vivavoce.dialogue.overlap import (
+from vivavoce.audio.io import Sound, read
+from vivavoce.audio.vad import WINDOW, voice_activity
+from vivavoce.bench.turn_sounds import gather, voiced_bounds
+from vivavoce.dialogue.barge_in import (
     Levels,
     OverlapClassifier,
     OverlapState,
@@ -23,7 +21,7 @@ from vivavoce.dialogue.overlap import (
     OverlapWatch,
     is_backchannel,
 )
-from vivavoce.dialogue.voice_traits import Traits, change, traits
+from vivavoce.dialogue.front_end import Traits, change, traits
 
 USUAL = Levels(user=-24.0)
 INTERRUPTIONS = [

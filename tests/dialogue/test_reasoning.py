@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dialogue.test_cascade import converse, serve, words
-from vivavoce.dialogue.chat_endpoint import ChatCall, ChatEnd, ChatEndpoint, ChatText
-from vivavoce.dialogue.interface import ConversationSettings, Message, ReplyDone, ReplyText, TextPart
-from vivavoce.dialogue.reasoning import CLOSE_TAG, OPEN_TAG, ReasoningFilter
+from vivavoce.cascade.chat_endpoint import ChatCall, ChatEnd, ChatEndpoint, ChatText
+from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
+from vivavoce.dialogue.events import ConversationSettings, Message, ReplyDone, ReplyText, TextPart
 
 __all__ = ["serve"]  # a fixture
 

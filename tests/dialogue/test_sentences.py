@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.dialogue.sentences import SentenceRules, SentenceSplitter
+from vivavoce.cascade.sentences import SentenceRules, SentenceSplitter
 
 
 def pieces(text: str, step: int = 1, rules: SentenceRules | None = None) -> list[str]:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.dialogue.stage import Stage, answered, spoken
 from tests.dialogue.voices import silence, talk
-from vivavoce.dialogue.interface import (
+from vivavoce.dialogue.backend import Ended, Wrote
+from vivavoce.dialogue.events import (
     AudioPart,
     ConversationSettings,
     InputTranscript,
@@ -22,7 +23,6 @@ from vivavoce.dialogue.interface import (
     TurnCommitted,
     TurnSettings,
 )
-from vivavoce.dialogue.pipeline import Ended, Wrote
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
 

@@ -8,7 +8,8 @@ import pytest
 from tests.dialogue.stage import Stage, answered, spoken, with_turn
 from tests.dialogue.voices import cough, hum, silence, talk
 from vivavoce.audio.resample import resample
-from vivavoce.dialogue.interface import (
+from vivavoce.dialogue.backend import Ended, Spoke, Wrote
+from vivavoce.dialogue.events import (
     ItemTruncated,
     Message,
     OutputCleared,
@@ -19,9 +20,8 @@ from vivavoce.dialogue.interface import (
     SpeechStarted,
     TurnCommitted,
 )
-from vivavoce.dialogue.pipeline import Ended, Spoke, Wrote
+from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
-from vivavoce.dialogue.speaking import SpeakingOptions
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -5,7 +5,8 @@ import pytest
 
 from tests.dialogue.stage import Stage, spoken
 from tests.dialogue.voices import silence, talk
-from vivavoce.dialogue.interface import (
+from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Spoke, Wrote
+from vivavoce.dialogue.events import (
     ConversationSettings,
     ItemTruncated,
     Message,
@@ -21,10 +22,9 @@ from vivavoce.dialogue.interface import (
     Warned,
 )
 from vivavoce.dialogue.moderation import Moderation, WordList
-from vivavoce.dialogue.pipeline import CallArguments, CallBegan, Ended, Spoke, Wrote
 from vivavoce.dialogue.replies import MOST_BESIDE
+from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
-from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("error")

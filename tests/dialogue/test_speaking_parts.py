@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dialogue.voices import talk
-from vivavoce.dialogue.clock import SimulatedClock, WallClock
-from vivavoce.dialogue.compaction import first_kept
-from vivavoce.dialogue.guards import GuardLimits, SoundGuard, longest_loop
-from vivavoce.dialogue.history import SpokenWords, first_words
+from vivavoce.audio.player import SimulatedClock, WallClock
+from vivavoce.dialogue.front_end import OutputTimeline
+from vivavoce.dialogue.history import SpokenWords, first_kept, first_words
 from vivavoce.dialogue.moderation import CallableChecker, HttpChecker, Moderation, WordList
 from vivavoce.dialogue.playback import Playback
-from vivavoce.dialogue.timeline import OutputTimeline
+from vivavoce.dialogue.reply import GuardLimits, SoundGuard, longest_loop
 from vivavoce.errors import InputError, VivaError
 
 SECOND = np.zeros(24_000, "f")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.dialogue.interface import TurnSettings
+from vivavoce.dialogue.events import TurnSettings
 from vivavoce.dialogue.turns import WINDOW_MS, TurnEvent, TurnState, TurnTaker, windows
 
 BEGAN, LIKELY, WENT_ON, OVER = TurnEvent.BEGAN, TurnEvent.LIKELY_OVER, TurnEvent.WENT_ON, TurnEvent.OVER

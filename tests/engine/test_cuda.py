@@ -8,7 +8,7 @@ from tests.models.tiny import CONFIG
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
-from vivavoce.models.moss_speech import MossSpeech
+from vivavoce.models.moss_speech.model import MossSpeech
 
 pytestmark = pytest.mark.gpu
 LIMITS = EngineLimits(cache_rows=4096, rows_per_step=64, sequences_per_step=16)

@@ -8,9 +8,9 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
-from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
+from vivavoce.models.tokenizers import TextTokenizer
 
 pytestmark = pytest.mark.gpu
 TEXTS = ("Breakfast is served from seven until ten in the morning.", "The vegetable curry is eleven euros.")

@@ -9,7 +9,7 @@ from tests.engine.test_engine import SAMPLINGS, alone, make_engine, speech
 from tests.engine.test_speculative import Rows, llama_engine, steps_of, tiny_llama
 from tests.engine.test_speculative_heads import random_heads, trained_heads
 from tests.models.tiny import CONFIG
-from vivavoce.engine.draft_heads import HeadDrafts, likeliest_tree
+from vivavoce.engine.drafts import HeadDrafts, likeliest_tree
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Draft, Speculation, Typical, agreed, usable
 from vivavoce.errors import InputError

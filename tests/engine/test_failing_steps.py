@@ -7,13 +7,13 @@ from tests.engine.test_engine import CPU, SAMPLINGS, alone, speech
 from tests.engine.test_steps_ahead import Device
 from tests.models.test_whisper_engine import SETTINGS, TOKENS, model, windows_of  # noqa: F401 - a fixture
 from tests.models.tiny import tiny_model
-from vivavoce.engine.draft_model import DraftModel
+from vivavoce.engine.drafts import DraftModel
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.speculative import Speculation
-from vivavoce.engine.streaming import AsyncEngine
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.whisper_engine import WhisperWriter
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.whisper.engine import WhisperWriter
+from vivavoce.runtime.async_engine import AsyncEngine
 
 
 class PlantedError(Exception):

@@ -13,10 +13,10 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
-from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.nn.paged import NARROW, KVShape, narrowed, widened
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.nn.paged_kv import NARROW, KVShape, narrowed, widened
 
 MODEL = tiny_model(seed=5)
 CPU = pick("cpu")

@@ -7,7 +7,7 @@ from vivavoce.bench.lm import _speech
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
-from vivavoce.models.moss_speech import AUDIO, MossSpeech
+from vivavoce.models.moss_speech.model import AUDIO, MossSpeech
 from vivavoce.quant.linear_bench import SMALL
 
 

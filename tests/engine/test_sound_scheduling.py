@@ -7,12 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.test_engine import make_engine, speech
-from vivavoce.engine.listener import AheadPolicy, PlaybackDeadline
-from vivavoce.engine.pages import PagePool
+from vivavoce.engine.kv_pages import PagePool
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.scheduler import Scheduler, StepPlan
-from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.slack import Admission, Slack
+from vivavoce.engine.sequence import Admission, AheadPolicy, PlaybackDeadline, Sequence, Slack
 from vivavoce.errors import CapacityError
 
 ROW_SECONDS, FIRST_ROWS = 0.08, 8

@@ -11,15 +11,14 @@ from hypothesis.stateful import initialize
 from tests.engine.test_engine import CPU, SAMPLINGS, AnyOrder, alone, make_engine, speech
 from tests.models.test_moss_speech import CONVERSATIONS, PROMPT
 from tests.models.tiny import CONFIG, tiny_model
-from vivavoce.engine.draft_model import DraftModel
-from vivavoce.engine.drafts import EarlierHypothesis, NgramLookup
+from vivavoce.engine.drafts import DraftModel, EarlierHypothesis, NgramLookup
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, Typical, agreed
 from vivavoce.errors import InputError
 from vivavoce.models.llama import Llama
-from vivavoce.nn.allocation import allocating, fill_randomly
-from vivavoce.nn.decoder_trunk import TrunkSizes
+from vivavoce.nn.decoder import TrunkSizes
+from vivavoce.nn.modules import allocating, fill_randomly
 
 Rows = list[tuple[int, ...]]
 SIZES = TrunkSizes(

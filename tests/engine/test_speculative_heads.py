@@ -7,7 +7,7 @@ from torch.nn import functional
 from tests.engine.test_engine import SAMPLINGS, alone, make_engine, speech
 from tests.engine.test_speculative import llama_engine, steps_of, tiny_llama
 from tests.models.tiny import CONFIG
-from vivavoce.engine.draft_heads import HeadDrafts, MedusaHeads
+from vivavoce.engine.drafts import HeadDrafts, MedusaHeads
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Speculation

@@ -8,14 +8,13 @@ from tests.engine.test_speculative import CPU, Script, llama_engine, steps_of, t
 from tests.models.test_cosyvoice_lm import CODES, PUBLISHED, TINY, WRITTEN
 from tests.models.test_whisper_engine import CONFIG as WHISPER
 from tests.models.test_whisper_engine import SETTINGS, TOKENS, windows_of
-from vivavoce.engine.draft_model import DraftModel
-from vivavoce.engine.drafts import EarlierHypothesis, NgramLookup
+from vivavoce.engine.drafts import DraftModel, EarlierHypothesis, NgramLookup
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Speculation
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_engine import WhisperWriter
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM
+from vivavoce.models.whisper.engine import WhisperWriter
+from vivavoce.models.whisper.model import Whisper
 
 LIMITS = EngineLimits(page_size=4, cache_rows=512, rows_per_step=64, sequences_per_step=8)
 

@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 
 from tests.models.test_whisper_engine import CONFIG, SETTINGS, TOKENS, model, windows_of  # noqa: F401 - a fixture
 from vivavoce.device import pick
-from vivavoce.engine.captured import Captured
+from vivavoce.engine.cuda_graphs import Captured, follow
 from vivavoce.engine.engine import Engine, EngineLimits
-from vivavoce.engine.listener import PlaybackDeadline
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
-from vivavoce.engine.step_kind import StepKind
-from vivavoce.engine.steps_ahead import follow
+from vivavoce.engine.sequence import PlaybackDeadline
+from vivavoce.engine.step import StepKind
 from vivavoce.minis.untrained import CONFIG as SPEECH
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.whisper import Whisper, WindowMemory
-from vivavoce.models.whisper_engine import BEGUN, WhisperWriter
-from vivavoce.nn.paged import CachePiece
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.whisper.engine import BEGUN, WhisperWriter
+from vivavoce.models.whisper.model import Whisper, WindowMemory
+from vivavoce.nn.paged_kv import CachePiece
 
 
 class Again:

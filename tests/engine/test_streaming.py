@@ -8,8 +8,8 @@ import pytest
 from tests.engine.test_engine import MODEL, alone, make_engine, speech
 from tests.models.tiny import CONFIG
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
-from vivavoce.engine.streaming import AsyncEngine
 from vivavoce.errors import InputError, VivaError
+from vivavoce.runtime.async_engine import AsyncEngine
 
 LONG = Generation(GREEDY, max_new_rows=400, min_new_rows=400)
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from vivavoce.engine.workers import DeadlineExecutor, ThreadPerTaskExecutor, most_urgent
+from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor, most_urgent
 
 
 class Chores:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.nn.attention import PagedAttention
-from vivavoce.nn.decoder_layer import DecoderLayer
+from vivavoce.nn.decoder import DecoderLayer
 from vivavoce.nn.linear import Embedding, Linear
 from vivavoce.nn.norm import RMSNorm
 from vivavoce.nn.rope import RotaryTable, rotate

@@ -18,8 +18,8 @@ import typer
 import yaml
 
 from vivavoce.cli import app
+from vivavoce.server.cluster.options import FleetOptions
 from vivavoce.server.metrics import Metrics
-from vivavoce.server.ray_options import FleetOptions
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -217,7 +217,7 @@ def test_kuberay_runs_the_fleet_as_it_is_read() -> None:
     service = parsed(DEPLOY / "kuberay" / "rayservice.yaml")
     assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
-    assert application["import_path"] == "vivavoce.server.ray_app:build"
+    assert application["import_path"] == "vivavoce.server.cluster.app:build"
     fleet = FleetOptions.read(application["args"])
     (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     (worker,) = group["template"]["spec"]["containers"]

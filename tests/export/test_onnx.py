@@ -21,20 +21,17 @@ from vivavoce.errors import CheckpointError, InputError, VivaError
 from vivavoce.export.onnx import MANIFEST, export_onnx, kind_of
 from vivavoce.export.onnx_codec import speech_graphs, vocoder_graph
 from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, difference, export_graph, open_session
-from vivavoce.export.onnx_lm import MOST_PARAMETERS, lm_graphs
-from vivavoce.export.onnx_vocoders import bigvgan_graphs, xy_graphs
-from vivavoce.export.onnx_whisper import whisper_graphs
+from vivavoce.export.onnx_models import MOST_PARAMETERS, bigvgan_graphs, lm_graphs, whisper_graphs, xy_graphs
 from vivavoce.models.bigvgan import BigVGAN, BigVGANConfig
-from vivavoce.models.cosyvoice_folder import CosyVoiceSizes, load_speech
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_geometry import HiFTConfig
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.xy_tokenizer import XYTokenizer, XYTokenizerConfig
-from vivavoce.nn.allocation import fill_randomly
+from vivavoce.models.cosyvoice.folder import CosyVoiceSizes, load_speech
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.hift.model import HiFT, HiFTConfig
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
+from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.xy_tokenizer.model import XYTokenizer, XYTokenizerConfig
+from vivavoce.nn.modules import fill_randomly
 
 FLOW_AND_EAR = ("speech_encoder", "flow_conditions", "flow_step")
 WHISPER = WhisperConfig(

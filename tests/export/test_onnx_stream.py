@@ -16,9 +16,8 @@ from vivavoce.errors import VivaError
 from vivavoce.export.nano_onnx import lm_graphs as nano_lm_graphs
 from vivavoce.export.nano_onnx_codec import codec_graphs, empty_state
 from vivavoce.export.onnx_graph import OnnxExport, Stream, difference, export_graph, open_session
-from vivavoce.export.onnx_lm import lm_graphs
-from vivavoce.export.onnx_whisper import whisper_graphs
-from vivavoce.models.moss_audio_tokenizer_config import (
+from vivavoce.export.onnx_models import lm_graphs, whisper_graphs
+from vivavoce.models.moss_audio_tokenizer.config import (
     DECODER,
     ENCODER,
     Chain,
@@ -26,10 +25,10 @@ from vivavoce.models.moss_audio_tokenizer_config import (
     QuantizerConfig,
     StageConfig,
 )
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.whisper import Whisper
-from vivavoce.nn.allocation import fill_randomly
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.nn.modules import fill_randomly
 
 STEP = "moss_audio_tokenizer_decode_step"
 PIECES = (2, 1, 1, 3, 1, 4, 1)  # frames; together more than the last stage's window

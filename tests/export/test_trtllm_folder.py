@@ -15,19 +15,17 @@ from tests.golden import weights
 from tests.models.named_checkpoint import GOLDEN
 from vivavoce.cli import app
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError, VivaError
-from vivavoce.export.trtllm.calibration import read_rows
-from vivavoce.export.trtllm.checkpoint_folder import MANIFEST, read_manifest
-from vivavoce.export.trtllm.cosyvoice import cosyvoice_folder
-from vivavoce.export.trtllm.cutting import Shard
+from vivavoce.export.trtllm.decoder import Shard
 from vivavoce.export.trtllm.export import calibrate, export_trtllm
-from vivavoce.export.trtllm.logits_rules import BiasRule, ModeRule
+from vivavoce.export.trtllm.folder import MANIFEST, read_manifest
 from vivavoce.export.trtllm.moss_speech import joint_id, moss_speech_folder
-from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.runner import CosyVoiceEngine, MossSpeechEngine, usable_here
-from vivavoce.export.trtllm.versions import format_of, parse_version
+from vivavoce.export.trtllm.options import TrtLlmOptions, format_of, parse_version
+from vivavoce.export.trtllm.rounding import read_rows
+from vivavoce.export.trtllm.runner import BiasRule, CosyVoiceEngine, ModeRule, MossSpeechEngine, usable_here
+from vivavoce.export.trtllm.whisper import cosyvoice_folder
 from vivavoce.models.checkpoint import Checkpoint
-from vivavoce.models.cosyvoice_lm import CosyVoiceLMConfig
-from vivavoce.models.moss_speech import MossSpeechConfig
+from vivavoce.models.cosyvoice.lm import CosyVoiceLMConfig
+from vivavoce.models.moss_speech.model import MossSpeechConfig
 
 # The documented lists, by layer and around the layers.
 QWEN3_LAYER = {

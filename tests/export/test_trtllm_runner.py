@@ -15,7 +15,7 @@ from vivavoce.export.trtllm.export import export_trtllm
 from vivavoce.export.trtllm.moss_speech import row_of
 from vivavoce.export.trtllm.options import TrtLlmOptions
 from vivavoce.export.trtllm.runner import CosyVoiceEngine, MossSpeechEngine
-from vivavoce.models.moss_speech import AUDIO, TEXT, MossSpeech
+from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
 
 PIECE = 3  # ids that come at once
 

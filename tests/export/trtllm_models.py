@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.tiny import CONFIG
-from vivavoce.export.trtllm.calibration import whole_batch
+from vivavoce.export.trtllm.rounding import whole_batch
 from vivavoce.models.checkpoint import published_tensors, save_weights
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.whisper.model import Whisper
 
 # Two key heads, so that four ranks must repeat them. CosyVoice's 281 ids no number of ranks divides.
 MOSS = replace(CONFIG, hidden_size=256, intermediate_size=512, num_attention_heads=8, head_dim=32)

@@ -10,14 +10,14 @@ import torch
 
 from tests.dialogue.voices import talk
 from tests.server.harness import RunningServer, eventually
-from vivavoce.audio.buzz import buzz
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound
+from vivavoce.audio.level import buzz
 from vivavoce.bench import budget, sessions
 from vivavoce.minis.untrained import untrained_codec, write_untrained
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.pipelines.moss_speech import MossSpeechBackend
-from vivavoce.server.options import ServerOptions
-from vivavoce.serving import load_host
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.hosting import load_host
 
 SOUND = 4 * 24_000  # bytes of a second of it: no reply keeps less
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from vivavoce import hub
-from vivavoce.bench.asr_speech import spoken_sentences
+from vivavoce.asr.backends import OwnBackend, own_listener
+from vivavoce.asr.drafts import DraftChoice
+from vivavoce.bench.asr import spoken_sentences
 from vivavoce.device import pick
-from vivavoce.models.whisper_hearing import TranscriptionOptions
-from vivavoce.recognition.backends import OwnBackend, own_listener
-from vivavoce.recognition.drafting import DraftChoice
-from vivavoce.train.recogniser.judgement import judge_texts
+from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.train.asr.evaluate import judge_texts
 
 QUESTIONS = 12
 GREEDY = TranscriptionOptions(padding="trim", temperatures=(0.0,))

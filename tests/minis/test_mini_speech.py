@@ -5,14 +5,14 @@ import json
 import pytest
 
 from vivavoce import hub
-from vivavoce.audio.files import read
+from vivavoce.audio.io import read
 from vivavoce.bench.answer import QUESTIONS
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
-from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
+from vivavoce.s2s.captions import WRITE_DOWN
+from vivavoce.s2s.loading import load_moss_speech
 from vivavoce.train.front_desk import Exchange, judge, normalise
-from vivavoce.train.language.lessons import READ
+from vivavoce.train.lm.batches import READ
 
 FAMILIAR = ("bill", "breakfast", "greeting", "order", "price", "restaurant_hours", "room", "taxi", "wifi")
 """Chosen among those that the bundled weights answer: this guards them, it measures nothing."""

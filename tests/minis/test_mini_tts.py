@@ -8,15 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.minis.test_mini_cascade import bundled
-from vivavoce.audio.files import read
+from vivavoce.audio.io import read
 from vivavoce.cli import app
-from vivavoce.quant.methods import METHODS
+from vivavoce.quant.policy import METHODS
 from vivavoce.server.app import build_app
-from vivavoce.server.options import ServerOptions
-from vivavoce.serving.choices import ServingOptions
-from vivavoce.serving.hosts import host_of
-from vivavoce.speech import Manner
-from vivavoce.speech.loading import open_speech_model
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.hosting.config import ServingOptions
+from vivavoce.server.hosting.conversations import host_of
+from vivavoce.tts import SpeakingStyle
+from vivavoce.tts.interface import open_speech_model
 
 TEXT = "Good evening, how can I help you?"
 
@@ -42,8 +42,8 @@ def test_the_command_says_it_with_no_model_and_no_voice_named(tmp_path):
 @bundled("mini-tts")
 def test_a_stream_is_the_whole():
     speaker = open_speech_model("mini-tts", "cpu")
-    pieces = list(speaker.stream(TEXT, None, Manner(seed=5)))
-    whole = speaker.say(TEXT, None, Manner(seed=5))
+    pieces = list(speaker.stream(TEXT, None, SpeakingStyle(seed=5)))
+    whole = speaker.say(TEXT, None, SpeakingStyle(seed=5))
     assert len(pieces) > 2
     np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole.samples, atol=1e-4)
 

@@ -4,13 +4,11 @@ import torch
 
 from tests.golden import weights
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.cosyvoice3_dit import DiTConfig
-from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow, CosyVoice3FlowConfig, LookaheadConfig
-from vivavoce.models.flow import FlowConfig, FlowDecoder
-from vivavoce.models.flow_encoder import FlowEncoderConfig
-from vivavoce.models.flow_estimator import FlowEstimatorConfig
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.nn.allocation import allocating
+from vivavoce.models.cosyvoice.dit import CosyVoice3Flow, CosyVoice3FlowConfig, DiTConfig, LookaheadConfig
+from vivavoce.models.flow.estimator import FlowEstimatorConfig
+from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.nn.modules import allocating
 
 CHUNK, CODES, BANDS, SPEAKER, RATIO, LOOKAHEAD = 3, 50, 6, 5, 2, 3
 SHARED = {"vocabulary": CODES, "chunk": CHUNK, "mel_bands": BANDS, "speaker_dim": SPEAKER, "euler_steps": 3}

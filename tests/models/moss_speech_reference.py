@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from vivavoce.models.moss_speech import MossSpeechConfig
+from vivavoce.models.moss_speech.model import MossSpeechConfig
 
 
 class ReferenceBlock(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig, StageConfig
-from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig, StageConfig
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig
 
 Weights = dict[str, Tensor]
 

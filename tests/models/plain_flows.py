@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.flow import FlowDecoder
-from vivavoce.models.flow_matching import fixed_noise
+from vivavoce.models.flow.estimator import fixed_noise
+from vivavoce.models.flow.model import FlowDecoder
 
 
 def plain_flow(decoder):

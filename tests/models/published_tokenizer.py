@@ -2,8 +2,8 @@
 
 from itertools import product
 
-from vivavoce.models.whisper_tokens import LANGUAGES
-from vivavoce.train.recogniser.vocabulary import byte_letters
+from vivavoce.models.whisper.config import LANGUAGES
+from vivavoce.train.asr.checkpoint import byte_letters
 
 
 def published_tokenizer() -> dict:

@@ -21,10 +21,8 @@ from vivavoce.models.bigvgan import (
     BigVGANConfig,
     receptive_field,
 )
-from vivavoce.models.checkpoint import load_weights, published_tensors
-from vivavoce.models.weight_norm import fold_weight_norm
-from vivavoce.nn.antialias import REACH, AntiAliased, Downsample2, Upsample2, kaiser_sinc
-from vivavoce.nn.snake import SnakeBeta
+from vivavoce.models.checkpoint import fold_weight_norm, load_weights, published_tensors
+from vivavoce.nn.vocoder import REACH, AntiAliased, Downsample2, SnakeBeta, Upsample2, kaiser_sinc
 
 TINY = BigVGANConfig(
     num_mels=5,

@@ -22,9 +22,8 @@ from tests.models.hift_cases import (
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from tests.models.plain_vocoders import PlainCausalHiFT
 from vivavoce.errors import InputError
-from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig, SteppedSource
-from vivavoce.models.checkpoint import load_weights
-from vivavoce.models.weight_norm import fold_weight_norm
+from vivavoce.models.checkpoint import fold_weight_norm, load_weights
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig, SteppedSource
 
 NARROW = CausalHiFTConfig(**hift_cases.NARROW)
 HOP, AHEAD, SAMPLES_HELD = NARROW.hop, 4, 4

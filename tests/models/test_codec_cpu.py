@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from vivavoce import hub
-from vivavoce.audio.buzz import buzz
+from vivavoce.audio.level import buzz
 from vivavoce.minis.untrained import untrained_codec
-from vivavoce.models.hift_cpu import NOISE_BLOCK, CpuHiFT
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.models.moss_speech_codec_cpu import CpuCodec
-from vivavoce.nn.snake import Snake
+from vivavoce.models.hift.cpu import NOISE_BLOCK, CpuHiFT
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.models.moss_speech.cpu import CpuCodec
+from vivavoce.nn.vocoder import Snake
 
 PIECES = [(8,), (5,), (3, 2), (10,), (5,), (4,)]
 TOLERANCE = 1.5e-3  # the plain source rounds the phase of every harmonic, the flat one that of the lowest

@@ -5,8 +5,8 @@ import torch
 
 from tests.models.tiny_codec import tiny_codec
 from vivavoce.errors import InputError
-from vivavoce.models.flow_state import FlowCache, VoicePrompt
-from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
+from vivavoce.models.flow.state import FlowCache, VoicePrompt
+from vivavoce.models.moss_speech.cuda import GraphedCodec
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")

@@ -21,9 +21,9 @@ from tests.models.flow_cases import (
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import load_weights, published_tensors
-from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow
-from vivavoce.models.flow_matching import cosine_times
-from vivavoce.models.flow_state import VoicePrompt
+from vivavoce.models.cosyvoice.dit import CosyVoice3Flow
+from vivavoce.models.flow.estimator import cosine_times
+from vivavoce.models.flow.state import VoicePrompt
 
 NOT_FINAL_CODES = 38
 

@@ -9,14 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.tiny_cosyvoice import sizes
-from vivavoce.models.causal_hift import CausalHiFT
-from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow
-from vivavoce.models.flow import FlowDecoder
-from vivavoce.models.flow_speech import FlowSpeech
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_stream import HiFTStream
-from vivavoce.nn.allocation import fill_randomly
+from vivavoce.models.cosyvoice.dit import CosyVoice3Flow
+from vivavoce.models.flow.model import FlowDecoder, FlowSpeech
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.hift.causal import CausalHiFT
+from vivavoce.models.hift.model import HiFT
+from vivavoce.models.hift.stream import HiFTStream
+from vivavoce.nn.modules import fill_randomly
 
 CHUNK, LOOKAHEAD, FIRST_HOP, FULL_AFTER = 5, 3, 4, 8  # hops until windows and contexts are full
 

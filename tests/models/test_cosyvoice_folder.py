@@ -11,7 +11,7 @@ from tests.models.named_checkpoint import GOLDEN
 from tests.models.tiny_cosyvoice import sizes, write_folder
 from vivavoce.errors import CheckpointError
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.cosyvoice_folder import CosyVoiceSizes, load_cosyvoice, version_of
+from vivavoce.models.cosyvoice.folder import CosyVoiceSizes, load_cosyvoice, version_of
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -15,17 +15,17 @@ from tests.models.hift_cases import (
 )
 from tests.models.tiny_cosyvoice import sizes
 from vivavoce.device import pick
+from vivavoce.engine.cuda_graphs import BUCKETS
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
-from vivavoce.engine.step_graphs import BUCKETS
-from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig
-from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow
-from vivavoce.models.cosyvoice_graphs import GraphedCausalHiFT, graphed, warm_up
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM
-from vivavoce.models.flow_speech import FlowSpeech
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.nn.allocation import fill_randomly
-from vivavoce.speech.cosyvoice_speaker import PUBLISHED
+from vivavoce.models.cosyvoice.cuda import GraphedCausalHiFT, graphed, warm_up
+from vivavoce.models.cosyvoice.dit import CosyVoice3Flow
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM
+from vivavoce.models.flow.model import FlowSpeech
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
+from vivavoce.nn.modules import fill_randomly
+from vivavoce.tts.cosyvoice import PUBLISHED
 
 LEFT = 2
 

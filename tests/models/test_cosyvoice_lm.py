@@ -15,8 +15,8 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, NO_ROW, Generation, Sampling, SamplingTables, SlotDraw
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.cosyvoice_lm import SPEECH, CosyVoiceLM, CosyVoiceLMConfig, shorten_silence
-from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
+from vivavoce.models.cosyvoice.lm import SPEECH, CosyVoiceLM, CosyVoiceLMConfig, shorten_silence
+from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
 
 KEYS = Path(__file__).parents[1] / "golden" / "keys"
 TEXT_HEAD = "llm.model.lm_head.weight"

@@ -10,10 +10,16 @@ from transformers import Qwen2Tokenizer
 
 from tests.models.tiny_cosyvoice import MERGES, OWN_TOKENS, write_tokenizer
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.cosyvoice_interleave import SPEECH_CODES, TEXT_TOKENS, Interleave
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.cosyvoice_prompt import CosyVoicePrompt, PromptPrefix
-from vivavoce.models.cosyvoice_tokens import ADDED, load_tokenizer
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
+from vivavoce.models.cosyvoice.prompt import (
+    ADDED,
+    SPEECH_CODES,
+    TEXT_TOKENS,
+    CosyVoicePrompt,
+    Interleave,
+    PromptPrefix,
+    load_tokenizer,
+)
 
 CONFIGS = {2: CosyVoiceLMConfig.cosyvoice2(), 3: CosyVoiceLMConfig.cosyvoice3()}
 QWEN_TOKENS = 151_643

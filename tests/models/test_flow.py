@@ -26,11 +26,11 @@ from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from tests.models.plain_flows import plain_flow
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.checkpoint import load_weights, published_tensors
-from vivavoce.models.flow import FlowConfig, FlowDecoder
-from vivavoce.models.flow_matching import MAX_FRAMES, fixed_noise
-from vivavoce.models.flow_state import FlowPass, Pasts, VoicePrompt
-from vivavoce.nn.chunk_mask import KeySpan
-from vivavoce.nn.past import Silence
+from vivavoce.models.flow.estimator import MAX_FRAMES, fixed_noise
+from vivavoce.models.flow.model import FlowConfig, FlowDecoder
+from vivavoce.models.flow.state import FlowPass, Pasts, VoicePrompt
+from vivavoce.nn.attention import KeySpan
+from vivavoce.nn.streaming import Silence
 
 PUBLISHED = {"moss_speech_flow": FlowConfig.moss_speech(), "cosyvoice2_flow": FlowConfig.cosyvoice2()}
 NOT_FINAL_CODES = {"moss_speech_flow": 15, "cosyvoice2_flow": 38}

@@ -20,15 +20,11 @@ from tests.models.hift_cases import (
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from tests.models.plain_vocoders import PlainHiFT
 from vivavoce.errors import InputError
-from vivavoce.models.checkpoint import load_weights
-from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_geometry import HiFTConfig, SampleSpan, reach
-from vivavoce.models.hift_stream import HiFTStream, PublishedHiFTStream
-from vivavoce.models.weight_norm import fold_weight_norm
-from vivavoce.nn.counter_noise import normal_at, uniform_at
-from vivavoce.nn.short_fourier import ShortFourier
-from vivavoce.nn.sine_source import SineSource
-from vivavoce.nn.snake import Snake
+from vivavoce.models.checkpoint import fold_weight_norm, load_weights
+from vivavoce.models.hift.model import HiFT, HiFTConfig, SampleSpan, reach
+from vivavoce.models.hift.stream import HiFTStream, PublishedHiFTStream
+from vivavoce.nn.vocoder import ShortFourier, SineSource, Snake
+from vivavoce.nn.vq import normal_at, uniform_at
 
 NARROW = HiFTConfig(**hift_cases.NARROW)
 HOP = NARROW.hop

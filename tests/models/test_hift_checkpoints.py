@@ -11,12 +11,10 @@ from tests.models import hift_cases
 from tests.models.hift_cases import BAD_MELS, WAYS_TO_SPELL, mels, quietened, spelled
 from tests.models.named_checkpoint import NamedCheckpoint
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig
-from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_geometry import HiFTConfig
-from vivavoce.models.hift_stream import HiFTStream
-from vivavoce.models.weight_norm import fold_weight_norm
+from vivavoce.models.checkpoint import fold_weight_norm, published_tensors
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
+from vivavoce.models.hift.model import HiFT, HiFTConfig
+from vivavoce.models.hift.stream import HiFTStream
 
 
 class Kind(NamedTuple):

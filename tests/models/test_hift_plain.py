@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from tests.models.hift_cases import NARROW, distance, mels, quietened, streamed
-from vivavoce.models.hift import HiFT, turned
-from vivavoce.models.hift_cpu import CpuHiFT
-from vivavoce.models.hift_geometry import HiFTConfig
-from vivavoce.models.hift_stream import HiFTStream
+from vivavoce.models.hift.cpu import CpuHiFT
+from vivavoce.models.hift.model import HiFT, HiFTConfig, turned
+from vivavoce.models.hift.stream import HiFTStream
 
 PLAIN = HiFTConfig(**NARROW, overtones=24, plain_spectrum=True)
 

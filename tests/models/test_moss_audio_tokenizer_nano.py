@@ -14,12 +14,11 @@ from safetensors.torch import load_file, save_file
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from tests.models.nano_reference import CodecReference
 from tests.models.tiny_nano import CODEC_CONFIG, tiny_nano_codec
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors
-from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig
-from vivavoce.models.moss_audio_tokenizer_nano import CodecState, MossAudioTokenizerNano
-from vivavoce.models.weight_norm import fold_weight_norm
+from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights, published_tensors
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
+from vivavoce.models.moss_audio_tokenizer.model import CodecState, MossAudioTokenizerNano
 
 KEYS = "moss_audio_tokenizer_nano.tsv"
 FRAME = 3840

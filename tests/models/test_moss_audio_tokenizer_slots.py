@@ -8,7 +8,7 @@ import torch
 
 from tests.models.tiny_nano import tiny_nano_codec
 from vivavoce.errors import InputError
-from vivavoce.models.moss_audio_tokenizer_slots import BATCHES, HOPS, SlotDecoder
+from vivavoce.models.moss_audio_tokenizer.cuda import BATCHES, HOPS, SlotDecoder
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, published_tensors, save_weights
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
-from vivavoce.models.moss_speech_prompt import MossSpeechPrompt, Turn
-from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech.prompt import MossSpeechPrompt, Turn
+from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
 
 KEYS = Path(__file__).parents[1] / "golden" / "keys" / "moss_speech_lm.tsv"
 PROMPT = MossSpeechPrompt(CONFIG, ByteTokenizer())

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.models.tiny_codec import tiny_codec
+from vivavoce.audio.io import Sound
 from vivavoce.audio.mel import KaldiFbank
-from vivavoce.audio.sound import Sound
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.models.speaker import SpeakerEmbedder
+from vivavoce.models.cosyvoice.folder import SpeakerEmbedder
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
 
 CODEC = tiny_codec()
 EXACT = MossSpeechCodec(CODEC.ear.encoder, CODEC.flow, CODEC.vocoder.hift, look_right=None)

@@ -10,7 +10,7 @@ from vivavoce.engine.drafts import NgramLookup
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Draft, Speculation
-from vivavoce.models.moss_speech_cpu import CpuMossSpeech
+from vivavoce.models.moss_speech.cpu import CpuMossSpeech
 
 PLAIN = tiny_model(seed=3)
 PROMPTS = [PROMPT.rows(*conversation) for conversation in CONVERSATIONS.values()]

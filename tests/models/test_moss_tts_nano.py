@@ -18,9 +18,9 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors, save_weights
-from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig, NanoSampling
-from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, NanoSampling
+from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
 
 KEYS = "moss_tts_nano_lm_untied.tsv"
 CLOSE = {"rtol": 0, "atol": 2e-4}

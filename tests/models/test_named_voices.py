@@ -6,8 +6,8 @@ import torch
 from tests.models.tiny_codec import tiny_codec
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
 
 CODES = torch.arange(20) * 3 % 64
 PROMPT = VoicePrompt(CODES[:10], torch.linspace(-8, 1, 40 * 80).view(40, 80), torch.linspace(-1, 1, 192))

@@ -5,7 +5,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from vivavoce.models.checkpoint import Checkpoint
-from vivavoce.models.packing import pack_file
+from vivavoce.models.quantised import pack_file
 
 
 def test_a_packed_file_reads_as_the_weights_it_was_made_of(tmp_path):

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from tests.models.test_moss_tts_nano import GreedyRecorder, Pages
-from vivavoce.audio.files import read
-from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig
-from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
-from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
+from vivavoce.audio.io import read
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, MossTTSNanoPrompt
+from vivavoce.models.tokenizers import SentencePieceTokenizer
 
 NEWS = (
     "Global markets closed higher on Tuesday after the central bank signalled it would hold interest rates steady "

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
+from vivavoce.models.tokenizers import SentencePieceTokenizer
 
 NORMAL, UNKNOWN, CONTROL, SYMBOL, BYTE = 1, 2, 3, 4, 6
 MAP = {"\n": " ", "\u3000": " ", "\u200b": "", "Ａ": "A", "e\u0301": "é", "ﬁ": "fi", "①": "1", "\t": " "}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from vivavoce.minis.untrained import untrained_codec
-from vivavoce.models.flow_graphs import SpareWindows
-from vivavoce.models.flow_state import FlowCache, VoicePrompt
-from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
-from vivavoce.pipelines.codec_here import LocalCodec
+from vivavoce.models.flow.cuda import SpareWindows
+from vivavoce.models.flow.state import FlowCache, VoicePrompt
+from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.s2s.local_codec import LocalCodec
 
 LEFT = 2
 SIZES = (8, 5, 10, 5, 4)

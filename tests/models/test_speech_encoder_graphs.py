@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 
-from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
-from vivavoce.models.speech_encoder_graphs import GraphedSpeechEncoder
-from vivavoce.models.speech_encoder_stream import SpeechStream
-from vivavoce.nn.allocation import fill_randomly
+from vivavoce.models.speech_encoder.cuda import GraphedSpeechEncoder
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.models.speech_encoder.stream import SpeechStream
+from vivavoce.nn.modules import fill_randomly
 
 CONFIG = SpeechEncoderConfig(
     d_model=32,

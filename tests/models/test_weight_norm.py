@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.checkpoint import Checkpoint, load_weights
-from vivavoce.models.weight_norm import fold_weight_norm
+from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights
 
 MAKERS = {
     "conv": lambda: nn.Conv1d(4, 6, 3),

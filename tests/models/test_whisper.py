@@ -8,14 +8,12 @@ from transformers import WhisperConfig as TheirConfig
 from transformers import WhisperForConditionalGeneration
 
 from vivavoce.errors import CapacityError, CheckpointError, InputError
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import SIZES, WhisperConfig
-from vivavoce.models.whisper_decoding import decode, language_chances
-from vivavoce.models.whisper_rules import Suppress, SuppressAtStart
-from vivavoce.models.whisper_straight import is_narrow, narrow, optimise_encoder
-from vivavoce.models.whisper_tokens import WhisperTokens
-from vivavoce.nn.laid_out_linear import gelu
-from vivavoce.nn.sinusoids import sinusoids
+from vivavoce.models.whisper.config import SIZES, WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.decoding import Suppress, SuppressAtStart, decode, language_chances
+from vivavoce.models.whisper.encoder import is_narrow, narrow, optimise_encoder
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.nn.linear import gelu
+from vivavoce.nn.rope import sinusoids
 
 SMALL = {
     "d_model": 64,

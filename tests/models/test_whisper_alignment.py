@@ -11,8 +11,7 @@ from transformers import WhisperConfig as TheirConfig
 from transformers import WhisperForConditionalGeneration
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_alignment import (
+from vivavoce.models.whisper.alignment import (
     TimedWord,
     median_filter,
     merge_punctuation,
@@ -21,7 +20,8 @@ from vivavoce.models.whisper_alignment import (
     token_times,
     word_times,
 )
-from vivavoce.models.whisper_tokens import WhisperTokens
+from vivavoce.models.whisper.config import WhisperTokens
+from vivavoce.models.whisper.model import Whisper
 
 HEADS = [(0, 1), (1, 0), (1, 3)]
 

@@ -10,13 +10,11 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Draft, Speculation
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.models.whisper import Whisper, WindowMemory
-from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_decoding import decode, score
-from vivavoce.models.whisper_engine import WhisperWriter, WindowStore, pack_projections
-from vivavoce.models.whisper_rules import Suppress, SuppressAtStart, TimestampRules, apply
-from vivavoce.models.whisper_settings import WhisperSettings
-from vivavoce.models.whisper_tokens import WhisperTokens
+from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.decoding import Suppress, SuppressAtStart, TimestampRules, apply, decode, score
+from vivavoce.models.whisper.engine import WhisperWriter, WindowStore, pack_projections
+from vivavoce.models.whisper.model import Whisper, WindowMemory
+from vivavoce.models.whisper.windows import WhisperSettings
 
 TOKENS = WhisperTokens.in_order(40, ["en", "de"])
 TIMES = 61

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.models.test_whisper_engine import CONFIG, model, windows_of  # noqa: F401 - a fixture
-from vivavoce.models.whisper import WindowMemory
-from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_lean import CpuDraftDecoder, CpuDraftHeads, CpuTextDecoder, scripted
+from vivavoce.models.whisper.cpu import CpuDraftDecoder, CpuDraftHeads, CpuTextDecoder, scripted
+from vivavoce.models.whisper.drafts import WhisperHeads
+from vivavoce.models.whisper.model import WindowMemory
 
 END, TIMES = 7, CONFIG.vocab_size
 BARRED_FIRST, BARRED = torch.zeros(2, CONFIG.vocab_size)

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from tests.models.openai_whisper_case import GOLDEN, SOUNDS, sound, write_model
+from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
-from vivavoce.models.whisper import WindowMemory
-from vivavoce.models.whisper_beams import follow
-from vivavoce.models.whisper_decoding import Text, decode
-from vivavoce.models.whisper_hearing import EncodeWindow, TranscriptionOptions, WriteText
-from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.recognition.many import TranscribingEngine
+from vivavoce.models.whisper.decoding import Text, decode, follow
+from vivavoce.models.whisper.model import WindowMemory
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import EncodeWindow, TranscriptionOptions, WriteText
 
 CASES = json.loads(GOLDEN.read_text(encoding="utf8"))["cases"]
 DRAWS = 5

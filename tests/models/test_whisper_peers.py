@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from tests.models.published_tokenizer import published_tokenizer
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_hearing import TranscriptionOptions
-from vivavoce.models.whisper_tokens import WhisperTokens
-from vivavoce.models.whisper_transcriber import WhisperTranscriber
+from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import TranscriptionOptions
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 faster_whisper = pytest.importorskip("faster_whisper")

@@ -11,14 +11,8 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from vivavoce.models.whisper_rules import (
-    Hotwords,
-    Suppress,
-    SuppressAtStart,
-    TimestampRules,
-    apply,
-)
-from vivavoce.models.whisper_tokens import WhisperTokens
+from vivavoce.models.whisper.config import WhisperTokens
+from vivavoce.models.whisper.decoding import Hotwords, Suppress, SuppressAtStart, TimestampRules, apply
 
 TOKENS = WhisperTokens.in_order(20, ["en"])  # text 0…19, then nine special tokens, then times
 TIMES = 12

@@ -14,10 +14,9 @@ from torch.nn.utils import parametrizations
 from tests.golden import weights
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.checkpoint import load_weights, published_tensors
+from vivavoce.models.checkpoint import fold_weight_norm, load_weights, published_tensors
 from vivavoce.models.vocos import InverseSTFT
-from vivavoce.models.weight_norm import fold_weight_norm
-from vivavoce.models.xy_tokenizer import (
+from vivavoce.models.xy_tokenizer.model import (
     TRAINING_ONLY,
     XY_TOKENIZER_16KHZ,
     XY_TOKENIZER_24KHZ,
@@ -29,9 +28,9 @@ from vivavoce.models.xy_tokenizer import (
     open_checkpoint,
     published_name,
 )
-from vivavoce.models.xy_windows import LONG, LOW_LATENCY, PUBLISHED, Windows, XYCodec, cross_faded
-from vivavoce.nn.residual_vq import ResidualVQ
-from vivavoce.nn.sinusoids import sinusoids
+from vivavoce.models.xy_tokenizer.windows import LONG, LOW_LATENCY, PUBLISHED, Windows, XYCodec, cross_faded
+from vivavoce.nn.rope import sinusoids
+from vivavoce.nn.vq import ResidualVQ
 
 KEYS = "xy_tokenizer_16k.tsv"
 TINY = XYTokenizerConfig(

@@ -2,7 +2,7 @@
 
 import torch
 
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 
 CONFIG = MossSpeechConfig(
     vocab_size=320,

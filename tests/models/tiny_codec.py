@@ -2,14 +2,12 @@
 
 import torch
 
-from vivavoce.models.flow import FlowConfig, FlowDecoder
-from vivavoce.models.flow_encoder import FlowEncoderConfig
-from vivavoce.models.flow_estimator import FlowEstimatorConfig
-from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_geometry import HiFTConfig
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
-from vivavoce.nn.allocation import fill_randomly
+from vivavoce.models.flow.estimator import FlowEstimatorConfig
+from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig
+from vivavoce.models.hift.model import HiFT, HiFTConfig
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.nn.modules import fill_randomly
 
 EAR = SpeechEncoderConfig(
     d_model=16,

@@ -10,18 +10,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.golden import weights
 from tests.models.hift_cases import WAYS_TO_SPELL, quietened, spelled
-from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.cosyvoice3_dit import DiTConfig
-from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow, CosyVoice3FlowConfig, LookaheadConfig
-from vivavoce.models.cosyvoice_folder import VERSION_FILES, CosyVoiceSizes
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.cosyvoice_tokens import ADDED
-from vivavoce.models.flow import FlowConfig, FlowDecoder
-from vivavoce.models.flow_encoder import FlowEncoderConfig
-from vivavoce.models.flow_estimator import FlowEstimatorConfig
-from vivavoce.models.hift import HiFT
-from vivavoce.models.hift_geometry import HiFTConfig
+from vivavoce.models.cosyvoice.dit import CosyVoice3Flow, CosyVoice3FlowConfig, DiTConfig, LookaheadConfig
+from vivavoce.models.cosyvoice.folder import VERSION_FILES, CosyVoiceSizes
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
+from vivavoce.models.cosyvoice.prompt import ADDED
+from vivavoce.models.flow.estimator import FlowEstimatorConfig
+from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
+from vivavoce.models.hift.model import HiFT, HiFTConfig
 
 OWN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or")

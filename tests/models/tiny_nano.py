@@ -2,11 +2,11 @@
 
 import torch
 
-from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig
-from vivavoce.nn.allocation import fill_randomly
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig
+from vivavoce.nn.modules import fill_randomly
 
 CONFIG = MossTTSNanoConfig(
     vocab_size=300,

@@ -8,9 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from vivavoce.nn import kernels
-from vivavoce.nn.ahead import compiling_ahead, is_compiling_ahead
-from vivavoce.nn.graphed import Graphed
+from vivavoce import kernels
+from vivavoce.nn.cuda_graphs import Graphed, compiling_ahead, is_compiling_ahead
 
 if kernels.AVAILABLE:
     import triton

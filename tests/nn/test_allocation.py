@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vivavoce.errors import CapacityError
-from vivavoce.nn.allocation import allocating, fill_randomly
 from vivavoce.nn.linear import Linear
+from vivavoce.nn.modules import allocating, fill_randomly
 
 
 def test_parameters_stand_where_and_as_asked():
@@ -22,7 +22,7 @@ def test_parameters_stand_where_and_as_asked():
 def test_what_has_no_memory_does_not_load_a_compiler():
     script = """
 import sys, torch
-from vivavoce.nn.allocation import allocating
+from vivavoce.nn.modules import allocating
 with allocating("meta", torch.float32):
     table, layer = torch.nn.Embedding(2, 3), torch.nn.Linear(3, 4)
 print(table.weight.is_meta, layer.weight.is_meta, "torch._dynamo" in sys.modules)

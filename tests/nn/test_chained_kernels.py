@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vivavoce.nn import kernels
-from vivavoce.nn.kernels import tiles
-from vivavoce.nn.kernels.tiles import CACHE_VARIABLE, CHAINED, Tile, keep_tiles
+from vivavoce import kernels
+from vivavoce.kernels import tiles
+from vivavoce.kernels.tiles import CACHE_VARIABLE, CHAINED, Tile, keep_tiles
 
 pytestmark = pytest.mark.gpu
 WIDTH, LAYERS = 256, 40

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from vivavoce.nn import kernels
-from vivavoce.nn.addressed_past import addresses
-from vivavoce.nn.conv import CausalConv1d
-from vivavoce.nn.layer_norm import norm_linear, norm_mish
-from vivavoce.nn.past import StreamPast
+from vivavoce import kernels
+from vivavoce.nn.norm import norm_linear, norm_mish
+from vivavoce.nn.streaming import StreamPast, addresses
+from vivavoce.nn.vocoder import CausalConv1d
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

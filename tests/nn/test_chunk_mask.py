@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vivavoce.nn.chunk_mask import EMPTY, KeySpan, attention_bias, visible
+from vivavoce.nn.attention import EMPTY, KeySpan, attention_bias, visible
 
 
 def may_look(query, key, chunk, left_chunks, sink):

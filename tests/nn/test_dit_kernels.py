@@ -8,9 +8,9 @@ import os
 import pytest
 import torch
 
-from vivavoce.models.cosyvoice3_dit import NORM_EPS, rotary_angles
-from vivavoce.nn import kernels
-from vivavoce.nn.layer_norm import modulated_norm
+from vivavoce import kernels
+from vivavoce.models.cosyvoice.dit import NORM_EPS, rotary_angles
+from vivavoce.nn.norm import modulated_norm
 from vivavoce.nn.rope import rotate_pairs
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and kernels.AVAILABLE

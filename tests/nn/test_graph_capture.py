@@ -8,8 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from vivavoce.nn.graph_capture import EagerReplay, GraphCapture
-from vivavoce.nn.graphed import Graphed
+from vivavoce.nn.cuda_graphs import EagerReplay, GraphCapture, Graphed
 from vivavoce.nn.process_settings import cudnn_benchmark
 
 POOL = (0, 7)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from vivavoce.device import int8_is_fast_here
-from vivavoce.nn.int8_linear import Int8Linear, to_int8
 from vivavoce.nn.linear import Linear, PackedLinear
+from vivavoce.nn.quantised import Int8Linear, to_int8
 
 pytestmark = pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from vivavoce import kernels
 from vivavoce.engine.sampling import gumbel_noise
-from vivavoce.nn import kernels
 from vivavoce.nn.attention import PagedAttention, _attend_piece, attend
 from vivavoce.nn.norm import rms_norm
-from vivavoce.nn.paged import NARROW, CachePiece, PagedCache, RowBatch, narrowed
+from vivavoce.nn.paged_kv import NARROW, CachePiece, PagedCache, RowBatch, narrowed
 from vivavoce.nn.rope import RotaryTable
 
 pytestmark = pytest.mark.gpu

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vivavoce.nn.conv import CausalConv1d
-from vivavoce.nn.past import Silence, StreamPast
+from vivavoce.nn.streaming import Silence, StreamPast
+from vivavoce.nn.vocoder import CausalConv1d
 
 ROWS, HEADS, DIM, CHANNELS = 2, 3, 4, 5
 

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from vivavoce.nn.allocation import allocating
-from vivavoce.nn.int8_linear import prepacked
+from vivavoce.nn.modules import allocating
 from vivavoce.nn.process_settings import SharedSetting, frozen_heap, torch_threads
-from vivavoce.pipelines.pace import serving_pace
+from vivavoce.nn.quantised import prepacked
+from vivavoce.runtime.event_loop import serving_pace
 
 
 def test_holders_may_leave_in_any_order():
@@ -120,7 +120,7 @@ def state():
 torch.set_num_threads(3)
 before = state()
 import vivavoce
-from vivavoce.speech import speech_model
+from vivavoce.tts import speech_model
 speaks = speech_model("mini-tts", "cpu")
 speaks.warm_up()
 vivavoce.say("Yes.", device="cpu")

@@ -5,7 +5,7 @@ import platform
 import pytest
 import torch
 
-from vivavoce.nn.quantised_linear import CastLinear, quantised_linear
+from vivavoce.nn.quantised import CastLinear, quantised_linear
 from vivavoce.nn.quantised_weight import quantise
 
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.golden import weights
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.nn.past import Silence
-from vivavoce.nn.relative_attention import RelativeAttention, distance_encoding, relative_shift, segment_distances
+from vivavoce.nn.attention import RelativeAttention, distance_encoding, relative_shift, segment_distances
+from vivavoce.nn.streaming import Silence
 
 DIM, HEADS = 8, 2
 

@@ -6,7 +6,7 @@ import threading
 import torch
 from torch import Tensor, nn
 
-from vivavoce.nn.scripted import scripted
+from vivavoce.nn.modules import scripted
 
 
 class Layer(nn.Module):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vivavoce.nn import kernels
-from vivavoce.nn.snake import NEVER_ZERO, Snake
+from vivavoce import kernels
+from vivavoce.nn.vocoder import NEVER_ZERO, Snake
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from vivavoce.nn.kernels import tiles
-from vivavoce.nn.kernels.tiles import FILE, FITTING_MORE, FITTING_ONE, Tile, keep_tiles, tile_for, tile_name
-from vivavoce.nn.quantised_linear import CudaLinear
+from vivavoce.kernels import tiles
+from vivavoce.kernels.tiles import FILE, FITTING_MORE, FITTING_ONE, Tile, keep_tiles, tile_for, tile_name
+from vivavoce.nn.quantised import CudaLinear
 from vivavoce.nn.quantised_weight import quantise
 
 

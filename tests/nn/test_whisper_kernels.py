@@ -7,17 +7,17 @@ import torch
 from torch.nn import functional
 
 from tests.models.test_whisper_engine import CONFIG, SETTINGS, TOKENS, windows_of
+from vivavoce import kernels
 from vivavoce.device import pick
 from vivavoce.engine.drafts import EarlierHypothesis
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Speculation
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_encoding import WindowEncoder
-from vivavoce.models.whisper_engine import BEFORE_IS_TIME, BEGUN, LAST_IS_TIME, LATEST_SHIFT, WhisperWriter
-from vivavoce.nn import kernels
-from vivavoce.nn.kernels.tiles import CACHE_VARIABLE, keep_tiles, name_around, tiles
-from vivavoce.nn.paged import KVShape, PagedCache, RowBatch
+from vivavoce.kernels.tiles import CACHE_VARIABLE, keep_tiles, name_around, tiles
+from vivavoce.models.whisper.encoder import WindowEncoder
+from vivavoce.models.whisper.engine import BEFORE_IS_TIME, BEGUN, LAST_IS_TIME, LATEST_SHIFT, WhisperWriter
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.nn.paged_kv import KVShape, PagedCache, RowBatch
 
 pytestmark = pytest.mark.gpu
 HEADS, DIM = 2, 64
@@ -37,7 +37,7 @@ def pages_on_gpu(rows: int) -> RowBatch:
 @pytest.mark.parametrize("enough", [2, 40, 512])  # programs: one a row and head, several, and those of short shares
 @pytest.mark.parametrize("numbers", [[1], [1, 2, 3], [1] * 8 + [2] * 8 + [3] * 3 + [0] * 2, [3] * 20])
 def test_rows_find_in_their_windows_what_attention_finds(numbers, enough, monkeypatch):
-    monkeypatch.setattr(sys.modules["vivavoce.nn.kernels.window_attention"], "ENOUGH", enough)
+    monkeypatch.setattr(sys.modules["vivavoce.kernels.window_attention"], "ENOUGH", enough)
     torch.manual_seed(0)
     keys, values = torch.randn(2, 4, HEADS, 300, DIM, device="cuda")
     lengths = torch.tensor([1, 300, 129, 40], dtype=torch.int32, device="cuda")

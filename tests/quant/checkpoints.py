@@ -7,10 +7,10 @@ import torch
 from tests.models.tiny_nano import CONFIG as NANO
 from vivavoce import hub
 from vivavoce.models.checkpoint import published_tensors, save_weights
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import WhisperConfig
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.whisper.model import Whisper
 
 WHISPER = WhisperConfig(
     d_model=64,

@@ -7,20 +7,17 @@ import pytest
 import torch
 
 from tests.quant.checkpoints import write
-from vivavoce.audio.files import write as write_sound
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound
+from vivavoce.audio.io import write as write_sound
 from vivavoce.device import int8_is_fast_here
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint
-from vivavoce.nn.int8_linear import RangedInt8Linear
-from vivavoce.nn.quantised_linear import quantised_linear
+from vivavoce.nn.quantised import RangedInt8Linear, quantised_linear
 from vivavoce.nn.quantised_weight import quantise
-from vivavoce.quant.calibration import calibrate
-from vivavoce.quant.comparison import closeness, opinions
+from vivavoce.quant.calibration import OBSERVERS, calibrate, input_range, observer
 from vivavoce.quant.convert import Findings, quantise_folder
-from vivavoce.quant.methods import METHODS
-from vivavoce.quant.observers import OBSERVERS, input_range, observer
-from vivavoce.quant.policy import policy_for
+from vivavoce.quant.measure import closeness, opinions
+from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.speech_set import project_set, read_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 

@@ -7,12 +7,10 @@ from tests.quant.checkpoints import write
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.quant.convert import Findings, quantise_folder
-from vivavoce.quant.methods import METHODS
-from vivavoce.quant.mixed import mixture
-from vivavoce.quant.policy import policy_for
+from vivavoce.quant.mixed import mixture, plot_costs, roundable, scan
+from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.qat import FineTuning, fine_tune
 from vivavoce.quant.run import Wishes, quantize
-from vivavoce.quant.sensitivity import plot_costs, roundable, scan
 from vivavoce.quant.speech_set import project_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS
 

@@ -15,23 +15,21 @@ from safetensors.torch import save_file
 
 from tests.quant.checkpoints import KINDS, bundled_or_written, write
 from vivavoce import hub
+from vivavoce.asr import transcribe
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, save_weights
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.packing import SMALLEST_MATRIX, pack_file
-from vivavoce.models.quantised import QUANTISED
-from vivavoce.models.whisper import Whisper
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.quantised import QUANTISED, SMALLEST_MATRIX, pack_file
+from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_weight import quantise
 from vivavoce.quant.calibration import calibrate
 from vivavoce.quant.convert import Findings, quantise_folder, units
 from vivavoce.quant.manifest import Manifest, verify
-from vivavoce.quant.methods import METHODS, QuantMethod, method_of
-from vivavoce.quant.policy import policy_for
+from vivavoce.quant.policy import METHODS, QuantMethod, method_of, policy_for
 from vivavoce.quant.qat import NOT_TRAINED, FineTuning, fine_tune
 from vivavoce.quant.speech_set import project_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
-from vivavoce.recognition import transcribe
 
 # Loads each folder, runs the same lesson through it, and prints how far it is from the float model.
 RUN = """
@@ -168,7 +166,7 @@ MEASURED = """
 import sys
 from pathlib import Path
 from vivavoce.quant.convert import quantise_folder
-from vivavoce.quant.methods import METHODS
+from vivavoce.quant.policy import METHODS
 from vivavoce.quant.policy import policy_for
 source, out = map(Path, sys.argv[1:])
 policy = policy_for(source)

@@ -7,9 +7,8 @@ import sys
 import numpy as np
 
 from tests.models.tiny_cosyvoice import write_folder
-from vivavoce.audio.files import write
-from vivavoce.audio.sound import Sound
-from vivavoce.quant.methods import METHODS
+from vivavoce.audio.io import Sound, write
+from vivavoce.quant.policy import METHODS
 from vivavoce.quant.run import Wishes, quantize
 
 # Speaks with each folder, and prints how far the mel that its flow makes of some codes is from the float flow's.
@@ -17,9 +16,9 @@ SPEAK = """
 import json, sys
 from pathlib import Path
 import numpy as np, torch
-from vivavoce.audio.files import read
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.speech.loading import open_speech_model
+from vivavoce.audio.io import read
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.tts.interface import open_speech_model
 torch.set_num_threads(1)
 recording, *folders = sys.argv[1:]
 generator = torch.Generator().manual_seed(0)

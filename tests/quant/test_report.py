@@ -11,20 +11,18 @@ import torch
 from tests.quant.checkpoints import write
 from vivavoce.cli import app
 from vivavoce.errors import InputError
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.quant.convert import quantise_folder
 from vivavoce.quant.every_method import run as every_method
 from vivavoce.quant.losses import Effort, losses
-from vivavoce.quant.methods import METHODS
 from vivavoce.quant.plan import byte_count, plan, weight_bytes
-from vivavoce.quant.policy import ModelPart, policy_for
+from vivavoce.quant.policy import METHODS, ModelPart, policy_for
 from vivavoce.quant.reading_aloud import TextSpan
 from vivavoce.quant.report import write_report
+from vivavoce.quant.report_page import outliers, training_lines, verdict
 from vivavoce.quant.report_page import tests as thresholds
-from vivavoce.quant.report_page import training_lines, verdict
 from vivavoce.quant.run import Wishes
 from vivavoce.quant.speech_set import project_set, scene_set
-from vivavoce.quant.static_report import outliers
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 from vivavoce.quant.voices import code_agreement, voice_of
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vivavoce.nn import kernels
-from vivavoce.nn.quantised_linear import CudaLinear
+from vivavoce import kernels
+from vivavoce.nn.quantised import CudaLinear
 from vivavoce.nn.quantised_weight import quantise
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and kernels.AVAILABLE

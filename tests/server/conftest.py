@@ -5,7 +5,7 @@ import pytest
 
 from tests.server.harness import RunningServer
 from tests.server.scripted import ScriptedHost
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
 
 
 @pytest.fixture

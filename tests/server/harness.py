@@ -14,8 +14,8 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.server.scripted import ScriptedHost
 from vivavoce.server.app import build_app, uvicorn_config
-from vivavoce.server.formats import WireFormat, encode
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.realtime.audio_formats import WireFormat, encode
 
 DEADLINE = 20.0  # far beyond what anything here takes, also on a busy machine
 LOOK_SECONDS = 0.005

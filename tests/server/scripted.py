@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vivavoce.dialogue import interface as said
-from vivavoce.dialogue.interface import AudioPart, Item, Message, TextPart, ToolCall, ToolOutput
+from vivavoce.dialogue import events as said
+from vivavoce.dialogue.events import AudioPart, Item, Message, TextPart, ToolCall, ToolOutput
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.server.host import ModelCard
 

@@ -13,7 +13,7 @@ from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedHost
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
 
 KEY = "sk-test-1234567890"
 

@@ -10,13 +10,11 @@ import pytest
 
 from tests.server.harness import RunningServer
 from tests.server.scripted import ScriptedHost, pitch, tone, watermark
-from vivavoce.audio.files import read, write
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound, read, write
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
-from vivavoce.server.audio_api import RecognitionStream
-from vivavoce.server.options import ServerOptions
-from vivavoce.server.transcripts import WireSegment, WireWord
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.rest.audio import RecognitionStream, WireSegment, WireWord
 
 RATE = 16_000
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.server.harness import connected, eventually
 from tests.server.scripted import pitch, tone, watermark
-from vivavoce.dialogue import interface as said
-from vivavoce.server.formats import WireFormat, decode, encode
+from vivavoce.dialogue import events as said
+from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
 

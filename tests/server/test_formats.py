@@ -9,12 +9,13 @@ import pytest
 import soundfile
 
 from tests.server.scripted import pitch, tone
-from vivavoce.server.call_track import CallAudioSink
-from vivavoce.server.formats import (
+from vivavoce.server.realtime.audio_formats import (
     A_LAW,
     MU_LAW,
     FormatReader,
     FormatWriter,
+    OpusReader,
+    OpusWriter,
     WireFormat,
     converted,
     decode,
@@ -22,8 +23,8 @@ from vivavoce.server.formats import (
     parse_format,
     sound_bytes,
 )
-from vivavoce.server.lane import OutputPiece
-from vivavoce.server.opus import OpusReader, OpusWriter
+from vivavoce.server.realtime.output import OutputPiece
+from vivavoce.server.realtime.webrtc import CallAudioSink
 from vivavoce.server.wire_error import WireError
 
 LAWS = [(MU_LAW, "pcm_mulaw"), (A_LAW, "pcm_alaw")]

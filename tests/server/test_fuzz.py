@@ -14,7 +14,7 @@ from tests.server.harness import DEADLINE, Client, RunningServer, connected, eve
 from tests.server.scripted import ScriptedHost
 from tests.server.test_live_conversation import LiveHost
 from vivavoce.server.client_events import HANDLERS
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
 
 MOST_BYTES = 200_000
 

@@ -13,7 +13,7 @@ from tests.server.scripted import ScriptedHost
 from tests.server.test_audio_api import ToneListener, ToneMaker, recording
 from tests.server.test_fuzz import json_values, likely, names
 from vivavoce.server.app import build_app
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
 
 ADDRESSES = ["/v1/audio/speech", "/v1/realtime/client_secrets", "/v1/realtime/sessions", "/v1/realtime/calls"]
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

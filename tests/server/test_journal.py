@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from vivavoce.server import journal as module
-from vivavoce.server.journal import EventLog
+from vivavoce.server.realtime import event_log as module
+from vivavoce.server.realtime.event_log import EventLog
 
 
 def event(text: str = "") -> dict:

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedConversation
-from vivavoce.server import upkeep
-from vivavoce.server.realtime_session import RealtimeSession
+from vivavoce.server.realtime import sessions as upkeep
+from vivavoce.server.realtime.session import RealtimeSession
 from vivavoce.server.telling import EventEncoder
 
 

@@ -16,14 +16,14 @@ import pytest
 from tests.dialogue.voices import hum, talk
 from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
-from vivavoce.audio.live_resample import LiveResampler
-from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
-from vivavoce.dialogue.chat_endpoint import ChatCall, ChatEnd, ChatText
-from vivavoce.dialogue.interface import ConversationSettings, TurnSettings
+from vivavoce.audio.resample import LiveResampler
+from vivavoce.cascade.backend import CascadeBackend, WholeTurns
+from vivavoce.cascade.chat_endpoint import ChatCall, ChatEnd, ChatText
+from vivavoce.dialogue.events import ConversationSettings, TurnSettings
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.errors import InputError
-from vivavoce.server.formats import WireFormat, decode, encode
 from vivavoce.server.host import ModelCard
+from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
 

@@ -14,15 +14,15 @@ from tests.server.harness import RunningServer, connected, eventually
 from tests.server.scripted import ScriptedHost
 from tests.server.test_live_conversation import LiveHost, Voice
 from vivavoce import log
-from vivavoce.audio.live_resample import LiveResampler
-from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
-from vivavoce.dialogue.chat_endpoint import ChatEnd, ChatText
+from vivavoce.audio.resample import LiveResampler
+from vivavoce.cascade.backend import CascadeBackend, WholeTurns
+from vivavoce.cascade.chat_endpoint import ChatEnd, ChatText
 from vivavoce.dialogue.moderation import CallableChecker, Moderation
+from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
-from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError, VivaError
-from vivavoce.server.formats import WireFormat, encode
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.realtime.audio_formats import WireFormat, encode
 
 MARKER = "xyzzy the marker sentence"
 KEY = "a-key-that-must-not-be-logged"
@@ -82,10 +82,10 @@ async def test_failures_are_counted_by_logger_and_callers_mistakes_are_not(runni
             assert (await client.say(failing, output_modalities=["text"]))["status"] == "failed"
         await client.say("moderated", output_modalities=["text"])
         counted = await exceptions(server)
-    assert counted.pop("vivavoce.dialogue.cascade") == 2
+    assert counted.pop("vivavoce.cascade.backend") == 2
     assert counted.pop("vivavoce.dialogue.moderation") >= 1 and not counted
     logged = [record for record in caplog.records if record.exc_info]
-    assert {record.name for record in logged} == {"vivavoce.dialogue.cascade", "vivavoce.dialogue.moderation"}
+    assert {record.name for record in logged} == {"vivavoce.cascade.backend", "vivavoce.dialogue.moderation"}
     assert "in reply" in logging.Formatter().formatException(logged[0].exc_info), "the traceback is whole"
 
 

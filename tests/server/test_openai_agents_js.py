@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.harness import DEADLINE
 from tests.server.scripted import pitch, watermark
-from vivavoce.server.formats import WireFormat, decode
+from vivavoce.server.realtime.audio_formats import WireFormat, decode
 
 NODE = Path(__file__).parent / "node"
 RATE = 24_000

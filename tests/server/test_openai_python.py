@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.harness import DEADLINE
 from tests.server.scripted import pitch, tone, watermark
-from vivavoce.server.formats import WireFormat, decode, encode
+from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
 USER = {"type": "message", "role": "user"}

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.server.scripted import ScriptedHost, tone
-from vivavoce.server.jitter import Arrivals, Lead
-from vivavoce.server.lane import OutputPiece, PacedOutput
 from vivavoce.server.metrics import Metrics
-from vivavoce.server.pacing import Schedule, Volume
+from vivavoce.server.realtime.jitter import Arrivals, Lead
+from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule, Volume
 
 RATE = 1000
 NEVER = 1e9

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, InternalServerError
 from websockets.exceptions import ConnectionClosed
 
 from vivavoce import hub
-from vivavoce.server.ray_app import APP
+from vivavoce.server.cluster.app import APP
 
 CONFIG = Path(__file__).parents[2] / "docs" / "ray.yaml"
 NEEDED = "a fleet needs Ray Serve: pip install 'vivavoce[ray]'"

@@ -19,13 +19,13 @@ from tests.server.scripted import ScriptedHost, pitch, tone, watermark
 from tests.server.test_resume import numbers, resuming, started, vanish
 from tests.server.test_webrtc import Peer
 from vivavoce.server.app import build_app
-from vivavoce.server.formats import WireFormat, decode
+from vivavoce.server.cluster.ingress import ingress_app
+from vivavoce.server.cluster.options import FleetOptions, PoolOptions
+from vivavoce.server.cluster.registry import RemoteRegistry, ReplicaRegistry, ReplicaReport
+from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import ModelCard
-from vivavoce.server.options import ServerOptions
-from vivavoce.server.ray_ingress import ingress_app
-from vivavoce.server.ray_options import FleetOptions, PoolOptions
-from vivavoce.server.ray_roll import RemoteRegistry, ReplicaRegistry, ReplicaReport
-from vivavoce.server.transcripts import WireSegment
+from vivavoce.server.realtime.audio_formats import WireFormat, decode
+from vivavoce.server.rest.audio import WireSegment
 
 pytest.importorskip("aiohttp", reason="an ingress needs what comes with Ray Serve: pip install 'vivavoce[ray]'")
 

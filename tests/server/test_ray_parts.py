@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from vivavoce.errors import CapacityError, InputError, MissingDependencyError
-from vivavoce.server.ray_app import check_room, run
-from vivavoce.server.ray_ledger import SessionMirror
-from vivavoce.server.ray_options import FleetOptions
-from vivavoce.server.ray_policy import SessionPolicy
-from vivavoce.server.ray_replica import Figures, named
-from vivavoce.server.ray_roll import PENDING_SECONDS, SILENT_SECONDS, Placement, ReplicaRegistry, ReplicaReport
+from vivavoce.server.cluster.app import check_room, run
+from vivavoce.server.cluster.options import FleetOptions, SessionPolicy
+from vivavoce.server.cluster.registry import PENDING_SECONDS, SILENT_SECONDS, Placement, ReplicaRegistry, ReplicaReport
+from vivavoce.server.cluster.replica import Figures, named
+from vivavoce.server.cluster.session_mirror import SessionMirror
 
 CONFIG = Path(__file__).parents[2] / "docs" / "ray.yaml"
 
@@ -169,7 +168,7 @@ def test_the_config_of_the_docs_is_a_fleet():
     application = yaml.safe_load(CONFIG.read_text(encoding="utf8"))["applications"][0]
     fleet = FleetOptions.read(application["args"])
     module, _, name = application["import_path"].partition(":")
-    assert (module, name) == ("vivavoce.server.ray_app", "build")
+    assert (module, name) == ("vivavoce.server.cluster.app", "build")
     assert fleet.pools["speech"].most >= fleet.pools["speech"].least
 
 

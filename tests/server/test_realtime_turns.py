@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.server.harness import connected
 from tests.server.scripted import pitch, tone, watermark
-from vivavoce.server.formats import A_LAW, MU_LAW, WireFormat, decode
+from vivavoce.server.realtime.audio_formats import A_LAW, MU_LAW, WireFormat, decode
 
 RATE = 24_000
 SPOKEN = [

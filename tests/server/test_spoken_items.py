@@ -8,10 +8,10 @@ import pytest
 from tests.server.harness import connected
 from tests.server.scripted import pitch, tone
 from tests.server.test_live_conversation import Chat, LiveHost, Voice
-from vivavoce.dialogue.cascade import CascadeBackend, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend, WholeTurns
 from vivavoce.dialogue.session import LiveConversation
-from vivavoce.server.formats import WireFormat, encode
-from vivavoce.server.ray_ledger import SessionMirror
+from vivavoce.server.cluster.session_mirror import SessionMirror
+from vivavoce.server.realtime.audio_formats import WireFormat, encode
 
 PCM = {"type": "audio/pcm", "rate": 24_000}
 HEARD = "300 Hz for 2.0 s"

@@ -11,8 +11,8 @@ from tests.server.harness import Client, RunningServer, connected, eventually
 from tests.server.scripted import RATE, ScriptedHost, tone
 from tests.server.test_audio_api import ToneListener, ToneMaker
 from vivavoce.server.app import build_app
-from vivavoce.server.formats import WireFormat
-from vivavoce.server.options import ServerOptions
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.realtime.audio_formats import WireFormat
 
 TOOL = {"type": "function", "name": "book", "parameters": {"type": "object"}}
 TYPES_OF_A_LIVELY_SESSION = {

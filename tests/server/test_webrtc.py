@@ -14,7 +14,7 @@ from aiortc.mediastreams import MediaStreamTrack
 
 from tests.server.harness import DEADLINE, Client, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
-from vivavoce.server.opus import mono
+from vivavoce.server.realtime.audio_formats import mono
 
 RATE = 48_000
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vivavoce.dialogue.interface import ConversationSettings, TurnSettings
+from vivavoce.dialogue.events import ConversationSettings, TurnSettings
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_settings import conversation_settings, default_session, merged, turn_settings
 

@@ -1,6 +1,6 @@
 """A corpus of buzzes, for training that is to be seen running and not to be listened to."""
 
-from vivavoce.audio.buzz import buzz
+from vivavoce.audio.level import buzz
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.voices import TEACHER
 

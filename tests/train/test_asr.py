@@ -13,21 +13,18 @@ from transformers import WhisperForConditionalGeneration
 
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import InputError
-from vivavoce.models.packing import rounded
-from vivavoce.models.speech_encoder import SpeechEncoderConfig
-from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import WhisperConfig
-from vivavoce.models.whisper_tokens import WhisperTokens
+from vivavoce.models.quantised import rounded
+from vivavoce.models.speech_encoder.model import SpeechEncoderConfig
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr.checkpoint import Vocabulary, begin_as_ear, spread_layers
+from vivavoce.train.asr.evaluate import WAYS_TO_JUDGE, judge_texts, main, transcribe_all
+from vivavoce.train.asr.train import TINY, ASRRecipe, AudioAugmentation, Training
+from vivavoce.train.asr.windows import IGNORED, RATE, Recordings, WindowHabits, WindowMaker, WindowShape
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.hearing.forward import new_encoder
-from vivavoce.train.hearing.lattice import Lattice
-from vivavoce.train.recogniser.asr import TINY, ASRRecipe, AudioAugmentation, Training
-from vivavoce.train.recogniser.beginnings import begin_as_ear, spread_layers
-from vivavoce.train.recogniser.judgement import WAYS_TO_JUDGE, judge_texts, main, transcribe_all
-from vivavoce.train.recogniser.vocabulary import Vocabulary
-from vivavoce.train.recogniser.windows import IGNORED, RATE, Recordings, WindowHabits, WindowMaker, WindowShape
-from vivavoce.train.rounding import Rounding
+from vivavoce.train.package import Rounding
+from vivavoce.train.speech_encoder.model import Lattice, new_encoder
 
 PITCHES = {"low": 300.0, "mid": 900.0, "high": 2500.0}
 BEEP = RATE // 3
@@ -243,7 +240,7 @@ def test_the_command_trains_judges_and_writes_everything(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "vivavoce.train.recogniser.asr",
+        "vivavoce.train.asr.train",
         "--corpus",
         str(tmp_path),
         "--out",

@@ -9,20 +9,18 @@ import torch
 from tests.train.test_asr import RECIPE, beeps
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.whisper_decoding import decode
-from vivavoce.models.whisper_draft import distilled, draft_kind, load_decoder
-from vivavoce.models.whisper_heads import WhisperHeads
-from vivavoce.models.whisper_hearing import TranscriptionOptions
-from vivavoce.models.whisper_pieces import PieceGuesser
-from vivavoce.models.whisper_transcriber import WhisperTranscriber
+from vivavoce.models.whisper.alignment import PieceGuesser
+from vivavoce.models.whisper.decoding import decode
+from vivavoce.models.whisper.drafts import WhisperHeads, distilled, draft_kind, load_decoder
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.train.asr import draft, medusa
+from vivavoce.train.asr.checkpoint import Vocabulary
+from vivavoce.train.asr.draft import DecoderApprentice, DraftRecipe, DraftTraining, PiecesApprentice
+from vivavoce.train.asr.medusa import HeadsApprentice
+from vivavoce.train.asr.train import Training
+from vivavoce.train.asr.windows import WindowShape
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.recogniser import draft, medusa
-from vivavoce.train.recogniser.asr import Training
-from vivavoce.train.recogniser.draft import DecoderApprentice, PiecesApprentice
-from vivavoce.train.recogniser.draft_course import DraftRecipe, DraftTraining
-from vivavoce.train.recogniser.medusa import HeadsApprentice
-from vivavoce.train.recogniser.vocabulary import Vocabulary
-from vivavoce.train.recogniser.windows import WindowShape
 
 COURSE = DraftRecipe(
     shapes=(WindowShape(1.6, 8, 1, 24), WindowShape(2.0, 6, 2, 24)),

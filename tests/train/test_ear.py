@@ -8,20 +8,25 @@ import torch
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
-from vivavoce.bench.edit_distance import error_rate
+from vivavoce.bench.scoring import error_rate
 from vivavoce.errors import InputError
-from vivavoce.models.speech_encoder import SpeechEncoder, SpeechEncoderConfig
-from vivavoce.models.speech_encoder_stream import SpeechStream
-from vivavoce.nn.allocation import fill_randomly
-from vivavoce.train.codes import encode_corpus
-from vivavoce.train.corpus import Corpus
-from vivavoce.train.ctc import ctc_loss
-from vivavoce.train.hearing import ear
-from vivavoce.train.hearing.forward import features, new_encoder
-from vivavoce.train.hearing.lattice import Lattice
-from vivavoce.train.hearing.lessons import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
-from vivavoce.train.hearing.probe import LETTERS, read, spelled
-from vivavoce.train.hearing.surroundings import AcousticAugmentation, other_lengths, taken_at, warp_bands
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.models.speech_encoder.stream import SpeechStream
+from vivavoce.nn.modules import fill_randomly
+from vivavoce.train.corpus import Corpus, encode_corpus
+from vivavoce.train.losses import ctc_loss
+from vivavoce.train.speech_encoder import train as ear
+from vivavoce.train.speech_encoder.batches import (
+    AcousticAugmentation,
+    EncoderBatches,
+    EncoderBatchOptions,
+    EncoderBatchShape,
+    EncoderSpeech,
+    other_lengths,
+    taken_at,
+    warp_bands,
+)
+from vivavoce.train.speech_encoder.model import LETTERS, Lattice, features, new_encoder, read, spelled
 from vivavoce.train.voices import TEACHER
 
 LEVELS = (4, 3, 2, 3)

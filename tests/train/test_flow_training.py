@@ -9,23 +9,38 @@ import pytest
 import torch
 
 from tests.train.buzzing import buzzing
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.minis.untrained import EAR, untrained_codec
-from vivavoce.models.flow import FlowDecoder
-from vivavoce.models.flow_matching import cosine_times, fixed_noise
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.nn.chunk_mask import KeySpan, attention_bias, visible
+from vivavoce.models.flow.estimator import cosine_times, fixed_noise
+from vivavoce.models.flow.model import FlowDecoder
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.nn.attention import KeySpan, attention_bias, visible
+from vivavoce.train.flow_vocoder.assemble import VOICE_NAME, assemble_codec
+from vivavoce.train.flow_vocoder.flow import (
+    TINY,
+    FlowBatch,
+    MelScale,
+    features,
+    main,
+    teacher_vector,
+    tiny_config,
+    untaught,
+    velocity,
+)
+from vivavoce.train.flow_vocoder.flow_batches import (
+    EVERYTHING,
+    NO_MASK,
+    CodedSpeech,
+    FlowBatchShape,
+    Passages,
+    code_bias,
+    flow_mels,
+)
+from vivavoce.train.flow_vocoder.teacher import TeacherSpeech
+from vivavoce.train.flow_vocoder.vocoder import main as teach_vocoder
 from vivavoce.train.loop import Learner
-from vivavoce.train.voice.assemble import VOICE_NAME, assemble_codec
-from vivavoce.train.voice.flow import TINY, FlowBatch, MelScale, main, teacher_vector, tiny_config
-from vivavoce.train.voice.flow_forward import features, velocity
-from vivavoce.train.voice.flow_lessons import EVERYTHING, NO_MASK, CodedSpeech, FlowBatchShape, Passages, code_bias
-from vivavoce.train.voice.flow_mels import flow_mels
-from vivavoce.train.voice.flow_start import untaught
-from vivavoce.train.voice.teacher import TeacherSpeech
-from vivavoce.train.voice.vocoder import main as teach_vocoder
 
 CODES = 64
 CONFIG = tiny_config(CODES)

@@ -20,8 +20,8 @@ from vivavoce.train.front_desk import (
     templates,
     user_sentences,
 )
-from vivavoce.train.front_desk.composing import Near, expanded
-from vivavoce.train.front_desk.words import DAYS, NAMES, PRICES, TIMES
+from vivavoce.train.front_desk.bookings import Near, expanded
+from vivavoce.train.front_desk.questions import DAYS, NAMES, PRICES, TIMES
 
 
 def said(desk: Desk, intent: str, **slots: str) -> str:

@@ -6,21 +6,21 @@ import json
 import pytest
 import torch
 
-from vivavoce.bench.edit_distance import edit_distance
+from vivavoce.bench.scoring import edit_distance
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
-from vivavoce.models.tokenizer import TextTokenizer
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
+from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.front_desk import Exchange
-from vivavoce.train.language import data as lm_data
-from vivavoce.train.language import lm
-from vivavoce.train.language.corpus import SpokenDialogues
-from vivavoce.train.language.exam import word_error_rate
-from vivavoce.train.language.lessons import HEARD, READ, SAID, SPOKEN, TRANSCRIBE
-from vivavoce.train.language.straying import Straying
-from vivavoce.train.language.tokenizer import train_tokenizer
+from vivavoce.train.lm import corpus as lm_data
+from vivavoce.train.lm import train as lm
+from vivavoce.train.lm.augment import Straying
+from vivavoce.train.lm.batches import HEARD, READ, SAID, SPOKEN, TRANSCRIBE
+from vivavoce.train.lm.corpus import SpokenDialogues
+from vivavoce.train.lm.evaluate import word_error_rate
+from vivavoce.train.lm.model import train_tokenizer
 
 FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
 BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))

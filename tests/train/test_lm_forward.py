@@ -6,10 +6,10 @@ from tests.models.tiny import CONFIG, ByteTokenizer, tiny_model
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.models.moss_speech_prompt import MossSpeechPrompt, Turn
-from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
-from vivavoce.train.language.forward import hidden_states, within_segments
-from vivavoce.train.language.generate import greedy_replies
+from vivavoce.models.moss_speech.prompt import MossSpeechPrompt, Turn
+from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
+from vivavoce.train.lm.evaluate import greedy_replies
+from vivavoce.train.lm.model import hidden_states, within_segments
 
 PROMPT = MossSpeechPrompt(CONFIG, ByteTokenizer())
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from vivavoce.minis.untrained import EAR
-from vivavoce.models.speech_encoder import SpeechEncoder
-from vivavoce.nn.allocation import fill_randomly
-from vivavoce.train.codes import encode_corpus
-from vivavoce.train.corpus import Corpus
-from vivavoce.train.language.data import (
+from vivavoce.models.speech_encoder.model import SpeechEncoder
+from vivavoce.nn.modules import fill_randomly
+from vivavoce.train.corpus import Corpus, encode_corpus
+from vivavoce.train.lm.augment import LIVE, NONE, CodeExtractor, SilenceAugmentation, elsewhere, over_noise
+from vivavoce.train.lm.corpus import (
     CLEAN,
     NOISY,
     DialoguePlan,
@@ -20,7 +20,6 @@ from vivavoce.train.language.data import (
     speech_plan,
     train_dialogues,
 )
-from vivavoce.train.language.hearing import LIVE, NONE, CodeExtractor, SilenceAugmentation, elsewhere, over_noise
 from vivavoce.train.voices import HELD_OUT, TEACHER
 
 PLAN = DialoguePlan(spoken=3, written=1, general=1, read=1, versions=2, held_out=2, held_out_general=1)

@@ -5,12 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
-from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.train.language.corpus import SpokenDialogues
-from vivavoce.train.language.data import TINY as TINY_PLAN
-from vivavoce.train.language.data import spelled_data
-from vivavoce.train.language.lessons import (
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.train.lm.batches import (
     CONTEXT,
     HEARD,
     READ,
@@ -21,8 +18,10 @@ from vivavoce.train.language.lessons import (
     LMBatches,
     LMBatchOptions,
 )
-from vivavoce.train.language.lm import TINY, make_config
-from vivavoce.train.language.tokenizer import train_tokenizer
+from vivavoce.train.lm.corpus import TINY as TINY_PLAN
+from vivavoce.train.lm.corpus import SpokenDialogues, spelled_data
+from vivavoce.train.lm.model import train_tokenizer
+from vivavoce.train.lm.train import TINY, make_config
 
 PLAIN = LMBatchOptions(late_system=0.0, no_system=0.0, strange_system=0.0, interrupted=0.0, distant=0.0)
 
@@ -49,7 +48,7 @@ def _longest(data):
 
 @pytest.mark.parametrize("mode", ["speech_speech", "speech_text", "text_speech", "text_text"])
 def test_a_lesson_is_the_published_prompt_and_then_the_reply(setting, data, mode, monkeypatch):
-    monkeypatch.setattr("vivavoce.train.language.lessons.typed", lambda text, random_source: text)
+    monkeypatch.setattr("vivavoce.train.lm.batches.typed", lambda text, random_source: text)
     hears, says = mode.split("_")
     line = _longest(data)
     rows = _lessons(setting, data).conversation(line, mode, np.random.default_rng(0)).rows()

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from vivavoce import hub
-from vivavoce.bench.asr_speech import spoken_sentences
-from vivavoce.models.whisper import Whisper
+from vivavoce.bench.asr import spoken_sentences
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr.checkpoint import Vocabulary
+from vivavoce.train.asr.evaluate import steadiness, timing_heads
+from vivavoce.train.asr.windows import Recordings
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.recogniser.timing_heads import steadiness, timing_heads
-from vivavoce.train.recogniser.vocabulary import Vocabulary
-from vivavoce.train.recogniser.windows import Recordings
 
 
 def test_who_moves_on_is_steady_and_who_stays_or_goes_back_is_not():

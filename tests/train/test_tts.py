@@ -12,22 +12,19 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt
-from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
-from vivavoce.speech.interface import SpeakingStyle
-from vivavoce.speech.loading import open_speech_model
-from vivavoce.speech.settings import SpeechSettings
-from vivavoce.train import ship
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
+from vivavoce.models.tokenizers import SentencePieceTokenizer
+from vivavoce.train import package as ship
 from vivavoce.train.loop import Learner
-from vivavoce.train.speaker import codec as tts_codec
-from vivavoce.train.speaker.codec_forward import initialise as initialise_codec
-from vivavoce.train.speaker.lessons import NOT_JUDGED, CodedSentence, NanoBatches, PromptLayout, Room
-from vivavoce.train.speaker.lm_forward import corrupt, frame_logits, global_states, initialise
-from vivavoce.train.speaker.sizes import LM, TINY_CODEC, TINY_LM
-from vivavoce.train.speaker.tokenizer import write_tokenizer
-from vivavoce.train.speaker.tts import TINY, SpeakerLoss, main
+from vivavoce.train.tts import codec as tts_codec
+from vivavoce.train.tts.batches import NOT_JUDGED, CodedSentence, NanoBatches, PromptLayout, Room
+from vivavoce.train.tts.config import LM, TINY_CODEC, TINY_LM, write_tokenizer
+from vivavoce.train.tts.model import corrupt, frame_logits, global_states, initialise_lm
+from vivavoce.train.tts.model import initialise_lm as initialise_codec
+from vivavoce.train.tts.train import TINY, SpeakerLoss, main
+from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +91,7 @@ def test_training_stops_where_the_engine_does():
 
 def test_every_weight_gets_a_gradient(lessons):
     model = MossTTSNano(TINY_LM)
-    initialise(model)
+    initialise_lm(model)
     SpeakerLoss(model, TINY)(lessons.batch(np.random.default_rng(0), "cpu"))["loss"].backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
@@ -144,7 +141,7 @@ def test_corruption_changes_codes_of_frames_alone():
 def test_a_model_learns_its_lessons(lessons):
     torch.manual_seed(0)
     model = MossTTSNano(TINY_LM)
-    initialise(model)
+    initialise_lm(model)
     learner = Learner({"model": model}, SpeakerLoss(model, TINY), 1e-2)
     batch = lessons.batch(np.random.default_rng(0), "cpu")
     losses = [learner.step(batch, 1.0)["loss"].item() for _ in range(40)]

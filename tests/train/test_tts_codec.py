@@ -9,24 +9,14 @@ from torch.nn import functional
 
 from tests.models.tiny_nano import tiny_nano_codec
 from tests.train.tts_buzzes import VOICES, buzzes
-from vivavoce.audio.buzz import buzz
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.train.corpus import Corpus
-from vivavoce.train.crops import Crops, split_held_out
-from vivavoce.train.discriminators import Discriminators
+from vivavoce.audio.level import buzz
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.train.corpus import Corpus, Crops, split_held_out
 from vivavoce.train.loop import Learner
-from vivavoce.train.speaker.codec import TINY, CodecLosses, main
-from vivavoce.train.speaker.codec_forward import (
-    CodebookMeans,
-    analyse,
-    codes_of,
-    initialise,
-    quantise,
-    sounds_of,
-    synthesise,
-)
-from vivavoce.train.speaker.sizes import CODEC, TINY_CODEC
-from vivavoce.train.spectral import SpectralDistance
+from vivavoce.train.losses import Discriminators, SpectralDistance
+from vivavoce.train.tts.codec import TINY, CodecLosses, main
+from vivavoce.train.tts.config import CODEC, TINY_CODEC
+from vivavoce.train.tts.model import CodebookMeans, analyse, codes_of, initialise, quantise, sounds_of, synthesise
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,20 @@ import torch
 from safetensors.torch import load_file
 
 from tests.train.buzzing import buzzing
-from vivavoce.audio.buzz import buzz
+from vivavoce.audio.level import buzz
 from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
-from vivavoce.models.hift import HiFT
-from vivavoce.train.discriminators import Discriminators, deceiving_loss, feature_distance, judging_loss
+from vivavoce.models.hift.model import HiFT
+from vivavoce.train.flow_vocoder.teacher import TeacherSpeech, segment_starts, upsampled
+from vivavoce.train.flow_vocoder.vocoder import LOUDNESS, TINY, VOCODER, Segments, VocoderBatch, main, measure, untaught
 from vivavoce.train.loop import Learner
-from vivavoce.train.spectral import HarmonicDistance, SpectralDistance
-from vivavoce.train.voice.teacher import TeacherSpeech, segment_starts, upsampled
-from vivavoce.train.voice.vocoder import TINY, VOCODER, Segments, VocoderBatch, main, measure
-from vivavoce.train.voice.vocoder_start import LOUDNESS, untaught
+from vivavoce.train.losses import (
+    Discriminators,
+    HarmonicDistance,
+    SpectralDistance,
+    deceiving_loss,
+    feature_distance,
+    judging_loss,
+)
 
 
 @pytest.fixture(scope="module")

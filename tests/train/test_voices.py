@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.train.synthesizers import Programs, bundle, loosened
 from vivavoce.train.voices import (
     HELD_OUT,
     OPTIONAL,
@@ -22,8 +23,6 @@ from vivavoce.train.voices import (
     speak_many,
     trimmed,
 )
-from vivavoce.train.voices_loose import loosened
-from vivavoce.train.voices_programs import Programs, bundle
 
 SENTENCE = "Could I book a table for four, please?"
 PROGRAMS = ("flite", "espeak-ng", "festival")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vivavoce.audio.buzz import buzz
+from vivavoce.audio.level import buzz
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.voices import TEACHER
 

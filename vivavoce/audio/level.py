@@ -1,13 +1,13 @@
 """How loud a sound is, and making it louder or safe without clipping it or pumping it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from vivavoce.audio.pcm import check_finite
+from vivavoce.audio.io import Sound, check_finite
 from vivavoce.audio.resample import resample
-from vivavoce.audio.sound import Sound
 
 Samples = NDArray[np.float32]
 
@@ -127,3 +127,138 @@ class SpeechGain:
         wanted = np.clip(self.target_dbfs - to_db(speech_power**0.5), -self.max_gain_db, self.max_gain_db)
         slope = float(np.clip(wanted - gain_db, -self.step_db, self.step_db))
         return SpeechGainState(gain_db, slope, speech_power, 0.0, 0)
+
+
+Decibels = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LimiterState:
+    """Where one stream stands: the samples still looking ahead, and the gain reductions they depend on."""
+
+    held: Samples  # [channel, time]: at most the look-ahead
+    reductions: Decibels  # [time], ≤ 0, with the release applied; the last is the newest
+
+
+class Limiter:
+    """Turns down, for all channels alike, just what would pass the ceiling, and lets go slowly.
+
+    The gain reaches a peak's reduction by a smooth ramp within the look-ahead before it, and returns at
+    `release_db_per_second`. A stream lags by the look-ahead; `flush` gives the rest.
+    """
+
+    def __init__(
+        self,
+        rate: int,
+        ceiling_dbfs: float = -1.0,
+        lookahead_seconds: float = 0.002,
+        release_db_per_second: float = 60.0,
+    ) -> None:
+        self.ceiling = from_db(ceiling_dbfs)
+        self.lookahead = max(1, round(lookahead_seconds * rate))
+        self.release_db = release_db_per_second / rate
+
+    def initial_state(self, channels: int = 1) -> LimiterState:
+        """The state before the first sample: nothing held, nothing turned down."""
+        return LimiterState(np.zeros((channels, 0), np.float32), np.zeros(2 * self.lookahead))
+
+    def step(self, state: LimiterState, samples: Samples) -> tuple[Samples, LimiterState]:
+        """The samples that are ready, `lookahead` behind the input.  # [channel, time] → [channel, time]"""
+        check_finite(samples)
+        return self._advance(state, samples, samples.shape[1])
+
+    def flush(self, state: LimiterState) -> Samples:
+        """What was still looking ahead when the sound ended.  # [channel, time]"""
+        waiting = state.held.shape[1]
+        silence = np.zeros((len(state.held), self.lookahead), np.float32)
+        return self._advance(state, silence, self.lookahead)[0][:, :waiting]
+
+    def forward(self, samples: Samples) -> Samples:
+        """The whole sound, limited, in its place.  # [channel, time] → [channel, time]"""
+        output, state = self.step(self.initial_state(len(samples)), samples)
+        return np.concatenate([output, self.flush(state)], axis=1)
+
+    def _advance(self, state: LimiterState, samples: Samples, count: int) -> tuple[Samples, LimiterState]:
+        if count == 0:
+            return samples, state
+        joined = np.concatenate([state.held, samples], axis=1)
+        reductions = np.concatenate([state.reductions, self._released(state.reductions[-1], samples)])
+        gains = 10.0 ** (self._smoothed(reductions) / 20.0)  # one for each new sample, meant for the one lookahead ago
+        ready = max(0, joined.shape[1] - self.lookahead)
+        output = joined[:, :ready] * gains[gains.size - ready :]
+        # Rounding alone can pass the ceiling by the last bit.
+        limited = np.clip(output, -self.ceiling, self.ceiling).astype(np.float32)
+        return limited, LimiterState(joined[:, ready:].copy(), reductions[count:].copy())
+
+    def _released(self, last: float, samples: Samples) -> Decibels:
+        """The reduction each sample needs, or what is left of an earlier one as it is let go."""
+        loudness = np.abs(samples, dtype=np.float64).max(axis=0)
+        needed = -20.0 * np.log10(np.maximum(loudness / self.ceiling, 1.0))
+        # r[n] = min(needed[n], r[n-1] + release) without a loop: a running minimum of what is tilted by the release
+        tilt = self.release_db * np.arange(1, needed.size + 1)
+        tilted = np.minimum.accumulate(np.concatenate([[last], needed - tilt]))[1:]
+        return np.minimum(tilted + tilt, 0.0)
+
+    def _smoothed(self, reductions: Decibels) -> Decibels:
+        """Ramps that are down in time: the mean of minima, each of which has the peak within its window."""
+        window = self.lookahead + 1
+        if not reductions.any():
+            return np.zeros(reductions.size - 2 * self.lookahead)
+        lowest = sliding_window_view(reductions, window).min(axis=-1)
+        return np.asarray(sliding_window_view(lowest, window).mean(axis=-1))
+
+
+ONSET_BLOCK_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class OnsetState:
+    """What came before anything could be heard."""
+
+    held: Samples
+    dropped: int = 0
+    """Samples left out."""
+    is_open: bool = False
+
+
+class OnsetGate:
+    """Leaves out what is under `threshold_dbfs` at the beginning, but for `kept` seconds, and not more than `most`."""
+
+    def __init__(self, rate: int, threshold_dbfs: float = -48.0, kept: float = 0.01, most: float = 0.4) -> None:
+        self._block = max(1, round(ONSET_BLOCK_SECONDS * rate))
+        self._power = 10.0 ** (threshold_dbfs / 10)
+        self._kept = round(kept / ONSET_BLOCK_SECONDS) * self._block
+        self._most = round(most * rate)
+
+    def initial_state(self) -> OnsetState:
+        """Before the first sample."""
+        return OnsetState(np.zeros(0, np.float32))
+
+    def step(self, state: OnsetState, samples: Samples, final: bool = False) -> tuple[Samples, OnsetState]:
+        """What may be heard by now; a `final` step holds nothing back.  # [time]"""
+        if state.is_open:
+            return samples, state
+        joined = np.concatenate([state.held, samples])
+        whole = len(joined) // self._block * self._block
+        power = np.square(joined[:whole], dtype=np.float64).reshape(-1, self._block).mean(axis=1)
+        heard = np.flatnonzero(power > self._power)
+        first = int(heard[0]) * self._block if heard.size else whole
+        left_out = max(0, min(first - self._kept, self._most - state.dropped))
+        state = OnsetState(joined[left_out:], state.dropped + left_out)
+        if heard.size or final or state.dropped >= self._most:
+            return state.held, replace(state, held=joined[:0], is_open=True)
+        return joined[:0], state
+
+
+HARMONICS = 20
+
+
+def buzz(seconds: float, rate: int, seed: int = 0) -> Sound:
+    """A buzz whose pitch wanders around 120 Hz, in four syllables a second."""
+    noise = np.random.default_rng(seed)
+    time = np.arange(int(seconds * rate)) / rate
+    pitch = 120 + 30 * np.sin(2 * np.pi * 0.7 * time + noise.uniform(0, 6))
+    phase = 2 * np.pi * np.cumsum(pitch) / rate
+    syllables = 0.55 + 0.45 * np.sin(2 * np.pi * 4 * time + noise.uniform(0, 6))
+    voiced = sum(np.sin(harmonic * phase) / harmonic for harmonic in range(1, HARMONICS))
+    return Sound((0.1 * syllables * voiced).astype(np.float32), rate)

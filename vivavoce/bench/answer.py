@@ -17,20 +17,19 @@ import numpy as np
 import torch
 
 from vivavoce import hub
-from vivavoce.audio.files import read
-from vivavoce.audio.sound import Sound
-from vivavoce.bench.judges import Listeners, Moonshine
-from vivavoce.bench.progress import stage
+from vivavoce.audio.io import Sound, read
+from vivavoce.bench.machine import stage
+from vivavoce.bench.scoring import Listeners, Moonshine
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import MissingDependencyError
-from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
-from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechBackend
-from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
+from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
+from vivavoce.s2s.captions import WRITE_DOWN
+from vivavoce.s2s.loading import load_moss_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend
 from vivavoce.train.augment import NOISES, at_snr, noise
 from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
-from vivavoce.train.language.exam import word_error_rate
+from vivavoce.train.lm.evaluate import word_error_rate
 from vivavoce.train.voices import HELD_OUT, TEACHER, programs, speak
 
 LEAD, TAIL = 0.2, 0.15  # seconds of quiet around a question, as voice activity leaves them

@@ -7,7 +7,7 @@ once, with and without drafts, to see where drafts stop paying; and as streams, 
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,65 @@ from typing import Any
 import numpy as np
 import torch
 
-from vivavoce.bench.asr_speech import LabelledRecording, spoken_sentences
-from vivavoce.bench.progress import stage
+from vivavoce import hub
+from vivavoce.asr.backends import Backend, MoonshineBackend, OwnBackend, own_listener
+from vivavoce.asr.backends.ctranslate2 import load_converted
+from vivavoce.asr.batch import TranscribingEngine
+from vivavoce.asr.drafts import DraftChoice
+from vivavoce.asr.streaming import POLICIES, LiveListener
+from vivavoce.audio.io import read
+from vivavoce.bench.machine import stage
 from vivavoce.device import Device, dtype_name, pick
-from vivavoce.errors import MissingDependencyError, VivaError
+from vivavoce.errors import InputError, MissingDependencyError, VivaError
 from vivavoce.hub import resolve
-from vivavoce.models.whisper_hearing import Padding, TranscriptionOptions
-from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.recognition.backends import Backend, MoonshineBackend, OwnBackend, own_listener
-from vivavoce.recognition.converted import load_converted
-from vivavoce.recognition.drafting import DraftChoice
-from vivavoce.recognition.many import TranscribingEngine
-from vivavoce.recognition.streaming import POLICIES, LiveListener
-from vivavoce.train.recogniser.judgement import judge_texts
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import Padding, TranscriptionOptions
+from vivavoce.train.asr.evaluate import judge_texts
+from vivavoce.train.corpus import Corpus
+
+RATE = 16_000
+BUNDLED = hub.BUNDLED / "questions"
+INDEX = "questions.json"
+
+
+@dataclass(frozen=True)
+class LabelledRecording:
+    """A recording at 16 kHz and its text."""
+
+    samples: torch.Tensor  # [time]
+    text: str
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return len(self.samples) / RATE
+
+
+def spoken_sentences(source: Path | None = None, most: int | None = None) -> list[LabelledRecording]:
+    """The bundled questions; a folder's, by its `questions.json` or by a .txt beside each sound; or a corpus's."""
+    found = list(_of_corpus(source) if source is not None and not source.is_dir() else _of_folder(source or BUNDLED))
+    if not found:
+        raise InputError(f"{source or BUNDLED} holds no sound with a text; put NAME.txt beside NAME.wav")
+    return found[:most]
+
+
+def _of_corpus(path: Path) -> Iterator[LabelledRecording]:
+    corpus = Corpus.load(path)
+    for number in range(len(corpus)):
+        samples, text, _ = corpus[number]
+        yield LabelledRecording(torch.from_numpy(samples), text)
+
+
+def _of_folder(folder: Path) -> Iterator[LabelledRecording]:
+    index = folder / INDEX
+    if index.is_file():
+        listed = [(folder / one["file"], one["text"]) for one in json.loads(index.read_text(encoding="utf8"))]
+    else:
+        pairs = [(next(folder.glob(f"{text.stem}.[!t]*"), None), text) for text in sorted(folder.glob("*.txt"))]
+        listed = [(sound, text.read_text(encoding="utf8")) for sound, text in pairs if sound is not None]
+    for sound, text in listed:
+        yield LabelledRecording(torch.from_numpy(read(sound, rate=RATE).samples[0].copy()), text.strip())
+
 
 GREEDY_ONLY = (0.0,)  # a doubtful text is not tried again: all contenders write as much
 PLAIN = "ours"

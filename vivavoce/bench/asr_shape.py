@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from vivavoce.bench.memory import median_seconds, read_bandwidth, synchronize
-from vivavoce.bench.progress import stage
+from vivavoce.bench.machine import median_seconds, read_bandwidth, stage, synchronize
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
@@ -26,12 +25,11 @@ from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import Speculation
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import SIZES
-from vivavoce.models.whisper_encoding import WindowEncoder
-from vivavoce.models.whisper_engine import WhisperWriter
-from vivavoce.models.whisper_settings import WhisperSettings
-from vivavoce.models.whisper_tokens import WhisperTokens
+from vivavoce.models.whisper.config import SIZES, WhisperTokens
+from vivavoce.models.whisper.encoder import WindowEncoder
+from vivavoce.models.whisper.engine import WhisperWriter
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.whisper.windows import WhisperSettings
 
 WARM_UP, REPEATS = 3, 20
 STEPS, TIMES = 8, 5  # steps that are measured together, as one may begin before the last is read; and how often

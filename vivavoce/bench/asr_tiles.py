@@ -1,7 +1,7 @@
 """Which tiles a Whisper's step is fastest with on this GPU, by how many texts are written at once: tried, and kept.
 
 `python -m vivavoce.bench.asr_tiles --shape large-v2 --texts 1,8` computes a step of random weights as it is, then with
-every layer in one launch on tensor cores (`nn/kernels/row_tile_linear.py`), one setting changed at a time. What is
+every layer in one launch on tensor cores (`kernels/row_linear.py`), one setting changed at a time. What is
 faster and says the same goes to `linear_tiles.json` in `VIVA_CACHE`, where every later step finds it.
 """
 
@@ -15,19 +15,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vivavoce.bench.memory import read_bandwidth
+from vivavoce.bench.machine import read_bandwidth
 from vivavoce.device import pick
 from vivavoce.errors import InputError
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_config import SIZES
-from vivavoce.models.whisper_engine import WhisperWriter
-from vivavoce.models.whisper_settings import WhisperSettings
-from vivavoce.models.whisper_step import single_rows_step
-from vivavoce.models.whisper_tokens import WhisperTokens
-from vivavoce.nn.ahead import compiling_ahead
-from vivavoce.nn.graph_capture import GraphCapture
-from vivavoce.nn.kernels import Entries, Tile, keep_tiles, known_tiles, name_around, window_attention_name
-from vivavoce.nn.paged import PagedCache, RowBatch
+from vivavoce.kernels import Entries, Tile, keep_tiles, known_tiles, name_around, window_attention_name
+from vivavoce.models.whisper.config import SIZES, WhisperTokens
+from vivavoce.models.whisper.cuda import single_rows_step
+from vivavoce.models.whisper.engine import WhisperWriter
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.whisper.windows import WhisperSettings
+from vivavoce.nn.cuda_graphs import GraphCapture, compiling_ahead
+from vivavoce.nn.paged_kv import PagedCache, RowBatch
 
 logger = logging.getLogger(__name__)
 

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 
 from vivavoce import hub
-from vivavoce.audio.buzz import buzz
 from vivavoce.audio.echo import EchoGuard
-from vivavoce.audio.voice_activity import WINDOW, WINDOW_SECONDS, voice_activity
-from vivavoce.bench.progress import stage
+from vivavoce.audio.level import buzz
+from vivavoce.audio.vad import WINDOW, WINDOW_SECONDS, voice_activity
+from vivavoce.bench.machine import stage
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech_codec import EAR_RATE, VOICE_RATE
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
+from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechBackend
+from vivavoce.s2s.loading import load_moss_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend
 
 HISTORY_SECONDS = 6.0
 REPEATS = 12

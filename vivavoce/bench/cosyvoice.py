@@ -21,19 +21,17 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from vivavoce.bench.cosyvoice_extremes import finite
-from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, CosyVoiceBenchSetup
-from vivavoce.bench.memory import median_seconds, read_bandwidth
-from vivavoce.bench.progress import stage
+from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, CosyVoiceBenchSetup, finite
+from vivavoce.bench.machine import median_seconds, read_bandwidth, stage
 from vivavoce.device import bfloat16_is_fast_here, int8_is_fast_here, pick, resolve_dtype
 from vivavoce.errors import InputError
-from vivavoce.models.cosyvoice_graphs import graphed, warm_up
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM
-from vivavoce.models.flow_graphs import BUCKETS, bucket_of
-from vivavoce.models.flow_speech import FlowSpeech
-from vivavoce.models.flow_state import FlowVoice
-from vivavoce.speech.cosyvoice_mouth import CODE_SECONDS, CosyVoiceSynthesizer, UtteranceOptions
-from vivavoce.speech.cosyvoice_speaker import RATE, ListenerLead, round_layers
+from vivavoce.models.cosyvoice.cuda import graphed, warm_up
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM
+from vivavoce.models.flow.cuda import BUCKETS, bucket_of
+from vivavoce.models.flow.model import FlowSpeech
+from vivavoce.models.flow.state import FlowVoice
+from vivavoce.tts.cosyvoice import RATE, ListenerLead, round_layers
+from vivavoce.tts.cosyvoice_engine import CODE_SECONDS, CosyVoiceSynthesizer, UtteranceOptions
 
 logger = logging.getLogger(__name__)
 

@@ -1,23 +1,25 @@
 """CosyVoice 3 on random weights, of the published shapes or small ones, and texts and voices for it."""
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from vivavoce.device import Device
 from vivavoce.engine.sampling import Generation
-from vivavoce.models.causal_hift import CausalHiFT, CausalHiFTConfig
-from vivavoce.models.cosyvoice3_dit import DiTConfig
-from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow, CosyVoice3FlowConfig, LookaheadConfig
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.flow_speech import FlowSpeech
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.models.flow_stream import StreamingFlow
+from vivavoce.models.cosyvoice.dit import CosyVoice3Flow, CosyVoice3FlowConfig, DiTConfig, LookaheadConfig
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
+from vivavoce.models.flow.model import FlowSpeech
+from vivavoce.models.flow.state import FlowVoice, VoicePrompt
+from vivavoce.models.flow.stream import StreamingFlow
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
 from vivavoce.models.interface import Row
-from vivavoce.nn.allocation import allocating, fill_randomly
-from vivavoce.speech.cosyvoice_speaker import CODES_A_SECOND, PUBLISHED, CosyVoiceSettings
+from vivavoce.nn.modules import allocating, fill_randomly
+from vivavoce.tts.cosyvoice import CODES_A_SECOND, PUBLISHED, CosyVoiceSettings
 
 LEFT_CHUNKS = CosyVoiceSettings().left_chunks
 assert LEFT_CHUNKS is not None
@@ -112,3 +114,52 @@ class CosyVoiceBenchSetup:
         before = [config.end_of_prompt, *ids[:TRANSCRIPT_TOKENS]]
         rows = lm.prompt(ids[TRANSCRIPT_TOKENS:], before, self.codes(REFERENCE_CODES, seed).tolist())
         return rows, Generation(PUBLISHED, max_new_rows=codes, min_new_rows=codes, seed=seed)
+
+
+LOUD = 30.0  # a log-mel beyond any sound
+FAR = 1e4  # times a speaker's vector
+PROMPT_SECONDS = 2.0
+HOPS = ((28, False), (10, True))  # codes, and whether they are the last
+AT_ONCE = 16
+
+
+def finite(setup: CosyVoiceBenchSetup) -> dict[str, int]:
+    """How many of some runs gave a value that is not finite, by precision."""
+    counts, runs = {}, range(setup.extreme_runs)
+    for dtype in (torch.float16, torch.bfloat16):
+        if dtype not in setup.device.dtypes:
+            continue
+        name, began, failed = str(dtype).removeprefix("torch."), time.perf_counter(), 0
+        speech = setup.speech(dtype)
+        voices = _voices(setup, speech)
+        for first in runs[::AT_ONCE]:
+            batch = runs[first : first + AT_ONCE]
+            failed += _are_finite(setup, speech, voices, batch).count(False)
+            print(f"  {name}: {batch.stop} runs, {failed} not finite, {time.perf_counter() - began:.1f} s", flush=True)
+        counts[f"{name}_not_finite_of_{len(runs)}"] = failed
+    return counts
+
+
+def _voices(setup: CosyVoiceBenchSetup, speech: FlowSpeech) -> list[FlowVoice]:
+    """Voices that nobody has: as loud or as silent as can be, of no speaker or one far from all, two of each."""
+    voices = []
+    for seed, is_loud, is_far in product(range(2), (True, False), (True, False)):
+        prompt = setup.prompt(speech.flow, PROMPT_SECONDS, seed)
+        prompt.mel = prompt.mel.sign() * LOUD if is_loud else torch.full_like(prompt.mel, -LOUD)
+        prompt.speaker = prompt.speaker * (FAR if is_far else 0.0)
+        voices.append(speech.flow.voice(prompt))
+    return voices
+
+
+def _are_finite(
+    setup: CosyVoiceBenchSetup, speech: FlowSpeech, voices: Sequence[FlowVoice], numbers: Sequence[int]
+) -> list[bool]:
+    """Whether the sound of each of these runs is, from its first hop to its last; every third repeats one code."""
+    states = [speech.start(voices[number % len(voices)], LEFT_CHUNKS, number) for number in numbers]
+    is_finite = torch.ones(len(numbers), dtype=torch.bool, device=setup.device.torch_device)
+    for size, is_last in HOPS:
+        codes = [setup.codes(size, number) if number % 3 else torch.zeros(size).long() for number in numbers]
+        sounds, states = speech.step_batch(states, codes, [is_last] * len(numbers))
+        is_finite &= torch.stack([sound.isfinite().all() for sound in sounds])
+    made: list[bool] = is_finite.tolist()
+    return made

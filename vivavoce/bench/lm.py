@@ -15,20 +15,19 @@ from typing import Any, cast, get_args
 import torch
 from torch import nn
 
-from vivavoce.bench import transformers_peer
-from vivavoce.bench.memory import give_back, median_seconds, read_bandwidth
-from vivavoce.bench.progress import stage
+from vivavoce.bench import lm_peer as transformers_peer
+from vivavoce.bench.machine import give_back, median_seconds, read_bandwidth, stage
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits, Kept
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
-from vivavoce.nn.paged import NARROW
-from vivavoce.nn.quantised_linear import QuantisedLinear
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
+from vivavoce.nn.paged_kv import NARROW
+from vivavoce.nn.quantised import QuantisedLinear
 from vivavoce.nn.quantised_weight import Scheme
-from vivavoce.quant.random_model import random_moss_speech
+from vivavoce.quant.plan import random_moss_speech
 
 SMALL = MossSpeechConfig(
     vocab_size=8192,

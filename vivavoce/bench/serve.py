@@ -19,26 +19,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from vivavoce.audio.buzz import buzz
-from vivavoce.bench.power import PowerMeter
-from vivavoce.bench.progress import stage
-from vivavoce.bench.serve_host import HostWatch
-from vivavoce.bench.serve_level import Level, Talked
-from vivavoce.bench.serve_parts import ServeLoad, build
+from vivavoce.audio.level import buzz
+from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.bench.machine import HostWatch, PowerMeter, stage
+from vivavoce.bench.serve_parts import Level, ServeLoad, Talked, build, stages
 from vivavoce.bench.serve_report import print_level, print_result, print_stages, save
-from vivavoce.bench.serve_stages import stages
 from vivavoce.device import Device, pick
-from vivavoce.dialogue.gathering import DynamicBatcher
-from vivavoce.dialogue.guards import GuardLimits
-from vivavoce.dialogue.interface import ConversationSettings, ReplyAudio, ReplyDone, Samples, TurnSettings
-from vivavoce.dialogue.player import SimulatedPlayer
+from vivavoce.dialogue.events import ConversationSettings, ReplyAudio, ReplyDone, Samples, TurnSettings
+from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
-from vivavoce.dialogue.speaking import SpeakingOptions
 from vivavoce.errors import InputError, VivaError
-from vivavoce.models.moss_speech_codec import EAR_RATE
+from vivavoce.models.moss_speech.codec import EAR_RATE
 from vivavoce.nn.process_settings import frozen_heap
-from vivavoce.pipelines.codec_here import EAR
-from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.runtime.batcher import DynamicBatcher
+from vivavoce.s2s.local_codec import EAR
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 PACKET_SECONDS = 0.08
 PROBE_SECONDS = 1.6  # of a newcomer's reply

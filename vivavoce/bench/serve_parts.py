@@ -2,28 +2,31 @@
 
 import re
 import zlib
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from vivavoce import hub
-from vivavoce.bench.codec_shapes import random_codec
+from vivavoce.bench.codec_quality import random_codec
+from vivavoce.bench.machine import median_seconds
 from vivavoce.device import Device, resolve_dtype
-from vivavoce.dialogue.compaction import HistoryWindow
+from vivavoce.dialogue.history import HistoryWindow
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.errors import InputError
 from vivavoce.minis.untrained import CONFIG as TINY
 from vivavoce.minis.untrained import untrained_codec
-from vivavoce.models.flow_state import VoicePrompt
-from vivavoce.models.moss_speech import MossSpeech, MossSpeechConfig
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.models.moss_speech_codec_cpu import CpuCodec
-from vivavoce.models.moss_speech_codec_graphs import GraphedCodec
-from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
-from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech import MossSpeechBackend, MossSpeechOptions
-from vivavoce.pipelines.moss_speech_mind import REPLY_ROOM
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.moss_speech.codec import EAR_RATE, MossSpeechCodec, SpokenState
+from vivavoce.models.moss_speech.cpu import CpuCodec
+from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.s2s.conversation import REPLY_ROOM
+from vivavoce.s2s.loading import load_moss_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 SHAPES = ("true", "tiny", "mini")
 ROWS_A_SECOND = 12.5
@@ -112,3 +115,125 @@ def _random_voice(shape: str, device: Device) -> tuple[MossSpeechCodec, VoicePro
     if device.graphs:
         return GraphedCodec(codec), voice
     return (CpuCodec(codec) if device.kind == "cpu" else codec), voice
+
+
+@dataclass
+class Talked:
+    """What one session went through. Seconds."""
+
+    ttfa: float | None = None
+    """From the end of its turn to the first sound."""
+    v2v: float | None = None
+    """From the end of its turn to the first sound that can be heard, played at once."""
+    underruns: int = 0
+    dry_seconds: float = 0.0
+    sound_seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One number of sessions. Milliseconds; percentiles are of sessions."""
+
+    sessions: int
+    ttfa_ms: dict[int, float]
+    newcomer_ttfa_ms: dict[int, float]
+    v2v_ms: dict[int, float]
+    underruns: int
+    sessions_that_ran_dry: int
+    dry_seconds: float
+    sound_seconds: float
+    wall_seconds: float
+    engine_busy: float
+    """Share of the time in which the language model stepped."""
+    step_ms: float
+    longest_step_ms: float
+    least_slack_ms: float | None
+    """The least time a listener had left when a row of the language model came."""
+    passes: int
+    replies_a_pass: float
+    ways: dict[str, dict[str, float]]
+    """Of the ear and each way of the voice: passes, jobs in one, milliseconds of one, and the share of time it took."""
+    first_sound_parts_ms: dict[str, float]
+    """Where the wait for a first sound goes, medians: turn heard, reply begun, codes there, sound made, let out."""
+    loop_lag_ms: float
+    """The latest that the event loop was, at the 99th percentile."""
+    threads: dict[str, float]
+    """Shares of a core."""
+    memory_bytes: int | None
+    reserved_bytes: int | None
+    watts: float | None
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every listener heard every reply without a gap."""
+        return not self.underruns and not self.failed
+
+
+REPEATS = 5
+SETTLING = 2  # hops after which a reply has the shapes it keeps
+HEARD_SECONDS = 2.0
+
+
+@torch.inference_mode()
+def stages(pipeline: MossSpeechBackend, device: Device, batches: Sequence[int]) -> dict[str, Any]:
+    """Milliseconds of hops by their codes and replies, of ear steps by streams, and of a first sound alone."""
+    grain = pipeline.policy.grain
+    sizes = pipeline.policy.sizes()
+    return {
+        "how": f"median of {REPEATS}, wall time, sound and codes read back",
+        "hop_ms": {size: {count: _hop_ms(pipeline, device, count, size) for count in batches} for size in sizes},
+        "first_codes": grain.frames + grain.lookahead,
+        "first_sound_ms": _first_ms(pipeline, device),
+        "ear_ms": {count: _ear_ms(pipeline, device, count) for count in batches},
+        "speaking_bytes": _begun(pipeline, 1)[0].nbytes,
+        "voice_bytes": pipeline.voice_of(None).cache.nbytes,
+    }
+
+
+def _begun(pipeline: MossSpeechBackend, count: int) -> list[SpokenState]:
+    voice, left = pipeline.voice_of(None), pipeline.options.left_chunks
+    return [pipeline.codec.start(voice, left, seed) for seed in range(count)]
+
+
+def _codes(count: int) -> torch.Tensor:
+    return torch.arange(count) % 64
+
+
+def _hop_ms(pipeline: MossSpeechBackend, device: Device, count: int, size: int) -> float:
+    grain, live = pipeline.policy.grain, [False] * count
+    states = _begun(pipeline, count)
+    for given in (grain.frames + grain.lookahead, *[grain.frames] * 3):
+        _, states = pipeline.codec.step_batch(states, [_codes(given)] * count, live)
+
+    def hop() -> None:
+        nonlocal states
+        sounds, states = pipeline.codec.step_batch(states, [_codes(size)] * count, live)
+        torch.cat(sounds).cpu()
+
+    return median_seconds(hop, device, REPEATS, SETTLING) * 1e3
+
+
+def _first_ms(pipeline: MossSpeechBackend, device: Device) -> float:
+    grain = pipeline.policy.grain
+
+    def speak() -> None:
+        sound, _ = pipeline.codec.step(_begun(pipeline, 1)[0], _codes(grain.frames + grain.lookahead))
+        sound.cpu()
+
+    return median_seconds(speak, device, REPEATS, SETTLING) * 1e3
+
+
+def _ear_ms(pipeline: MossSpeechBackend, device: Device, count: int) -> float:
+    ear = pipeline.codec.ear
+    noise = 0.1 * torch.randn(round(HEARD_SECONDS * EAR_RATE), generator=torch.Generator().manual_seed(0))
+    _, states = ear.step_batch([ear.initial_state()] * count, [noise] * count)
+    piece = noise[: ear.samples_per_code]
+
+    def step() -> None:
+        nonlocal states
+        codes, states = ear.step_batch(states, [piece] * count)
+        torch.cat(codes).cpu()
+
+    return median_seconds(step, device, REPEATS, SETTLING) * 1e3

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vivavoce.bench.serve_level import Level
+from vivavoce.bench.serve_parts import Level
 
 
 def print_level(level: Level) -> None:

@@ -24,11 +24,10 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from vivavoce.audio.pcm import float_to_pcm16
-from vivavoce.bench.progress import stage
-from vivavoce.bench.turn_questions import gather
-from vivavoce.bench.turn_sounds import RATE, Samples
-from vivavoce.bench.turn_wire import Wire, connect
+from vivavoce.audio.io import float_to_pcm16
+from vivavoce.bench.machine import stage
+from vivavoce.bench.turn_client import Wire, connect
+from vivavoce.bench.turn_sounds import RATE, Samples, gather
 from vivavoce.errors import InputError, VivaError
 
 SILENCE_SECONDS = 0.6

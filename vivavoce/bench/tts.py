@@ -20,15 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce import hub
-from vivavoce.audio.buzz import buzz
-from vivavoce.bench.memory import give_back, synchronize
-from vivavoce.bench.progress import stage
+from vivavoce.audio.level import buzz
+from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.bench.machine import give_back, stage, synchronize
 from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Speaks, TTSBenchSetup
 from vivavoce.device import Device, pick
-from vivavoce.dialogue.player import SimulatedPlayer
 from vivavoce.errors import InputError, VivaError
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.speech.interface import SpeakingStyle
+from vivavoce.tts.interface import SpeakingStyle
 
 ROUNDS = 3
 REFERENCE_SECONDS = 4.0
@@ -117,8 +116,8 @@ class NamedModel:
     """Any text-to-speech model of the house, by name."""
 
     def __init__(self, model: str, dtype: str, setup: TTSBenchSetup) -> None:
-        from vivavoce.speech.cosyvoice_speaker import CosyVoiceTTS
-        from vivavoce.speech.loading import open_speech_model
+        from vivavoce.tts.cosyvoice import CosyVoiceTTS
+        from vivavoce.tts.interface import open_speech_model
 
         self.name = dtype
         self._model = open_speech_model(model, str(setup.device), dtype)

@@ -4,9 +4,11 @@ A contender is a name in `CONTENDERS` and a function that makes a `Speaks` of a 
 """
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -14,20 +16,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vivavoce.bench.machine import stage
 from vivavoce.bench.tts_plain import PlainNano
 from vivavoce.device import Device, bfloat16_is_fast_here, int8_is_fast_here
 from vivavoce.errors import InputError
-from vivavoce.models.moss_audio_tokenizer_config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_config import MossTTSNanoConfig, NanoSampling
-from vivavoce.nn.allocation import allocating, fill_randomly
-from vivavoce.nn.int8_linear import to_int8
-from vivavoce.speech.interface import SpeakingStyle
-from vivavoce.speech.mouth import CpuFrameGenerator, EngineFrameGenerator
-from vivavoce.speech.settings import SpeechSettings
-from vivavoce.speech.speaker import NanoTTS
-from vivavoce.speech.voices import StoredVoice
+from vivavoce.export.nano_onnx import CODEC_META, MANIFEST, lm_graphs
+from vivavoce.export.nano_onnx_codec import codec_graphs
+from vivavoce.export.onnx_graph import export_graph
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, NanoSampling, NanoTokenizerProtocol
+from vivavoce.nn.modules import allocating, fill_randomly
+from vivavoce.nn.quantised import to_int8
+from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
+from vivavoce.tts.nano import NanoTTS
+from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator
+from vivavoce.tts.onnx import OnnxTTS
+from vivavoce.tts.voices import StoredVoice
 
 Samples = NDArray[np.float32]
 TEXT = "The train to the coast leaves from platform nine at half past seven."
@@ -179,7 +185,7 @@ class NanoSpeaks:
 
 
 def _cpu_stages(mouth: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
-    from vivavoce.speech.cpu_draw import SequenceDraw
+    from vivavoce.tts.nano_cpu import SequenceDraw
 
     decoder = mouth.decoder
     config = decoder.model.config
@@ -206,7 +212,6 @@ def _plain(setup: TTSBenchSetup) -> Speaks:
 def _onnx(setup: TTSBenchSetup) -> Speaks:
     if setup.onnx is None:
         raise InputError("graphs are exported into, and taken from, the folder that --onnx names")
-    from vivavoce.bench.tts_onnx import OnnxSpeaks
 
     model, codec = setup.model(torch.float32), setup.codec()
     tokenizer = SpelledText(model.config.vocab_size)
@@ -248,3 +253,48 @@ CONTENDERS: dict[str, Callable[[TTSBenchSetup], Speaks]] = {
 }
 ON_DEVICE = {"cpu": ("plain", "float32", "int8", "int8-amx", "onnx"), "npu": ("plain", "float16")}
 ELSEWHERE = ("plain", "bfloat16", "bfloat16-eager")
+
+
+NEEDED = ("moss_tts_prefill", "moss_tts_decode_step", "moss_tts_local_fixed_sampled_frame")
+NEEDED_OF_CODEC = ("moss_audio_tokenizer_decode_step",)
+
+
+class OnnxSpeaks:
+    """`OnnxTTS` on random weights, with as many threads as torch has."""
+
+    name = "onnx"
+
+    def __init__(
+        self,
+        folder: Path,
+        model: MossTTSNano,
+        codec: MossAudioTokenizerNano,
+        tokenizer: NanoTokenizerProtocol,
+        settings: SpeechSettings,
+        said: tuple[str, str],
+    ) -> None:
+        _export(folder, model, codec)
+        threads = torch.get_num_threads()
+        self._speaker = OnnxTTS(folder, folder, threads=threads, tokenizer=tokenizer, settings=settings)
+        self._said, self.rate = said, self._speaker.rate
+
+    def stream(self, seed: int) -> Iterator[NDArray[np.float32]]:
+        """The sound of the text."""
+        return self._speaker.stream(*self._said, SpeakingStyle(seed=seed))
+
+    def stages(self) -> dict[str, Callable[[], object]]:
+        """Its parts are the runtime's own."""
+        return {}
+
+
+def _export(folder: Path, model: MossTTSNano, codec: MossAudioTokenizerNano) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    graphs = chain(lm_graphs(model), codec_graphs(codec))
+    for graph in graphs:
+        if graph.name in NEEDED + NEEDED_OF_CODEC and not (folder / f"{graph.name}.onnx").is_file():
+            with stage(f"exporting {graph.name}"):
+                export_graph(graph, folder, check=False)
+    sizes = codec.config
+    meta = {"sample_rate": sizes.sample_rate, "channels": sizes.channels, "frame_samples": sizes.frame_samples}
+    (folder / MANIFEST).write_text(json.dumps({"tts_config": asdict(model.config)}), encoding="utf8")
+    (folder / CODEC_META).write_text(json.dumps(meta), encoding="utf8")

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_config import NanoSampling
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.moss_tts_nano.prompt import NanoSampling
 from vivavoce.nn.rope import rotate_pairs
 
 Samples = NDArray[np.float32]

@@ -17,18 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from vivavoce import quick_loop
 from vivavoce.bench import turn_report
-from vivavoce.bench.progress import stage
+from vivavoce.bench.machine import stage
 from vivavoce.bench.turn_caller import BenchCaller
-from vivavoce.bench.turn_crosstalk import ALIKE, SessionAnswer, answers, crosstalk, similarity
-from vivavoce.bench.turn_measure import outcomes, summary
-from vivavoce.bench.turn_network import PERFECT
-from vivavoce.bench.turn_questions import Material, SpokenQuestion, gather
+from vivavoce.bench.turn_client import PERFECT, BadWire, Event, Wire, WireClosedError, connect, realtime_url
+from vivavoce.bench.turn_measure import ALIKE, SessionAnswer, answers, crosstalk, outcomes, similarity, summary
 from vivavoce.bench.turn_scenes import Scene, ScriptedCall, ScriptedExchange, Timing, play, recording, script
-from vivavoce.bench.turn_sounds import RATE
-from vivavoce.bench.turn_wire import BadWire, Event, Wire, WireClosedError, connect, realtime_url
+from vivavoce.bench.turn_sounds import RATE, Material, SpokenQuestion, gather
 from vivavoce.errors import InputError
+from vivavoce.runtime import event_loop as quick_loop
 
 Connect = Callable[[], AbstractAsyncContextManager[Wire]]
 DETECTIONS = ("server_vad", "semantic_vad", "default")
@@ -230,8 +227,7 @@ def _without_secrets(url: str) -> str:
 
 
 def _save(result: dict[str, Any], calls: Sequence[ScriptedCall], out: Path, keep_sound: bool) -> None:
-    from vivavoce.audio.files import write
-    from vivavoce.audio.sound import Sound
+    from vivavoce.audio.io import Sound, write
 
     out.mkdir(parents=True, exist_ok=True)
     (out / "turn.json").write_text(json.dumps(result, indent=2), encoding="utf8")

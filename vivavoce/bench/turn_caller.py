@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
 from vivavoce.audio.level import from_db
-from vivavoce.audio.pcm import float_to_pcm16, pcm16_to_float
-from vivavoce.bench.turn_network import PERFECT, Line, Way
+from vivavoce.bench.turn_client import OPEN_SECONDS, PERFECT, Event, Line, Way, Wire, WireClosedError
 from vivavoce.bench.turn_player import Loudspeaker, PlayedReply
 from vivavoce.bench.turn_sounds import RATE, SPEECH_DBFS, Samples, room_noise, voiced_bounds
-from vivavoce.bench.turn_wire import OPEN_SECONDS, Event, Wire, WireClosedError
 from vivavoce.errors import InputError
 
 PACKET = RATE // 50

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vivavoce.audio.player import SimulatedPlayer
 from vivavoce.bench.turn_sounds import FRAME, RATE, Samples, voiced
-from vivavoce.dialogue.player import SimulatedPlayer
 
 LIVE_VOICE = 0.006  # about -44 dBFS: enough to know that somebody speaks, before a reply is whole
 

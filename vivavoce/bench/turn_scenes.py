@@ -6,10 +6,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vivavoce.bench.turn_caller import BenchCaller, CallEnvironment, CallerUtterance
-from vivavoce.bench.turn_network import Line
+from vivavoce.bench.turn_client import Line
 from vivavoce.bench.turn_player import PlayedReply
-from vivavoce.bench.turn_questions import Material, SpokenQuestion
-from vivavoce.bench.turn_sounds import RATE, Samples, cough, far_off, hesitated, knock, voiced_bounds
+from vivavoce.bench.turn_sounds import (
+    RATE,
+    Material,
+    Samples,
+    SpokenQuestion,
+    cough,
+    far_off,
+    hesitated,
+    knock,
+    voiced_bounds,
+)
 from vivavoce.errors import InputError
 
 PAUSES = (0.4, 0.6, 0.5, 0.8, 0.7)

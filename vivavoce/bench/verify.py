@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce import hub
-from vivavoce.audio.sound import Sound
-from vivavoce.bench.memory import synchronize
-from vivavoce.bench.progress import stage
+from vivavoce.audio.io import Sound
+from vivavoce.bench.machine import stage, synchronize
 from vivavoce.bench.verify_subjects import Question, VerifiableKind, VerifiedModel, VerifyOutput, kind_of
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, VivaError

@@ -15,26 +15,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce import hub
-from vivavoce.audio.buzz import buzz
-from vivavoce.audio.files import read
-from vivavoce.audio.sound import Sound
-from vivavoce.codecs import open_codec
+from vivavoce.audio.io import Sound, read
+from vivavoce.audio.level import buzz
 from vivavoce.device import Device, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.moss_speech_codec import VOICE_RATE, MossSpeechCodec
-from vivavoce.models.moss_speech_prompt import MossSpeechPrompt
-from vivavoce.models.moss_tts_nano_config import NanoSampling
-from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.models.whisper_hearing import TranscriptionOptions
-from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.nn.int8_linear import Int8Linear
-from vivavoce.speech.interface import SpeakingStyle, SpeechModel
-from vivavoce.speech.loading import KINDS as SPEECH_KINDS
-from vivavoce.speech.loading import model_type, open_speech_model
-from vivavoce.speech.speaker import NanoTTS
+from vivavoce.models.codecs import open_codec
+from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
+from vivavoce.models.moss_tts_nano.prompt import NanoSampling
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.nn.quantised import Int8Linear
+from vivavoce.tts.interface import KINDS as SPEECH_KINDS
+from vivavoce.tts.interface import SpeakingStyle, SpeechModel, model_type, open_speech_model
+from vivavoce.tts.nano import NanoTTS
 
 TEXT = "Good evening. The train to the coast leaves at half past seven."
 HEARING_RATE = 16_000
@@ -205,7 +203,7 @@ class ConversationSubject:
         return _numbers(seen[0])
 
     def _rows(self, ask: Question) -> list[tuple[int, ...]]:
-        from vivavoce.models.moss_speech_prompt import Turn
+        from vivavoce.models.moss_speech.prompt import Turn
 
         return [*self.prompt.turn(Turn("user", ask.text)), *self.prompt.open_reply("speech")]
 

@@ -10,26 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce import __version__, log
-from vivavoce.cli import (
-    bench,
-    capacity,
-    codecs,
-    crowd,
-    export,
-    models,
-    plan,
-    quantize,
-    say,
-    serve,
-    train,
-    transcribe,
-    verify,
-)
+from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, train, transcribe, verify
+from vivavoce.cli import bench_capacity as capacity
+from vivavoce.cli import bench_serve as crowd
 from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
 from vivavoce.errors import InputError, VivaError
 
 if TYPE_CHECKING:
-    from vivavoce.doctor import DeviceReport, Diagnosis
+    from vivavoce.cli.doctor import DeviceReport, Diagnosis
 
 app = typer.Typer(
     name="viva",
@@ -102,7 +90,7 @@ def _viva(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Tell what this machine has, and what to do about what is missing."""
-    from vivavoce.doctor import examine
+    from vivavoce.cli.doctor import examine
 
     diagnosis = examine()
     if as_json:
@@ -139,12 +127,12 @@ def demo(
         raise InputError(f"--chat {chat} is for a cascade; ask for it with --cascade")
     with progress_to(as_json):
         if cascade:
-            from vivavoce.demo_cascade import run as run_cascade
-            from vivavoce.pipelines.cascade_loading import CascadeParts
+            from vivavoce.cascade.loading import CascadeParts
+            from vivavoce.cli.demo_cascade import run as run_cascade
 
             result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)
         else:
-            from vivavoce.demo import run
+            from vivavoce.cli.demo import run
 
             result = run(device, model or "mini-speech", wav, microphone, out)
     if as_json:

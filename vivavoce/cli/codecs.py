@@ -10,7 +10,7 @@ from vivavoce.cli.options import DeviceSpec
 from vivavoce.errors import VivaError
 
 if TYPE_CHECKING:
-    from vivavoce.codecs import Codec
+    from vivavoce.models.codecs import Codec
 
 app = typer.Typer()
 
@@ -33,8 +33,8 @@ VoiceFile = Annotated[
 @app.command()
 def encode(sound: Path, out: OutFile, codec: CodecFolder = BUNDLED_CODEC, device: DeviceSpec = "auto") -> None:
     """Turn a sound file into codes (JSON)."""
-    from vivavoce.audio.files import read
-    from vivavoce.codecs import CodeFile
+    from vivavoce.audio.io import read
+    from vivavoce.models.codecs import CodeFile
 
     opened = _open_codec(codec, device)
     codes = opened.encode(read(sound))
@@ -47,8 +47,8 @@ def speak_codes(
     codes: Path, out: OutFile, codec: CodecFolder = BUNDLED_CODEC, voice: VoiceFile = None, device: DeviceSpec = "auto"
 ) -> None:
     """Turn codes (JSON of `viva encode`) into a sound file."""
-    from vivavoce.audio.files import read, write
-    from vivavoce.codecs import CodeFile
+    from vivavoce.audio.io import read, write
+    from vivavoce.models.codecs import CodeFile
 
     given = CodeFile.read(codes)
     opened = _open_codec(codec, device)
@@ -69,14 +69,14 @@ def resynthesise(
     device: DeviceSpec = "auto",
 ) -> None:
     """Hear what a codec does to a sound: encode and decode it."""
-    from vivavoce.audio.files import read, write
+    from vivavoce.audio.io import read, write
 
     original = read(sound)
     opened = _open_codec(codec, device)
     decoded = opened.resynthesise(original, None if voice is None else read(voice))
     write(out, decoded)
     if plot is not None:
-        from vivavoce.bench.spectrogram import plot_spectrograms
+        from vivavoce.bench.scoring import plot_spectrograms
 
         plot_spectrograms(original, decoded, opened.name, plot)
     Console().print(f"{decoded.seconds:.2f} s at {decoded.rate} Hz in {out}", highlight=False)
@@ -84,8 +84,8 @@ def resynthesise(
 
 def _open_codec(name: str, device: str) -> "Codec":
     from vivavoce import hub
-    from vivavoce.codecs import open_codec
     from vivavoce.device import pick
+    from vivavoce.models.codecs import open_codec
 
     folder = Path(name) if Path(name).is_file() else hub.resolve(name)  # one XY-Tokenizer is published as a file
     return open_codec(folder, pick(device).torch_device)

@@ -77,7 +77,7 @@ def export_trtllm(
 @app.command("check")
 def check_export(folder: Annotated[Path, typer.Argument(file_okay=False, help="What `trtllm` wrote.")]) -> None:
     """Whether an export for TensorRT-LLM is whole; a half-written one is named as such."""
-    from vivavoce.export.trtllm.checkpoint_folder import read_manifest
+    from vivavoce.export.trtllm.folder import read_manifest
 
     manifest = read_manifest(folder)
     Console(highlight=False).print(f"whole: {manifest['kind']}, {len(manifest['files'])} files")

@@ -50,12 +50,11 @@ def plan(
 ) -> None:
     """How many conversations a card holds, what they wait and cost; and how a fleet fares over a day of calls."""
     with progress_to(as_json):
-        from vivavoce.bench import plan_figures as known
-        from vivavoce.bench.plan import fits
-        from vivavoce.bench.plan import plan as make_plan
-        from vivavoce.bench.plan_day import play
-        from vivavoce.bench.plan_fleet import Fleet
-        from vivavoce.bench.plan_report import print_day, print_plan, save
+        from vivavoce.plan import figures as known
+        from vivavoce.plan import fits, play
+        from vivavoce.plan import plan as make_plan
+        from vivavoce.plan.report import print_day, print_plan, save
+        from vivavoce.plan.simulation import Fleet
 
         card = known.named(known.ACCELERATORS, gpu, "card")
         card = replace(card, price=card.price if price is None else price)

@@ -14,9 +14,9 @@ from vivavoce.cli.options import DeviceSpec, Json, complete_model, print_json, t
 from vivavoce.errors import InputError
 
 if TYPE_CHECKING:
-    from vivavoce.audio.sound import Sound
-    from vivavoce.speech.interface import SpeechModel
-    from vivavoce.speech.sound_out import SoundSink
+    from vivavoce.audio.io import Sound
+    from vivavoce.tts.interface import SpeechModel
+    from vivavoce.tts.output import SoundSink
 
 app = typer.Typer()
 voices = typer.Typer(no_args_is_help=True, help="Voices kept on this machine: add, list and remove them.")
@@ -61,12 +61,11 @@ def say(
     as_json: Json = False,
 ) -> None:
     """Say a text: its sound goes to a file, to standard output or to the loudspeaker from the first frame on."""
-    from vivavoce.speech.direction import told as told_to
-    from vivavoce.speech.interface import SpeakingStyle
-    from vivavoce.speech.loading import open_speech_model, read_text
-    from vivavoce.speech.sound_out import shaped
-    from vivavoce.speech.telling import FrameTTS
-    from vivavoce.speech.voices import VoiceStore
+    from vivavoce.tts.frame_model import FrameTTS
+    from vivavoce.tts.interface import SpeakingStyle, open_speech_model, read_text
+    from vivavoce.tts.output import shaped
+    from vivavoce.tts.style import told as told_to
+    from vivavoce.tts.voices import VoiceStore
 
     wanted = read_text(text, file, sys.stdin.buffer.read)
     started = time.monotonic()
@@ -108,7 +107,7 @@ def say(
 
 
 def _target(out: str | None, format: str | None, rate: int, channels: int) -> "SoundSink":
-    from vivavoce.speech.sound_out import Player, sink
+    from vivavoce.tts.output import Player, sink
 
     if out is None and format is None:
         return Player(rate, channels)
@@ -122,7 +121,7 @@ def _voice(given: str | None, speaks: "SpeechModel") -> "str | Sound | None":
     """A kept voice's name, or the sound of a recording."""
     if given is None or given in speaks.shelf or not Path(given).is_file():
         return given
-    from vivavoce.audio.files import read
+    from vivavoce.audio.io import read
 
     return read(given, mono=False)
 
@@ -144,9 +143,9 @@ def voices_add(
     as_json: Json = False,
 ) -> None:
     """Keep a voice of a recording; any model here can speak with it then."""
-    from vivavoce.audio.files import read
-    from vivavoce.speech.loading import open_speech_model
-    from vivavoce.speech.voices import VoiceStore
+    from vivavoce.audio.io import read
+    from vivavoce.tts.interface import open_speech_model
+    from vivavoce.tts.voices import VoiceStore
 
     file = recording or wav
     if file is None or (recording and wav):
@@ -166,7 +165,7 @@ def voices_add(
 @voices.command("list")
 def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None:
     """The voices that were added here, and who agreed to what."""
-    from vivavoce.speech.voices import VoiceStore
+    from vivavoce.tts.voices import VoiceStore
 
     shelf = VoiceStore(folder=voice_folder)
     kept = [shelf.get(name) for name in shelf.names()]
@@ -183,7 +182,7 @@ def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None
 @voices.command("remove")
 def voices_remove(name: str, voice_folder: VoiceFolder = None) -> None:
     """Forget a voice and its recording."""
-    from vivavoce.speech.voices import VoiceStore
+    from vivavoce.tts.voices import VoiceStore
 
     VoiceStore(folder=voice_folder).remove(name)
     Console(highlight=False).print(f"{escape(name)} is gone")

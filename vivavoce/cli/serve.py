@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from vivavoce import quick_loop
 from vivavoce.cli.options import complete_device, complete_model, print_json
 from vivavoce.log import configure
+from vivavoce.runtime import event_loop as quick_loop
 
 MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
@@ -207,8 +207,8 @@ def serve(
     show: Show = False,
 ) -> None:
     """Serve conversations over the OpenAI Realtime protocol (WebSocket, WebRTC), with a page to speak to."""
-    from vivavoce.serving import load, read_choices, serve_fleet
-    from vivavoce.serving import serve as run
+    from vivavoce.server.hosting import load, read_choices, serve_fleet
+    from vivavoce.server.hosting import serve as run
 
     semantic = "semantic" if eagerness is not None or smart_turn is not None else None
     flags = {

@@ -16,8 +16,8 @@ from vivavoce.cli.options import DeviceSpec, Json, Padding, complete_model, made
 from vivavoce.errors import InputError, VivaError
 
 if TYPE_CHECKING:
-    from vivavoce.recognition import Transcript
-    from vivavoce.recognition.transcriber import Transcriber
+    from vivavoce.asr import Transcript
+    from vivavoce.asr.transcriber import Transcriber
 
 STANDARD_INPUT = "-"
 SOUND_ENDINGS = frozenset(
@@ -76,8 +76,8 @@ def transcribe(
     as_json: Json = False,
 ) -> None:
     """Write down what is said in files, folders or standard input; a file that fails does not stop the others."""
-    from vivavoce.recognition.drafting import DraftChoice
-    from vivavoce.recognition.transcriber import Transcriber
+    from vivavoce.asr.drafts import DraftChoice
+    from vivavoce.asr.transcriber import Transcriber
 
     found = list(sounds_of(files))
     began = time.monotonic()
@@ -141,8 +141,8 @@ def _transcribed(
     name: str, source: Path | bytes, listener: "Transcriber", wish: dict[str, Any], bar: Progress
 ) -> dict[str, Any]:
     """One sound's transcript with its figures."""
-    from vivavoce.audio.files import read
-    from vivavoce.recognition import RATE, transcribe
+    from vivavoce.asr import RATE, transcribe
+    from vivavoce.audio.io import read
 
     sound = read(source, rate=RATE)
     task: TaskID = bar.add_task(name, total=sound.seconds)
@@ -186,7 +186,7 @@ def written_as(transcript: "Transcript", format: Format, word_times: bool = Fals
     """A transcript in one of the formats."""
     import json
 
-    from vivavoce.server.transcripts import WireSegment, WireWord, rendered
+    from vivavoce.server.rest.audio import WireSegment, WireWord, rendered
 
     segments = [
         WireSegment(

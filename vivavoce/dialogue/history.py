@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from vivavoce.dialogue.interface import AudioPart, Content, Item, Message, Samples, TextPart, ToolCall, ToolOutput
+from vivavoce.dialogue.events import AudioPart, Content, Item, Message, Samples, TextPart, ToolCall, ToolOutput
 from vivavoce.errors import InputError
 
 MOST_ITEMS = 2000
@@ -197,3 +197,27 @@ def written(item: Item) -> str:
     if isinstance(item.content, ToolOutput):
         return item.content.output
     return "".join(part.text if isinstance(part, TextPart) else (part.transcript or "") for part in item.content.parts)
+
+
+@dataclass(frozen=True)
+class HistoryWindow:
+    """Shares of a context: above `high` the oldest turns are dropped until `low` is reached, so that it is rare."""
+
+    high: float = 0.75
+    low: float = 0.5
+
+
+def first_kept(
+    lengths: Sequence[int], fixed: int, capacity: int, first: int = 0, window: HistoryWindow | None = None
+) -> int:
+    """The first turn to keep, of turns with these lengths, where those before `first` are dropped already.
+
+    `fixed` rows are always there. The last turn stays, whatever its length.
+    """
+    window = window or HistoryWindow()
+    first = min(first, max(0, len(lengths) - 1))
+    if fixed + sum(lengths[first:]) <= window.high * capacity:
+        return first
+    while first < len(lengths) - 1 and fixed + sum(lengths[first:]) > window.low * capacity:
+        first += 1
+    return first

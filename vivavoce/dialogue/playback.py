@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vivavoce.dialogue.interface import Samples
+from vivavoce.dialogue.events import Samples
 
 LONGEST_GUESS_SECONDS = 0.2  # since a report, in which it is supposed that the client plays on
 

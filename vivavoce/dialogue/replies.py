@@ -1,13 +1,14 @@
 """The replies of one conversation: at most one is being said, one may be held, others run beside; who hears what."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vivavoce.dialogue.clock import Clock
-from vivavoce.dialogue.history import History, new_id
-from vivavoce.dialogue.interface import (
+from vivavoce.audio.player import Clock
+from vivavoce.dialogue.backend import ConversationState, Ended, Piece, ReplyPlan
+from vivavoce.dialogue.events import (
     ConversationSettings,
     Event,
     Item,
@@ -17,10 +18,10 @@ from vivavoce.dialogue.interface import (
     ReplyRequest,
     Samples,
 )
-from vivavoce.dialogue.pipeline import ConversationState, ReplyPlan
-from vivavoce.dialogue.speaking import ReplyContext, Speaking, SpeakingOptions
-from vivavoce.dialogue.timeline import OutputTimeline
-from vivavoce.errors import InputError
+from vivavoce.dialogue.front_end import OutputTimeline
+from vivavoce.dialogue.history import History, new_id
+from vivavoce.dialogue.reply import ReplyContext, Speaking, SpeakingOptions
+from vivavoce.errors import InputError, VivaError
 
 REMEMBERED_REPLIES = 8  # of those that are over, some of which may still be heard
 MOST_BESIDE = 16
@@ -235,3 +236,26 @@ class Replies:
             if any(known.id == speaking.spoken_item for known in history):
                 cut = history.cut(speaking.spoken_item, heard)
                 self._shared.emit(ItemTruncated(cut, round(heard * 1e3)))
+
+
+MOST_WAITING = 16
+
+
+class PieceQueue(asyncio.Queue[Piece]):
+    """Pieces that were made and not taken yet; who is far ahead of the player waits."""
+
+    def __init__(self) -> None:
+        super().__init__(MOST_WAITING)
+
+    async def until_ended(self) -> AsyncIterator[Piece]:
+        """The pieces as they come, `Ended` the last."""
+        while True:
+            piece = await self.get()
+            yield piece
+            if isinstance(piece, Ended):
+                return
+
+
+def failed(error: Exception) -> Ended:
+    """The end of a reply that this kept from being made."""
+    return Ended("failed", str(error) if isinstance(error, VivaError) else f"{type(error).__name__}: {error}")

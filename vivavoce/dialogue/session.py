@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivavoce.audio.echo import EchoGuard
-from vivavoce.audio.voice_activity import RATE, VoiceActivity, voice_activity
-from vivavoce.dialogue.clock import Clock, WallClock
-from vivavoce.dialogue.ear import AudioFrontEnd, EchoRemover
-from vivavoce.dialogue.history import History
-from vivavoce.dialogue.interface import (
+from vivavoce.audio.player import Clock, WallClock
+from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
+from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber
+from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
+from vivavoce.dialogue.events import (
     AudioPart,
     Content,
     ConversationSettings,
@@ -26,13 +26,12 @@ from vivavoce.dialogue.interface import (
     ReplyRequest,
     Samples,
 )
-from vivavoce.dialogue.listening import ListeningOptions, OpenTurn, UserTurns
-from vivavoce.dialogue.overlap import OverlapClassifier, OverlapWatch
-from vivavoce.dialogue.pipeline import ConversationBackend, ReplyTranscriber
+from vivavoce.dialogue.front_end import AudioFrontEnd, EchoRemover, OutputTimeline
+from vivavoce.dialogue.history import History
 from vivavoce.dialogue.replies import Replies, Shared
-from vivavoce.dialogue.speaking import SpeakingOptions
-from vivavoce.dialogue.timeline import OutputTimeline
+from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.turns import LIKELY_END_MS
+from vivavoce.dialogue.user_turns import ListeningOptions, OpenTurn, UserTurns
 from vivavoce.errors import InputError
 from vivavoce.log import log_failure
 

@@ -7,7 +7,7 @@ begun and held; then it is confirmed by silence alone, or by a model of turn end
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from vivavoce.dialogue.interface import TurnSettings
+from vivavoce.dialogue.events import TurnSettings
 
 WINDOW_MS = 32
 HYSTERESIS = 0.15

@@ -1,11 +1,19 @@
 """Drafts that cost no model: what followed the same rows before, and what an earlier hypothesis said."""
 
+import heapq
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
 
-from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.speculative import Draft, DraftSource
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.sampling import SlotDraw
+from vivavoce.engine.sequence import Sequence, rows_in_common
+from vivavoce.engine.speculative import NO_DRAFT, Draft, DraftSource
 from vivavoce.errors import InputError
 from vivavoce.models.interface import Row
 
@@ -143,3 +151,183 @@ class FirstGuess:
             if draft := source.propose(sequence, most):
                 return draft
         return []
+
+
+Heads = Callable[[Tensor, Tensor], Tensor]
+"""From the states the newest rows were drawn of, and these rows, the states of places ahead.
+
+# [sequence, (channel,) hidden], [sequence, channel] → [sequence, place, (channel,) hidden]
+"""
+Guess = tuple[Row, float]  # a row and how likely it is
+
+
+class MedusaHeads(nn.Module):
+    """One residual block per place ahead; a model with a state per channel has a block per channel."""
+
+    def __init__(self, hidden: int, places: int, channels: int = 1) -> None:
+        super().__init__()
+        if places < 1:
+            raise InputError(f"heads look at least 1 row ahead, not {places}")
+        self.weight = nn.Parameter(torch.zeros(places, channels, hidden, hidden))
+        self.bias = nn.Parameter(torch.zeros(places, channels, hidden))
+
+    @property
+    def places(self) -> int:
+        """How many rows ahead the heads look."""
+        return int(self.weight.shape[0])
+
+    def forward(self, hidden: Tensor, newest: Tensor | None = None) -> Tensor:
+        """The state of each place ahead.  # [sequence, (channel,) hidden] → [sequence, place, (channel,) hidden]"""
+        x = hidden if hidden.dim() == 3 else hidden[:, None]
+        changed = torch.einsum("sch,pcoh->spco", x, self.weight) + self.bias
+        states = x[:, None] + functional.silu(changed)
+        return states if hidden.dim() == 3 else states[:, :, 0]
+
+
+@dataclass
+class RankedDraw(SlotDraw):
+    """A draw that also keeps, for one channel, the likeliest other ids and how likely each is."""
+
+    channel: int = 0
+    width: int = 2
+    ids: Tensor = field(default_factory=lambda: torch.zeros(0))  # [sequence, rank]: what is drawn, then the likeliest
+    chances: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def sample(self, channel: int, logits: Tensor) -> Tensor:
+        """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
+        drawn = super().sample(channel, logits)
+        if channel == self.channel:
+            chances = logits.float().softmax(-1)
+            taken = drawn[:, None]
+            others, ids = chances.scatter(-1, taken, -1.0).topk(min(self.width, logits.shape[-1]) - 1, dim=-1)
+            self.ids = torch.cat([taken, ids], dim=1)
+            self.chances = torch.cat([chances.gather(-1, taken), others], dim=1)
+        return drawn
+
+
+class HeadDrafts:
+    """Drafts of heads on the states an engine keeps; a `Speculation` with it must say `reads_hidden`.
+
+    With a `width` above 1, so many ids of `channel` are considered at every place, and the draft branches.
+    """
+
+    def __init__(self, heads: Heads, engine: Engine, width: int = 1, channel: int = 0) -> None:
+        self.heads, self.engine, self.width, self.channel = heads, engine, width, channel
+
+    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
+        """Guesses of the places ahead."""
+        return self.propose_together([(sequence, most)])[0]
+
+    @torch.inference_mode()
+    def propose_together(self, wants: Many[tuple[Sequence, int]]) -> list[Many[Row]]:
+        """Guesses of the places ahead, for all sequences in one pass."""
+        known = [(sequence, sequence.hidden) for sequence, _ in wants if sequence.hidden is not None]
+        known = [(sequence, hidden) for sequence, hidden in known if self.engine.runner.knows(sequence)]
+        if not known:
+            return [NO_DRAFT for _ in wants]
+        sequences = [sequence for sequence, _ in known]
+        device = self.engine.runner.device
+        newest = torch.tensor([sequence.rows[-1] for sequence in sequences], device=device)
+        states = self.heads(torch.stack([hidden for _, hidden in known]), newest)
+        guesses = dict(zip((sequence.id for sequence in sequences), self._guesses(sequences, states), strict=True))
+        return [likeliest_tree(guesses.get(sequence.id, []), most) for sequence, most in wants]
+
+    def _guesses(self, sequences: list[Sequence], states: Tensor) -> list[list[list[Guess]]]:
+        """For every sequence and place ahead, rows with their chances, what would be drawn first."""
+        places = states.shape[1]
+        draw = self.engine.runner.draw_ahead(sequences, places)
+        ranked = RankedDraw(**vars(draw), channel=self.channel, width=self.width) if self.width > 1 else None
+        made = self.engine.model.next_rows(states.flatten(0, 1), ranked or draw).tolist()
+        if ranked is None:
+            alone = [[(tuple(row), 1.0)] for row in made]
+            return [alone[first : first + places] for first in range(0, len(alone), places)]
+        by_place = []
+        for row, ids, chances in zip(made, ranked.ids.tolist(), ranked.chances.tolist(), strict=True):
+            rows = [(*row[: self.channel], id_, *row[self.channel + 1 :]) for id_ in ids]
+            by_place.append(list(zip(rows, chances, strict=True)))
+        return [by_place[first : first + places] for first in range(0, len(by_place), places)]
+
+
+def likeliest_tree(guesses: Many[Many[Guess]], most: int, least: float = 0.0) -> Draft:
+    """The `most` likeliest branches of guesses that do not know of one another, each beginning with the first place.
+
+    What would be drawn (the first guess of a place) comes before all else at its place. Rows that are less likely than
+    `least` are left out.
+    """
+    rows, parents = list[Row](), list[int]()
+    waiting = [(-chance, place, -1, 0) for place, (_, chance) in enumerate(guesses[0])] if guesses else []
+    heapq.heapify(waiting)
+    while waiting and len(rows) < most:
+        negative, rank, parent, depth = heapq.heappop(waiting)
+        if -negative < least:
+            break
+        rows.append(guesses[depth][rank][0])
+        parents.append(parent)
+        if depth + 1 < len(guesses):
+            here = len(rows) - 1
+            for next_rank, (_, chance) in enumerate(guesses[depth + 1]):
+                heapq.heappush(waiting, (negative * chance, next_rank, here, depth + 1))
+    return Draft(rows, parents)
+
+
+class DraftModel:
+    """Lets the small model go on from where each sequence is, with the sequence's own settings, seed and place.
+
+    So it draws with the noise the large model draws with, and two models that nearly agree draw the same row nearly
+    always. One source serves any number of sequences; their drafts are made in the same steps.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._twins: dict[int, tuple[Sequence, Sequence]] = {}
+
+    @classmethod
+    def of(cls, engine: Engine, target: Engine) -> "DraftModel":
+        """A source for this target's sequences, refused if the two models do not share their ids."""
+        if engine.model.vocabularies != target.model.vocabularies:
+            raise InputError(
+                f"the draft's vocabularies {engine.model.vocabularies} are not the model's {target.model.vocabularies}"
+            )
+        return cls(engine)
+
+    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
+        """What the small model would say next."""
+        return self.propose_together([(sequence, most)])[0]
+
+    def propose_together(self, wants: Many[tuple[Sequence, int]]) -> list[Many[Row]]:
+        """What the small model would say next in each of these, made side by side."""
+        self._forget_closed()
+        twins = [self._start(sequence, most) for sequence, most in wants]
+        try:
+            while any(twin.is_generating for twin in twins):
+                self.engine.step()
+        finally:
+            for twin in twins:
+                self.engine.stop(twin)
+        return [twin.rows[len(sequence) :] for twin, (sequence, _) in zip(twins, wants, strict=True)]
+
+    def close(self) -> None:
+        """Forget all sequences that were followed."""
+        for _, twin in self._twins.values():
+            self.engine.close(twin)
+        self._twins.clear()
+
+    def _start(self, sequence: Sequence, most: int) -> Sequence:
+        """The sequence's twin, brought to the same rows and set to go on from them."""
+        assert sequence.generation is not None
+        if sequence.id not in self._twins:
+            self._twins[sequence.id] = (sequence, self.engine.open())
+        _, twin = self._twins[sequence.id]
+        same = rows_in_common(twin.rows, sequence.rows)
+        if same < len(twin):
+            self.engine.rewind(twin, same)
+        most = min(most, self.engine.capacity - len(sequence))
+        if most > 0:
+            self.engine.append(twin, sequence.rows[same:])
+            self.engine.generate(twin, replace(sequence.generation, max_new_rows=sequence.generated + most))
+            twin.mode, twin.generated = sequence.mode, sequence.generated
+        return twin
+
+    def _forget_closed(self) -> None:
+        for key in [key for key, (sequence, _) in self._twins.items() if not sequence.is_open]:
+            self.engine.close(self._twins.pop(key)[1])

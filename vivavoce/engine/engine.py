@@ -1,7 +1,7 @@
 """The engine: many sequences on one model, advanced together step by step.
 
-This is the synchronous core, driven by one thread; `vivavoce.engine.streaming` puts an async face on it. A sequence may
-be appended to while it waits, forked, rewound and closed at any moment between steps.
+This is the synchronous core, driven by one thread; `vivavoce.runtime.async_engine` is its asynchronous interface.
+A sequence may be appended to while it waits, forked, rewound and closed at any moment between steps.
 """
 
 import logging
@@ -12,17 +12,14 @@ from typing import Literal
 import torch
 
 from vivavoce.device import Device
-from vivavoce.engine.cache_allocation import allocate_cache, cache_dtype, rows_that_fit
-from vivavoce.engine.listener import ON_GRAPHS, AheadPolicy, PlaybackDeadline
-from vivavoce.engine.pages import PagePool
+from vivavoce.engine.cuda_graphs import BUCKETS
+from vivavoce.engine.kv_pages import PagePool, allocate_cache, cache_dtype, rows_that_fit
 from vivavoce.engine.runner import Drawn, Runner
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.scheduler import Scheduler, StepPlan, Work
-from vivavoce.engine.sequence import FinishReason, Sequence
-from vivavoce.engine.slack import Slack
+from vivavoce.engine.sequence import ON_GRAPHS, AheadPolicy, FinishReason, PlaybackDeadline, Sequence, Slack
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
-from vivavoce.engine.step_graphs import BUCKETS
-from vivavoce.engine.step_result import Emission, Failure, StepResult
+from vivavoce.engine.step import Emission, Failure, StepResult
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
 

@@ -12,20 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.captured import Captured
-from vivavoce.engine.packing import Packing
+from vivavoce import kernels
+from vivavoce.engine.cuda_graphs import BUCKETS, Captured, NextModes, StepAhead, StepGraphs, goes_on
+from vivavoce.engine.device_tables import Packing, SequenceTables
 from vivavoce.engine.sampling import NO_ROW, SamplingRequest, SlotDraw
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.slots import SequenceTables
 from vivavoce.engine.speculative import Draft
-from vivavoce.engine.step import Step
-from vivavoce.engine.step_graphs import BUCKETS, StepGraphs
-from vivavoce.engine.step_kind import GRAPHED_DRAFT, StepKind
-from vivavoce.engine.steps_ahead import NextModes, StepAhead, goes_on
+from vivavoce.engine.step import GRAPHED_DRAFT, Step, StepKind
 from vivavoce.models.interface import GenerativeModel, Row
-from vivavoce.nn import kernels
-from vivavoce.nn.paged import CachePiece, PagedCache
+from vivavoce.nn.paged_kv import CachePiece, PagedCache
 
 logger = logging.getLogger(__name__)
 SHORT_PIECE = 4  # in a mixed step, pieces up to this long go through the decode kernel, row by row

@@ -11,10 +11,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from vivavoce import kernels
 from vivavoce.errors import InputError
-from vivavoce.nn import kernels
-from vivavoce.nn.ahead import is_compiling_ahead
-from vivavoce.nn.counter_noise import mixed
+from vivavoce.nn.cuda_graphs import is_compiling_ahead
+from vivavoce.nn.vq import mixed
 
 NO_ROW = -1  # stands where a reply has no row yet
 SECOND_DRAW = 64  # added to a channel, gives noise of its own to a row drawn again

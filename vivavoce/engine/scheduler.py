@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from vivavoce.engine.listener import AheadPolicy
-from vivavoce.engine.pages import PagePool
-from vivavoce.engine.sequence import Sequence
+from vivavoce.engine.kv_pages import PagePool
+from vivavoce.engine.sequence import AheadPolicy, Sequence
 from vivavoce.engine.speculative import NO_DRAFT, Draft
 
 NO_DRAFTS: Mapping[int, Draft] = {}

@@ -1,14 +1,70 @@
 """The engine's view of one conversation: its rows, the pages of their keys and values, and the reply under way."""
 
-from dataclasses import dataclass, field
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
 
-from vivavoce.engine.listener import PlaybackDeadline
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.speculative import Speculation
+from vivavoce.errors import CapacityError
 from vivavoce.models.interface import Row
+
+
+@dataclass(frozen=True)
+class PlaybackDeadline:
+    """Somebody who waits for the sound of a reply. Times are seconds of the scheduler's clock."""
+
+    row_seconds: float
+    """Of sound that one row becomes."""
+    first_rows: int
+    """Rows that the first sound is made of."""
+    since: float
+    """When the wait began."""
+    playing: float | None = None
+    """When the reply's beginning was played; later, by as much, if the player ran dry. None: nothing was heard yet."""
+
+    def awaits_sound(self, rows: int) -> bool:
+        """Whether so many rows are too few for a first sound."""
+        return self.playing is None and rows < self.first_rows
+
+    def is_voiced(self, rows: int) -> bool:
+        """Whether so many rows are enough for a first sound, of which nothing was heard yet."""
+        return self.playing is None and rows >= self.first_rows
+
+    def runs_dry(self, rows: int) -> float:
+        """When so many rows will have been played; before anything was, as if it had been from the beginning."""
+        return (self.since if self.playing is None else self.playing) + rows * self.row_seconds
+
+    def heard(self, now: float, seconds: float) -> "PlaybackDeadline":
+        """The same listener, who by now has played so much of the reply."""
+        return replace(self, playing=now - seconds)
+
+
+@dataclass(frozen=True)
+class AheadPolicy:
+    """How far replies run ahead of those who hear them."""
+
+    furthest: float = 6.0
+    """Seconds ahead at which a reply rests: what is made further ahead is lost if the listener interrupts."""
+    calm: float = 4.0
+    """Seconds ahead at which a reply no longer presses: it is served when a step is due anyway."""
+    pace: float = 0.06
+    """Seconds from step to step where nobody presses: reading the weights for many costs hardly more than for one."""
+    spare: float = 2.2
+    """Seconds ahead at which a reply lets a step be shorter, for those who have heard nothing yet."""
+    haste: float = 0.5
+    """Of the pace, from step to step, while somebody is neither calm nor short of sound."""
+    voicing: float = 0.1
+    """Seconds for which a reply rests once its first sound can be made: the voice has the device for itself."""
+
+
+ON_GRAPHS = AheadPolicy(calm=5.0, spare=4.0)
+"""Where a voice makes many replies' sound in one pass: with codes enough waiting it is given long hops, which cost a
+third of short ones, and a crowd that begins at once gets ahead of its listeners."""
+
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
 
@@ -97,3 +153,87 @@ def rows_in_common(first: list[Row], second: list[Row]) -> int:
     if first[:length] == second[:length]:
         return length
     return next(place for place in range(length) if first[place] != second[place])
+
+
+WINDOW_SECONDS = 5.0
+BUCKETS = 20
+
+
+class Extreme:
+    """The largest of values noted within the last seconds, in constant memory."""
+
+    def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
+        self._width = seconds / BUCKETS
+        self._buckets: deque[tuple[int, float]] = deque()  # number of the bucket, and its largest
+
+    def note(self, now: float, value: float) -> None:
+        """A value of now."""
+        number = math.floor(now / self._width)
+        if self._buckets and self._buckets[-1][0] == number:
+            self._buckets[-1] = (number, max(self._buckets[-1][1], value))
+        else:
+            self._buckets.append((number, value))
+        self._forget(number)
+
+    def largest(self, now: float) -> float | None:
+        """The largest; None where nothing was noted."""
+        self._forget(math.floor(now / self._width))
+        return max((value for _, value in self._buckets), default=None)
+
+    def _forget(self, number: int) -> None:
+        while self._buckets and self._buckets[0][0] <= number - BUCKETS:
+            self._buckets.popleft()
+
+
+class Slack:
+    """What is measured of an engine as it steps."""
+
+    def __init__(self) -> None:
+        self._lateness = Extreme()
+        self.busy = 0.0
+        """Seconds of all steps together."""
+        self.longest_ever = 0.0
+        self.least_ever: float | None = None
+
+    def note(self, now: float, left: float) -> None:
+        """A row came when its listener had sound for so many seconds more."""
+        self._lateness.note(now, -left)
+        self.least_ever = left if self.least_ever is None else min(self.least_ever, left)
+
+    def note_step(self, seconds: float) -> None:
+        """A step took so long."""
+        self.busy, self.longest_ever = self.busy + seconds, max(self.longest_ever, seconds)
+
+    def begin_anew(self) -> None:
+        """Forget the extremes; what was busy stays."""
+        self._lateness = Extreme()
+        self.longest_ever, self.least_ever = 0.0, None
+
+    def least(self, now: float) -> float | None:
+        """The least time a listener had left lately; below 0 somebody heard a gap. None: nobody listened."""
+        lateness = self._lateness.largest(now)
+        return None if lateness is None else -lateness
+
+
+@dataclass(frozen=True)
+class Admission:
+    """When one more session may come in."""
+
+    least_slack: float = 0.1
+    """Seconds that every listener had left lately."""
+    rows: int = 1024
+    """Of history for which a newcomer needs room."""
+
+    def check(self, slack: float | None, free_rows: int, free_bytes: float, voice_bytes: float = 0.0) -> None:
+        """`CapacityError` that says what is short: time, room for the history, or memory for the voice."""
+        if slack is not None and slack < self.least_slack:
+            raise CapacityError(
+                f"listeners had {slack * 1e3:.0f} ms of sound left and {self.least_slack * 1e3:.0f} are wanted before "
+                "another session comes in"
+            )
+        if free_rows < self.rows:
+            raise CapacityError(f"the cache has room for {free_rows} rows and a session is to have {self.rows}")
+        if free_bytes < voice_bytes:
+            raise CapacityError(
+                f"{free_bytes / 1e6:.0f} MB are free and a session's voice needs {voice_bytes / 1e6:.0f} MB"
+            )

@@ -4,8 +4,12 @@
 one cached step, and a whole frame drawn inside the graph.
 """
 
+import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +17,22 @@ from torch.nn import functional
 
 from vivavoce.export.nano_onnx_codec import CODE_TOLERANCE, attended, codec_graphs, turned
 from vivavoce.export.onnx_graph import OnnxExport, Stream
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_tts_nano import MossTTSNano, NanoLayer, NanoTransformer
-from vivavoce.models.moss_tts_nano_config import NanoSampling
-from vivavoce.speech.settings import SpeechSettings
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.model import MossTTSNano, NanoLayer, NanoTransformer
+from vivavoce.models.moss_tts_nano.prompt import (
+    ASSISTANT_ROLE,
+    BETWEEN_TURNS,
+    OTHER_FIELDS,
+    REFERENCE_FIELD,
+    USER_END,
+    USER_ROLE,
+    MossTTSNanoConfig,
+    NanoSampling,
+)
+from vivavoce.models.tokenizers import SentencePieceTokenizer
+from vivavoce.tts.interface import FILE as SETTINGS
+from vivavoce.tts.interface import SpeechSettings
 
 HIDDEN, TEXT_STEP, AUDIO_STEP = 0, 1, 2  # `step_type` of the cached local step
 
@@ -285,3 +301,48 @@ def _local_graphs(
         "moss_tts_local_fixed_sampled_frame", LocalFixedSampledFrame(model, sampling), frame, {},
         ("should_continue", "frame_token_ids"), (other,), CODE_TOLERANCE,
     )  # fmt: skip
+
+
+FORMAT_VERSION = 1
+MANIFEST = "browser_poc_manifest.json"
+TTS_META, CODEC_META = "tts_browser_onnx_meta.json", "codec_browser_onnx_meta.json"
+
+
+def write_beside(folder: Path, out: Path) -> None:
+    """What a runtime needs besides the graphs: tokenizer, settings, and the manifest with ids, templates and voices."""
+    config, settings = MossTTSNanoConfig.read(folder), SpeechSettings.read(folder)
+    encode = SentencePieceTokenizer.load(folder).encode
+    shutil.copy(folder / "tokenizer.model", out / "tokenizer.model")
+    if (folder / SETTINGS).is_file():
+        shutil.copy(folder / SETTINGS, out / SETTINGS)
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "model_files": {"tts_meta": TTS_META, "codec_meta": CODEC_META, "tokenizer_model": "tokenizer.model"},
+        "tts_config": asdict(config),
+        "prompt_templates": {
+            "user_prompt_prefix_token_ids": [
+                config.im_start_token_id, *encode(USER_ROLE), *encode(REFERENCE_FIELD)
+            ],
+            "user_prompt_after_reference_token_ids": encode(OTHER_FIELDS),
+            "assistant_prompt_prefix_token_ids": [
+                *encode(USER_END), config.im_end_token_id, *encode(BETWEEN_TURNS), config.im_start_token_id,
+                *encode(ASSISTANT_ROLE),
+            ],
+        },
+        "generation_defaults": asdict(settings.sampling) | {"do_sample": True, "sample_mode": "fixed"},
+        "builtin_voices": [
+            {"voice": name, "display_name": name, "group": "", "audio_file": "", "prompt_audio_codes": voice.codes}
+            for name, voice in settings.voices.items()
+        ],
+        "text_samples": [],
+    }  # fmt: skip
+    codec: dict[str, Any] = {}
+    if (folder / "codec" / "config.json").is_file():
+        sizes = MossAudioTokenizerConfig.read(folder / "codec")
+        codec = {
+            "sample_rate": sizes.sample_rate, "channels": sizes.channels, "frame_samples": sizes.frame_samples,
+            "num_quantizers": sizes.quantizer.num_quantizers,
+            "mark": MossAudioTokenizerNano.load(folder / "codec").mark,
+        }  # fmt: skip
+    for name, content in ((MANIFEST, manifest), (TTS_META, {"config": asdict(config)}), (CODEC_META, codec)):
+        (out / name).write_text(json.dumps(content), encoding="utf8")

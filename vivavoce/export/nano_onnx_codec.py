@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.export.onnx_graph import OnnxExport, Stream
-from vivavoce.models.moss_audio_tokenizer_nano import CodecLayer, CodecStage, MossAudioTokenizerNano
+from vivavoce.models.moss_audio_tokenizer.model import CodecLayer, CodecStage, MossAudioTokenizerNano
 from vivavoce.nn.rope import rotate_pairs, rotation
 
 CODE_TOLERANCE = 0.02  # of codes: two may be equally near

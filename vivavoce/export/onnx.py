@@ -9,21 +9,18 @@ from typing import Any
 import torch
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.export.nano_onnx import nano_graphs
-from vivavoce.export.nano_onnx_folder import write_beside
+from vivavoce.export.nano_onnx import nano_graphs, write_beside
 from vivavoce.export.onnx_codec import codec_graphs, speech_graphs
 from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, export_graph
-from vivavoce.export.onnx_lm import lm_graphs
-from vivavoce.export.onnx_vocoders import bigvgan_graphs, xy_graphs
-from vivavoce.export.onnx_whisper import whisper_graphs
+from vivavoce.export.onnx_models import bigvgan_graphs, lm_graphs, whisper_graphs, xy_graphs
 from vivavoce.models.bigvgan import BigVGAN
-from vivavoce.models.cosyvoice_folder import LM, CosyVoiceSizes, load_speech, version_of
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM
+from vivavoce.models.cosyvoice.folder import LM, CosyVoiceSizes, load_speech, version_of
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.llama import Llama
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.xy_tokenizer import CHECKPOINT_NAMES, XYTokenizer
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.xy_tokenizer.model import CHECKPOINT_NAMES, XYTokenizer
 
 MANIFEST = "export.json"
 COSYVOICE = ("llm.pt", "llm.rl.pt")

@@ -12,22 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.export.onnx_graph import OnnxExport
-from vivavoce.models.causal_hift import CausalHiFT, Contexts
-from vivavoce.models.cosyvoice3_dit import RotatedPast, rotary_angles
-from vivavoce.models.cosyvoice3_flow import CosyVoice3Flow
-from vivavoce.models.flow import FlowDecoder
-from vivavoce.models.flow_matching import GUIDANCE_ROWS, cosine_times, fixed_noise
-from vivavoce.models.flow_speech import FlowSpeech
-from vivavoce.models.flow_stream import StreamingFlow
-from vivavoce.models.hift import HiFT, turned
-from vivavoce.models.hift_geometry import DecodePlan, StagePlan
-from vivavoce.models.hift_geometry import SampleSpan as TimeSpan
-from vivavoce.models.hift_stream import HiFTStream
-from vivavoce.models.moss_speech_codec import MossSpeechCodec
-from vivavoce.models.speech_encoder import SpeechEncoder
-from vivavoce.nn.chunk_mask import KeySpan
-from vivavoce.nn.past import Past, Silence
-from vivavoce.nn.sine_source import SourceStart
+from vivavoce.models.cosyvoice.dit import CosyVoice3Flow, RotatedPast, rotary_angles
+from vivavoce.models.flow.estimator import GUIDANCE_ROWS, cosine_times, fixed_noise
+from vivavoce.models.flow.model import FlowDecoder, FlowSpeech
+from vivavoce.models.flow.stream import StreamingFlow
+from vivavoce.models.hift.causal import CausalHiFT, Contexts
+from vivavoce.models.hift.model import DecodePlan, HiFT, StagePlan, turned
+from vivavoce.models.hift.model import SampleSpan as TimeSpan
+from vivavoce.models.hift.stream import HiFTStream
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.models.speech_encoder.model import SpeechEncoder
+from vivavoce.nn.attention import KeySpan
+from vivavoce.nn.streaming import Past, Silence
+from vivavoce.nn.vocoder import SourceStart
 
 CODE_TOLERANCE = 0.01  # of codes: two rows of the codebook may be equally near
 SOUND_TOLERANCE = 2e-3

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,8 +19,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.packing import PACKING, SCALE, PackedMatrix, narrow_matrices, widen
-from vivavoce.models.quantised import QuantisedNames, ReadQuantised, install
+from vivavoce.models.quantised import (
+    PACKED_SCALE,
+    PACKING,
+    PackedMatrix,
+    QuantisedNames,
+    ReadQuantised,
+    install,
+    narrow_matrices,
+    widen,
+)
 from vivavoce.nn.linear import postponed
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -107,8 +115,8 @@ class Checkpoint:
                 shape = tuple(handle.get_slice(name).get_shape())
                 if not is_packed:
                     self._add(name, shape, partial(handle.get_tensor, name), file)
-                elif not name.endswith(SCALE):
-                    scale = partial(handle.get_tensor, name + SCALE) if name + SCALE in names else None
+                elif not name.endswith(PACKED_SCALE):
+                    scale = partial(handle.get_tensor, name + PACKED_SCALE) if name + PACKED_SCALE in names else None
                     packed, few = partial(handle.get_tensor, name), narrow.get(name)
                     self._add(name, few.shape if few else shape, partial(_widened, packed, scale, few), file)
         except (SafetensorError, OSError, struct.error) as error:
@@ -286,3 +294,80 @@ def _first_line(error: BaseException) -> str:
 def _some(names: list[str], most: int = 5) -> str:
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def read_config(file: str | Path, kind: str) -> dict[str, Any]:
+    """What a config says; where it says nothing, one line that names the kind of model that was looked for."""
+    file = Path(file)
+    try:
+        given = json.loads(file.read_text(encoding="utf8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file.parent} holds no {file.name}; is this a {kind} folder?") from error
+    except NotADirectoryError as error:
+        raise CheckpointError(f"{file.parent} is a file; give a {kind} folder") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); is this a {kind} folder?") from error
+    if not isinstance(given, dict):
+        raise CheckpointError(f"{file} holds a {type(given).__name__}, no settings; is this a {kind} folder?")
+    return given
+
+
+SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0", ".parametrizations.weight.original1"))
+
+
+class _Pair(NamedTuple):
+    weight: str
+    magnitude: str
+    direction: str
+
+
+def folded_weight(magnitude: Tensor, direction: Tensor) -> Tensor:
+    """magnitude · direction / ‖direction‖, the norm taken over the dimensions that the magnitude does not have."""
+    dims = [dim for dim, size in enumerate(magnitude.shape) if size == 1]
+    exact = direction.float()
+    folded: Tensor = magnitude.float() * exact / torch.linalg.vector_norm(exact, dim=dims, keepdim=True)
+    return folded.to(direction.dtype)
+
+
+class FoldedCheckpoint(Checkpoint):
+    """A checkpoint whose weight-normed pairs appear as `….weight`; each is folded when it is asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.source = checkpoint.source
+        self._stack = ExitStack()
+        self._stack.callback(checkpoint.close)
+        self._tensors: dict[str, Callable[[], Tensor]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for name in checkpoint.names():
+            pair = _pair(name)
+            if pair is None:
+                self._add(name, checkpoint.shapes[name], partial(checkpoint.tensor, name), checkpoint.source)
+            elif name == pair.direction:
+                read = partial(_read_folded, checkpoint, pair)
+                self._add(pair.weight, checkpoint.shapes[name], read, checkpoint.source)
+            if pair is not None:
+                _require(pair.magnitude, name, checkpoint)
+                _require(pair.direction, name, checkpoint)
+
+
+def fold_weight_norm(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with plain weights in place of weight-normed pairs. Closing it closes the one it was made of."""
+    return FoldedCheckpoint(checkpoint)
+
+
+def _read_folded(checkpoint: Checkpoint, pair: _Pair) -> Tensor:
+    return folded_weight(checkpoint.tensor(pair.magnitude), checkpoint.tensor(pair.direction))
+
+
+def _pair(name: str) -> _Pair | None:
+    for magnitude, direction in SPELLINGS:
+        for ending in (magnitude, direction):
+            if name.endswith(ending):
+                module = name.removesuffix(ending)
+                return _Pair(module + ".weight", module + magnitude, module + direction)
+    return None
+
+
+def _require(partner: str, name: str, checkpoint: Checkpoint) -> None:
+    if partner not in checkpoint:
+        raise CheckpointError(f"{checkpoint.source} has {name} but not {partner}, its other half; fetch it again")

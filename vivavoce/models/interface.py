@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vivavoce.nn.paged import KVShape, RowBatch
+from vivavoce.nn.paged_kv import KVShape, RowBatch
 
 Row = tuple[int, ...]
 

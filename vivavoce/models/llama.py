@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError, MissingDependencyError
-from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors
-from vivavoce.models.config_file import read_config
-from vivavoce.models.gguf import GGUF
+from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors, read_config
+from vivavoce.models.file_formats import GGUF
 from vivavoce.models.interface import Draw, Row
-from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.nn.allocation import allocating
-from vivavoce.nn.decoder_trunk import DecoderTrunk, TrunkSizes
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.nn.decoder import DecoderTrunk, TrunkSizes
 from vivavoce.nn.linear import Linear
-from vivavoce.nn.paged import RowBatch
+from vivavoce.nn.modules import allocating
+from vivavoce.nn.paged_kv import RowBatch
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 NAMES = {  # ours: the file's

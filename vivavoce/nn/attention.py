@@ -1,18 +1,21 @@
 """Grouped-query attention over a paged cache, as the Qwen family has it: optional bias, optional q/k norms, RoPE."""
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.nn import kernels
-from vivavoce.nn.few_rows import project
+from vivavoce import kernels
 from vivavoce.nn.linear import Linear, PackedLinear
 from vivavoce.nn.norm import RMSNorm
-from vivavoce.nn.paged import CachePiece, RowBatch
+from vivavoce.nn.paged_kv import CachePiece, RowBatch
+from vivavoce.nn.quantised import project
 from vivavoce.nn.rope import RotaryTable, rotate
+from vivavoce.nn.streaming import Past
 
 
 class PagedAttention(nn.Module):
@@ -129,3 +132,135 @@ def _flash_attention() -> Callable[..., Tensor] | None:
         return None
     function: Callable[..., Tensor] = flash_attn_func
     return function
+
+
+EMPTY = -1
+BIAS_ALIGNMENT = 16  # fused attention kernels want the rows of a bias to start at multiples of this
+
+
+@dataclass(frozen=True)
+class KeySpan:
+    """The positions of one pass: `time` new ones per stream from `starts`, behind a window, behind a prefix.
+
+    `sinks` says how many first positions of each stream stay visible for ever. In a stream the prefix slots hold them;
+    offline there are no prefix slots and no window, and everything is new. New positions from `ends` on only fill up.
+    """
+
+    starts: Tensor  # [stream]
+    time: int
+    sinks: Tensor  # [stream]
+    prefix_slots: int = 0
+    window_slots: int = 0
+    ends: Tensor | None = None  # [stream]; None: nothing fills up
+
+    def scaled(self, ratio: int) -> "KeySpan":
+        """The same pass where every position has become `ratio` positions."""
+        return replace(
+            self,
+            starts=self.starts * ratio,
+            time=self.time * ratio,
+            sinks=self.sinks * ratio,
+            prefix_slots=self.prefix_slots * ratio,
+            window_slots=self.window_slots * ratio,
+            ends=None if self.ends is None else self.ends * ratio,
+        )
+
+    def query_positions(self) -> Tensor:
+        """Absolute position of each new element.  # [stream, time]"""
+        return self.starts[:, None] + torch.arange(self.time, device=self.starts.device)
+
+    def key_positions(self) -> Tensor:
+        """Absolute position of each key slot, EMPTY where a slot holds nothing.  # [stream, prefix + window + time]"""
+        sinks = self.sinks[:, None]
+        prefix = torch.arange(self.prefix_slots, device=sinks.device).expand(len(sinks), -1)
+        window = self.starts[:, None] + torch.arange(-self.window_slots, 0, device=sinks.device)
+        prefix = torch.where(prefix < sinks, prefix, EMPTY)
+        window = torch.where(window >= sinks, window, EMPTY)
+        return torch.cat([prefix, window, self.query_positions()], dim=1)
+
+
+def visible(span: KeySpan, chunk: int, left_chunks: int | None) -> Tensor:
+    """Which key each new position may look at.  # bool [stream, time, key]
+
+    A position sees its own chunk to the end, `left_chunks` chunks before it (None: all), and the sinks. Chunks are
+    counted from position 0, so a mask does not depend on how a stream was cut.
+    """
+    queries = span.query_positions()[:, :, None]
+    keys = span.key_positions()[:, None, :]
+    query_chunks = queries.div(chunk, rounding_mode="floor")
+    key_chunks = keys.div(chunk, rounding_mode="floor")
+    seen = (key_chunks <= query_chunks) & (keys != EMPTY)
+    if span.ends is not None:
+        seen &= keys < span.ends[:, None, None]
+    if left_chunks is not None:
+        seen &= (key_chunks >= query_chunks - left_chunks) | (keys < span.sinks[:, None, None])
+    return seen
+
+
+def attention_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to add to attention scores for a mask: 0 or −inf.  # [stream, 1, time, key]"""
+    streams, time, keys = seen.shape
+    aligned = -(-keys // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
+    bias = torch.zeros(streams, 1, time, aligned, dtype=dtype, device=seen.device)[..., :keys]
+    return bias.masked_fill_(~seen[:, None], float("-inf"))
+
+
+LONGEST_WAVE = 10_000.0
+
+
+def distance_encoding(distances: Tensor, dim: int) -> Tensor:
+    """Sinusoids of signed distances, sine and cosine interleaved, in float32.  # [..] → [.., dim]"""
+    rates = torch.exp(torch.arange(0, dim, 2, device=distances.device) * (-math.log(LONGEST_WAVE) / dim))
+    angles = distances.float()[..., None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
+def segment_distances(offsets: Tensor, queries: int, keys: int) -> Tensor:
+    """Every distance between a run of queries and a run of keys, longest first.  # [stream] → [stream, q + k − 1]
+
+    `offsets` is the position of the first query less that of the first key.
+    """
+    return offsets[:, None] + queries - 1 - torch.arange(queries + keys - 1, device=offsets.device)
+
+
+def relative_shift(scores: Tensor) -> Tensor:
+    """Scores by distance, longest first → scores by key: row q starts `queries − 1 − q` columns in.
+
+    # [.., queries, queries + keys − 1] → [.., queries, keys]
+    """
+    scores = scores.contiguous()
+    queries, distances = scores.shape[-2:]
+    return scores.as_strided(
+        (*scores.shape[:-1], distances - queries + 1),
+        (*scores.stride()[:-2], distances - 1, 1),
+        scores.storage_offset() + queries - 1,
+    )
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention over a past, with learned biases for content (u) and distance (v)."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.packed = PackedLinear(dim, {"linear_q": dim, "linear_k": dim, "linear_v": dim}, bias=True)
+        self.linear_out = nn.Linear(dim, dim)
+        self.linear_pos = nn.Linear(dim, dim, bias=False)
+        self.pos_bias_u = nn.Parameter(torch.zeros(heads, dim // heads))
+        self.pos_bias_v = nn.Parameter(torch.zeros(heads, dim // heads))
+
+    def forward(self, x: Tensor, encodings: Sequence[Tensor], bias: Tensor | None, past: Past) -> Tensor:
+        """Attend to the past and to x; `encodings` are the distances to each run of keys, in the order of the keys.
+
+        # x [row, time, dim], encodings [row or 1, time + keys of the run − 1, dim], bias [row, 1, time, key]
+        """
+        query_key_value = self.packed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query = query_key_value[0]
+        to_distance = query + self.pos_bias_v[:, None]
+        runs = [self.linear_pos(encoding).unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1) for encoding in encodings]
+        scores = torch.cat([relative_shift(to_distance @ run) for run in runs], dim=-1)
+        scores = scores / math.sqrt(query.shape[-1])
+        mask = scores if bias is None else scores + bias
+        y = past.attend(query + self.pos_bias_u[:, None], query_key_value[1:], mask)
+        out: Tensor = self.linear_out(y.transpose(1, 2).flatten(2))
+        return out

@@ -1,12 +1,14 @@
 """Linear layers that allocate without initialising, and one that packs several published matrices into one product."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from vivavoce.device import has_x86_kernels_here
 
 _is_postponed = ContextVar("_is_postponed", default=False)
 
@@ -62,3 +64,133 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors of these ids."""
         return functional.embedding(ids, self.weight)
+
+
+def column_major(weight: Tensor) -> Tensor:
+    """The same matrix, on a CPU column by column."""
+    return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
+
+
+def column_major_for_one_row(weight: Tensor) -> Tensor:
+    """The same matrix as a CPU multiplies a single row by it soonest: on Arm row by row, else column by column."""
+    return column_major(weight) if has_x86_kernels_here() else weight.contiguous()
+
+
+def column_major_for_many_rows(weight: Tensor) -> Tensor:
+    """The same matrix as a CPU multiplies dozens of rows by it soonest: on Arm column by column, else as it lies."""
+    return weight if has_x86_kernels_here() else column_major(weight)
+
+
+def joined_weight(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
+    """Projections of the same input as one matrix, laid out, and its bias."""
+    biases = [part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in parts]
+    return column_major(torch.cat([part.weight.detach() for part in parts])), torch.cat(biases)
+
+
+def become_views(parts: Sequence[nn.Linear], weight: Tensor) -> None:
+    """Let projections be parts of the matrix they were joined to, so that nothing is kept twice."""
+    for part, mine in zip(parts, weight.split([part.out_features for part in parts]), strict=True):
+        part.weight.data = mine
+
+
+def gelu(x: Tensor, by_parts: bool) -> Tensor:
+    """The exact GELU; by parts where oneDNN would take longer to prepare it than to compute it."""
+    return torch.erf(x * 0.5**0.5).add_(1.0).mul_(x).mul_(0.5) if by_parts else functional.gelu(x)
+
+
+def onednn_is_slow_here() -> bool:
+    """Whether oneDNN takes longer to prepare what it computes of a few rows than others to compute it."""
+    return not has_x86_kernels_here()
+
+
+class ColumnMajorLinear(nn.Module):
+    """`x @ weight.T + bias`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = weight.detach()
+        self.bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
+        self.by_parts = onednn_is_slow_here()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension.  # [.., input] → [.., output]"""
+        return functional.linear(x, self.weight, self.bias)
+
+
+class ColumnMajorLinearGelu(ColumnMajorLinear):
+    """The GELU of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension.  # [.., input] → [.., output]"""
+        return gelu(functional.linear(x, self.weight, self.bias), self.by_parts)
+
+
+class ColumnMajorLinearAdd(ColumnMajorLinear):
+    """It and what it is added to."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """Project the last dimension and add.  # [.., input], [.., output] → [.., output]"""
+        return functional.linear(x, self.weight, self.bias).add_(residual)
+
+
+class TableProduct(nn.Module):
+    """Rows by a table of embeddings, which is read row by row elsewhere and so is left as it lies."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = table.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension.  # [.., input] → [.., output]"""
+        product = torch.mm(self.table, x.flatten(0, -2).t()).t()
+        return product.contiguous().view([*x.shape[:-1], self.table.shape[0]])
+
+
+class MkldnnLinear(nn.Module):
+    """`x @ weight.T + bias` in bfloat16."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        narrow = weight.detach().to(torch.bfloat16).contiguous()
+        self.reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(narrow)
+        self.bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
+        self.bias = self.bias.to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension.  # [.., input] bfloat16 → [.., output]"""
+        return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "none", [], "")
+
+
+class MkldnnLinearGelu(MkldnnLinear):
+    """The GELU of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension.  # [.., input] bfloat16 → [.., output]"""
+        return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "gelu", [], "none")
+
+
+class MkldnnLinearAdd(MkldnnLinear):
+    """It and what it is added to."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """Project the last dimension and add.  # [.., input] bfloat16, [.., output] → [.., output]"""
+        return torch.ops.mkldnn._linear_pointwise(x, residual, self.reordered, self.bias, "add")
+
+
+class ConvAsProduct(nn.Module):
+    """A convolution as one product of all that each of its places sees."""
+
+    def __init__(self, conv: nn.Conv1d, product: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
+        super().__init__()
+        self.size, self.stride, self.padding = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
+        self.product = product(conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [batch, time, channel] → [batch, place, channel]"""
+        padded = functional.pad(x, (0, 0, self.padding, self.padding)).contiguous()
+        batch, time, channels = padded.size(0), padded.size(1), padded.size(2)
+        places = (time - self.size) // self.stride + 1
+        steps = (time * channels, self.stride * channels, 1)
+        seen = padded.as_strided((batch, places, self.size * channels), steps)
+        out: Tensor = self.product(seen.contiguous())
+        return out

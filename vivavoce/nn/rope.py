@@ -53,3 +53,11 @@ def turning(cos: Tensor, sin: Tensor) -> Callable[[Tensor], Tensor]:
         return torch.view_as_real(torch.view_as_complex(wide) * turns).flatten(-2).to(x.dtype)
 
     return turn
+
+
+def sinusoids(positions: int, channels: int, longest: float = 10_000.0) -> Tensor:
+    """Sines in the first half of the channels, cosines in the second, of wavelengths from 2π to 2π · `longest`."""
+    steps = torch.log(torch.tensor(longest)) / (channels // 2 - 1)
+    rates = torch.exp(-steps * torch.arange(channels // 2))
+    angles = torch.arange(positions)[:, None] * rates[None]
+    return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -4,6 +4,7 @@ The new folder appears whole or not at all: it is written under another name bes
 """
 
 import errno
+import json
 import shutil
 import tempfile
 from collections import Counter
@@ -14,17 +15,80 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.hub import free_disk
-from vivavoce.models.checkpoint import PICKLED, Checkpoint, weight_files
-from vivavoce.models.packing import PACKING, SCALE, narrow_matrices, whole_numbers
+from vivavoce.models.checkpoint import INDEX_NAME, PICKLED, SINGLE_NAME, Checkpoint, weight_files
+from vivavoce.models.quantised import PACKED_SCALE, PACKING, described, narrow_matrices, tensors_of, whole_numbers
 from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, quantise, taken_over
 from vivavoce.quant.manifest import Manifest, file_hash, is_quantised
-from vivavoce.quant.methods import QuantMethod
-from vivavoce.quant.policy import ModelPart, QuantPolicy
-from vivavoce.quant.shards import ShardWriter
+from vivavoce.quant.policy import ModelPart, QuantMethod, QuantPolicy
+
+
+class ShardWriter:
+    """Takes tensors one after another; holds at most one shard of them.
+
+    `target` is a folder, which gets `model.safetensors` or numbered shards and their index, or one `.safetensors`
+    file, which is held whole.
+    """
+
+    def __init__(self, target: Path, shard_bytes: int, metadata: Mapping[str, str]) -> None:
+        self.is_single = target.suffix == ".safetensors"
+        self.folder = target.parent if self.is_single else target
+        self.target, self.shard_bytes, self.metadata = target, shard_bytes, dict(metadata)
+        self.bytes = 0
+        self._held: dict[str, Tensor] = {}
+        self._quantised: dict[str, QuantisedWeight] = {}
+        self._held_bytes = 0
+        self._written: list[tuple[Path, list[str]]] = []
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Tensors as they are, which must stand in one file."""
+        self._hold(tensors)
+
+    def add_quantised(self, name: str, weight: QuantisedWeight) -> None:
+        """A matrix, rounded."""
+        self._hold(tensors_of(name, weight))
+        self._quantised[name] = weight.to("meta")
+
+    def finish(self) -> list[Path]:
+        """Write what is left, and the index; the files."""
+        self._flush()
+        if self.is_single or len(self._written) == 1:
+            name = self.target if self.is_single else self.folder / SINGLE_NAME
+            return [self._written[0][0].rename(name)]
+        return self._write_index()
+
+    def _hold(self, tensors: Mapping[str, Tensor]) -> None:
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._held and not self.is_single and self._held_bytes + size > self.shard_bytes:
+            self._flush()
+        # Cloned, because a view of the mapped source would keep all of it in memory, and tied tensors are refused.
+        self._held |= {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+        self._held_bytes += size
+        self.bytes += size
+
+    def _flush(self) -> None:
+        file = self.folder / f"part-{len(self._written)}.safetensors"
+        metadata = self.metadata | (described(self._quantised) if self._quantised else {})
+        save_file(self._held, file, metadata=metadata)
+        self._written.append((file, list(self._held)))
+        self._held, self._quantised, self._held_bytes = {}, {}, 0
+
+    def _write_index(self) -> list[Path]:
+        weight_map: dict[str, str] = {}
+        files = []
+        for number, (file, names) in enumerate(self._written, start=1):
+            name = f"model-{number:05d}-of-{len(self._written):05d}.safetensors"
+            files.append(file.rename(self.folder / name))
+            weight_map |= dict.fromkeys(names, name)
+        index = {"metadata": {"total_size": self.bytes}, "weight_map": weight_map}
+        (self.folder / INDEX_NAME).write_text(json.dumps(index, indent=2), encoding="utf8")
+        return files
+
 
 SHARD_BYTES = 1_000_000_000
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -190,14 +254,14 @@ class _Raw:
         """What belongs to a published name."""
         if name not in self.places:
             return {name: checkpoint.tensor(name)}
-        stored = [each for each in (name, name + SCALE) if each in self.places]
+        stored = [each for each in (name, name + PACKED_SCALE) if each in self.places]
         return {each: self.places[each].get_tensor(each) for each in stored}
 
     def whole_numbers(self, name: str) -> tuple[Tensor, Tensor] | None:
         """A packed matrix as the numbers and scales it was shipped in; None for any other."""
-        if PACKING not in self.metadata or name + SCALE not in self.places:
+        if PACKING not in self.metadata or name + PACKED_SCALE not in self.places:
             return None
-        stored, scale = (self.places[each].get_tensor(each) for each in (name, name + SCALE))
+        stored, scale = (self.places[each].get_tensor(each) for each in (name, name + PACKED_SCALE))
         return whole_numbers(stored, scale, self.narrow.get(name))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.nn.process_settings import quantised_kernels, torch_threads
-from vivavoce.nn.quantised_linear import quantised_linear
+from vivavoce.nn.quantised import quantised_linear
 from vivavoce.nn.quantised_weight import Activations, InputRange, Scheme, quantise
 
 SHAPES = {  # inputs, outputs of a layer, and how many layers there are

@@ -13,8 +13,7 @@ from typing import Any
 
 from vivavoce import hub
 from vivavoce.errors import InputError
-from vivavoce.quant.methods import METHODS
-from vivavoce.quant.policy import policy_for
+from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.qat import FineTuning
 from vivavoce.quant.report import write_report
 from vivavoce.quant.run import Wishes, quantize, speech_for

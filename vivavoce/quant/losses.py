@@ -21,26 +21,24 @@ import numpy as np
 import torch
 
 from vivavoce import hub
-from vivavoce.audio.sound import Sound
+from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.audio.io import Sound
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
-from vivavoce.models.moss_speech_prompt import Turn
+from vivavoce.models.moss_speech.prompt import Turn
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.quant.comparison import Closeness, closeness, opinions
 from vivavoce.quant.every_method import row
 from vivavoce.quant.manifest import Manifest
-from vivavoce.quant.methods import METHODS
-from vivavoce.quant.metrics import AudioMetrics
-from vivavoce.quant.policy import policy_for
+from vivavoce.quant.measure import AudioMetrics, Closeness, closeness, opinions
+from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.reading_aloud import KIND, Misses, Readers, TextSpan, difference, texts_to_read
 from vivavoce.quant.report import misheard
 from vivavoce.quant.run import Wishes, quantize
 from vivavoce.quant.speech_set import project_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 from vivavoce.quant.voices import ComparedVoice, MossSpeechVoice, NanoVoice
-from vivavoce.recognition.moonshine import Moonshine
 from vivavoce.train.front_desk import Exchange, dialogues, judge
 
 MODELS = ("mini-tts", "mini-speech", "mini-asr")  # the slowest first

@@ -17,15 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivavoce.bench.memory import median_seconds
+from vivavoce.bench.machine import median_seconds
 from vivavoce.device import Device, pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
-from vivavoce.models.moss_speech import MossSpeechConfig
+from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.nn.quantised_weight import Scheme
 from vivavoce.quant.linear_bench import SMALL, able
-from vivavoce.quant.plan import DRIVER, ROWS_A_MINUTE, Fit, byte_count, codec_parts, plan
-from vivavoce.quant.random_model import random_moss_speech
+from vivavoce.quant.plan import DRIVER, ROWS_A_MINUTE, Fit, byte_count, codec_parts, plan, random_moss_speech
 
 logger = logging.getLogger(__name__)
 

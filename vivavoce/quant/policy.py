@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vivavoce.errors import InputError
-from vivavoce.models.cosyvoice_lm import UNUSED
-from vivavoce.models.whisper_checkpoint import from_hugging_face
-from vivavoce.nn.quantised_weight import Scheme
+from vivavoce.models.cosyvoice.lm import UNUSED
+from vivavoce.models.whisper.config import from_hugging_face
+from vivavoce.nn.quantised_weight import Activations, Scheme
 
 DECODER = r"self_attn\.[qkvo]_proj\.weight$|mlp\.(gate|up|down)_proj\.weight$"
 CONFORMER = r"encoder\.(up_)?encoders\.\d+\..*(linear_(q|k|v|out)|w_[12])\.weight$"
@@ -135,7 +135,7 @@ def policy_for(folder: Path, parts: Sequence[str] = ()) -> QuantPolicy:
 
 def kind_in(folder: Path) -> str | None:
     """What stands in a folder."""
-    from vivavoce.loading import kind_of  # and with it all of the house, which a policy itself does not need
+    from vivavoce.api import kind_of  # and with it all of the house, which a policy itself does not need
 
     if any((folder / name).is_file() for name in ("cosyvoice2.yaml", "cosyvoice3.yaml", "llm.pt", "llm.safetensors")):
         return "cosyvoice"
@@ -151,3 +151,51 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise InputError(f"{pattern!r} is no regular expression ({error})") from error
+
+
+@dataclass(frozen=True)
+class QuantMethod:
+    """How matrices are kept and inputs met. `error` bounds a layer's relative error on normal inputs."""
+
+    name: str
+    scheme: Scheme
+    error: float
+    what: str
+    activations: Activations = "float"
+    calibrates: bool = False
+    trains: bool = False
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        QuantMethod("fp16", "float16", 0.001, "16-bit floats; half the size, no loss that can be heard"),
+        QuantMethod("bf16", "bfloat16", 0.008, "16-bit floats of float32's range; faster than fp16 on CPUs with AMX"),
+        QuantMethod("int8-dynamic", "int8", 0.03, "int8 products, inputs rounded as they come", "dynamic"),
+        QuantMethod("int8-static", "int8", 0.06, "int8 products, the inputs' range from calibration", "static", True),
+        QuantMethod("int8-weight", "int8", 0.02, "int8 weights, float inputs"),
+        QuantMethod("int4-weight", "int4", 0.15, "int4 weights in groups of columns, float inputs"),
+        QuantMethod("fp8", "float8", 0.05, "8-bit floats (e4m3) with a scale a row, float inputs"),
+        QuantMethod(
+            "qat",
+            "int4",
+            0.15,
+            "int4 weights after fine-tuning with rounding in the loop",
+            calibrates=True,
+            trains=True,
+        ),
+    )
+}
+LOSSLESS = {
+    "sdpa": "every model here attends by scaled_dot_product_attention already; there is nothing to convert",
+    "compile": "it changes no file: weights stay as they are, and captured graphs do for decoding what it would",
+}
+
+
+def method_of(name: str) -> QuantMethod:
+    """The method of this name."""
+    if name in LOSSLESS:
+        raise InputError(f"{name!r} makes no smaller model: {LOSSLESS[name]}")
+    if name not in METHODS:
+        raise InputError(f"there is no method {name!r}; use one of {', '.join(METHODS)}")
+    return METHODS[name]

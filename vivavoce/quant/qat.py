@@ -23,11 +23,10 @@ from vivavoce.models.checkpoint import published_tensors
 from vivavoce.models.quantised import linears, weight_names
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_weight import Scheme, quantise
-from vivavoce.quant.comparison import Closeness, closeness, opinions
 from vivavoce.quant.convert import Findings, quantise_folder
-from vivavoce.quant.lesson_sets import lesson_sets
-from vivavoce.quant.methods import METHODS
-from vivavoce.quant.policy import ModelPart, policy_for
+from vivavoce.quant.measure import Closeness, closeness, opinions
+from vivavoce.quant.policy import METHODS, ModelPart, policy_for
+from vivavoce.quant.speech_set import lesson_sets
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
 
 NOT_TRAINED = {"cosyvoice": "its forward pass here is the engine's, through which no gradient goes"}

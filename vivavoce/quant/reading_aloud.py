@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vivavoce.audio.sound import Sound
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_tts_nano import TEXT
+from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.audio.io import Sound
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.model import TEXT
 from vivavoce.quant.report import misheard_words
 from vivavoce.quant.speech_set import SpokenSample
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
-from vivavoce.recognition.moonshine import Moonshine
-from vivavoce.speech.cpu_draw import SequenceDraw
-from vivavoce.speech.settings import SpeechSettings
 from vivavoce.train.front_desk import general_sentences, reply_sentences
-from vivavoce.train.speaker.judgement import SEED
+from vivavoce.train.tts.evaluate import SEED
+from vivavoce.tts.interface import SpeechSettings
+from vivavoce.tts.nano_cpu import SequenceDraw
 
 KIND = "moss_tts_nano"
 RESAMPLED, LEVEL = 2000, 95  # times; hundredths of them that an interval holds

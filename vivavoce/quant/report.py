@@ -15,27 +15,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from vivavoce.audio.files import write
-from vivavoce.audio.sound import Sound
-from vivavoce.bench.edit_distance import word_errors
-from vivavoce.bench.judges import Listeners
-from vivavoce.bench.progress import stage
-from vivavoce.bench.spectrogram import plot_spectrograms
+from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.audio.io import Sound, write
+from vivavoce.bench.machine import stage
+from vivavoce.bench.scoring import Listeners, plot_spectrograms, word_errors
 from vivavoce.device import pick
 from vivavoce.errors import InputError, MissingDependencyError
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.moss_speech_cpu import CpuMossSpeech
-from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.quant.comparison import closeness, opinions
+from vivavoce.models.moss_speech.cpu import CpuMossSpeech
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.quant.manifest import Manifest, is_quantised
-from vivavoce.quant.measure import bytes_on_disk, loading, step_seconds
-from vivavoce.quant.metrics import AudioMetrics, Likeness
-from vivavoce.quant.report_page import page, plot_summary, verdict
+from vivavoce.quant.measure import AudioMetrics, Likeness, bytes_on_disk, closeness, loading, opinions, step_seconds
+from vivavoce.quant.report_page import STATIC, page, plot_summary, static_figures, verdict
 from vivavoce.quant.speech_set import SpeechSet, SpokenSample
-from vivavoce.quant.static_report import STATIC, static_figures
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
 from vivavoce.quant.voices import ComparedVoice, Said, code_agreement, voice_of
-from vivavoce.recognition.moonshine import Moonshine
 from vivavoce.train.front_desk import judge, normalise
 
 logger = logging.getLogger(__name__)

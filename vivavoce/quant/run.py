@@ -9,20 +9,16 @@ from typing import Any
 import torch
 
 from vivavoce import hub
-from vivavoce.bench.progress import stage
+from vivavoce.bench.machine import stage
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint
-from vivavoce.quant.calibration import calibrate
+from vivavoce.quant.calibration import calibrate, observer
 from vivavoce.quant.convert import Findings, quantise_folder, units
-from vivavoce.quant.lesson_sets import lesson_sets
 from vivavoce.quant.manifest import Manifest, is_quantised
-from vivavoce.quant.methods import QuantMethod, method_of
-from vivavoce.quant.mixed import mixture
-from vivavoce.quant.observers import observer
-from vivavoce.quant.policy import QuantPolicy, policy_for
+from vivavoce.quant.mixed import mixture, plot_costs, roundable, scan
+from vivavoce.quant.policy import QuantMethod, QuantPolicy, method_of, policy_for
 from vivavoce.quant.qat import FineTuning, fine_tune
-from vivavoce.quant.sensitivity import plot_costs, roundable, scan
-from vivavoce.quant.speech_set import SpeechSet, project_set, read_set, scene_set
+from vivavoce.quant.speech_set import SpeechSet, lesson_sets, project_set, read_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 
 READS_TEXT = ("moss_tts_nano", "cosyvoice")

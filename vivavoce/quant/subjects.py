@@ -18,25 +18,24 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint
-from vivavoce.models.cosyvoice_folder import SIZES, CosyVoiceSizes, language_model, version_of
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM, CosyVoiceLMConfig
+from vivavoce.models.cosyvoice.folder import SIZES, CosyVoiceSizes, language_model, version_of
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
 from vivavoce.models.interface import GenerativeModel, Row
-from vivavoce.models.moss_speech import AUDIO, TEXT, MossSpeech
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
-from vivavoce.models.moss_tts_nano import MossTTSNano
-from vivavoce.models.moss_tts_nano_prompt import MossTTSNanoPrompt, NanoTokenizerProtocol
-from vivavoce.models.sentencepiece_tokenizer import SentencePieceTokenizer
-from vivavoce.models.tokenizer import TextTokenizer
-from vivavoce.models.whisper import Whisper
-from vivavoce.models.whisper_transcriber import WhisperTranscriber
-from vivavoce.nn.paged import CachePiece, PagedCache, RowBatch
-from vivavoce.pipelines.loading import load_moss_speech
-from vivavoce.pipelines.moss_speech_words import WRITE_DOWN
+from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt, NanoTokenizerProtocol
+from vivavoce.models.tokenizers import SentencePieceTokenizer, TextTokenizer
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
 from vivavoce.quant.speech_set import SpokenSample
-from vivavoce.speech.cpu_decoder import CpuDecoder
-from vivavoce.speech.settings import SpeechSettings
-from vivavoce.train.language.forward import hidden_states, within_segments
-from vivavoce.train.speaker.lm_forward import frame_logits, global_states
+from vivavoce.s2s.captions import WRITE_DOWN
+from vivavoce.s2s.loading import load_moss_speech
+from vivavoce.train.lm.model import hidden_states, within_segments
+from vivavoce.train.tts.model import frame_logits, global_states
+from vivavoce.tts.interface import SpeechSettings
+from vivavoce.tts.nano_cpu import CpuDecoder
 
 PAGE = 16
 LONGEST_REPLY = 150  # rows

@@ -15,18 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vivavoce.audio.sound import Sound
-from vivavoce.bench.edit_distance import word_errors
+from vivavoce.audio.io import Sound
+from vivavoce.bench.scoring import word_errors
 from vivavoce.engine.sampling import Generation
-from vivavoce.models.moss_audio_tokenizer_nano import MossAudioTokenizerNano
-from vivavoce.models.moss_speech import AUDIO
-from vivavoce.models.moss_speech_codec import VOICE_RATE
-from vivavoce.models.moss_speech_prompt import DEFAULT_SYSTEM, Turn
-from vivavoce.pipelines.loading import load_moss_speech
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_speech.codec import VOICE_RATE
+from vivavoce.models.moss_speech.model import AUDIO
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.quant.speech_set import SpokenSample
 from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
-from vivavoce.speech.interface import SpeakingStyle
-from vivavoce.speech.loading import open_speech_model
+from vivavoce.s2s.loading import load_moss_speech
+from vivavoce.tts.interface import SpeakingStyle, open_speech_model
 
 LONGEST_REPLY = 250  # codes
 SILENCE = np.zeros(1, np.float32)

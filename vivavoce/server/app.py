@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from vivavoce.errors import MissingDependencyError, VivaError
 from vivavoce.log import log_failure
-from vivavoce.server.answers import error_answer, json_answer
-from vivavoce.server.audio_api import FileTranscriber, SpeechApi, SpeechMaker, TranscriptionApi
 from vivavoce.server.auth import Identity, Keys, check_place, key_of
-from vivavoce.server.bodies import UnstalledBodies
-from vivavoce.server.calls_api import CallsApi
+from vivavoce.server.config import ServerOptions, is_loopback
 from vivavoce.server.host import Host, ModelCard
 from vivavoce.server.metrics import Metrics
-from vivavoce.server.options import ServerOptions, is_loopback
-from vivavoce.server.page_files import page_routes
-from vivavoce.server.sessions import Sessions
-from vivavoce.server.voices_api import VoicesApi
-from vivavoce.server.websocket import serve_socket
+from vivavoce.server.realtime.sessions import Sessions
+from vivavoce.server.realtime.websocket import serve_socket
+from vivavoce.server.rest.audio import FileTranscriber, SpeechApi, SpeechMaker, TranscriptionApi
+from vivavoce.server.rest.calls import CallsApi
+from vivavoce.server.rest.http import UnstalledBodies, error_answer, json_answer
+from vivavoce.server.rest.page import page_routes
+from vivavoce.server.rest.voices import VoicesApi
 from vivavoce.server.wire_error import WireError
 
 if TYPE_CHECKING:

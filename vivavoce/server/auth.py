@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from vivavoce.server.options import ServerOptions, is_loopback
+from vivavoce.server.config import ServerOptions, is_loopback
 from vivavoce.server.wire_error import WireError
 
 Wire = dict[str, Any]

@@ -5,12 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vivavoce.dialogue.interface import Conversation, ReplyRequest
+from vivavoce.dialogue.events import Conversation, ReplyRequest
 from vivavoce.errors import InputError, VivaError
-from vivavoce.server.configuration import Configuration
-from vivavoce.server.formats import sound_bytes
 from vivavoce.server.metrics import TurnClock
-from vivavoce.server.sound_input import SoundInput
+from vivavoce.server.realtime.audio_formats import sound_bytes
+from vivavoce.server.realtime.audio_input import SoundInput
+from vivavoce.server.realtime.session_config import Configuration
 from vivavoce.server.telling import EventEncoder, RequestedReply, truncation
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_items import parse_content, parse_id, parse_input, sound_ms, wire_item

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vivavoce.dialogue.interface import Conversation, ConversationSettings
+from vivavoce.dialogue.events import Conversation, ConversationSettings
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vivavoce.dialogue import interface as said
+from vivavoce.dialogue import events as said
 from vivavoce.errors import InputError, VivaError
 from vivavoce.log import log_failure
-from vivavoce.server.lane import OutputPiece, PacedOutput
-from vivavoce.server.metrics import Metrics, TurnClock
-from vivavoce.server.pacing import Schedule
-from vivavoce.server.tracing import TraceSpan, new_span
+from vivavoce.server.metrics import Metrics, TraceSpan, TurnClock, new_span
+from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
 from vivavoce.server.wire_items import wire_item
 from vivavoce.server.wire_reply import WireReply
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vivavoce.dialogue.interface import AudioPart, Content, Item, Message, Role, TextPart, ToolCall, ToolOutput
-from vivavoce.server.formats import WireFormat, converted, decode, encode, sound_bytes
+from vivavoce.dialogue.events import AudioPart, Content, Item, Message, Role, TextPart, ToolCall, ToolOutput
+from vivavoce.server.realtime.audio_formats import WireFormat, converted, decode, encode, sound_bytes
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_legacy import PART_TYPES
 from vivavoce.server.wire_settings import one_of, text

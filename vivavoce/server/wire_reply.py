@@ -5,16 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vivavoce.dialogue.interface import (
-    AudioPart,
-    EndReason,
-    Item,
-    Message,
-    ReplyItemStarted,
-    TextPart,
-    ToolCall,
-    Usage,
-)
+from vivavoce.dialogue.events import AudioPart, EndReason, Item, Message, ReplyItemStarted, TextPart, ToolCall, Usage
 from vivavoce.server.wire_items import wire_item
 
 Wire = dict[str, Any]

@@ -5,8 +5,8 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from vivavoce.dialogue.interface import ConversationSettings, Tool, TurnSettings
-from vivavoce.server.formats import WireFormat, parse_format
+from vivavoce.dialogue.events import ConversationSettings, Tool, TurnSettings
+from vivavoce.server.realtime.audio_formats import WireFormat, parse_format
 from vivavoce.server.wire_error import WireError
 from vivavoce.server.wire_legacy import modern_session
 

@@ -6,20 +6,25 @@ import multiprocessing
 import random
 import re
 import wave
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.train.features import BatchMel
 from vivavoce.train.front_desk import general_sentences, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
 from vivavoce.train.front_desk.vocabulary import word_strings
+from vivavoce.train.synthesizers import Programs
 from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, TRAINING, SyntheticVoice, draw, programs, speak_many
-from vivavoce.train.voices_programs import Programs
 
 Plan = list[tuple[str, SyntheticVoice]]
 Job = tuple[Programs, list[int], SyntheticVoice, list[str]]  # sentences of one voice, and their places in the plan
@@ -219,3 +224,144 @@ def _pocketsphinx_clips() -> Iterator[tuple[NDArray[np.float32], str, str]]:
             with wave.open(str(transcript.with_name(f"{name}.wav"))) as file:
                 samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / FULL_SCALE
             yield samples, text.strip(), "pocketsphinx-testdata"
+
+
+PADDING_AT_MOST = 1.25  # a batch ends where its longest sound would be this much longer than its shortest
+
+
+class Sounds:
+    """A corpus on the device, from which rows are taken that end, in silence, with a whole code."""
+
+    def __init__(self, corpus: Corpus, config: SpeechEncoderConfig, device: torch.device | str) -> None:
+        self.samples = torch.as_tensor(corpus.samples).to(device)
+        ends = np.asarray(corpus.starts, dtype=np.int64)
+        self.starts, self.lengths = ends[:-1], np.diff(ends)
+        self.samples_per_code = config.frames_per_code * WhisperMel.HOP
+        longest = config.segment_frames * WhisperMel.HOP
+        if len(self.lengths) and self.lengths.max() > longest:
+            raise InputError(f"a sound of the corpus has {self.lengths.max()} samples; one segment takes {longest}")
+
+    def rows(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Sounds side by side, and their lengths in whole codes.  # [row, time], [row]"""
+        start, length = (torch.from_numpy(v[chosen]).to(self.samples.device) for v in (self.starts, self.lengths))
+        whole = self.in_whole_codes(length)
+        place = torch.arange(int(whole.max()), device=self.samples.device)
+        taken = self.samples[(start[:, None] + place).clamp(max=len(self.samples) - 1)].float() / 32768
+        return taken.masked_fill(place >= length[:, None], 0.0), whole
+
+    def in_whole_codes(self, samples: Tensor) -> Tensor:
+        """Lengths rounded up to what ends with a code."""
+        return (samples + self.samples_per_code - 1) // self.samples_per_code * self.samples_per_code
+
+    def alike(self, batch: int) -> list[np.ndarray]:
+        """All sounds in batches of similar length."""
+        order = np.argsort(self.lengths, kind="stable")
+        order = order[self.lengths[order] > 0]
+        batches, first = [], 0
+        for place in range(1, len(order) + 1):
+            full = place - first == batch or place == len(order)
+            if full or self.lengths[order[place]] > PADDING_AT_MOST * self.lengths[order[first]] + 1280:
+                batches.append(order[first:place])
+                first = place
+        return batches
+
+
+@torch.no_grad()
+def encode_batch(encoder: SpeechEncoder, mel: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Codes of each row's first frames.  # [batch, bins, frame], frames [batch] → [code] each"""
+    per_code = encoder.config.frames_per_code
+    if mel.shape[-1] > encoder.config.segment_frames:
+        raise InputError(f"{mel.shape[-1]} mel frames are more than one segment; cut the sound at 30 s")
+    codes = encoder.nearest(encoder.features(mel))
+    return [row[: -(-length // per_code)] for row, length in zip(codes, lengths.tolist(), strict=True)]
+
+
+@torch.no_grad()
+def encode_corpus(
+    encoder: SpeechEncoder,
+    corpus: Corpus,
+    device: torch.device | str,
+    augmenter: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    batch: int = 256,
+) -> list[np.ndarray]:
+    """Codes of every sound of a corpus, in its order, int16 each; with an augmenter, of what it makes of them."""
+    encoder = encoder.to(device)
+    sounds, mel = Sounds(corpus, encoder.config, device), BatchMel(encoder.config.num_mel_bins, device)
+    codes: list[np.ndarray] = [np.zeros(0, dtype=np.int16)] * len(sounds.lengths)
+    for chosen in sounds.alike(batch):
+        samples, lengths = sounds.rows(chosen)
+        if augmenter is not None:
+            samples, lengths = augmenter(samples, lengths)
+            lengths = sounds.in_whole_codes(lengths).clamp(max=samples.shape[1])
+        made = encode_batch(encoder, mel(samples, lengths, running=True), lengths // WhisperMel.HOP)
+        for index, row in zip(chosen, _on_host(made), strict=True):
+            codes[index] = row
+    return codes
+
+
+def _on_host(rows: Sequence[Tensor]) -> list[np.ndarray]:
+    joined = torch.cat(list(rows)).to(torch.int16).cpu().numpy()
+    return np.split(joined, np.cumsum([len(row) for row in rows])[:-1])
+
+
+LEAD_IN = 0.25  # share of a crop that may lie before the sentence or after it
+
+
+class Crops:
+    """Batches of crops of one length; `shares` of voices by name, "" for all the others together."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        indices: np.ndarray,
+        length: int,
+        shares: Mapping[str, float],
+        device: torch.device | str,
+    ) -> None:
+        if len(indices) == 0:
+            raise InputError("there is no sentence to cut crops from; give a larger corpus")
+        self.length = length
+        self.samples = torch.from_numpy(np.ascontiguousarray(corpus.samples)).to(device)
+        starts, ends = sentence_bounds(corpus)
+        self.starts, self.ends = (torch.from_numpy(each[indices]).to(device) for each in (starts, ends))
+        self.weights = torch.from_numpy(_weights(corpus, indices, ends - starts, shares)).to(device)
+
+    def batch(self, size: int, generator: torch.Generator) -> Tensor:
+        """Crops with random levels, the long sentences the likelier.  # [sound, 1, sample] in ±1"""
+        device = self.samples.device
+        chosen = torch.multinomial(self.weights, size, replacement=True, generator=generator)
+        starts, ends = self.starts[chosen], self.ends[chosen]
+        slack = int(LEAD_IN * self.length)
+        room = (ends - starts - self.length).clamp(min=0) + 2 * slack
+        offset = (torch.rand(size, generator=generator, device=device) * room).long() - slack
+        places = (starts + offset)[:, None] + torch.arange(self.length, device=device)
+        inside = (places >= starts[:, None]) & (places < ends[:, None])
+        samples = self.samples[places.clamp(0, len(self.samples) - 1)].float() / 32768
+        level = 10 ** (torch.rand(size, 1, generator=generator, device=device) * 0.8 - 0.6)
+        return (samples * inside * level).clamp(-1, 1)[:, None]
+
+
+def sentence_bounds(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    """Where each sentence of a corpus begins and ends."""
+    count = len(corpus.texts)
+    bounds = np.append(np.asarray(corpus.starts, dtype=np.int64)[:count], len(corpus.samples))
+    return bounds[:-1], bounds[1:]
+
+
+def split_held_out(corpus: Corpus, share: float = 0.02, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Sentences to learn from and sentences to judge by, no text in both."""
+    texts = sorted(set(corpus.texts))
+    held = set(np.random.default_rng(seed).permutation(len(texts))[: max(1, round(share * len(texts)))].tolist())
+    held_texts = {texts[index] for index in held}
+    is_held = np.array([text in held_texts for text in corpus.texts], dtype=bool)
+    return np.flatnonzero(~is_held), np.flatnonzero(is_held)
+
+
+def _weights(corpus: Corpus, indices: np.ndarray, lengths: np.ndarray, shares: Mapping[str, float]) -> np.ndarray:
+    """How likely each sentence is: by its length within its group of voices, the groups by their shares."""
+    groups = np.array([corpus.voices[index] if corpus.voices[index] in shares else "" for index in indices])
+    weights = lengths[indices].astype(np.float32)
+    for group in set(groups.tolist()):
+        members = groups == group
+        weights[members] *= shares.get(group, 0.0) / weights[members].sum()
+    return weights if weights.sum() > 0 else np.ones_like(weights)

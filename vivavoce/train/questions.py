@@ -9,8 +9,7 @@ import json
 import random
 from pathlib import Path
 
-from vivavoce.audio.files import write
-from vivavoce.audio.sound import Sound
+from vivavoce.audio.io import Sound, write
 from vivavoce.train.front_desk import dialogues
 from vivavoce.train.voices import HELD_OUT, RATE, SyntheticVoice, programs, speak
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.errors import InputError, MissingDependencyError
-from vivavoce.train.voices_loose import loosened
-from vivavoce.train.voices_programs import DEBIAN_PACKAGES, Programs, bundle, programs
+from vivavoce.train.synthesizers import DEBIAN_PACKAGES, Programs, bundle, loosened, programs
 
 __all__ = [
     "HELD_OUT",

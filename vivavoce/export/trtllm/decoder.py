@@ -1,10 +1,240 @@
 """A decoder layer of the Llama family (Qwen2, Qwen3) under TensorRT-LLM's names, and its config."""
 
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vivavoce.errors import CheckpointError, InputError
 from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.rank_plan import RankPlan
-from vivavoce.nn.decoder_trunk import TrunkSizes
+from vivavoce.export.trtllm.rounding import (
+    FP8_PEAK,
+    INT8_PEAK,
+    WeightLayout,
+    check_arrangeable,
+    round_per_channel,
+    round_to_fp8,
+)
+from vivavoce.models.checkpoint import Checkpoint
+from vivavoce.nn.decoder import TrunkSizes
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank of so many."""
+
+    rank: int
+    tp: int
+
+    def outputs(self, weight: Tensor) -> Tensor:
+        """An equal share of the outputs, of a matrix or a bias.  # [out, …] → [out / tp, …]"""
+        return weight.chunk(self.tp)[self.rank]
+
+    def inputs(self, weight: Tensor) -> Tensor:
+        """An equal share of the inputs.  # [out, in] → [out, in / tp]"""
+        return weight.chunk(self.tp, dim=1)[self.rank]
+
+    def key_heads(self, weight: Tensor, heads: int) -> Tensor:
+        """A share of the key or value heads; where there are fewer heads than ranks, several ranks have the same one.
+
+        # [heads · head_dim, …] → [max(1, heads / tp) · head_dim, …]
+        """
+        if heads >= self.tp:
+            return self.outputs(weight)
+        return weight.chunk(heads)[self.rank * heads // self.tp]
+
+    def vocabulary(self, head: Tensor) -> Tensor:
+        """A share of a head's rows, which zeros fill up to a multiple of the ranks.  # [id, hidden]"""
+        missing = -head.shape[0] % self.tp
+        return self.outputs(functional.pad(head, (0, 0, 0, missing)) if missing else head)
+
+
+def check_divisible(tp: int, heads: int, key_heads: int, inner: int) -> None:
+    """Raise if a model cannot be cut so."""
+    for count, what in ((heads, "attention heads"), (inner, "feed-forward channels")):
+        if count % tp:
+            fits = ", ".join(str(n) for n in (1, 2, 4, 8) if not (heads % n or inner % n))
+            raise InputError(f"{count} {what} cannot be cut among {tp} ranks; --tp can be {fits}")
+    if key_heads % tp and tp % key_heads:
+        raise InputError(f"{key_heads} key heads can neither be cut nor repeated among {tp} ranks; take a smaller --tp")
+
+
+NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int8: "I8",
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as the file's header describes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class WrittenTensor:
+    """Tensors that are made together (codes and their scales), and how, once it is their turn to be written."""
+
+    stored: tuple[Stored, ...]
+    make: Callable[[], Sequence[Tensor]]
+
+
+def write_tensor_file(file: Path, parts: Sequence[WrittenTensor]) -> int:
+    """Write them in order and say how many bytes the file has."""
+    header = _header(stored for part in parts for stored in part.stored)
+    with file.open("wb") as opened:
+        opened.write(header)
+        for part in parts:
+            for stored, tensor in zip(part.stored, part.make(), strict=True):
+                if tuple(tensor.shape) != stored.shape or tensor.dtype != stored.dtype:
+                    raise AssertionError(f"{stored} was made as {tuple(tensor.shape)} {tensor.dtype}")
+                opened.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        opened.flush()
+        os.fsync(opened.fileno())
+        return opened.tell()
+
+
+def _header(tensors: Iterable[Stored]) -> bytes:
+    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for stored in tensors:
+        if stored.name in described or offset % stored.dtype.itemsize:
+            raise AssertionError(f"{stored} is there twice or would stand at the odd place {offset}")
+        end = offset + stored.nbytes
+        described[stored.name] = {
+            "dtype": NAMES[stored.dtype],
+            "shape": list(stored.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+Cut = Callable[[Tensor], Tensor]
+BITS = {"int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """A published tensor, to be read when it is needed, and the share of it that is this rank's."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+    whole: Callable[[], Tensor]
+
+
+class RankPlan:
+    """Tensors in the order they will be written; nothing is read while a plan is made."""
+
+    def __init__(self, source: Checkpoint, shard: Shard, options: TrtLlmOptions) -> None:
+        self.source, self.shard, self.options = source, shard, options
+        self.parts: list[WrittenTensor] = []
+
+    def part(self, name: str, cut: Cut = lambda tensor: tensor) -> TensorPart:
+        """A tensor of the source; `cut` takes this rank's share of it."""
+        if name not in self.source.shapes:
+            raise CheckpointError(f"{self.source.source} lacks {name}; fetch the model again")
+        shape = cut(torch.empty(self.source.shapes[name], device="meta")).shape
+        return TensorPart(tuple(shape), lambda: cut(self._read(name)), lambda: self._read(name))
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self.source.tensor(name)
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{name} of {self.source.source} is rounded already; export the model it was made of")
+        return tensor
+
+    def zeros(self, like: TensorPart) -> TensorPart:
+        """What stands for a bias that a model does not have."""
+        return TensorPart(like.shape, lambda: torch.zeros(like.shape), lambda: torch.zeros(like.shape))
+
+    def plain(self, name: str, *parts: TensorPart, view: Cut = lambda tensor: tensor) -> None:
+        """A tensor in the model's type: the parts one after the other."""
+        meta = view(torch.cat([torch.empty(part.shape, device="meta") for part in parts]))
+        dtype = self.options.torch_dtype
+        self._add(
+            [Stored(name, tuple(meta.shape), dtype)],
+            lambda: [view(torch.cat([part.read().to(dtype) for part in parts]))],
+        )
+
+    def ones(self, name: str, size: int) -> None:
+        """A norm that only normalises."""
+        self._add(
+            [Stored(name, (size,), self.options.torch_dtype)],
+            lambda: [torch.ones(size, dtype=self.options.torch_dtype)],
+        )
+
+    def linear(self, name: str, weights: Sequence[TensorPart], biases: Sequence[TensorPart] = ()) -> None:
+        """A projection whose outputs are the parts' one after the other, in the chosen precision."""
+        outputs, inputs = sum(part.shape[0] for part in weights), weights[0].shape[1]
+        if self.options.quantise in BITS:
+            self._weight_only(name, weights, (inputs, outputs))
+        elif self.options.quantise == "fp8":
+            self._fp8(name, weights, (outputs, inputs))
+        else:
+            self.plain(f"{name}.weight", *weights)
+        if biases:
+            self.plain(f"{name}.bias", *biases)
+
+    def key_value_scale(self, attention: str) -> None:
+        """The scale of a rounded cache, where one is asked for."""
+        kind = self.options.kv_cache
+        if kind == "none":
+            return
+        peak = self.options.peaks.get(f"{attention}.kv")
+        if peak is None and kind == "int8":
+            raise InputError("an int8 cache needs to know how large keys and values get: give --calibration rows.json")
+        scale = 1.0 if peak is None else peak / (FP8_PEAK if kind == "fp8" else INT8_PEAK)
+        stored = Stored(f"{attention}.kv_cache_scaling_factor", (1,), torch.float32)
+        self._add([stored], lambda: [torch.tensor([scale])])
+
+    def _weight_only(self, name: str, weights: Sequence[TensorPart], shape: tuple[int, int]) -> None:
+        bits, layout, dtype = BITS[self.options.quantise], WeightLayout.of(self.options.sm), self.options.torch_dtype
+        check_arrangeable(shape, bits, layout)
+
+        def make() -> list[Tensor]:
+            rounded = round_per_channel(torch.cat([part.read() for part in weights]), bits)
+            return [layout.arrange(rounded.codes, bits), rounded.scales.to(dtype)]
+
+        inputs, outputs = shape
+        weight = Stored(f"{name}.weight", (inputs, outputs * bits // 8), torch.int8)
+        self._add([weight, Stored(f"{name}.per_channel_scale", (outputs,), dtype)], make)
+
+    def _fp8(self, name: str, weights: Sequence[TensorPart], shape: tuple[int, int]) -> None:
+        if name not in self.options.peaks:
+            raise InputError(f"the calibration says nothing of {name}; calibrate with the model that is exported")
+        activation = self.options.peaks[name] / FP8_PEAK
+
+        def make() -> list[Tensor]:
+            peak = max(float(part.whole().abs().max()) for part in weights)  # of all ranks, so that they agree
+            rounded = round_to_fp8(torch.cat([part.read() for part in weights]), peak)
+            return [rounded, torch.tensor([peak / FP8_PEAK]), torch.tensor([activation])]
+
+        scales = [Stored(f"{name}.{kind}_scaling_factor", (1,), torch.float32) for kind in ("weights", "activation")]
+        self._add([Stored(f"{name}.weight", shape, torch.float8_e4m3fn), *scales], make)
+
+    def _add(self, stored: Sequence[Stored], make: Callable[[], Sequence[Tensor]]) -> None:
+        self.parts.append(WrittenTensor(tuple(stored), make))
 
 
 def plan_layer(plan: RankPlan, ours: str, theirs: str, sizes: TrunkSizes) -> None:

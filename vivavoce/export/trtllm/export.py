@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.export.trtllm import cosyvoice, moss_speech
-from vivavoce.export.trtllm.build_script import write_build_script
-from vivavoce.export.trtllm.calibration import activation_peaks, read_rows
-from vivavoce.export.trtllm.checkpoint_folder import CheckpointFolder, write_export
-from vivavoce.export.trtllm.cutting import Shard
-from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.torch_backend import write_torch_backend
-from vivavoce.export.trtllm.versions import LAST_ENGINES
+from vivavoce.export.trtllm import moss_speech
+from vivavoce.export.trtllm import whisper as cosyvoice
+from vivavoce.export.trtllm.decoder import Shard
+from vivavoce.export.trtllm.folder import CheckpointFolder, write_build_script, write_export
+from vivavoce.export.trtllm.moss_speech import write_torch_backend
+from vivavoce.export.trtllm.options import LAST_ENGINES, TrtLlmOptions
+from vivavoce.export.trtllm.rounding import activation_peaks, read_rows
 from vivavoce.export.trtllm.whisper import whisper_folders
 from vivavoce.models.checkpoint import Checkpoint
-from vivavoce.models.cosyvoice_lm import CosyVoiceLM
-from vivavoce.models.moss_speech import MossSpeech
-from vivavoce.models.whisper_checkpoint import open_whisper
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.whisper.config import open_whisper
 
 COSYVOICE_FILES = ("llm.pt", "llm.rl.pt")
 

@@ -7,19 +7,21 @@ its folder carries the definition, `moss_speech_network.py`. The trunk is a plai
 last norm feed our tails; that norm is all ones, and the heads are there only because a Qwen3 has one.
 """
 
+import json
+import os
+import shutil
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from vivavoce.errors import InputError
-from vivavoce.export.trtllm.checkpoint_folder import CheckpointFolder
-from vivavoce.export.trtllm.cutting import Shard, check_divisible
-from vivavoce.export.trtllm.decoder import calibrated_names, plan_layer, qwen_config
+from vivavoce.export.trtllm.decoder import RankPlan, Shard, calibrated_names, check_divisible, plan_layer, qwen_config
+from vivavoce.export.trtllm.folder import CheckpointFolder
 from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.rank_plan import RankPlan
-from vivavoce.models.checkpoint import Checkpoint
+from vivavoce.models.checkpoint import INDEX_NAME, Checkpoint, weight_files
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech import AUDIO, TEXT, MossSpeechConfig
-from vivavoce.nn.decoder_trunk import TrunkSizes
+from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeechConfig
+from vivavoce.nn.decoder import TrunkSizes
 
 ARCHITECTURE = "MossSpeechForCausalLM"
 NETWORK_FILE = "moss_speech_network.py"
@@ -141,3 +143,50 @@ def _whole_config(config: MossSpeechConfig, sizes: TrunkSizes, options: TrtLlmOp
     }
     quantised = list(HEADS) if options.quantise != "none" else None
     return qwen_config(sizes, options, "qwen3", quantised) | own
+
+
+DEFINITION = "moss_speech_pytorch.py"
+BESIDE_THE_WEIGHTS = (INDEX_NAME, "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+def write_torch_backend(source: Path, options: TrtLlmOptions, folder: Path) -> None:
+    """Fill a folder that `LLM(model=FOLDER)` takes once its definition is imported."""
+    config = MossSpeechConfig.read(source)
+    for file in (*weight_files(source), *(source / name for name in BESIDE_THE_WEIGHTS)):
+        if file.is_file():
+            _link(file, folder / file.name)
+    definition = files("vivavoce.export.trtllm").joinpath(DEFINITION)
+    (folder / DEFINITION).write_text(definition.read_text(encoding="utf8"), encoding="utf8")
+    content = {
+        "architectures": [ARCHITECTURE],
+        "model_type": "moss_speech",
+        "torch_dtype": options.dtype,
+        "vocab_size": config.vocab_size + config.audio_vocab_size,
+        "text_vocab_size": config.vocab_size,
+        "audio_vocab_size": config.audio_vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_shared_layers + 2 * config.num_modality_layers,
+        "num_shared_layers": config.num_shared_layers,
+        "num_modality_layers": config.num_modality_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+    (folder / "config.json").write_text(json.dumps(content, indent=2), encoding="utf8")
+
+
+def _link(file: Path, target: Path) -> None:
+    """The same file under another name where the disk allows, else a copy."""
+    try:
+        os.link(file.resolve(), target)
+    except OSError:
+        shutil.copyfile(file, target)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
@@ -10,17 +11,63 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
-from vivavoce.export.trtllm.build_script import NAME as BUILD_SCRIPT
-from vivavoce.export.trtllm.checkpoint_folder import read_manifest
-from vivavoce.export.trtllm.cosyvoice import PROMPT_FILE, prompt_ids
-from vivavoce.export.trtllm.logits_rules import BiasRule, ModeRule
+from vivavoce.export.trtllm.folder import NAME as BUILD_SCRIPT
+from vivavoce.export.trtllm.folder import read_manifest
 from vivavoce.export.trtllm.moss_speech import joint_id, row_of
-from vivavoce.export.trtllm.versions import LAST_ENGINES, parse_version
-from vivavoce.models.cosyvoice_lm import CosyVoiceLMConfig
+from vivavoce.export.trtllm.options import LAST_ENGINES, parse_version
+from vivavoce.export.trtllm.whisper import PROMPT_FILE, prompt_ids
+from vivavoce.models.cosyvoice.lm import CosyVoiceLMConfig
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech import MossSpeechConfig
+from vivavoce.models.moss_speech.model import MossSpeechConfig
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class ModeRule:
+    """MOSS-Speech: in text mode only text ids may follow, in audio mode only codes up to the end of speech."""
+
+    config: MossSpeechConfig
+
+    def in_speech(self, ids: Sequence[int]) -> bool:
+        """Whether what follows these joint ids is speech."""
+        config, last = self.config, ids[-1]
+        if last < config.vocab_size:
+            return last == config.sosp_token_id
+        return last - config.vocab_size not in (config.eosp_token_id, config.audio_pad_token_id)
+
+    def __call__(self, request: int, logits: Tensor, ids: list[list[int]], stream: int | None, *_: Any) -> None:
+        """Forbid the half that is not this reply's turn.  # logits [1, beam, joint id]"""
+        text = self.config.vocab_size
+        with _on(stream):
+            for beam, so_far in enumerate(ids):
+                row = logits[0, beam]
+                if self.in_speech(so_far):
+                    row[:text] = NEVER
+                    row[text + self.config.eosp_token_id + 1 :] = NEVER
+                else:
+                    row[text:] = NEVER
+
+
+@dataclass(frozen=True)
+class BiasRule:
+    """CosyVoice 2: the head's bias, for which an engine's head has no place."""
+
+    bias: Tensor  # [speech id]
+
+    def __call__(self, request: int, logits: Tensor, ids: list[list[int]], stream: int | None, *_: Any) -> None:
+        """Add it.  # logits [1, beam, speech id]"""
+        with _on(stream):
+            logits[..., : len(self.bias)] += self.bias.to(logits)
+
+
+def _on(stream: int | None) -> Any:
+    """The stream of this handle; on a CPU there is none."""
+    return nullcontext() if not stream else torch.cuda.stream(torch.cuda.ExternalStream(stream))
+
 
 RULE = "vivavoce"
 

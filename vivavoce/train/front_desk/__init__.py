@@ -12,17 +12,14 @@ from vivavoce.train.front_desk.answers import (
     Desk,
     Exchange,
     fixed_replies,
+    judge,
+    normalise,
     slotted_replies,
 )
-from vivavoce.train.front_desk.bookings import BOOKINGS
-from vivavoce.train.front_desk.composing import Near, composed, expanded, phrasings
-from vivavoce.train.front_desk.general import general_sentences
-from vivavoce.train.front_desk.judging import judge
+from vivavoce.train.front_desk.bookings import BOOKINGS, Near, composed, expanded, phrasings
+from vivavoce.train.front_desk.general import OUTSIDE, WORDS, general_sentences
 from vivavoce.train.front_desk.more_questions import MORE
-from vivavoce.train.front_desk.normalising import normalise
-from vivavoce.train.front_desk.outside import OUTSIDE, WORDS
-from vivavoce.train.front_desk.questions import QUESTIONS
-from vivavoce.train.front_desk.words import DAYS, VALUES, ways_to_say
+from vivavoce.train.front_desk.questions import DAYS, QUESTIONS, VALUES, ways_to_say
 
 __all__ = [
     "DECLINE",

@@ -5,7 +5,7 @@ Such strings mean nothing; they teach how letters sound, and how one word runs i
 
 import random
 
-from vivavoce.train.front_desk.words import listed
+from vivavoce.train.front_desk.questions import listed
 
 WORDS = listed(
     """

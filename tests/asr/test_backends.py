@@ -1,0 +1,117 @@
+"""One interface, several recognisers: the same model hears the same, whoever runs it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.asr.test_many import SOUNDS
+from tests.asr.test_transcribe import folder, listener, noise  # noqa: F401 - fixtures
+from vivavoce.asr import transcribe
+from vivavoce.asr.backends import OwnBackend, fitting, load_backend
+from vivavoce.asr.backends.ctranslate2 import ConvertedWindows, FasterWhisper, load_converted
+from vivavoce.asr.drafts import DraftChoice
+from vivavoce.device import pick
+from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.models.whisper.config import SIZES
+from vivavoce.models.whisper.windows import TranscriptionOptions
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_our_engine_hears_what_the_transcriber_hears(listener):  # noqa: F811
+    backend = OwnBackend(listener, pick("cpu"))
+    wish = TranscriptionOptions(word_times=True)
+    for samples in SOUNDS[:3]:
+        alone = list(listener.segments(samples, wish))
+        assert [s.tokens for s in backend.segments(samples, wish)] == [s.tokens for s in alone]
+    assert transcribe(noise(1.5), backend, gate=False).text == transcribe(noise(1.5), listener, gate=False).text
+
+
+def test_what_was_heard_before_a_request_is_killed_stays_and_nothing_else_does(listener):  # noqa: F811
+    backend = OwnBackend(listener, pick("cpu"))
+    whole = list(backend.segments(torch.from_numpy(noise(8.0))))
+    going = backend.segments(torch.from_numpy(noise(8.0)))
+    kept = [next(going) for _ in range(2)]
+    going.close()
+    assert [s.tokens for s in kept] == [s.tokens for s in whole[:2]]
+    assert not backend.engine.has_work and backend.engine.writer.store.free == 1
+    assert not backend.engine.engine.scheduler.sequences
+    assert [s.tokens for s in backend.segments(torch.from_numpy(noise(8.0)))] == [s.tokens for s in whole]
+
+
+def test_ctranslate2_hears_the_same_in_windows_of_any_length(folder, cache):  # noqa: F811
+    pytest.importorskip("ctranslate2")
+    theirs = load_backend(folder, "faster-whisper", "cpu", "float32")
+    assert isinstance(theirs, ConvertedWindows)
+    ours = load_backend(folder, "ours", "cpu")
+    wish = TranscriptionOptions(timestamps=False, temperatures=(0.0,))
+    for samples in (SOUNDS[0], SOUNDS[2]):
+        expected = [(s.tokens, s.start, s.end) for s in ours.segments(samples, wish)]
+        assert [(s.tokens, s.start, s.end) for s in theirs.segments(samples, wish)] == expected
+    with pytest.raises(InputError, match="backend ours"):
+        list(theirs.segments(SOUNDS[0], TranscriptionOptions(word_times=True)))
+    again = load_converted(folder, "cpu", "float32")
+    assert isinstance(again, ConvertedWindows)
+
+
+def test_wishes_are_told_to_faster_whisper_in_its_words():
+    class Theirs:
+        """As faster-whisper gives segments."""
+
+        supported_languages = ("en",)
+
+        def transcribe(self, samples, **asked):
+            self.asked = asked
+            made = type(
+                "S",
+                (),
+                {
+                    "start": 0.0,
+                    "end": 1.0,
+                    "text": " hi",
+                    "tokens": [1],
+                    "temperature": 0.0,
+                    "avg_logprob": -0.1,
+                    "compression_ratio": 1.0,
+                    "no_speech_prob": 0.0,
+                    "words": None,
+                },
+            )
+            return iter([made]), type("About", (), {"language": "en"})
+
+    model = Theirs()
+    (segment,) = FasterWhisper(model).segments(
+        SOUNDS[0], TranscriptionOptions("en", hotwords=("a", "b"), beams=3, timestamps=False)
+    )
+    assert segment.text == " hi" and segment.tokens == (1,) and segment.language == "en"
+    assert (model.asked["beam_size"], model.asked["hotwords"], model.asked["without_timestamps"]) == (3, "a b", True)
+
+
+def test_the_backend_that_fits_is_found(folder, tmp_path):  # noqa: F811
+    cpu = pick("cpu")
+    assert fitting(folder, cpu) == "ours"
+    SIZES["small"].write(tmp_path / "small")
+    assert fitting(tmp_path / "small", cpu) == "faster-whisper"
+    assert fitting(tmp_path / "small", cpu, DraftChoice(lookup=True)) == "ours"
+    (tmp_path / "converted").mkdir()
+    (tmp_path / "converted" / "model.bin").touch()
+    assert fitting(tmp_path / "converted", cpu) == "faster-whisper"
+    (tmp_path / "encoder_model.onnx").touch()
+    assert fitting(tmp_path, cpu) == "moonshine"
+    with pytest.raises(InputError, match="backend must be one of auto, ours"):
+        load_backend(folder, "theirs")
+
+
+@pytest.mark.parametrize("gone", ["faster_whisper", "onnxruntime"])
+def test_what_is_not_installed_is_named(folder, tmp_path, cache, monkeypatch, gone):  # noqa: F811
+    monkeypatch.setitem(__import__("sys").modules, gone, None)
+    for name in ("encoder_model.onnx", "decoder_model_merged.onnx"):
+        (tmp_path / name).touch()
+    asked: tuple[Path, str] = (folder, "faster-whisper") if gone == "faster_whisper" else (tmp_path, "moonshine")
+    with pytest.raises(MissingDependencyError, match="pip install"):
+        load_backend(asked[0], asked[1], "cpu")

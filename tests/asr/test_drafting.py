@@ -1,0 +1,159 @@
+"""Whoever guesses ahead, the transcript is the plain one."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.asr.test_many import SOUNDS
+from tests.asr.test_transcribe import folder, listener  # noqa: F401 - fixtures
+from vivavoce.asr.batch import TranscribingEngine
+from vivavoce.asr.drafts import DraftChoice
+from vivavoce.device import pick
+from vivavoce.errors import CheckpointError
+from vivavoce.models.whisper.alignment import PieceGuesser
+from vivavoce.models.whisper.drafts import WhisperHeads, distilled, save_decoder
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.nn.modules import fill_randomly
+
+CPU = pick("cpu")
+
+
+@pytest.fixture(scope="module")
+def drafts(listener, tmp_path_factory):  # noqa: F811
+    """Untrained guessers of every kind: mostly wrong, now and then right."""
+    root, model = tmp_path_factory.mktemp("drafts"), listener.model
+    heads = WhisperHeads.beside(model.decoder, 3)
+    fill_randomly(heads, 1, 0.3)
+    heads.save(root / "heads", model.config)
+    save_decoder(distilled(model.decoder, 1), root / "decoder", model.config)
+    guesser = PieceGuesser(model.config.d_model, listener.tokens.endoftext)
+    fill_randomly(guesser, 2)
+    guesser.save(root / "pieces", model.config)
+    Whisper.random(replace(model.config, decoder_layers=1), seed=9).save(root / "whisper")
+    return root
+
+
+CHOICES = {
+    "heads": {"heads": "heads"},
+    "branching heads": {"heads": "heads", "width": 3, "most": 7},
+    "decoder": {"draft": "decoder"},
+    "pieces": {"draft": "pieces"},
+    "another whisper": {"draft": "whisper"},
+    "lookup": {"lookup": True},
+    "all": {"draft": "pieces", "heads": "heads", "lookup": True},
+}
+
+
+def choice_of(drafts, name: str) -> DraftChoice:
+    given = CHOICES[name]
+    paths = {key: drafts / value for key, value in given.items() if isinstance(value, str)}
+    return DraftChoice(**(given | paths))
+
+
+def assert_same(segments, expected) -> None:
+    """The very tokens and times; what is said of them, within rounding."""
+    for mine, theirs in zip(segments, expected, strict=True):
+        assert [(s.tokens, s.start, s.end, s.text) for s in mine] == [
+            (s.tokens, s.start, s.end, s.text) for s in theirs
+        ]
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.average_logprob == pytest.approx(other.average_logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "wish", [TranscriptionOptions(), TranscriptionOptions(timestamps=False, padding="trim")], ids=["timed", "plain"]
+)
+def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, wish):  # noqa: F811
+    plain = TranscribingEngine(listener, CPU, windows=3)
+    expected = plain.transcribe(SOUNDS, wish)
+    engine = TranscribingEngine(listener, CPU, windows=3, drafts=choice_of(drafts, name))
+    assert_same(engine.transcribe(SOUNDS, wish), expected)
+    report = engine.report()
+    assert report.tokens == plain.report().tokens > 50
+    assert engine.writer.store.free == 3 and not engine.engine.scheduler.sequences
+    if name != "lookup":
+        assert report.acceptance.checks > 0
+    assert str(report.tokens) in report.line() and report.as_dict()["passes"] == report.passes
+
+
+@pytest.mark.parametrize("name", ["heads", "decoder", "pieces"])
+def test_texts_drawn_at_a_temperature_are_the_same_draws(listener, drafts, name):  # noqa: F811
+    hot = replace(listener.settings, least_logprob=0.0, temperatures=(0.0, 0.8), best_of=2)
+    strict = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, hot)
+    sounds, wish = SOUNDS[2:3], TranscriptionOptions(seed=5, timestamps=False)
+    expected = TranscribingEngine(strict, CPU, windows=2).transcribe(sounds, wish)
+    engine = TranscribingEngine(strict, CPU, windows=2, drafts=choice_of(drafts, name))
+    assert_same(engine.transcribe(sounds, wish), expected)
+    assert {segment.temperature for mine in expected for segment in mine} == {0.8}
+
+
+def test_a_small_decoder_that_is_the_model_and_sure_of_it_is_always_right(listener, tmp_path):  # noqa: F811
+    sure = deepcopy(listener)
+    sure.model.decoder.embed_tokens.weight.data *= 20
+    sure.model.save(tmp_path)
+    wish = TranscriptionOptions(timestamps=False)
+    engine = TranscribingEngine(sure, CPU, windows=1, drafts=DraftChoice(draft=tmp_path))
+    engine.transcribe(SOUNDS[:1], wish)
+    report = engine.report()
+    assert report.acceptance.kept == report.acceptance.drafted and report.tokens_per_pass > 4
+
+
+def test_the_previous_hypothesis_is_a_draft_that_saves_passes(listener):  # noqa: F811
+    samples, wish = SOUNDS[2], TranscriptionOptions(timestamps=False)
+    engine = TranscribingEngine(listener, CPU, windows=1)
+    first = engine.begin(samples, wish)
+    while engine.has_work:
+        engine.advance()
+    plain = engine.report()
+    again = engine.begin(samples, wish, earlier=[token for segment in first.segments for token in segment.tokens])
+    while engine.has_work:
+        engine.advance()
+    assert_same([again.segments], [first.segments])
+    assert engine.report().passes * 3 < plain.passes
+
+
+def test_a_sound_may_join_and_leave_between_steps(listener):  # noqa: F811
+    engine = TranscribingEngine(listener, CPU, windows=3)
+    alone = [list(listener.segments(samples)) for samples in SOUNDS[:2]]
+    first = engine.begin(SOUNDS[0])
+    engine.advance()
+    gone = engine.begin(SOUNDS[1])
+    last = engine.begin(SOUNDS[1])
+    for _ in range(60):
+        engine.advance()
+    engine.drop(gone)
+    while engine.has_work:
+        engine.advance()
+    assert [s.tokens for s in first.segments] == [s.tokens for s in alone[0]]
+    assert [s.tokens for s in last.segments] == [s.tokens for s in alone[1]]
+    assert gone.segments == last.segments[: len(gone.segments)] and len(gone.segments) > 0
+    assert engine.writer.store.free == 3 and not engine.engine.scheduler.sequences
+
+
+def test_drafts_that_do_not_fit_are_refused_in_a_line(listener, drafts, tmp_path):  # noqa: F811
+    other = replace(listener.model.config, num_mel_bins=128)
+    Whisper.random(other, seed=1).save(tmp_path)
+    for choice, complaint in (
+        (DraftChoice(draft=tmp_path), "num_mel_bins is 128, not 80"),
+        (DraftChoice(draft=drafts / "heads"), "name it with heads"),
+        (DraftChoice(heads=drafts / "pieces"), "not of heads drafts"),
+    ):
+        with pytest.raises(CheckpointError, match=complaint):
+            TranscribingEngine(listener, CPU, windows=1, drafts=choice)
+
+
+def test_a_better_text_is_found_by_following_several(listener):  # noqa: F811
+    one, many = (
+        list(listener.segments(SOUNDS[2], TranscriptionOptions(timestamps=False, beams=beams))) for beams in (1, 5)
+    )
+    assert many[0].average_logprob >= one[0].average_logprob - 1e-4
+    together = TranscribingEngine(listener, CPU, windows=2).transcribe(
+        [SOUNDS[2]], TranscriptionOptions(timestamps=False, beams=5)
+    )
+    assert [s.tokens for s in together[0]] == [s.tokens for s in many]
+    assert torch.isfinite(torch.tensor(many[0].average_logprob))

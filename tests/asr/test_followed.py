@@ -1,0 +1,131 @@
+"""Beams and expected words go through the engine beside everybody else; a language is told of the window it is in."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from tests.asr.test_transcribe import RATE, SIZES, folder, listener, noise  # noqa: F401
+from vivavoce.asr import transcribe as gated_transcribe
+from vivavoce.asr.batch import TranscribingEngine
+from vivavoce.device import pick
+from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import TranscriptionOptions, WhisperSettings
+
+CPU = pick("cpu")
+GREEDY = (0.0,)
+transcribe = partial(gated_transcribe, gate=False)  # random weights write text for noise
+
+
+@pytest.fixture
+def bilingual(listener):  # noqa: F811
+    """A model that must hear which language it is to write, and how often its encoder ran."""
+    tokens = WhisperTokens.in_order(listener.tokens.endoftext, ["en", "de"])
+    config = WhisperConfig(
+        **SIZES, max_source_positions=100, max_target_positions=64, vocab_size=tokens.timestamps + 101
+    )
+    model = Whisper.random(config, seed=5)
+    model.decoder.embed_positions.weight.normal_(generator=torch.Generator().manual_seed(0))
+    model.decoder.embed_tokens.weight.data *= 3
+    runs = []
+    model.encoder.register_forward_hook(lambda *_: runs.append(1))
+    settings = WhisperSettings(suppressed=tokens.specials, no_speech=None, least_logprob=None, highest_compression=None)
+    return WhisperTranscriber(model, listener.tokenizer, tokens, settings), runs
+
+
+def test_the_window_in_which_a_language_is_heard_is_encoded_once(bilingual):
+    hears, runs = bilingual
+    samples = torch.from_numpy(noise(1.5))
+    language = hears.own_language(samples)
+    runs.clear()
+    alone = transcribe(samples.numpy(), hears, timestamps=False, temperatures=GREEDY)
+    assert (alone.language, len(runs)) == (language, 1) and alone.segments
+    (together,) = TranscribingEngine(hears, CPU, windows=1).transcribe(
+        [samples], TranscriptionOptions(timestamps=False, temperatures=GREEDY)
+    )
+    assert len(runs) == 2 and [s.tokens for s in together] == [s.tokens for s in alone.segments]
+    assert {segment.language for segment in together} == {language}
+    told = transcribe(samples.numpy(), hears, language, timestamps=False, temperatures=GREEDY)
+    other = transcribe(
+        samples.numpy(), hears, {"en": "de", "de": "en"}[language], timestamps=False, temperatures=GREEDY
+    )
+    assert [s.tokens for s in told.segments] == [s.tokens for s in alone.segments] and other.language != language
+
+
+def test_beams_and_expected_words_share_the_steps_of_the_others(listener):  # noqa: F811
+    sounds = [torch.from_numpy(noise(1.9, seed)) for seed in range(4)]
+    pushed = WhisperTranscriber(
+        listener.model, listener.tokenizer, listener.tokens, replace(listener.settings, hotword_bonus=20.0)
+    )
+    wishes = [
+        TranscriptionOptions(timestamps=False, temperatures=GREEDY),
+        TranscriptionOptions(timestamps=False, temperatures=GREEDY, beams=3),
+        TranscriptionOptions(timestamps=False, temperatures=GREEDY, hotwords=("breakfast",)),
+        TranscriptionOptions(timestamps=True, temperatures=GREEDY, hotwords=("table",), beams=2),
+    ]
+    engine = TranscribingEngine(pushed, CPU, windows=4)
+    together = engine.transcribe(sounds, wishes)
+    steps, alone = engine.engine.steps, 0
+    for sound, wish, segments in zip(sounds, wishes, together, strict=True):
+        assert [s.tokens for s in segments] == [s.tokens for s in pushed.segments(sound, wish)]
+        engine.transcribe([sound], wish)
+        alone += engine.engine.steps - steps - alone
+    assert steps < 0.6 * alone
+    assert engine.writer.store.free == 4 and not engine.engine.scheduler.sequences
+
+
+def test_texts_with_expected_words_are_drawn_by_their_seed(listener):  # noqa: F811
+    sound = torch.from_numpy(noise(1.9))
+    wishes = [
+        TranscriptionOptions(timestamps=False, temperatures=(0.8,), hotwords=("table",), seed=seed)
+        for seed in (1, 1, 2)
+    ]
+    first, again, other = TranscribingEngine(listener, CPU, windows=3).transcribe([sound] * 3, wishes)
+    assert [s.tokens for s in first] == [s.tokens for s in again] != [s.tokens for s in other]
+
+
+def test_a_caller_that_gives_up_while_beams_are_followed_leaves_nothing_behind(listener):  # noqa: F811
+    engine = TranscribingEngine(listener, CPU, windows=1)
+    one = engine.begin(torch.from_numpy(noise(1.9)), TranscriptionOptions(timestamps=False, beams=4))
+    for _ in range(3):
+        engine.advance()
+    assert len(engine.engine.scheduler.sequences) > 1
+    engine.drop(one)
+    assert not engine.engine.scheduler.sequences and engine.writer.store.free == 1
+
+
+def test_three_hours_are_heard_window_by_window(listener):  # noqa: F811
+    """What comes is told as it comes, and no more is held than the sound's own mel and one window."""
+    least = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
+    few = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "decoder_layers"), 1)
+    sizes = {**least, **few, "encoder_layers": 0, "max_source_positions": 1500, "max_target_positions": 12}
+    config = replace(listener.model.config, **sizes)
+    model = Whisper.random(config, seed=3)
+    tokens = listener.tokens
+    word = listener.tokenizer.encode(" table")[0]
+    settings = WhisperSettings(  # writes one word a window, for the way through the hours is what counts
+        suppressed=tuple(set(range(config.vocab_size)) - {word, tokens.endoftext}),
+        suppressed_at_start=(tokens.endoftext,),
+        no_speech=None,
+        least_logprob=None,
+        highest_compression=None,
+    )
+    model.decoder.layer_norm.weight.zero_()  # so every state is the same, and says that the text is over
+    model.decoder.layer_norm.bias.fill_(1.0)
+    model.decoder.embed_tokens.weight[tokens.endoftext] = 1.0
+    model.decoder.embed_tokens.weight[word] = -1.0
+    hears = WhisperTranscriber(model, listener.tokenizer, tokens, settings)
+    hours = torch.zeros(3 * 3600 * RATE)
+    wish = TranscriptionOptions(timestamps=False, temperatures=GREEDY, follow_earlier=False)
+    engine = TranscribingEngine(hears, CPU, windows=1)
+    one = engine.begin(hours, wish)
+    ends = []
+    while not one.is_done:
+        engine.advance()
+        if one.segments and (not ends or one.segments[-1].end > ends[-1]):
+            ends.append(one.segments[-1].end)
+            assert len(engine.engine.scheduler.sequences) <= 1
+    assert one.error is None and len(ends) == 360 and ends[-1] == 3 * 3600

@@ -1,0 +1,172 @@
+"""Live streams: the policies by what they let through, the way through a stream by what it leads to."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.asr.test_transcribe import RATE, folder, listener, noise  # noqa: F401 - fixtures
+from vivavoce.asr.batch import TranscribingEngine
+from vivavoce.asr.service import RecognitionService
+from vivavoce.asr.streaming import AlignAtt, LiveListener, LiveState, LocalAgreement
+from vivavoce.device import pick
+from vivavoce.errors import InputError
+from vivavoce.models.whisper.live import GuessedWord, LiveGuess, hear_live
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import EncodeWindow, TranscriptionOptions
+
+WISH = TranscriptionOptions(padding="trim", language="en")
+
+
+def words(*texts: str, looks: tuple[float, ...] = ()) -> tuple[GuessedWord, ...]:
+    looked = looks or tuple(float(n) for n in range(len(texts)))
+    pairs = enumerate(zip(texts, looked, strict=True))
+    return tuple(GuessedWord(text, (n,), n, n + 0.9, look) for n, (text, look) in pairs)
+
+
+def test_local_agreement_lets_through_what_two_guesses_share():
+    policy = LocalAgreement()
+    one, two = LiveGuess((), words(" a", " table", " fur")), LiveGuess((), words(" A", " table,", " for", " two"))
+    assert policy.sure(two, one, 9.0) == 2
+    assert policy.sure(one, LiveGuess(), 9.0) == 0
+    assert policy.sure(one, one, 9.0) == 3
+
+
+def test_alignatt_lets_through_what_was_not_looked_for_at_the_end():
+    policy = AlignAtt(margin=0.5, farthest_back=4.0)
+    assert policy.sure(LiveGuess((), words(" a", " b", " c", looks=(0.2, 1.4, 1.6))), LiveGuess(), 2.0) == 2
+    lost = LiveGuess(words(" z", looks=(6.0,)), words(" a", " b", looks=(6.5, 1.0)))
+    assert policy.sure(lost, LiveGuess(), 9.0) == 1
+    assert policy.sure(LiveGuess(), LiveGuess(), 2.0) == 0
+
+
+@pytest.fixture(scope="module")
+def live_engine(listener):  # noqa: F811
+    return TranscribingEngine(listener, pick("cpu"), windows=4)
+
+
+def greedy(listener, samples, settled=()):  # noqa: F811
+    """The guess for a sound, by the transcriber alone."""
+    going, answer = hear_live(listener, torch.from_numpy(samples), WISH, (), settled), None
+    while True:
+        try:
+            item = going.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = listener.encode(item.mel) if isinstance(item, EncodeWindow) else listener.answer(item)
+
+
+def test_a_guess_goes_on_from_what_is_settled(listener):  # noqa: F811
+    whole = greedy(listener, noise(1.5))
+    tokens = [token for word in whole.guessed for token in word.tokens]
+    assert len(tokens) > 4 and not whole.settled
+    first = tokens[:4]
+    again = greedy(listener, noise(1.5), first)
+    assert [token for word in again.settled for token in word.tokens] == first
+    assert [token for word in again.guessed for token in word.tokens][: len(tokens) - len(first)] == tokens[
+        len(first) :
+    ]
+    for word in (*again.settled, *again.guessed):
+        assert 0 <= word.start <= word.end <= 1.5 and 0 <= word.look <= 1.5
+    starts = [word.start for word in (*again.settled, *again.guessed)]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("policy", ["local-agreement", "alignatt"])
+def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, policy):
+    live = LiveListener(live_engine, policy, WISH, every=0.25)
+    samples = noise(5.3)
+    updates, state = live.step(live.initial_state(), samples)
+    final, after = live.finish(state)
+    assert len(updates) == 21 and not updates[-1].is_final and final.is_final
+    told = [word for update in (*updates, final) for word in update.words]
+    assert tuple(told) == after.told and "".join(word.text for word in told).strip() == after.text
+    assert all(word.start >= 0 and word.end <= word.told_at + 1e-6 and word.latency >= -1e-6 for word in told)
+    assert len(state.sound) / RATE < 2.0 and state.heard == pytest.approx(5.3, abs=0.01)  # a window is 2 s
+    assert after.sound.numel() == 0 and after.heard == pytest.approx(5.3, abs=0.01)
+    assert live.finish(state)[0] == final
+    pieces, again = [], live.initial_state()
+    for piece in np.array_split(samples, 41):
+        made, again = live.step(again, piece)
+        pieces += made
+    assert pieces == updates and live.finish(again)[0] == final
+    assert not live_engine.has_work and live_engine.writer.store.free == 4
+
+
+def test_the_guess_before_is_the_draft_of_the_next(live_engine):
+    live = LiveListener(live_engine, LocalAgreement(), WISH, every=0.5)
+    live_engine.report()
+    (update,), state = live.step(live.initial_state(), noise(0.5))
+    plain = live_engine.report()
+    assert not update.words and update.pending
+    _, state = live.settle(state, live._heard(state))
+    assert live_engine.report().passes * 2 < plain.passes
+    assert state.told  # the same sound heard twice is agreed on
+
+
+def test_silence_tells_nothing(listener):  # noqa: F811
+    settings = replace(listener.settings, no_speech=-1.0, likely_text_is_speech=False)
+    deaf = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, settings)
+    live = LiveListener(TranscribingEngine(deaf, pick("cpu"), windows=1), "alignatt", WISH)
+    updates, state = live.step(live.initial_state(), noise(3.0))
+    assert not any(update.words or update.pending for update in updates) and live.finish(state)[0].text == ""
+    assert live.finish(LiveState())[0].text == ""
+
+
+def test_an_unknown_policy_is_refused(live_engine):
+    with pytest.raises(InputError, match="local-agreement, alignatt"):
+        LiveListener(live_engine, "guess")
+
+
+async def test_recordings_and_streams_are_heard_side_by_side(listener):  # noqa: F811
+    alone = [[s.tokens for s in listener.segments(torch.from_numpy(noise(t, n)))] for n, t in enumerate((1.3, 4.2))]
+    sync = LiveListener(TranscribingEngine(listener, pick("cpu"), windows=1), "alignatt", WISH, every=0.5)
+    _, state = sync.step(sync.initial_state(), noise(2.6, 7))
+    expected = "".join(word.text for word in sync.finish(state)[1].told).strip()
+    async with RecognitionService(TranscribingEngine(listener, pick("cpu"), windows=3)) as recogniser:
+        session = recogniser.live("alignatt", WISH, every=0.5)
+
+        async def stream():
+            for piece in np.array_split(noise(2.6, 7), 13):
+                await session.feed(piece)
+            return await session.finish()
+
+        final, *heard = await asyncio.gather(
+            stream(), *(recogniser.transcribe(noise(t, n)) for n, t in enumerate((1.3, 4.2)))
+        )
+        assert [[s.tokens for s in mine] for mine in heard] == alone
+        assert final.is_final and session.text == expected
+        assert (await recogniser.report()).tokens > 0
+        chances = await recogniser.language(noise(1.0))
+        assert chances == {"en": 1.0}
+
+
+async def test_who_leaves_is_dropped_and_a_bad_wish_harms_nobody_else(listener):  # noqa: F811
+    engine = TranscribingEngine(listener, pick("cpu"), windows=2)
+    async with RecognitionService(engine) as recogniser:
+
+        async def leave_early():
+            kept = []
+            async for segment in recogniser.segments(noise(8.0)):
+                kept.append(segment)
+                if len(kept) == 2:
+                    break
+            return kept
+
+        whole = list(listener.segments(torch.from_numpy(noise(8.0))))
+        kept, bad, heard = await asyncio.gather(
+            leave_early(),
+            recogniser.transcribe(noise(1.0), TranscriptionOptions(language="zh")),
+            recogniser.transcribe(noise(1.3)),
+            return_exceptions=True,
+        )
+        assert [s.tokens for s in kept] == [s.tokens for s in whole[:2]]
+        assert isinstance(bad, InputError) and "zh" in str(bad) and heard
+        task = asyncio.create_task(recogniser.transcribe(noise(20.0)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not engine.has_work and engine.writer.store.free == 2 and not engine.engine.scheduler.sequences

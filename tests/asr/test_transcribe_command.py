@@ -1,0 +1,96 @@
+"""`viva transcribe`: files, folders and standard input, in every format."""
+
+import io
+import json
+
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+from tests.asr import test_transcribe
+from tests.asr.test_transcribe import RATE, noise
+from vivavoce.cli import app
+from vivavoce.models.whisper.drafts import WhisperHeads
+from vivavoce.models.whisper.model import Whisper
+
+whisper = test_transcribe.folder
+
+
+@pytest.fixture(scope="module")
+def folder(whisper):
+    """The Whisper that writes nonsense, content with its first try."""
+    file = whisper / "generation_config.json"
+    off = dict.fromkeys(("logprob_threshold", "compression_ratio_threshold", "no_speech_threshold"))
+    file.write_text(json.dumps(json.loads(file.read_text()) | off))
+    return whisper
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sounds")
+    (root / "deep").mkdir()
+    for name, seconds in (("b.wav", 1.2), ("a.flac", 2.6), ("deep/c.wav", 0.8)):
+        soundfile.write(root / name, noise(seconds, len(name)), RATE)
+    (root / "notes.txt").write_text("no sound")
+    return root
+
+
+def viva(folder, *arguments, **given):
+    return CliRunner().invoke(app, ["transcribe", *map(str, arguments), "--model", str(folder), *DEVICE], **given)
+
+
+DEVICE = ("--device", "cpu", "--backend", "ours", "--no-gate")
+
+
+def test_a_folder_is_gone_through_in_order(folder, sounds):
+    told = json.loads(viva(folder, sounds, "--json").stdout)
+    assert [one["file"].rpartition("/")[2] for one in told["files"]] == ["a.flac", "b.wav", "c.wav"]
+    for one, seconds in zip(told["files"], (2.6, 1.2, 0.8), strict=True):
+        assert one["duration"] == pytest.approx(seconds, abs=0.01) and one["rtf"] > 0 and one["language"] == "en"
+
+
+@pytest.mark.parametrize(
+    ("format", "begins"),
+    [("srt", "1\n00:00:0"), ("vtt", "WEBVTT"), ("json", '{\n  "text"'), ("verbose_json", '{\n  "task"')],
+)
+def test_every_format_comes_out(folder, sounds, format, begins):
+    result = viva(folder, sounds / "b.wav", "--format", format)
+    assert result.exit_code == 0 and result.stdout.startswith(begins)
+
+
+def test_standard_input_is_a_sound_like_any(folder, sounds):
+    file = viva(folder, sounds / "b.wav").stdout
+    assert viva(folder, "-", input=(sounds / "b.wav").read_bytes()).stdout == file
+    assert file.strip()
+
+
+def test_a_file_that_fails_does_not_stop_the_others(folder, sounds, tmp_path):
+    (tmp_path / "broken.wav").write_bytes(b"RIFF....")
+    result = viva(folder, tmp_path / "broken.wav", sounds / "b.wav", tmp_path / "none.wav", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["b.txt"]
+    told = "".join(result.stderr.split())  # a terminal breaks lines where it likes
+    assert "broken.wav" in told and "none.wav" in told and "Traceback" not in told
+
+
+def test_a_folder_without_sounds_is_refused(folder, tmp_path):
+    result = viva(folder, tmp_path)
+    assert result.exit_code == 1 and "holds no sound file" in str(result.exception)
+
+
+def test_heads_leave_the_text_and_are_reported(folder, sounds, tmp_path):
+    model = Whisper.load(folder)
+    WhisperHeads.beside(model.decoder, 3).save(tmp_path, model.config)
+    plain = viva(folder, sounds / "b.wav")
+    drafted = viva(folder, sounds / "b.wav", "--heads", tmp_path, "--lookup", "--json")
+    told = json.loads(drafted.stdout)
+    assert told["files"][0]["text"] == plain.stdout.strip()
+    assert told["drafts"]["drafts"] > 0 and sum(told["drafts"]["kept_histogram"]) == told["drafts"]["drafts"]
+    assert "tokens in" in drafted.stderr
+
+
+def test_an_empty_sound_is_told_in_a_line(folder, tmp_path):
+    buffer = io.BytesIO()
+    soundfile.write(buffer, noise(0.0), RATE, format="WAV")
+    result = viva(folder, "-", input=buffer.getvalue())
+    assert result.exit_code == 1 and "no samples" in result.stderr

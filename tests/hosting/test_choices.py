@@ -1,0 +1,181 @@
+"""What may be chosen, in a file and by flags, and what is wrong with it in one line."""
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from vivavoce.cascade.loading import CascadeParts
+from vivavoce.cli import app
+from vivavoce.dialogue.events import TurnSettings
+from vivavoce.dialogue.moderation import HttpChecker, WordList
+from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.errors import InputError
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.hosting.config import ModerationOptions, ServingOptions, read_choices
+
+TOML = """
+chat = "http://localhost:11434/v1"
+chat_model = "qwen3"
+asr = "openai/whisper-small"
+instructions = "@{folder}/instructions.txt"
+
+[turn]
+detector = "semantic"
+eagerness = "high"
+silence_duration_ms = 320
+
+[moderation]
+words = "{folder}/words.txt"
+regex = ["\\\\d{{16}}"]
+hold_ms = 100
+
+[server]
+port = 9000
+idle_seconds = 60
+allowed_origins = ["https://example.org"]
+"""
+YAML = """
+chat: http://localhost:11434/v1
+chat_model: qwen3
+asr: openai/whisper-small
+instructions: "@{folder}/instructions.txt"
+turn: {{detector: semantic, eagerness: high, silence_duration_ms: 320}}
+moderation: {{words: "{folder}/words.txt", regex: ['\\d{{16}}'], hold_ms: 100}}
+server:
+  port: 9000
+  idle_seconds: 60
+  allowed_origins: ["https://example.org"]
+"""
+NAMES = [
+    each.name for kind in (ServingOptions, TurnSettings, ModerationOptions, ServerOptions) for each in fields(kind)
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "instructions.txt").write_text("Be brief.\n", encoding="utf8")
+    (tmp_path / "words.txt").write_text("# rude\ndamn\n\n笨蛋\n", encoding="utf8")
+    (tmp_path / "c.toml").write_text(TOML.format(folder=tmp_path), encoding="utf8")
+    (tmp_path / "c.yaml").write_text(YAML.format(folder=tmp_path), encoding="utf8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["c.toml", "c.yaml"])
+async def test_a_file_says_everything(folder, name):
+    chosen = read_choices(folder / name, {})
+    assert chosen.cascade == CascadeParts(
+        "openai/whisper-small", "http://localhost:11434/v1", "mini-tts", chat_model="qwen3"
+    )
+    turn = TurnSettings(detector="semantic", eagerness="high", silence_duration_ms=320)
+    assert chosen.settings().turn == turn and chosen.settings().instructions == "Be brief."
+    assert chosen.server == replace(
+        ServerOptions(), port=9000, idle_seconds=60.0, allowed_origins=("https://example.org",)
+    )
+    moderation = chosen.dialogue().speaking.moderation
+    assert moderation.window == 0.1
+    assert "Damn" in await moderation.verdict("Damn it") and await moderation.verdict("4" * 16)
+    assert await moderation.verdict("你这个笨蛋") and await moderation.verdict("Good evening") is None
+
+
+def test_conversations_and_the_engine_are_configured():
+    conversation = {"echo_guard": False, "words_decide": True, "guards": {"longest_seconds": 9}}
+    chosen = read_choices(None, {"conversation": conversation, "engine": {"context": 64}})
+    options, usual = chosen.dialogue(), ServingOptions().dialogue()
+    assert options.echo is None and usual.echo is not None and options.words_decide and not usual.words_decide
+    assert options.speaking.guards.longest_seconds == 9.0 and chosen.engine.context == 64
+    assert usual == DialogueOptions(echo=usual.echo, judge=usual.judge)
+
+
+def test_flags_override_the_file_and_leave_the_rest(folder):
+    over = {"chat_model": None, "turn": {"silence_duration_ms": 500}, "server": {"port": 1, "api_keys": ["12345678"]}}
+    chosen = read_choices(folder / "c.toml", over)
+    assert chosen.turn == TurnSettings(detector="semantic", eagerness="high", silence_duration_ms=500)
+    assert (chosen.server.port, chosen.server.idle_seconds, chosen.chat_model) == (1, 60.0, "qwen3")
+    assert chosen.server.api_keys == ("12345678",)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"modle": "x"}, "'modle' is none of model, codec"),
+        ({"turn": {"silence": 3}}, "turn: 'silence' is none of"),
+        ({"turn": "semantic"}, "turn is a table"),
+        ({"turn": {"detector": "magic"}}, "one of none, silence, semantic, not 'magic'"),
+        ({"server": {"port": "9000"}}, "port is to be int, not '9000'"),
+        ({"server": {"log_content": 1}}, "log_content is to be bool"),
+        ({"model": "mini-speech", "chat": "smollm2"}, "not both"),
+    ],
+)
+def test_what_cannot_be_chosen_is_told_in_one_line(given, complaint):
+    with pytest.raises(InputError, match=complaint) as told:
+        read_choices(None, given)
+    assert "\n" not in str(told.value)
+
+
+tables = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=4), inner),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), tables, max_size=4))
+def test_any_table_is_taken_or_refused(given_table):
+    with suppress(InputError):
+        assert isinstance(read_choices(None, given_table), ServingOptions)
+
+
+@pytest.mark.parametrize(("name", "content"), [("c.toml", "= 3"), ("c.yaml", "a: [b"), ("c.yml", "- a")])
+def test_files_that_are_none_are_told_in_one_line(tmp_path, name, content):
+    (tmp_path / name).write_text(content, encoding="utf8")
+    with pytest.raises(InputError, match=name.replace(".", r"\.")):
+        read_choices(tmp_path / name, {})
+    with pytest.raises(InputError, match="cannot be read"):
+        read_choices(tmp_path / "absent.toml", {})
+
+
+def test_who_checks_replies(folder):
+    assert ServingOptions().dialogue().speaking.moderation is None
+    by_words = ModerationOptions(words=folder / "words.txt")
+    assert isinstance(by_words.moderation().checker, WordList)
+    assert isinstance(ModerationOptions(url="http://localhost:1").moderation().checker, HttpChecker)
+    held = ServingOptions(moderation=replace(by_words, hold_ms=1500))
+    assert held.dialogue().speaking.moderation.window == 1.5
+
+
+async def test_all_who_check_are_asked(folder):
+    both = ModerationOptions(words=folder / "words.txt", url="http://127.0.0.1:9", timeout_seconds=1.0)
+    verdict = await both.moderation().verdict("Good evening")
+    assert "check failed" in verdict, "an endpoint that is not there stops the reply"
+    assert await replace(both, passes_on_failure=True).moderation().verdict("Good evening") is None
+
+
+def test_the_command_shows_what_it_would_serve_and_no_secrets(folder):
+    flags = ["--chat-key", "the chat secret", "--api-key", "the-server-secret", "--moderate-key", "a third secret"]
+    flags += ["--config", str(folder / "c.toml"), "--port", "8123", "--smart-turn", "installed", "--show"]
+    shown = CliRunner().invoke(app, ["serve", *flags])
+    assert shown.exit_code == 0, shown.output
+    told = json.loads(shown.output)
+    assert told["server"]["port"] == 8123 and told["chat_model"] == "qwen3" and told["smart_turn"] == "installed"
+    assert "secret" not in shown.output
+
+
+def test_what_the_docs_say_may_be_chosen_may_be_chosen(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf8")
+    (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "as-written.toml").write_text(block, encoding="utf8")
+    assert read_choices(tmp_path / "as-written.toml", {}).moderation.regex == (r"\d{16}",)
+    everything = re.sub(r"^# (\w+ = )", r"\1", block.replace('model = "mini-speech"', ""), flags=re.MULTILINE)
+    (tmp_path / "everything.toml").write_text(everything, encoding="utf8")
+    assert read_choices(tmp_path / "everything.toml", {}).cascade.chat_model == "qwen3:8b"
+    told = set(re.findall(r"`(--[a-z-]+)`", text.partition("The flags are")[2].partition("In Python")[0]))
+    known = {option for each in get_command(app).commands["serve"].params for option in each.opts}
+    assert told == known - {"--config", "--show"}

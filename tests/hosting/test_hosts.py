@@ -1,0 +1,64 @@
+"""Who stands behind a server: a speech-to-speech model with a recogniser and a voice beside it, or a cascade."""
+
+import httpx
+import pytest
+
+import vivavoce
+from tests.hosting.listening import likeness
+from tests.s2s.small_parts import small_asr, small_chat, small_tts
+from vivavoce.audio.io import read
+from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.server.app import build_app
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.hosting import load_host
+from vivavoce.server.hosting.config import ModerationOptions, ServingOptions
+from vivavoce.server.hosting.conversations import host_of
+
+IDLE = dict.fromkeys(("queue_depth", "kv_used_ratio", "audio_requests", "audio_requests_begun"), 0.0)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    asr, chat, tts = (tmp_path_factory.mktemp(name) for name in ("asr", "chat", "tts"))
+    return {"asr": str(small_asr(asr)), "chat": str(small_chat(chat)), "tts": str(small_tts(tts))}
+
+
+async def test_a_recogniser_and_a_voice_beside_speech_to_speech(parts):
+    moderation = ModerationOptions(regex=("never",))
+    host = host_of(ServingOptions(device="cpu", asr=parts["asr"], tts=parts["tts"], moderation=moderation))
+    assert [card.id for card in host.models] == ["mini-speech"]
+    assert host.pipeline.options.words_first and host.pipeline.options.captioner is host.ear
+    assert host.gauges() == IDLE
+    app = build_app(host, ServerOptions(), host.speech, host.transcriber)
+    async with host.ear, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        conversation = host.open(ConversationSettings(), "mini-speech")
+        assert conversation._options.transcriber is host.ear
+        models = (await http.get("/v1/models")).json()["data"]
+        assert [model["viva"]["kind"] for model in models] == ["realtime", "speech", "transcription"]
+        speech = await http.post("/v1/audio/speech", json={"input": "Good evening.", "response_format": "wav"})
+        assert likeness(read(speech.content), vivavoce.say("Good evening.", model=parts["tts"], device="cpu")) > 0.99
+        written = await http.post("/v1/audio/transcriptions", files={"file": ("a.wav", speech.content)})
+        assert written.json()["text"] == vivavoce.transcribe(read(speech.content), parts["asr"], device="cpu").text
+        assert b"viva_queue_depth 0.0" in (await http.get("/metrics")).content
+
+
+async def test_a_cascade_is_ready_when_all_its_parts_are_warm(parts):
+    host = load_host(**parts, device="cpu")
+    assert not host.is_ready and [card.id for card in host.models] == ["cascade"]
+    async with host.pipeline:
+        await host.warm_up()
+        assert host.is_ready and host.gauges() == IDLE
+
+
+def test_what_cannot_be_served_is_told_before_anything_is_loaded(parts, tmp_path):
+    with pytest.raises(InputError, match="not both"):
+        load_host(model="mini-speech", chat="smollm2")
+    with pytest.raises(InputError, match="no model is called 'nobody'"):
+        load_host(chat="http://localhost:1/v1", asr="nobody")
+    with pytest.raises(CheckpointError, match="smart-turn"):
+        host_of(ServingOptions(smart_turn=str(tmp_path / "absent.onnx")))
+    with pytest.raises(InputError, match="instructions file"):
+        host_of(ServingOptions(instructions="@" + str(tmp_path / "absent.txt")))
+    with pytest.raises(InputError, match="regular expression"):
+        host_of(ServingOptions(moderation=ModerationOptions(regex=("(",))))

@@ -1,0 +1,78 @@
+"""`viva serve` as a process of its own, spoken to by an unmodified client, and killed."""
+
+import base64
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+
+from tests.hosting.processes import viva_serve
+from vivavoce.audio.io import float_to_pcm16, read
+from vivavoce.bench.answer import QUESTIONS
+
+
+@pytest.fixture(scope="module")
+def address():
+    with viva_serve() as address:
+        yield address
+
+
+def _question(intent):
+    listed = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
+    entry = next(entry for entry in listed if entry["intent"] == intent)
+    samples = read(QUESTIONS / entry["file"], rate=24_000).samples[0]
+    quiet = np.zeros(24_000, np.float32)
+    return float_to_pcm16(np.concatenate([quiet[:4800], samples, quiet]))
+
+
+async def test_a_spoken_question_is_answered_in_speech(address):
+    sound = _question("breakfast")
+    client = AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1")
+    reply, words, heard = bytearray(), "", None
+    async with client, client.realtime.connect(model="mini-speech") as connection:
+        transcription = {"input": {"transcription": {"model": "mini-speech"}}}
+        await connection.session.update(session={"type": "realtime", "audio": transcription})
+        pcm = sound.tobytes() if hasattr(sound, "tobytes") else bytes(sound)
+        for start in range(0, len(pcm), 9600):
+            piece = base64.b64encode(pcm[start : start + 9600]).decode()
+            await connection.input_audio_buffer.append(audio=piece)
+        done = None
+        async for event in connection:
+            if event.type == "response.output_audio.delta":
+                reply += base64.b64decode(event.delta)
+            elif event.type == "response.output_audio_transcript.delta":
+                words += event.delta
+            elif event.type == "conversation.item.input_audio_transcription.completed":
+                heard = event.transcript
+            elif event.type == "response.done":
+                done = event.response
+            elif event.type == "error":
+                raise AssertionError(event)
+            if done is not None and heard is not None:
+                break
+    assert done.status == "completed"
+    assert "breakfast" in heard.lower(), heard
+    assert "seven until ten" in words, words
+    assert 1.0 < len(reply) / 48_000 < 8.0
+    assert np.abs(np.frombuffer(bytes(reply), np.int16)).max() > 1000
+
+
+def test_the_page_the_models_and_the_metrics_are_there(address):
+    with urllib.request.urlopen(f"http://{address}/v1/models") as answer:
+        assert json.load(answer)["data"][0]["id"] == "mini-speech"
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        assert b"viva_" in answer.read()
+    with urllib.request.urlopen(f"http://{address}/") as answer:
+        assert b"<html" in answer.read()
+
+
+def test_other_machines_are_not_let_in_without_a_key():
+    command = [Path(sys.executable).with_name("viva"), "serve", "--host", "0.0.0.0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "--api-key" in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,103 @@
+"""Who hops with whom: one hop for many texts where that is sooner, and nobody waits long for others."""
+
+import pytest
+import torch
+
+from tests.models.test_cosyvoice_graphs import a_prompt, tiny_speech
+from tests.models.tiny_cosyvoice import sizes
+from vivavoce.audio.chunking import Grain
+from vivavoce.device import pick
+from vivavoce.engine.sampling import Generation
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM
+from vivavoce.models.flow.model import FlowSpeech
+from vivavoce.tts.cosyvoice import PUBLISHED
+from vivavoce.tts.cosyvoice_engine import PATIENCE, CosyVoiceSynthesizer, HopPolicy, SynthesizedText
+
+LEFT, FIRST, LOOKAHEAD, CHUNK = 1, 15, 3, 25
+
+
+class Noted(FlowSpeech):
+    """Remembers how many codes each text of a hop decoded."""
+
+    def __init__(self, speech):
+        super().__init__(speech.flow, speech.vocoder)
+        self.hops = []
+
+    def step_batch(self, states, codes, final):
+        self.hops.append([len(each) for each in codes])
+        return super().step_batch(states, codes, final)
+
+
+@pytest.fixture
+def mouth():
+    lm = CosyVoiceLM.random(sizes(3).lm, seed=1)
+    return CosyVoiceSynthesizer(lm, Noted(tiny_speech()), pick("cpu"), LEFT)
+
+
+@pytest.fixture
+def voice(mouth):
+    return mouth.speech.flow.voice(a_prompt(35))
+
+
+def begin(mouth, voice, seed, lead=0.0):
+    """A text that is to be said, whose listener is so many seconds behind."""
+    policy = HopPolicy(Grain(CHUNK, LOOKAHEAD, 0.04), mouth.speech.flow.first_hop(voice))
+    text = SynthesizedText(policy, mouth.speech.start(voice, LEFT, seed), lambda: lead)
+    rows = mouth.lm.prompt([3, 4, 5], [mouth.lm.config.end_of_prompt], [seed] * 20)
+    text.sequence = mouth.engine.open(rows)
+    mouth.engine.generate(text.sequence, Generation(PUBLISHED, max_new_rows=400, min_new_rows=400, seed=seed))
+    mouth._active.append(text)
+    return text
+
+
+def advance_until(mouth, is_so):
+    for _ in range(400):
+        if is_so():
+            return
+        mouth._advance()
+    raise AssertionError("it never was so")
+
+
+def written(text):
+    return text.sequence.generated
+
+
+@pytest.mark.parametrize(("apart", "hops"), [(2, [5]), (PATIENCE + 4, [1, 1, 1, 1, 1])])
+def test_texts_that_begin_nearly_together_are_first_heard_together(mouth, voice, apart, hops):
+    texts = []
+    for seed in range(5):
+        texts.append(begin(mouth, voice, seed))
+        advance_until(mouth, lambda: written(texts[-1]) >= apart)
+    advance_until(mouth, lambda: all(text.hops for text in texts))
+    firsts = [len(hop) for hop in mouth.speech.hops if FIRST + LOOKAHEAD in hop]
+    assert firsts == hops
+    assert torch.isfinite(torch.cat([sound for text in texts for sound in text.sounds])).all()
+
+
+def test_nobody_waits_for_a_crowd_that_goes_on_coming(mouth, voice):
+    first = begin(mouth, voice, 0)
+    texts = [first]
+    while not first.hops:
+        advance_until(mouth, lambda: first.hops or written(texts[-1]) >= 6)
+        texts.append(begin(mouth, voice, len(texts)))
+    assert written(first) <= FIRST + LOOKAHEAD + PATIENCE + len(texts)
+
+
+def test_who_has_little_left_waits_for_nobody(mouth, voice):
+    spoken = begin(mouth, voice, 0, lead=0.1)
+    advance_until(mouth, lambda: spoken.hops == 1 and len(spoken.codes) == CHUNK)
+    begin(mouth, voice, 1)
+    advance_until(mouth, lambda: spoken.hops == 2)
+    assert mouth.speech.hops == [[FIRST + LOOKAHEAD], [CHUNK]]
+
+
+def test_whoever_has_a_chunk_comes_along(mouth, voice):
+    near, far = begin(mouth, voice, 0, lead=0.3), begin(mouth, voice, 1, lead=9.0)
+    advance_until(mouth, lambda: near.hops == far.hops == 4)
+    assert mouth.speech.hops == [[FIRST + LOOKAHEAD] * 2, [CHUNK] * 2, [CHUNK] * 2, [CHUNK] * 2]
+
+
+def test_a_text_alone_takes_longer_hops_as_its_lead_grows(mouth, voice):
+    text = begin(mouth, voice, 0, lead=9.0)
+    advance_until(mouth, lambda: text.hops == 3)
+    assert mouth.speech.hops == [[FIRST + LOOKAHEAD], [2 * CHUNK], [2 * CHUNK]]

@@ -1,0 +1,134 @@
+"""What CosyVoice is given to read, and what a listener's wish does to how it speaks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivavoce.errors import InputError
+from vivavoce.tts.cosyvoice_voices import breaths, prepared, prepared_piece, tidied_transcript, words_of
+from vivavoce.tts.style import STYLES, DirectedStyle, directed
+
+USUAL = DirectedStyle()
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("**Hello** 3 [people](http://x.y)", "Hello three people."),
+        ("Wait [laughter] what?", "Wait [laughter] what?"),
+        ("[T][AH0][M][AA1][T][OW2]", "[T][AH0][M][AA1][T][OW2]."),
+        ("面积是5 m²。", "面积是5 m平方。"),
+        ("你 好 - 世界，", "你好，世界。"),
+        ("圆周率是3.14.", "圆周率是3.14。"),
+        ("高管也通过电话[j][ǐ]予。", "高管也通过电话[j][ǐ]予。"),
+        ("<|en|>Hi 5", "<|en|>Hi 5"),
+        ("<strong>really</strong> good", "<strong>really</strong> good."),
+    ],
+)
+def test_text_is_cleaned_around_what_the_model_knows(given, read):
+    assert prepared(given, 3) == read
+
+
+def test_a_text_may_be_left_as_it_is():
+    assert prepared("Hello *you* 2 [laughter]", 3, clean=False) == "Hello *you* 2 [laughter]"
+
+
+def test_phonemes_are_of_version_3_alone():
+    with pytest.raises(InputError, match="CosyVoice 2 has no phonemes"):
+        prepared("[AA1]", 2)
+    assert prepared("See [1] there.", 2) == "See, one, there."
+
+
+def test_long_texts_are_said_in_breaths_and_chinese_counts_characters():
+    sentence = "This is a sentence of some length. "
+    assert [len(part.text) <= 160 for part in breaths(sentence * 20, lambda text: len(text) // 2)].count(False) == 0
+    assert max(len(part.text) for part in breaths("这是一个不太长的句子。" * 20, lambda text: 10**6)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("written", "tidy"),
+    [("HELLO THERE", "Hello there."), ("你好", "你好。"), ("Yes!", "Yes!"), (" a  b ", "a b."), ("", "")],
+)
+def test_a_transcript_has_sentence_case_and_an_end(written, tidy):
+    assert tidied_transcript(written) == tidy
+
+
+@given(st.lists(st.text("ab ,。你", max_size=9), max_size=9))
+def test_a_growing_text_comes_whole_and_in_order(pieces):
+    assert "".join(words_of(pieces)) == "".join(pieces)
+
+
+def test_a_growing_text_is_cut_before_spaces():
+    assert list(words_of(["Hel", "lo wor", "ld, you ", "all"])) == ["Hello", " world, you", " all"]
+    assert list(words_of(["你好，世", "界"])) == ["你好，", "世界"]
+
+
+def test_the_pieces_of_a_growing_text_keep_their_spaces():
+    assert [prepared_piece(piece, 3) for piece in (" 3 cats", ",", " [laughter]!", "")] == [
+        " three cats",
+        ",",
+        " [laughter]!",
+        "",
+    ]
+
+
+WISHES = {
+    "More cheerful, please.": {"style": "happy"},
+    "Could you talk a bit slower?": {"speed": 1 / 1.2},
+    "Not so fast!": {"speed": 1 / 1.2},
+    "Speed up a little": {"speed": 1.2},
+    "too loud": {"volume": 1 / 1.5},
+    "Louder.": {"volume": 1.5},
+    "Speak in Cantonese, please": {"style": "cantonese"},
+    "like a robot": {"style": "robot"},
+    "说快一点": {"speed": 1.2},
+    "别太快": {"speed": 1 / 1.2},
+    "请用四川话说": {"style": "sichuan"},
+    "开心一点，好吗？": {"style": "happy"},
+}
+
+
+@pytest.mark.parametrize(("said", "change"), WISHES.items(), ids=WISHES)
+def test_a_wish_changes_what_it_names_and_nothing_else(said, change):
+    after = directed(said, USUAL)
+    assert after is not None
+    assert {name: getattr(after, name) for name in change} == pytest.approx(change)
+    assert all(
+        getattr(after, name) == getattr(USUAL, name) for name in ("speed", "volume", "style") if name not in change
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "How fast is it?",
+        "I am happy.",
+        "fast",
+        "I want a louder speaker",
+        "Say that again",
+        "今天很开心",
+        "快",
+        "What now?",
+    ],
+)
+def test_what_is_part_of_the_conversation_is_no_wish(said):
+    assert directed(said, USUAL) is None
+
+
+def test_wishes_add_up_within_bounds_and_can_be_taken_back():
+    manner = USUAL
+    for _ in range(20):
+        manner = directed("faster please", directed("louder", manner))
+    assert (manner.speed, manner.volume) == (2.0, 4.0)
+    assert directed("less cheerful please", DirectedStyle(style="happy")).style == ""
+    assert directed("speak normally again please", manner) == USUAL
+
+
+def test_the_published_instructions_are_there():
+    assert len(STYLES[3]) == 26
+    assert DirectedStyle(style="sichuan").told(3) == "请用四川话表达。"
+    assert DirectedStyle(style="sichuan").told(2) == "用四川话说这句话"
+    assert DirectedStyle(instruction="Whisper.").told(2) == "Whisper."
+    with pytest.raises(InputError, match="201 characters"):
+        DirectedStyle(instruction="a" * 201)

@@ -1,0 +1,164 @@
+"""A CPU alone says what the engine says, and neither leaves anything behind."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
+from vivavoce.device import int8_is_fast_here, pick
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import GREEDY, Generation, Sampling, gumbel_noise
+from vivavoce.errors import CapacityError
+from vivavoce.models.moss_tts_nano.model import MossTTSNano
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
+from vivavoce.nn.quantised import to_int8
+from vivavoce.tts.nano_cpu import CpuDecoder, SequenceDraw
+from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator, before_text
+
+REFERENCE = tuple(tuple((7 * frame + 3 * book) % 24 for book in range(5)) for frame in range(6))
+PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())
+WIDER = dataclasses.replace(CONFIG, hidden_size=128, intermediate_size=256, num_heads=4)
+NEEDS_INT8 = pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "greedy with a penalty": Sampling(0.0, repetition_penalty=1.5),
+    "published": Sampling(0.8, 25, 0.95, 1.2),
+    "narrow": Sampling(1.3, 3, 0.7),
+    "without limits": Sampling(1.0, 0, 1.0),
+    "wide": Sampling(1.5, 100, 0.99, 1.1),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> MossTTSNano:
+    return tiny_nano(dtype=torch.float32)
+
+
+def said(
+    mouth: CpuFrameGenerator | EngineFrameGenerator, generation: Generation, reference=REFERENCE
+) -> list[tuple[int, ...]]:
+    return list(mouth.frames(reference, "Good evening.", generation))
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("reference", [REFERENCE, ()], ids=["cloned", "own"])
+def test_alone_and_in_the_engine_the_same_is_said(model, name, reference):
+    for seed in (0, 1, 2**40 + 5):
+        generation = Generation(SAMPLINGS[name], 24, min_new_rows=10, seed=seed, penalise_prompt=False)
+        alone = said(CpuFrameGenerator(model, PROMPT), generation, reference)
+        assert len(alone) >= 9
+        assert alone == said(EngineFrameGenerator(model, PROMPT, pick("cpu")), generation, reference)
+
+
+def test_fewer_codebooks_are_said_alike():
+    model = tiny_nano(dtype=torch.float32, codebooks=3)
+    generation = Generation(SAMPLINGS["published"], 12, 12, penalise_prompt=False)
+    alone = said(CpuFrameGenerator(model, PROMPT), generation)
+    assert {len(frame) for frame in alone} == {3}
+    assert alone == said(EngineFrameGenerator(model, PROMPT, pick("cpu")), generation)
+
+
+def test_a_voice_read_ahead_is_the_whole_prompt(model):
+    generation = Generation(GREEDY, 16, 16)
+    engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
+    rows = PROMPT.clone("Good evening.", REFERENCE)
+    expected = model.spoken_frames(engine.complete(engine.open(rows), generation))
+    assert before_text(PROMPT, REFERENCE) + PROMPT.speech("Good evening.") == rows
+    assert said(CpuFrameGenerator(model, PROMPT), generation) == expected
+
+
+def test_a_past_is_a_value(model):
+    decoder = CpuDecoder(model)
+    past = decoder.read(before_text(PROMPT, REFERENCE))
+    before = past.keys_values.clone()
+    generation = Generation(SAMPLINGS["published"], 8, 8, penalise_prompt=False)
+    first = list(decoder.speak(past, PROMPT.speech("Yes."), generation))
+    list(decoder.speak(past, PROMPT.speech("No, thank you."), generation))
+    assert list(decoder.speak(past, PROMPT.speech("Yes."), generation)) == first
+    assert torch.equal(past.keys_values, before)
+
+
+@pytest.mark.parametrize("is_int8", [False, pytest.param(True, marks=NEEDS_INT8)])
+def test_without_python_the_same_is_said(is_int8):
+    model = MossTTSNano.random(WIDER, deviation=0.1)
+    if is_int8:
+        to_int8(model)
+    slow, quick = CpuDecoder(model), CpuDecoder(model)
+    quick.compile()
+    assert type(quick.whole) is not type(slow.whole)
+    rows, more = before_text(PROMPT, REFERENCE), PROMPT.speech("Yes.")
+    pasts = [decoder.read(rows) for decoder in (slow, quick)]
+    assert torch.equal(pasts[0].keys_values, pasts[1].keys_values)
+    generation = Generation(SAMPLINGS["published"], 12, 12, penalise_prompt=False)
+    said = [list(decoder.speak(past, more, generation)) for decoder, past in zip((slow, quick), pasts, strict=True)]
+    assert said[0] == said[1] and len(said[0]) >= 11
+
+
+def test_products_that_cannot_be_compiled_stay_as_they_are():
+    other = MossTTSNano.random(WIDER)
+    other.transformer.h[0].mlp.fc_in = torch.nn.Linear(WIDER.hidden_size, WIDER.intermediate_size)
+    decoder = CpuDecoder(other)
+    whole = decoder.whole
+    decoder.compile()
+    assert (
+        decoder.whole is whole
+        and len(list(decoder.speak(decoder.read([(0,) * 6]), [(1,) * 6], Generation(GREEDY, 2, 3)))) == 2
+    )
+
+
+def test_two_sequences_of_one_decoder_do_not_meet(model):
+    mouth, generation = CpuFrameGenerator(model, PROMPT), Generation(GREEDY, 8, 9)
+    alone = {text: list(mouth.frames(REFERENCE, text, generation)) for text in ("Yes.", "No.")}
+    streams = {text: mouth.frames(REFERENCE, text, generation) for text in alone}
+    mixed = list(zip(*streams.values(), strict=True))
+    assert [list(frames) for frames in zip(*mixed, strict=True)] == list(alone.values())
+
+
+def test_noise_is_the_engine_s():
+    seed, position, channels = 2**45 + 12345, 777, 6
+    draw = SequenceDraw([Sampling()] * channels, seed, 24)
+    draw.start_row(position)
+    ids = np.arange(24)
+    for channel in range(channels):
+        expected = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), channel, torch.from_numpy(ids)[None])
+        np.testing.assert_allclose(draw._noise[channel], expected[0].float().numpy(), rtol=1e-6)
+
+
+def test_leaving_off_leaves_nothing_in_the_engine(model):
+    mouth = EngineFrameGenerator(model, PROMPT, pick("cpu"))
+    generation = Generation(GREEDY, 20, 20)
+    said(mouth, generation)
+    before = set(mouth.engine.scheduler.sequences)
+    frames = mouth.frames(REFERENCE, "Good evening.", generation)
+    next(frames)
+    assert set(mouth.engine.scheduler.sequences) != before
+    frames.close()
+    assert set(mouth.engine.scheduler.sequences) == before and len(before) == 1
+
+
+def test_voices_used_long_ago_are_forgotten(model):
+    mouth, generation = EngineFrameGenerator(model, PROMPT, pick("cpu")), Generation(GREEDY, 2, 2)
+    for code in range(12):
+        said(mouth, generation, (((code,) * 5),) * 3)
+    assert len(mouth.engine.scheduler.sequences) == 8
+
+
+def test_a_text_beyond_the_model_s_reach_is_refused():
+    small = MossTTSNano.random(dataclasses.replace(CONFIG, max_positions=160))
+    with pytest.raises(CapacityError, match="more than the 160"):
+        said(CpuFrameGenerator(small, PROMPT), Generation(GREEDY, 100))
+
+
+@NEEDS_INT8
+@pytest.mark.parametrize(("hidden", "is_small"), [(128, False), (512, True)])
+def test_rounded_weights_say_nearly_the_same(hidden, is_small):
+    config = dataclasses.replace(WIDER, hidden_size=hidden)
+    plain, rounded = (MossTTSNano.random(config, deviation=12.8 / hidden) for _ in range(2))
+    to_int8(rounded)
+    assert CpuDecoder(rounded).is_small == is_small and not CpuDecoder(plain).is_small
+    rows = before_text(PROMPT, REFERENCE)
+    expected, found = (CpuDecoder(each).read(rows).keys_values for each in (plain, rounded))
+    assert (found - expected).norm() / expected.norm() < 0.03
+    assert len(list(CpuFrameGenerator(rounded, PROMPT).frames(REFERENCE, "Yes.", Generation(GREEDY, 6, 7)))) == 6

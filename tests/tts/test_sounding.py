@@ -1,0 +1,185 @@
+"""Whoever decodes the frames, alone, beside their making or for many at once, makes the same sound."""
+
+import dataclasses
+import threading
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.tiny_nano import CODEC_CONFIG, tiny_nano_codec
+from tests.tts.test_speaker import EIGHT, TEXT, joined, tiny_speaker
+from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.device import pick
+from vivavoce.errors import InputError
+from vivavoce.models.moss_audio_tokenizer.cuda import SlotDecoder, SlotState
+from vivavoce.models.moss_audio_tokenizer.model import CodecState
+from vivavoce.runtime.device_loop import DeviceLoop
+from vivavoce.tts.frame_model import ChunkedPlayback, spare_cores
+from vivavoce.tts.nano_engine import BatchedDecoder, EngineFrameGenerator, SingleDecoder
+
+FRAMES = [tuple(frame) for frame in torch.randint(32, (40, 6), generator=torch.Generator().manual_seed(0)).tolist()]
+
+
+@pytest.fixture(scope="module")
+def codec():
+    return tiny_nano_codec()
+
+
+@pytest.fixture(scope="module")
+def whole(codec):
+    return codec.decode(torch.tensor(FRAMES).T[None])[0].numpy()
+
+
+def sounding(codec, decode=None, beside=None, is_live=True, clock=lambda: 0.0) -> ChunkedPlayback:
+    seconds = 1 / CODEC_CONFIG.frame_rate
+    player = SimulatedPlayer()
+    decode = decode or SingleDecoder(codec)
+    return ChunkedPlayback(decode, decode.start(), seconds, player, clock, beside, is_live)
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_decoding_beside_changes_nothing(codec, whole, is_live):
+    with ThreadPoolExecutor(1) as beside:
+        heard = joined(sounding(codec, beside=beside, is_live=is_live).sounds(iter(FRAMES)))
+    np.testing.assert_allclose(heard, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(("is_beside", "longest"), [(True, 4), (False, 20)])
+def test_chunks_decoded_beside_are_short_so_that_little_is_left_at_the_end(codec, is_beside, longest):
+    with ThreadPoolExecutor(1) as pool:
+        speech = sounding(codec, beside=pool if is_beside else None, is_live=False)
+        lengths = []
+        for sound in speech.sounds(iter(FRAMES * 3)):
+            lengths.append(sound.shape[1] // CODEC_CONFIG.frame_samples)
+            speech.player.feed(0.0, lengths[-1] * speech.frame_seconds)
+    assert lengths[0] == 1 and max(lengths) == longest and sum(lengths) == 3 * len(FRAMES)
+
+
+class Lagging(Executor):
+    """Does nothing for a while, then everything at once."""
+
+    def __init__(self) -> None:
+        self.is_awake, self.kept = False, None
+
+    def submit(self, work, *given):
+        future = Future()
+        self.kept = lambda: future.set_result(work(*given))
+        if self.is_awake:
+            self.kept()
+        return future
+
+
+def test_a_codec_that_lags_behind_takes_all_that_waits(codec, whole):
+    pool = Lagging()
+
+    def frames():
+        for number, frame in enumerate(FRAMES):
+            if number == 12:
+                pool.is_awake = True
+                pool.kept()
+            yield frame
+
+    heard = list(sounding(codec, beside=pool).sounds(frames()))
+    assert [sound.shape[1] // CODEC_CONFIG.frame_samples for sound in heard[:3]] == [1, 1, 11]
+    np.testing.assert_allclose(np.concatenate(heard, axis=1), whole, atol=1e-5)
+
+
+def test_where_all_cores_make_frames_none_is_asked_to_decode_beside(tmp_path):
+    speaker, threads = tiny_speaker(tmp_path), torch.get_num_threads()
+    try:
+        for count in (spare_cores() + 1, max(1, spare_cores())):
+            torch.set_num_threads(count)
+            sounding = speaker._sounding(SimulatedPlayer(), lambda: 0.0, True)
+            assert (sounding.beside is None) == (count > spare_cores())
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_decoder_that_fails_beside_fails_here(codec):
+    with ThreadPoolExecutor(1) as beside, pytest.raises(InputError, match="code 99"):
+        list(sounding(codec, beside=beside).sounds(iter([*FRAMES[:1], (99,) * 6, *FRAMES])))
+
+
+def together_on(codec, graphs: bool) -> BatchedDecoder:
+    return BatchedDecoder(codec, DeviceLoop(), dataclasses.replace(pick("cpu"), graphs=graphs))
+
+
+@pytest.mark.parametrize("in_slots", [True, False])
+def test_many_threads_are_decoded_together(codec, whole, in_slots):
+    together, heard, passes = together_on(codec, in_slots), {}, []
+    assert (together.slots is not None) == in_slots
+    work = together._work
+
+    def counted() -> bool:
+        passes.append(len(together._waiting))
+        return work()
+
+    together.rounds.parts[:] = [counted]
+
+    def listen(index):
+        heard[index] = joined(sounding(codec, together).sounds(iter(FRAMES)))
+
+    threads = [threading.Thread(target=listen, args=(index,)) for index in range(6)]
+
+    def until_all_have_asked() -> None:
+        for thread in threads:
+            thread.start()
+        while len(together._waiting) < 6:
+            threading.Event().wait(0.001)
+
+    together.rounds.ask(until_all_have_asked)
+    for thread in threads:
+        thread.join()
+    assert passes[0] == 6
+    for sound in heard.values():
+        np.testing.assert_allclose(sound, whole, atol=1e-5)
+
+
+def test_who_finds_no_slot_is_decoded_all_the_same(codec, whole):
+    together = together_on(codec, graphs=True)
+    together.slots = SlotDecoder(codec, 1)
+    held = together.start()
+    heard = joined(sounding(codec, together).sounds(iter(FRAMES)))
+    assert isinstance(held, SlotState) and isinstance(together.start(), CodecState)
+    np.testing.assert_allclose(heard, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_slots", [True, False])
+def test_a_pass_that_fails_tells_everybody(codec, in_slots):
+    together = together_on(codec, in_slots)
+    with pytest.raises(InputError, match="code 99"):
+        together(together.start(), [(99,) * 6])
+
+
+def test_a_step_that_fails_ends_the_texts_under_way_and_no_later_one(tmp_path):
+    speaker = tiny_speaker(tmp_path)
+    mouth = speaker.mouth = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
+    expected = speaker.say(TEXT, "bell", EIGHT).samples
+    run = mouth.engine.runner.run
+
+    def failing(works):
+        mouth.engine.runner.run = run
+        raise RuntimeError("the device is gone")
+
+    mouth.engine.runner.run = failing
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        speaker.say(TEXT, "bell", EIGHT)
+    np.testing.assert_array_equal(speaker.say(TEXT, "bell", EIGHT).samples, expected)
+    assert len(mouth.engine.scheduler.sequences) == 1
+
+
+def test_parts_begun_side_by_side_sound_as_one_after_another(tmp_path):
+    speaker = tiny_speaker(tmp_path)
+    expected = speaker.say(TEXT, "bell", EIGHT).samples
+    speaker.mouth = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
+    speaker.mouth.at_once = 3
+    np.testing.assert_allclose(speaker.say(TEXT, "bell", EIGHT).samples, expected, atol=1e-5)
+    steps = speaker.mouth.engine.steps
+    pieces = speaker.stream(TEXT, "bell", EIGHT)
+    next(pieces)
+    assert len(speaker.mouth.engine.scheduler.sequences) == 1 + 3
+    pieces.close()
+    assert len(speaker.mouth.engine.scheduler.sequences) == 1
+    assert steps < 4 * 10  # four parts of nine frames would take forty by themselves

@@ -1,0 +1,231 @@
+"""A conversation in a few lines: ask by voice or in writing, hear the answer; the next question knows the last."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce import hub
+from vivavoce.asr import load_transcriber
+from vivavoce.audio.io import Sound, read
+from vivavoce.cascade.loading import CascadeParts, LoadedCascade, load_cascade
+from vivavoce.device import pick
+from vivavoce.dialogue.events import (
+    ConversationSettings,
+    Event,
+    InputTranscript,
+    InputTranscriptFailed,
+    Message,
+    ReplyAudio,
+    ReplyDone,
+    ReplyText,
+    Samples,
+    TextPart,
+    TurnSettings,
+)
+from vivavoce.dialogue.reply import SpeakingOptions
+from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.engine.engine import EngineLimits
+from vivavoce.errors import CheckpointError, InputError, VivaError
+from vivavoce.models.codecs import Codec, open_codec
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.s2s.loading import CODEC_FOLDER, load_moss_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.s2s.remote_codec import RemoteCodec
+from vivavoce.tts.interface import KINDS as SPEECH_KINDS
+from vivavoce.tts.interface import SpeechModel, open_speech_model
+
+Model = MossSpeechBackend | SpeechModel | WhisperTranscriber | Codec
+SPEECH_TO_SPEECH, RECOGNITION = "moss_speech", "whisper"
+
+
+def load(name: str | Path, device: str = "auto", *, codec: str | None = None, voice: Path | None = None) -> Model:
+    """A model by bundled name, folder or hub id, ready to use.
+
+    A speech-to-speech model is a `MossSpeechBackend`, a text-to-speech model a `SpeechModel`, a Whisper a
+    `WhisperTranscriber`, a codec a `Codec`. `codec` and `voice` are for a speech-to-speech model that carries none.
+    """
+    folder = hub.resolve(str(name))
+    kind = kind_of(folder)
+    if kind == SPEECH_TO_SPEECH:
+        return load_speech(str(name), device, codec, voice)
+    if kind == RECOGNITION:
+        return load_transcriber(str(name), device)
+    if any(each.is_here(folder) for each in SPEECH_KINDS):
+        return open_speech_model(str(name), device)
+    try:
+        return open_codec(folder, pick(device).torch_device)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder} holds no model that is known here (it says {kind or 'nothing'})") from error
+
+
+def load_speech(
+    name: str,
+    device: str = "auto",
+    codec: str | RemoteCodec | None = None,
+    voice: Path | None = None,
+    options: MossSpeechOptions | None = None,
+    dtype: str = "auto",
+    limits: EngineLimits | None = None,
+) -> MossSpeechBackend:
+    """A speech-to-speech model with the codec it carries, the one that is named, or the one it was published with."""
+    folder, known = hub.resolve(name), hub.known(name)
+    if codec is None and known is not None and not (folder / CODEC_FOLDER).is_dir():
+        codec = known.codec
+    carried = hub.resolve(codec) if isinstance(codec, str) else codec
+    return load_moss_speech(folder, carried, voice, device, dtype, limits, options)
+
+
+def kind_of(folder: Path) -> str | None:
+    """What a model's `config.json` says it is; None where it does not say."""
+    try:
+        given: Any = json.loads((folder / "config.json").read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return None
+    kind = given.get("model_type") if isinstance(given, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+RATE = 16_000
+Result = TypeVar("Result")
+Question = str | Sound | PathLike[str] | BinaryIO | bytes | NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One turn: what the question was taken for, what was said, and its sound."""
+
+    heard: str
+    said: str
+    sound: Sound
+
+
+@dataclass
+class _Told:
+    """What has come of an answer so far."""
+
+    question: str
+    """The id of the question's item."""
+    heard: str | None
+    """None: nobody has told yet."""
+    said: str = ""
+    pieces: list[Samples] = field(default_factory=list)
+    is_done: bool = False
+
+    def take(self, event: Event) -> None:
+        """Note an event; `VivaError` where the reply failed."""
+        match event:
+            case InputTranscript(item=self.question, text=text, is_final=True):
+                self.heard = text
+            case InputTranscriptFailed(item=self.question):
+                self.heard = ""
+            case ReplyText(delta=delta):
+                self.said += delta
+            case ReplyAudio(samples=samples):
+                self.pieces.append(samples)
+            case ReplyDone(reason="failed", error=error):
+                raise VivaError(error or "the reply failed")
+            case ReplyDone():
+                self.is_done = True
+
+
+class Talk:
+    """A conversation on a thread of its own. Use as `with`; asked from one thread."""
+
+    def __init__(
+        self, pipeline: MossSpeechBackend | LoadedCascade, settings: ConversationSettings | None = None
+    ) -> None:
+        self._pipeline, self._settings = pipeline, settings or ConversationSettings()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="viva-talk", daemon=True)
+        self._conversation: LiveConversation | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._conversation = self._do(self._open())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._conversation is not None:
+            self._do(self._close(self._conversation))
+            self._conversation = None
+        self._stop()
+
+    def ask(self, question: Question) -> Answer:
+        """The answer to a question: a `str` is written words; a `Path`, bytes, a `Sound`, 16 kHz samples are speech."""
+        if self._conversation is None:
+            raise InputError("the conversation is not open; use it as `with vivavoce.converse() as talk:`")
+        return self._do(self._ask(self._conversation, question))
+
+    async def _open(self) -> LiveConversation:
+        await self._pipeline.__aenter__()
+        settings = replace(self._settings, turn=TurnSettings(detector="none"), transcribe_input=True)
+        speaking = SpeakingOptions(most_ahead=None)
+        options = DialogueOptions(speaking=speaking, echo=None, transcriber=self._pipeline.words)
+        return LiveConversation(self._pipeline, settings, options, input_rate=RATE)
+
+    async def _close(self, conversation: LiveConversation) -> None:
+        await conversation.close()
+        await self._pipeline.__aexit__()
+
+    async def _ask(self, conversation: LiveConversation, question: Question) -> Answer:
+        if isinstance(question, str):
+            item, _ = conversation.add(Message("user", (TextPart(question),)))
+        else:
+            conversation.hear(_samples(question))
+            item = conversation.commit()
+        conversation.reply()
+        told = _Told(item.id, question if isinstance(question, str) else None)
+        async for event in conversation.events():
+            told.take(event)
+            if told.is_done and told.heard is not None:
+                break
+        sound = np.concatenate([np.zeros(0, np.float32), *told.pieces])
+        return Answer((told.heard or "").strip(), told.said.strip(), Sound(sound, conversation.output_rate))
+
+    def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def converse(
+    model: str = "mini-speech",
+    device: str = "auto",
+    *,
+    instructions: str = "",
+    voice: str | Path | None = None,
+    codec: str | None = None,
+    cascade: CascadeParts | None = None,
+) -> Talk:
+    """A conversation with a speech-to-speech model, or with a cascade.
+
+    `voice` is the name of a voice, or the path of a recording to sound like.
+    """
+    recording = voice if isinstance(voice, Path) else None
+    settings = ConversationSettings(instructions=instructions, voice=voice if isinstance(voice, str) else None)
+    if cascade is not None:
+        return Talk(load_cascade(cascade, device), settings)
+    return Talk(load_speech(model, device, codec, recording), settings)
+
+
+def _samples(sound: Sound | PathLike[str] | BinaryIO | bytes | NDArray[np.float32]) -> Samples:
+    if isinstance(sound, np.ndarray):
+        sound = Sound(sound, RATE)
+    if not isinstance(sound, Sound):
+        sound = read(sound, rate=RATE)
+    return sound.mono().resampled(RATE).samples[0]

@@ -1,0 +1,178 @@
+"""Who writes down what is said, behind one interface: our own engine, faster-whisper, or Moonshine.
+
+On a CPU, faster-whisper's int8 is the default for Whispers of `small` size and above where it is installed; everything
+else, and whatever speculates, streams or batches, is ours. Moonshine is for English on the smallest machines.
+"""
+
+import importlib.util
+import threading
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from vivavoce.asr.backends.ctranslate2 import CONVERTED, load_converted
+from vivavoce.asr.backends.moonshine import Moonshine, moonshine_folder
+from vivavoce.asr.batch import TranscribingEngine
+from vivavoce.asr.drafts import DraftChoice, DraftReport
+from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
+from vivavoce.errors import InputError
+from vivavoce.hub import resolve
+from vivavoce.models.checkpoint import is_pickled
+from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.whisper.encoder import narrow, optimise_encoder, to_int8
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
+
+BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
+BACKENDS: tuple[BackendName, ...] = ("auto", "ours", "faster-whisper", "moonshine")
+BIG = 768  # d_model from which on a CPU is left to faster-whisper
+MOONSHINE_SECONDS = 30.0  # of sound it is given at once; its authors advise against more
+
+
+class Backend(Protocol):
+    """Something that hears samples at 16 kHz."""
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """The language that is written where nobody asks for one.  # [time]"""
+        ...
+
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+        """Segments as they are sure; what was given survives an end in the middle.  # [time]"""
+        ...
+
+
+class OwnBackend:
+    """A Whisper in our engine, with drafts where they are asked for.
+
+    Several threads may read segments at once: each advances the engine, which decodes `parallel` recordings together.
+    """
+
+    def __init__(
+        self,
+        listener: WhisperTranscriber,
+        device: Device,
+        drafts: DraftChoice | None = None,
+        parallel: int = 1,
+    ) -> None:
+        self.listener = listener
+        self._device, self._drafts, self._parallel = device, drafts, parallel
+        self._lock = threading.Lock()
+        if parallel == 1:
+            _ = self.engine  # what is wrong with a draft shows when it is loaded
+
+    @cached_property
+    def engine(self) -> TranscribingEngine:
+        """Made on first use where it may not be needed: a server on a GPU has an engine for all requests."""
+        return TranscribingEngine(self.listener, self._device, windows=self._parallel, drafts=self._drafts)
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """The language the model writes, or hears."""
+        return self.listener.own_language(samples)
+
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+        """Segments as they are sure."""
+        with self._lock:
+            one = self.engine.begin(samples, wish)
+        given, is_done = 0, False
+        try:
+            while not is_done:
+                with self._lock:
+                    if not one.is_done:
+                        self.engine.advance()
+                    is_done, made = one.is_done, one.segments[given:]
+                yield from made
+                given += len(made)
+            if one.error is not None:
+                raise one.error
+        finally:
+            with self._lock:
+                self.engine.drop(one)
+
+    def report(self) -> DraftReport:
+        """Passes, tokens and drafts since the last report."""
+        return self.engine.report()
+
+
+class MoonshineBackend:
+    """Moonshine base by ONNX: English, no times within a piece."""
+
+    def __init__(self, folder: str | Path, threads: int = 2) -> None:
+        self.model = Moonshine(folder, threads)
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """English is all it knows."""
+        return "en"
+
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+        """A segment for every half minute."""
+        if wish is not None and (wish.language not in (None, "en") or wish.task != "transcribe"):
+            raise InputError(f"Moonshine writes English only, not {wish.language!r}; take another backend")
+        size = int(MOONSHINE_SECONDS * Moonshine.RATE)
+        for first in range(0, len(samples), size):
+            piece = samples[first : first + size].numpy()
+            text = self.model.write(piece)
+            if text.strip():
+                begin = first / Moonshine.RATE
+                yield TranscriptSegment(
+                    begin, begin + len(piece) / Moonshine.RATE, f" {text.strip()}", (), 0.0, 0.0, 0.0, 0.0
+                )
+
+
+def load_backend(
+    model: str | Path,
+    backend: BackendName = "auto",
+    device: str = "auto",
+    dtype: str = "auto",
+    drafts: DraftChoice | None = None,
+    parallel: int = 1,
+) -> Backend:
+    """A model by bundled name, folder, OpenAI's file or hub id, behind the backend that is asked for or fits it."""
+    if backend not in BACKENDS:
+        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    path = Path(model).expanduser()
+    is_here = path.is_dir() or (path.is_file() and is_pickled(path))  # the latter is one of OpenAI's
+    source = path if is_here else resolve(str(model))
+    picked = pick(device)
+    chosen = fitting(source, picked, drafts) if backend == "auto" else backend
+    if chosen == "moonshine":
+        return MoonshineBackend(source)
+    if chosen == "faster-whisper":
+        compute = "float16" if picked.kind == "cuda" else "int8" if dtype in ("auto", "int8") else dtype
+        return load_converted(source, picked.kind, compute)
+    return OwnBackend(own_listener(source, picked, dtype), picked, drafts, parallel)
+
+
+def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTranscriber:
+    """A Whisper for our own engine; on a CPU its encoder is straightened, in bfloat16 where that is fast."""
+    if dtype == "int8":
+        return int8_listener(source, device)
+    listener = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
+    if dtype == "auto" and device.kind == "cpu" and bfloat16_is_fast_here():
+        narrow(listener.model)
+    elif device.kind == "cpu" and listener.model.encoder.conv1.weight.dtype == torch.float32:
+        optimise_encoder(listener.model)
+    return listener
+
+
+def int8_listener(source: Path, device: Device) -> WhisperTranscriber:
+    """A model with int8 products, which there are for CPUs only."""
+    if device.kind != "cpu":
+        raise InputError(f"int8 products run on CPUs, not on {device.name}; take auto, float16 or bfloat16")
+    listener = WhisperTranscriber.load(source, device.torch_device)
+    to_int8(listener.model)
+    return listener
+
+
+def fitting(source: Path, device: Device, drafts: DraftChoice | None = None) -> BackendName:
+    """The backend for what is at a place: by its files, and on a CPU by its size."""
+    if moonshine_folder(source) is not None:
+        return "moonshine"
+    if (source / CONVERTED).is_file():
+        return "faster-whisper"
+    if device.kind != "cpu" or (drafts is not None and drafts.is_any) or not (source / "config.json").is_file():
+        return "ours"
+    is_big = WhisperConfig.read(source).d_model >= BIG
+    return "faster-whisper" if is_big and importlib.util.find_spec("faster_whisper") is not None else "ours"

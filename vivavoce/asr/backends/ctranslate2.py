@@ -1,0 +1,206 @@
+"""Whisper by CTranslate2: through faster-whisper, as its users have it, or window by window under our rules.
+
+faster-whisper pads every window to 30 s; a model that was taught shorter ones is heard the second way.
+"""
+
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.hub import cache_folder
+from vivavoce.models.checkpoint import save_weights
+from vivavoce.models.quantised import is_packed
+from vivavoce.models.whisper.alignment import TimedWord
+from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.whisper.decoding import Text
+from vivavoce.models.whisper.model import Whisper, WindowMemory
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import (
+    Answer,
+    EncodeWindow,
+    LanguageDetector,
+    Question,
+    TranscriptionOptions,
+    TranscriptSegment,
+    WriteText,
+    answered,
+)
+
+CONVERTED = "model.bin"
+COPIED = ("tokenizer.json", "preprocessor_config.json", "generation_config.json")
+USUAL_FRAMES = 3000
+SHORTEST_WINDOW = 2.0  # seconds: of shorter ones, CTranslate2 4.8 on Arm CPUs sometimes writes what nobody said
+
+
+class FasterWhisper:
+    """CTranslate2's Whisper through the faster-whisper package."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """The language it hears in the first window."""
+        if not self.model.model.is_multilingual:
+            return "en"
+        known = self.model.supported_languages
+        return str(known[0] if len(known) == 1 else self.model.detect_language(samples.numpy())[0])
+
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+        """Segments as it makes them."""
+        wish = wish or TranscriptionOptions()
+        asked: dict[str, Any] = {}
+        if wish.temperatures is not None:
+            asked["temperature"] = list(wish.temperatures)
+        if wish.hotwords:
+            asked["hotwords"] = " ".join(wish.hotwords)
+        heard, about = self.model.transcribe(
+            samples.numpy().astype(np.float32),
+            language=wish.language,
+            task=wish.task,
+            beam_size=wish.beams,
+            initial_prompt=wish.prompt,
+            prefix=wish.prefix,
+            word_timestamps=wish.word_times,
+            without_timestamps=wish.timestamps is False,
+            condition_on_previous_text=wish.follow_earlier,
+            hallucination_silence_threshold=wish.longest_silence,
+            **asked,
+        )
+        for segment in heard:
+            words = tuple(TimedWord(word.word, word.start, word.end, word.probability) for word in segment.words or ())
+            yield TranscriptSegment(
+                segment.start, segment.end, segment.text, tuple(segment.tokens), float(segment.temperature or 0.0),
+                segment.avg_logprob, segment.compression_ratio, segment.no_speech_prob, words, about.language,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EncodedWindow(WindowMemory):
+    """A window that CTranslate2 has encoded; the memory itself is empty."""
+
+    encoded: Any
+
+
+class ConvertedWindows:
+    """The way through a sound is ours, encoder and decoder are CTranslate2's."""
+
+    def __init__(self, listener: WhisperTranscriber, model: Any) -> None:
+        self.listener, self.model = listener, model
+        least = max(SHORTEST_WINDOW, listener.settings.shortest_window)
+        listener.settings = replace(listener.settings, shortest_window=least)
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """The language the model writes, or hears."""
+        return self.listener.own_language(samples)
+
+    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+        """Segments as they are sure."""
+        if wish is not None and wish.word_times:
+            raise InputError("words have no times with this backend and model; take the backend ours")
+        yield from answered(self.listener.hear(samples, wish), self._answer)
+
+    def _answer(self, asked: Question) -> Answer:
+        if isinstance(asked, LanguageDetector):
+            return self._language(asked)
+        return self._encode(asked) if isinstance(asked, EncodeWindow) else self._write(asked)
+
+    def _language(self, asked: LanguageDetector) -> str:
+        assert isinstance(asked.memory, EncodedWindow)
+        (chances,) = self.model.detect_language(asked.memory.encoded)
+        return str(max(chances, key=lambda pair: pair[1])[0]).strip("<|>")
+
+    def _encode(self, asked: EncodeWindow) -> EncodedWindow:
+        import ctranslate2
+
+        features = ctranslate2.StorageView.from_array(np.ascontiguousarray(asked.mel.float().numpy()))
+        nothing = torch.empty(0)
+        return EncodedWindow(nothing, nothing, self.model.encode(features, to_cpu=False))
+
+    def _write(self, asked: WriteText) -> Text:
+        assert isinstance(asked.memory, EncodedWindow)
+        settings, tokens = self.listener.settings, self.listener.tokens
+        latest, suppressed = settings.latest_start, list(settings.suppressed)
+        if not asked.wish.timestamps:
+            suppressed += range(tokens.notimestamps, self.listener.model.config.vocab_size)
+        drawn = {"sampling_topk": 0, "sampling_temperature": asked.temperature} if asked.temperature else {}
+        (made,) = self.model.generate(
+            asked.memory.encoded,
+            [list(asked.prompt)],
+            beam_size=asked.beams,
+            num_hypotheses=asked.best_of,
+            max_length=self.listener.model.config.max_target_positions,
+            return_scores=True,
+            return_no_speech_prob=True,
+            suppress_blank=True,
+            suppress_tokens=suppressed,
+            max_initial_timestamp_index=50 if latest is None else round(latest / 0.02),
+            **drawn,
+        )
+        written = [token for token in made.sequences_ids[0] if token != tokens.endoftext]
+        return Text(written, made.scores[0] * len(made.sequences_ids[0]), True, made.no_speech_prob)
+
+
+def load_converted(
+    folder: str | Path, device: str = "cpu", compute: str = "int8", threads: int = 0
+) -> FasterWhisper | ConvertedWindows:
+    """A converted folder, or one in Hugging Face's layout, which is converted once and kept in the cache."""
+    try:
+        import ctranslate2
+        from faster_whisper import WhisperModel
+    except ImportError as error:
+        raise MissingDependencyError("this backend is faster-whisper: pip install 'vivavoce[asr]'") from error
+    folder, kind = Path(folder), "cuda" if device.startswith("cuda") else "cpu"
+    ready = folder if (folder / CONVERTED).is_file() else converted(folder, compute)
+    if ready is folder or WhisperConfig.read(folder).window_frames == USUAL_FRAMES:
+        return FasterWhisper(WhisperModel(str(ready), device=kind, compute_type=compute, cpu_threads=threads))
+    model = ctranslate2.models.Whisper(str(ready), device=kind, compute_type=compute, intra_threads=threads)
+    return ConvertedWindows(WhisperTranscriber.load(folder), model)
+
+
+def converted(folder: Path, compute: str = "int8") -> Path:
+    """A Hugging Face folder in CTranslate2's format, made once and kept in the cache."""
+    target = cache_folder() / "ctranslate2" / f"{folder.resolve().name}-{compute}-{_stamp(folder)}"
+    if (target / CONVERTED).is_file():
+        return target
+    try:
+        import ctranslate2
+        import transformers  # noqa: F401 - its converter reads the checkpoint by it
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{folder} must be converted for faster-whisper, which needs transformers: pip install 'vivavoce[asr,peer]'"
+        ) from error
+    copied = [name for name in COPIED if (folder / name).is_file()]
+    try:
+        with tempfile.TemporaryDirectory() as beside:
+            plain = _unpacked(folder, Path(beside))
+            converter = ctranslate2.converters.TransformersConverter(str(plain), copy_files=copied)
+            converter.convert(str(target), quantization=None if compute == "float32" else compute, force=True)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise InputError(f"{folder} cannot be converted for faster-whisper ({line}); take the backend ours") from error
+    return target
+
+
+def _unpacked(folder: Path, beside: Path) -> Path:
+    """The folder itself, or, where its weights are packed for shipping, a copy that others can read."""
+    if not is_packed(folder):
+        return folder
+    for file in folder.glob("*.json"):
+        shutil.copy2(file, beside / file.name)
+    save_weights(nn.ModuleDict({"model": Whisper.load(folder)}), beside)
+    return beside
+
+
+def _stamp(folder: Path) -> str:
+    """Tells folders of one name apart, and a folder from what it was before."""
+    newest = max((file.stat().st_mtime_ns for file in folder.glob("*.safetensors")), default=0)
+    return f"{zlib.crc32(f'{folder.resolve()} {newest}'.encode()):08x}"

@@ -1,0 +1,167 @@
+"""How fast this device reads memory: the floor under every step that must read its weights once."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from vivavoce.device import Device
+
+LARGEST_BUFFER = 2**30
+
+
+def synchronize(device: Device) -> None:
+    """Wait until the device has done all it was given."""
+    if device.kind != "cpu":
+        getattr(torch, device.kind).synchronize()
+
+
+def give_back(device: Device) -> None:
+    """Free what nobody holds any more, so that the next model finds room."""
+    gc.collect()
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
+
+
+def median_seconds(action: Callable[[], object], device: Device, repeats: int, warm_up: int = 3) -> float:
+    """The median wall time of an action, the device idle before and after it."""
+    times = []
+    for number in range(warm_up + repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        action()
+        synchronize(device)
+        if number >= warm_up:
+            times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def read_bandwidth(device: Device) -> float:
+    """Bytes a second: the better of a copy (bytes read and written) and a sum, on buffers larger than any cache."""
+    most = LARGEST_BUFFER if device.kind == "cpu" else 4 * LARGEST_BUFFER
+    size = min(most, device.free_memory() // 4)
+    source = torch.ones(size // 4, dtype=torch.float32, device=device.torch_device)
+    target = torch.zeros_like(source)
+    copied = 2 * source.nbytes / median_seconds(lambda: target.copy_(source), device, repeats=10)
+    summed = source.nbytes / median_seconds(source.sum, device, repeats=10)
+    return max(copied, summed)
+
+
+QUERY = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "--loop-ms=500")
+
+
+class PowerMeter:
+    """Use as `async with`; `mean` is in watts, None where nothing could be read."""
+
+    def __init__(self) -> None:
+        self._readings: list[float] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Over all readings."""
+        return sum(self._readings) / len(self._readings) if self._readings else None
+
+    async def __aenter__(self) -> Self:
+        if shutil.which(QUERY[0]) is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *QUERY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            )
+            self._task = asyncio.create_task(self._read(self._process))
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._process is not None and self._task is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            await self._process.wait()
+            await self._task
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            with contextlib.suppress(ValueError):  # the driver says "[N/A]" where it does not know
+                self._readings.append(float(line))
+
+
+@contextmanager
+def stage(text: str) -> Iterator[None]:
+    """Show that this part is under way."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        print(f"… {text}", file=sys.stderr, flush=True)
+        yield
+        return
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with console.status(text):
+            yield
+    else:
+        console.print(f"… {text}")
+        yield
+
+
+LAG_SECONDS = 0.02
+REST = "others"  # threads that Python does not know: of libraries and the device's driver
+
+
+class HostWatch:
+    """Watches for as long as it is entered. Use as `async with`."""
+
+    def __init__(self) -> None:
+        self.threads: dict[str, float] = {}
+        """The share of a core that each thread had; known when it is left."""
+        self._lags: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+        self._before: tuple[float, dict[str, float]] = (0.0, {})
+
+    @property
+    def lag(self) -> float:
+        """How late the event loop was, in seconds, at the 99th percentile: with many sessions it runs out first."""
+        return float(np.percentile(self._lags, 99)) if self._lags else 0.0
+
+    async def __aenter__(self) -> "HostWatch":
+        self._before = time.monotonic(), processor_seconds()
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        (begun, before), now = self._before, processor_seconds()
+        wall = max(1e-9, time.monotonic() - begun)
+        self.threads = {name: (spent - before.get(name, 0.0)) / wall for name, spent in now.items()}
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._lags.append(loop.time() - due)
+
+
+def processor_seconds() -> dict[str, float]:
+    """What each thread of this process has had of the processor, by its name; all in one where Linux is not."""
+    spent: dict[str, float] = {}
+    for thread in threading.enumerate():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="ascii").rsplit(")", 1)[1]
+            user, system = fields.split()[11:13]
+            name = "loop" if thread is threading.main_thread() else thread.name
+            spent[name] = spent.get(name, 0.0) + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return spent | {REST: max(0.0, time.process_time() - sum(spent.values()))}

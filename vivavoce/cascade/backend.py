@@ -1,0 +1,306 @@
+"""Ears, a chat model and a voice in a row: each hands on what it has as soon as it has it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from vivavoce.audio.io import Sound
+from vivavoce.cascade.chat_endpoint import ChatCall, ChatEnd, ChatModel, ChatText, chat_messages
+from vivavoce.cascade.sentences import SentenceSplitter
+from vivavoce.dialogue.backend import (
+    CallArguments,
+    CallBegan,
+    ConversationState,
+    Ended,
+    OnTranscript,
+    Piece,
+    ReplyPlan,
+    ReplyStream,
+    ReplyTranscriber,
+    Spoke,
+    Wrote,
+)
+from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, Usage
+from vivavoce.dialogue.history import new_id, written
+from vivavoce.dialogue.replies import PieceQueue, failed
+from vivavoce.errors import NothingToSayError
+from vivavoce.log import log_failure
+
+logger = logging.getLogger(__name__)
+
+
+class LiveRecognition(Protocol):
+    """A turn being recognised."""
+
+    def hear(self, samples: Samples) -> None:
+        """Its next sound, 16 kHz."""
+        ...
+
+    async def text(self) -> str:
+        """What was said so far; the turn may go on after."""
+        ...
+
+
+class CascadeRecogniser(Protocol):
+    """Hears words as they are spoken."""
+
+    def open(self, language: str | None) -> LiveRecognition:
+        """A turn begins."""
+        ...
+
+
+class Synthesiser(Protocol):
+    """Says a text."""
+
+    rate: int
+
+    def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
+        """Its sound as it is made, at `rate`; leaving it stops it."""
+        ...
+
+
+@runtime_checkable
+class StyledSynthesiser(Synthesiser, Protocol):
+    """One that can be asked for another way of speaking."""
+
+    def after(self, said: Sequence[str]) -> Synthesiser:
+        """The one that speaks as somebody wished who has said all this; most of it asks for nothing."""
+        ...
+
+
+class WholeTurns:
+    """A recogniser made of a transcriber that takes whole turns: it is asked when the turn is likely over."""
+
+    def __init__(self, transcriber: ReplyTranscriber, rate: int = 16_000) -> None:
+        self._transcriber, self._rate = transcriber, rate
+
+    def open(self, language: str | None) -> LiveRecognition:
+        """A turn begins."""
+        return _WholeTurn(self._transcriber, self._rate, language)
+
+
+@dataclass
+class _WholeTurn:
+    transcriber: ReplyTranscriber
+    rate: int
+    language: str | None
+
+    def __post_init__(self) -> None:
+        self._sound: list[Samples] = []
+        self._known: tuple[int, asyncio.Future[str]] | None = None
+
+    def hear(self, samples: Samples) -> None:
+        self._sound.append(samples)
+
+    async def text(self) -> str:
+        if self._known is None or self._known[0] != len(self._sound):
+            sound = np.concatenate([np.zeros(0, np.float32), *self._sound])
+            asked = asyncio.ensure_future(self.transcriber.transcribe(sound, self.rate, self.language))
+            self._known = (len(self._sound), asked)
+        return await asyncio.shield(self._known[1])
+
+
+class CascadeBackend:
+    """Recogniser → chat model → synthesiser, behind the interface that speech-to-speech has."""
+
+    input_rate = 16_000
+    transcribes = True
+
+    def __init__(self, recogniser: CascadeRecogniser, chat: ChatModel, synthesiser: Synthesiser) -> None:
+        self.recogniser, self.chat, self.synthesiser = recogniser, chat, synthesiser
+        self.output_rate = synthesiser.rate
+
+    def open(self, heard: OnTranscript) -> ConversationState:
+        """A mind without a past."""
+        return CascadeConversation(self, heard)
+
+
+class CascadeConversation:
+    """The history as text, and the turn being recognised."""
+
+    def __init__(self, pipeline: CascadeBackend, heard: OnTranscript) -> None:
+        self.pipeline = pipeline
+        self.words: dict[str, asyncio.Future[str]] = {}
+        self._heard = heard
+        self._past: Sequence[Item] = ()
+        self._settings = ConversationSettings()
+        self._turn: LiveRecognition | None = None
+        self._replies: set[CascadeReply] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
+        """The past is this, whatever was before."""
+        self._past, self._settings = tuple(past), settings
+        known = {item.id for item in past}
+        self.words = {id: words for id, words in self.words.items() if id in known}
+
+    def listen(self, samples: Samples) -> None:
+        """The next sound of the user's open turn."""
+        if self._turn is None:
+            self._turn = self.pipeline.recogniser.open(self._settings.language)
+        self._turn.hear(samples)
+
+    def forget_turn(self) -> None:
+        """The open turn was nothing."""
+        self._turn = None
+
+    def keep_turn(self, item: str) -> None:
+        """The open turn is over and becomes this item."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self.known_as(item, asyncio.ensure_future(turn.text()))
+
+    def known_as(self, item: str, words: "asyncio.Future[str]") -> None:
+        """These are the words of an item; tell them when they are known."""
+        self.words[item] = words
+        task = asyncio.ensure_future(self._tell(item, words))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def reply(self, plan: ReplyPlan) -> ReplyStream:
+        """Begin a reply; held."""
+        past = self._past if plan.past is None else plan.past
+        turn = self._turn if plan.hears_turn and plan.past is None else None
+        asked = asyncio.ensure_future(turn.text()) if turn is not None else None
+        reply = CascadeReply(self, plan, past, asked, self._replies.discard)
+        self._replies.add(reply)
+        return reply
+
+    async def spoken_words(self, past: Sequence[Item]) -> dict[str, str]:
+        """The words of all spoken items of a past, those not heard yet among them."""
+        found = {}
+        for item in past:
+            if item.id in self.words:
+                found[item.id] = await asyncio.shield(self.words[item.id])
+            elif _needs_words(item):
+                assert isinstance(item.content, Message)
+                hearing = self.pipeline.recogniser.open(self._settings.language)
+                for part in item.content.parts:
+                    if isinstance(part, AudioPart):
+                        hearing.hear(await asyncio.to_thread(_at_rate, part, self.pipeline.input_rate))
+                found[item.id] = await hearing.text()
+        return found
+
+    def turn_answered(self, item: str, asked: "asyncio.Future[str] | None") -> None:
+        """A released reply has heard the open turn: it is this item now."""
+        self._turn = None
+        if asked is not None:
+            self.known_as(item, asked)
+
+    async def close(self) -> None:
+        """Give everything back."""
+        for reply in list(self._replies):
+            reply.drop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _tell(self, item: str, words: "asyncio.Future[str]") -> None:
+        try:
+            self._heard(item, await asyncio.shield(words), True)
+        except Exception as error:  # whatever a recogniser raises costs the words, not the conversation
+            log_failure(logger, error, "recognition of a turn failed")
+            self._heard(item, error, True)
+
+
+class CascadeReply:
+    """One reply on its way from the turn's words to sound."""
+
+    def __init__(
+        self,
+        mind: CascadeConversation,
+        plan: ReplyPlan,
+        past: Sequence[Item],
+        asked: "asyncio.Future[str] | None",
+        gone: Callable[["CascadeReply"], None],
+    ) -> None:
+        self.plan = plan
+        self._mind, self._past, self._asked, self._gone = mind, past, asked, gone
+        self._pieces = PieceQueue()
+        self._voice: Synthesiser = mind.pipeline.synthesiser
+        self._usage = Usage()
+        self._is_dropped = False
+        self._task = asyncio.ensure_future(self._make())
+
+    def pieces(self) -> AsyncIterator[Piece]:
+        """What it consists of, as it is made."""
+        return self._pieces.until_ended()
+
+    def release(self, turn: str | None) -> None:
+        """It is meant."""
+        if turn is not None:
+            self._mind.turn_answered(turn, self._asked)
+
+    def drop(self) -> None:
+        """No more of it is wanted."""
+        if not self._is_dropped:
+            self._is_dropped = True
+            self._task.cancel()
+            self._gone(self)
+
+    @property
+    def usage(self) -> Usage:
+        """What it has cost so far."""
+        return self._usage
+
+    async def _make(self) -> None:
+        try:
+            reason = await self._reply()
+            await self._pieces.put(Ended("max_output_tokens" if reason == "length" else "completed"))
+        except Exception as error:  # whatever a part raises ends this reply, not the conversation
+            log_failure(logger, error, "a reply of the cascade failed")
+            await self._pieces.put(failed(error))
+
+    async def _reply(self) -> str:
+        settings = self.plan.settings
+        spoken = await self._mind.spoken_words(self._past)
+        messages = chat_messages(self._past, settings.instructions, spoken)
+        if self._asked is not None:
+            asked = await asyncio.shield(self._asked)
+            if not asked.strip():
+                return "stop"  # nobody said anything: there is nothing to answer
+            messages.append({"role": "user", "content": asked})
+        if isinstance(self._voice, StyledSynthesiser):
+            self._voice = self._voice.after([each["content"] for each in messages if each["role"] == "user"])
+        splitter, call = SentenceSplitter(), -1
+        reason = "stop"
+        stream = self._mind.pipeline.chat.reply(messages, settings)
+        async for piece in stream:
+            match piece:
+                case ChatText(text):
+                    await self._say(splitter.push(text) if settings.modality == "audio" else [text])
+                case ChatCall(index, call_id, name, arguments):
+                    if index != call:
+                        call = index
+                        await self._say(splitter.flush())
+                        await self._pieces.put(CallBegan(call_id or new_id("call"), name or ""))
+                    if arguments:
+                        await self._pieces.put(CallArguments(arguments))
+                case ChatEnd(ended, prompt, completion):
+                    reason, self._usage = ended, Usage(input_text=prompt, output_text=completion)
+        await self._say(splitter.flush())
+        return reason
+
+    async def _say(self, sentences: Sequence[str]) -> None:
+        settings = self.plan.settings
+        for sentence in sentences:
+            await self._pieces.put(Wrote(sentence))
+            if settings.modality == "audio" and any(letter.isalnum() for letter in sentence):
+                with suppress(NothingToSayError):  # a picture or a mark of a list is for the eye alone
+                    async for samples in self._voice.speak(sentence.strip(), settings.voice, settings.speed):
+                        await self._pieces.put(Spoke(samples))
+
+
+def _at_rate(part: AudioPart, rate: int) -> Samples:
+    return Sound(part.samples, part.rate).resampled(rate).samples[0]
+
+
+def _needs_words(item: Item) -> bool:
+    if not isinstance(item.content, Message) or item.content.role != "user" or written(item):
+        return False
+    return any(isinstance(part, AudioPart) and len(part.samples) for part in item.content.parts)

@@ -1,0 +1,102 @@
+"""A cascade by the names of its parts: an ear, a chat model, here or at an address, and a voice."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Self
+
+from vivavoce.asr.backends import BackendName
+from vivavoce.cascade.backend import CascadeBackend, WholeTurns
+from vivavoce.cascade.chat_endpoint import ChatEndpoint, ChatModel
+from vivavoce.cascade.local_chat import BUNDLED, LocalChat
+from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
+from vivavoce.cascade.remote import RemoteRecogniser, RemoteSynthesiser
+from vivavoce.dialogue.backend import Address, ReplyTranscriber, Resolver, is_address
+from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.runtime.event_loop import serving_pace
+from vivavoce.tts.interface import open_speech_model
+
+DEFAULT_CHAT_MODEL = "default"
+
+
+@dataclass(frozen=True)
+class CascadeParts:
+    """Who hears, who thinks and who speaks."""
+
+    asr: str | Resolver = "mini-asr"
+    """Bundled name, folder or hub id of a recogniser; or where one is."""
+    chat: str = BUNDLED
+    """An address such as http://localhost:11434/v1, `smollm2`, a .gguf file or a folder."""
+    tts: str | Resolver = "mini-tts"
+    """Bundled name, folder or hub id of a text-to-speech model; or where one is."""
+    chat_model: str = DEFAULT_CHAT_MODEL
+    """The model's name at the address."""
+    chat_key: str | None = None
+    asr_backend: BackendName = "auto"
+    asr_gate: bool = True
+    """Whether recordings are written down only where speech is detected."""
+
+
+class LoadedCascade(CascadeBackend):
+    """A cascade that owns its parts. Use as `async with`."""
+
+    def __init__(
+        self, ear: LocalRecogniser | RemoteRecogniser, chat: ChatModel, voice: TTSSynthesiser | RemoteSynthesiser
+    ) -> None:
+        super().__init__(WholeTurns(ear), chat, voice)
+        self.ear, self.voice = ear, voice
+        self._open_parts = AsyncExitStack()
+
+    @property
+    def words(self) -> ReplyTranscriber:
+        """Who writes down what is said over a reply."""
+        return self.ear
+
+    @property
+    def voices(self) -> list[str]:
+        """Names of the voices, the default first."""
+        return self.voice.voices
+
+    async def __aenter__(self) -> Self:
+        on_cpu = isinstance(self.ear, LocalRecogniser) and self.ear.device.kind == "cpu"
+        self._open_parts.enter_context(serving_pace(on_cpu))  # its parts work at the same time
+        await self._open_parts.enter_async_context(self.ear)
+        if isinstance(self.chat, LocalChat):
+            await self._open_parts.enter_async_context(self.chat)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._open_parts.aclose()
+
+    async def warm_up(self, settings: ConversationSettings | None = None) -> None:
+        """Let each part that is here work once; a local chat model reads the instructions."""
+        tasks = [self.ear.warm_up(), self.voice.warm_up()]
+        if isinstance(self.chat, LocalChat) and settings is not None and settings.instructions:
+            tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
+        await asyncio.gather(*tasks)
+
+
+def load_cascade(parts: CascadeParts, device: str = "auto") -> LoadedCascade:
+    """A cascade of these parts, all that are local on one device."""
+    return LoadedCascade(open_ear(parts, device), open_chat(parts, device), open_voice(parts, device))
+
+
+def open_ear(parts: CascadeParts, device: str = "auto") -> LocalRecogniser | RemoteRecogniser:
+    """The hearing part: at an address, or here."""
+    if isinstance(parts.asr, str) and not is_address(parts.asr):
+        return LocalRecogniser.load(parts.asr, parts.asr_backend, device, parts.asr_gate)
+    return RemoteRecogniser(Address(parts.asr) if isinstance(parts.asr, str) else parts.asr)
+
+
+def open_voice(parts: CascadeParts, device: str = "auto") -> TTSSynthesiser | RemoteSynthesiser:
+    """The speaking part: at an address, or here."""
+    if isinstance(parts.tts, str) and not is_address(parts.tts):
+        return TTSSynthesiser(open_speech_model(parts.tts, device))
+    return RemoteSynthesiser(Address(parts.tts) if isinstance(parts.tts, str) else parts.tts)
+
+
+def open_chat(parts: CascadeParts, device: str = "auto") -> ChatModel:
+    """The thinking part: at an address, or here."""
+    if is_address(parts.chat):
+        return ChatEndpoint(parts.chat, parts.chat_model, parts.chat_key)
+    return LocalChat.load(parts.chat, device)

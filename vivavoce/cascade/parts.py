@@ -1,0 +1,168 @@
+"""A recogniser as the ear of a cascade: turns as they end, and whole recordings segment by segment."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from typing import Self
+
+import torch
+
+from vivavoce.asr import RATE
+from vivavoce.asr.backends import Backend, BackendName, MoonshineBackend, OwnBackend
+from vivavoce.asr.batch import TranscribingEngine
+from vivavoce.asr.service import RecognitionService
+from vivavoce.asr.transcriber import SpeechGate, Transcriber
+from vivavoce.audio.io import Sound, downmix
+from vivavoce.audio.level import buzz
+from vivavoce.audio.stretch import FASTEST, SLOWEST
+from vivavoce.device import Device, pick
+from vivavoce.dialogue.events import Samples
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
+from vivavoce.runtime.batcher import DynamicBatcher
+from vivavoce.runtime.event_loop import on_a_thread
+from vivavoce.tts import style as direction
+from vivavoce.tts.cosyvoice import CosyVoiceTTS
+from vivavoce.tts.interface import SpeakingStyle, SpeechModel
+from vivavoce.tts.nano import NanoTTS
+
+TURNS_TOGETHER = 16
+RECORDINGS_TOGETHER = 4  # on a CPU
+Turn = tuple[torch.Tensor, TranscriptionOptions]
+
+
+class LocalRecogniser:
+    """A `Transcriber`. Use as `async with`: it owns a thread.
+
+    On a CPU one turn is heard at a time, which is soonest for each; elsewhere our Whisper hears all together.
+    """
+
+    rate = RATE
+
+    def __init__(
+        self,
+        listener: Backend,
+        device: Device,
+        together: bool | None = None,
+        transcriber: Transcriber | None = None,
+    ) -> None:
+        self.listener, self.device = listener, device
+        self.transcriber = transcriber or Transcriber(listener, SpeechGate())
+        self._turns: DynamicBatcher[Turn, list[TranscriptSegment]] = DynamicBatcher(
+            "viva-recogniser", self._hear, most=1
+        )
+        self._together: RecognitionService | None = None
+        if isinstance(listener, WhisperTranscriber) and (device.kind != "cpu" if together is None else together):
+            self._together = RecognitionService(TranscribingEngine(listener, device, TURNS_TOGETHER))
+
+    @classmethod
+    def load(
+        cls, name: str = "mini-asr", backend: BackendName = "auto", device: str = "auto", gate: bool = True
+    ) -> "LocalRecogniser":
+        """A model by bundled name, folder or hub id, behind the backend that is asked for or fits it.
+
+        The `gate` is for recordings; turns have passed a voice activity detector already.
+        """
+        transcriber = Transcriber.load(name, backend, device, gate=gate, parallel=RECORDINGS_TOGETHER)
+        inner = transcriber.backend
+        return cls(inner.listener if isinstance(inner, OwnBackend) else inner, pick(device), transcriber=transcriber)
+
+    async def __aenter__(self) -> Self:
+        self._turns.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._turns.close()
+        if self._together is not None:
+            await self._together.close()
+
+    @property
+    def waiting(self) -> int:
+        """Turns that nobody hears yet."""
+        return self._turns.waiting
+
+    async def warm_up(self) -> None:
+        """Hear something once."""
+        await self.transcribe(buzz(1.0, RATE).samples[0], RATE)
+
+    async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
+        """What was said in a turn."""
+        if not len(samples):
+            return ""
+        sound = Sound(samples, rate).mono().resampled(RATE).samples[0]
+        wish = TranscriptionOptions(self._known(language), padding="trim", timestamps=False, temperatures=(0.0,))
+        if self._together is not None:
+            heard = await self._together.transcribe(sound, wish)
+        else:
+            heard = await self._turns.do((torch.from_numpy(sound), wish))
+        return "".join(segment.text for segment in heard).strip()
+
+    def segments(self, samples: Samples, wish: TranscriptionOptions) -> AsyncIterator[TranscriptSegment]:
+        """The segments of a recording at `rate`, as they are decoded."""
+        if self._together is not None:
+            return self._gated(self._together, samples, wish)
+        sound = torch.from_numpy(samples.copy())
+        return on_a_thread(lambda: self.transcriber.segments(sound, wish))
+
+    async def _gated(
+        self, engine: RecognitionService, samples: Samples, wish: TranscriptionOptions
+    ) -> AsyncIterator[TranscriptSegment]:
+        chances = await asyncio.to_thread(self.transcriber.speech_chances, samples)
+        async for segment in engine.segments(samples, wish):
+            if self.transcriber.lets_through(segment, chances):
+                yield segment
+
+    def _known(self, language: str | None) -> str | None:
+        """The language a client hints at, if the model knows it; else it is left to the model."""
+        if isinstance(self.listener, MoonshineBackend):
+            return None
+        is_foreign = isinstance(self.listener, WhisperTranscriber) and language not in self.listener.tokens.languages
+        return None if is_foreign else language
+
+    def _hear(self, turns: Sequence[Turn]) -> list[list[TranscriptSegment]]:
+        return [list(self.listener.segments(*turn)) for turn in turns]
+
+
+WARM_UP = "Good evening, and welcome."
+
+
+class TTSSynthesiser:
+    """A `Synthesiser`: each text on a thread of its own, from the first frame on."""
+
+    def __init__(self, speaker: SpeechModel, manner: SpeakingStyle | None = None) -> None:
+        self.speaker, self.manner = speaker, manner or SpeakingStyle()
+        self.rate = speaker.rate
+
+    @property
+    def voices(self) -> list[str]:
+        """Names of the voices, the model's own first if it has a name."""
+        own = self.speaker.settings.own_voice if isinstance(self.speaker, NanoTTS) else None
+        return [*([own] if own else []), *(name for name in self.speaker.shelf.names() if name != own)]
+
+    def told(self, instructions: str) -> "TTSSynthesiser":
+        """The same voice, speaking as it is told to; what the model cannot do is refused by name."""
+        return TTSSynthesiser(self.speaker, direction.told(self.speaker, instructions, self.manner))
+
+    def after(self, said: Sequence[str]) -> "TTSSynthesiser":
+        """The same voice, speaking as somebody wished who has said all this."""
+        return TTSSynthesiser(self.speaker, direction.wished(self.speaker, said, self.manner))
+
+    async def warm_up(self) -> None:
+        """Say something once, where there is a voice to say it with."""
+        if isinstance(self.speaker, CosyVoiceTTS):
+            await asyncio.to_thread(self.speaker.warm_up)
+            if not self.voices:
+                return
+        async for _ in self.speak(WARM_UP, None, 1.0):
+            pass
+
+    def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
+        """Its sound as it is made, mono; a speed beyond what the model can is the nearest it can."""
+        known = voice if voice in self.voices else None  # clients name voices of other services
+        manner = replace(self.manner, speed=min(max(speed * self.manner.speed, SLOWEST), FASTEST))
+
+        def pieces() -> Iterator[Samples]:
+            for piece in self.speaker.stream(text, known, manner):
+                yield downmix(piece)[0]
+
+        return on_a_thread(pieces)

@@ -1,0 +1,172 @@
+"""Text that comes in drops, cut into pieces a voice can say: the first soon, the later ones whole sentences."""
+
+import re
+from dataclasses import dataclass
+
+ENDS = ".!?。！？…\n"
+PAUSES = ",;:，；：、—"
+CLOSERS = "\"')]}”’」』）】"
+ABBREVIATIONS = frozenset(
+    (
+        "mr",
+        "mrs",
+        "ms",
+        "dr",
+        "prof",
+        "st",
+        "no",
+        "vs",
+        "etc",
+        "e.g",
+        "i.e",
+        "a.m",
+        "p.m",
+        "u.s",
+        "inc",
+        "ltd",
+        "jr",
+        "sr",
+    )
+)
+
+
+@dataclass(frozen=True)
+class SentenceRules:
+    """When a piece is long enough. Letters of scripts without spaces count three."""
+
+    first_clause: int = 12
+    """The first piece may end at a comma once it is this long."""
+    shortest: int = 4
+    longest: int = 240
+    """What is longer is cut at its last pause or space."""
+
+
+class SentenceSplitter:
+    """Takes text as it comes and gives pieces as soon as they are whole; joined, they are the text."""
+
+    def __init__(self, rules: SentenceRules | None = None) -> None:
+        self.rules = rules or SentenceRules()
+        self._waiting = ""
+        self._given = 0
+
+    def push(self, text: str) -> list[str]:
+        """The pieces that this text completes."""
+        self._waiting += text
+        pieces = []
+        while (end := self._end()) is not None:
+            pieces.append(self._waiting[:end])
+            self._waiting = self._waiting[end:]
+            self._given += 1
+        return pieces
+
+    def flush(self) -> list[str]:
+        """What is left when the text is over."""
+        rest, self._waiting = self._waiting, ""
+        return [rest] if rest.strip() else []
+
+    def _end(self) -> int | None:
+        """Where the first piece of what waits ends."""
+        text, rules = self._waiting, self.rules
+        for place, letter in enumerate(text):
+            ends = letter in ENDS and self._ends_sentence(place)
+            pauses = letter in PAUSES and not self._given and weight(text[:place]) >= rules.first_clause
+            if (ends or pauses) and weight(text[: place + 1]) >= rules.shortest and self._is_settled(place):
+                return self._with_closers(place + 1)
+        if weight(text) > rules.longest:
+            return self._cut()
+        return None
+
+    def _ends_sentence(self, place: int) -> bool:
+        text = self._waiting
+        if text[place] != ".":
+            return True
+        before = re.search(r"([\w.]+)$", text[:place])
+        word = before[1].lower() if before else ""
+        if word in ABBREVIATIONS or (len(word) == 1 and word.isalpha()):
+            return False
+        after = text[place + 1 : place + 2]
+        return not (word[-1:].isdigit() and after.isdigit())
+
+    def _is_settled(self, place: int) -> bool:
+        """Whether what follows is known: a full stop may be a decimal point, a mark may be one of three."""
+        text = self._waiting
+        if text[place] in "。！？，；：、\n":
+            return True
+        following = text[place + 1 : place + 2]
+        return bool(following) and (following.isspace() or following in CLOSERS)
+
+    def _with_closers(self, end: int) -> int:
+        text = self._waiting
+        while end < len(text) and text[end] in CLOSERS + " \n" + ENDS:
+            end += 1
+        return end
+
+    def _cut(self) -> int:
+        text = self._waiting
+        places = [text.rfind(mark) for mark in PAUSES + " "]
+        best = max(places)
+        return best + 1 if best > 0 else len(text)
+
+
+def weight(text: str) -> int:
+    """How long a text is to the ear: a letter of a script without spaces is a syllable."""
+    return sum(3 if ord(letter) >= 0x2E80 else 1 for letter in text.strip())
+
+
+OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
+
+
+class ReasoningFilter:
+    """Passes on what stands outside reasoning blocks; the result does not depend on how the text is chunked.
+
+    A block that never closes hides the rest of the stream. A closing tag without an opening one is removed, and so is
+    the white space after a block that a reply begins with.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""  # may turn out to be the beginning of a tag
+        self._is_inside = self._skips_space = self._has_text = False
+
+    def push(self, text: str) -> str:
+        """What can be passed on after this chunk; may be empty."""
+        rest, passed = self._held + text, ""
+        while True:
+            if self._skips_space:
+                rest = rest.lstrip()
+            at, tag = _first_tag(rest, (CLOSE_TAG,) if self._is_inside else (OPEN_TAG, CLOSE_TAG))
+            if not tag:
+                at = len(rest) - _held_length(rest, self._is_inside)
+            if not self._is_inside:
+                passed += rest[:at]
+                self._note(rest[:at])
+            if not tag:
+                self._held = rest[at:]
+                return passed
+            rest = rest[at + len(tag) :]
+            self._is_inside = tag == OPEN_TAG
+            self._skips_space = not self._is_inside and not self._has_text
+
+    def flush(self) -> str:
+        """What was held back outside a block because it could have been the beginning of a tag."""
+        if self._is_inside:
+            return ""
+        held, self._held = self._held, ""
+        self._note(held)
+        return held
+
+    def _note(self, passed: str) -> None:
+        if passed:
+            self._skips_space = False
+            self._has_text = self._has_text or not passed.isspace()
+
+
+def _first_tag(text: str, tags: tuple[str, ...]) -> tuple[int, str]:
+    found = [(at, tag) for tag in tags if (at := text.find(tag)) >= 0]
+    return min(found, default=(len(text), ""))
+
+
+def _held_length(text: str, is_inside: bool) -> int:
+    """Length of the longest end of a text that a tag may begin with."""
+    tags = (CLOSE_TAG,) if is_inside else (OPEN_TAG, CLOSE_TAG)
+    start = text.rfind("<", max(0, len(text) - len(CLOSE_TAG)))
+    return len(text) - start if start >= 0 and any(tag.startswith(text[start:]) for tag in tags) else 0

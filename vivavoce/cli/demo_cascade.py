@@ -1,0 +1,104 @@
+"""`viva demo --cascade`: the same question to an ear, a chat model and a voice in a row, with the same figures."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivavoce.audio.io import Sound
+from vivavoce.cascade.chat_endpoint import ChatModel, ChatText
+from vivavoce.cascade.loading import CascadeParts, LoadedCascade, load_cascade
+from vivavoce.cascade.local_chat import LocalChat
+from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
+from vivavoce.cli.demo import DemoResult, DemoSubject, demonstrate
+from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.errors import InputError
+from vivavoce.models.whisper.windows import TranscriptionOptions
+
+FRONT_DESK = """\
+You are the voice of the front desk of the Garden Hotel. Answer in one short sentence, and only from these facts:
+- Breakfast is served from seven until ten in the morning.
+- The restaurant is open every day from noon until eleven.
+- We have soup, salmon, chicken, steak and curry.
+- A room is ninety euros a night, with breakfast.
+- The wifi is free. The password is garden.
+- You can check in from three in the afternoon.
+- Please check out by eleven in the morning.
+- You can pay by card or in cash."""
+
+
+def run(
+    device: str = "auto",
+    parts: CascadeParts | None = None,
+    wav: Path | None = None,
+    microphone: float | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
+    chosen = parts or CascadeParts()
+    settings = ConversationSettings(instructions=FRONT_DESK)
+
+    def load() -> DemoSubject:
+        cascade = load_cascade(chosen, device)
+        if not (isinstance(cascade.ear, LocalRecogniser) and isinstance(cascade.voice, TTSSynthesiser)):
+            raise InputError("a demo measures each part where it is; name models for ear and voice, not addresses")
+        name = f"{chosen.asr} → {chosen.chat} → {chosen.tts}"
+
+        def costs(question: Sound, told: DemoResult) -> dict[str, float]:
+            return _stage_costs(cascade, question, told)
+
+        return DemoSubject(name, cascade, costs, _cost_line, settings)
+
+    return demonstrate(load, wav, microphone, out)
+
+
+def _stage_costs(cascade: LoadedCascade, question: Sound, told: DemoResult) -> dict[str, float]:
+    """What each stage costs by itself, measured on the same question after the conversation."""
+    assert isinstance(cascade.ear, LocalRecogniser)
+    assert isinstance(cascade.voice, TTSSynthesiser)
+    samples = torch.from_numpy(question.mono().resampled(cascade.input_rate).samples[0])
+    begun = time.perf_counter()
+    list(
+        cascade.ear.listener.segments(
+            samples, TranscriptionOptions(padding="trim", timestamps=False, temperatures=(0.0,))
+        )
+    )
+    ear = time.perf_counter() - begun
+    first_words, thinking = asyncio.run(_thinking(cascade.chat, told.heard))
+    begun = time.perf_counter()
+    first_sound, seconds = 0.0, 0.0
+    for piece in cascade.voice.speaker.stream(told.said or "Yes."):
+        first_sound = first_sound or time.perf_counter() - begun
+        seconds += piece.shape[-1] / cascade.output_rate
+    voice = time.perf_counter() - begun
+    return {
+        "ear_ms": ear * 1e3,
+        "first_words_ms": first_words * 1e3,
+        "first_piece_ms": first_sound * 1e3,
+        "rtf": (thinking + voice) / seconds,
+    }
+
+
+async def _thinking(chat: ChatModel, heard: str) -> tuple[float, float]:
+    """Seconds to the first words of a reply and to its last, with the instructions read before."""
+    messages = [{"role": "system", "content": FRONT_DESK}, {"role": "user", "content": heard}]
+    async with AsyncExitStack() as stack:
+        if isinstance(chat, LocalChat):  # its thread has ended with the conversation
+            local = await stack.enter_async_context(LocalChat(chat.core, chat.tokenizer, chat.options))
+            await local.read(messages[:1])
+            chat = local
+        begun, first = time.perf_counter(), 0.0
+        async for piece in chat.reply(messages, ConversationSettings()):
+            if isinstance(piece, ChatText):
+                first = first or time.perf_counter() - begun
+        return first, time.perf_counter() - begun
+
+
+def _cost_line(result: dict[str, Any]) -> str:
+    return (
+        f"cost: ear {result['ear_ms']:.0f} ms a turn, first words {result['first_words_ms']:.0f} ms, "
+        f"first piece of sound {result['first_piece_ms']:.0f} ms; RTF {result['rtf']:.2f}"
+    )

@@ -1,0 +1,285 @@
+"""The ear of a conversation: sound of any size and rate in, 32 ms windows out, our own echo taken away."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from vivavoce.audio.level import rms_dbfs
+from vivavoce.audio.resample import LiveResampler
+from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity
+from vivavoce.dialogue.events import Samples
+from vivavoce.errors import InputError
+
+BLOCK = RATE // 250  # samples: 4 ms
+SETTLED_WINDOWS = 16  # of silence, after which more of it tells a detector nothing new
+
+
+@dataclass(frozen=True)
+class AudioWindow:
+    """32 ms of what the user's side sounds like at 16 kHz, and how likely it is speech."""
+
+    samples: Samples
+    chance: float
+    echo: float = 0.0
+    """How much of it was our own sound, 0 to 1."""
+    quiet_ms: int = 0
+    """How much of its end is surely silent."""
+
+
+class EchoRemover(Protocol):
+    """Takes the sound of a loudspeaker out of a microphone's."""
+
+    def initial_state(self) -> Any:
+        """Nothing known of the room."""
+        ...
+
+    def step(self, state: Any, microphone: Samples, reference: Samples) -> tuple[Samples, float, Any]:
+        """The microphone's sound without ours, and which share of it was ours.  # [512], [512]"""
+        ...
+
+
+@dataclass
+class Hush:
+    """Hears at once that a voice has stopped, where the room is quiet enough to tell: detectors linger for 100 ms."""
+
+    floor_db: float = -60.0
+    peak_db: float = -36.0
+    SOFTEST_PEAK_DB = -36.0  # of a voice that is meant to be heard
+    UNDER_PEAK_DB, OVER_FLOOR_DB = 28.0, 8.0
+    FAR_UNDER_PEAK_DB = 32.0  # whatever the room is like: a breath, or what is left of a consonant
+    FORGET_DB, RISE_DB = 0.2, 0.15  # a window
+
+    def step(self, level_db: float) -> bool:
+        """Whether the window of this level is silence, surely."""
+        self.peak_db = max(level_db, self.peak_db - self.FORGET_DB, self.SOFTEST_PEAK_DB)
+        self.floor_db = min(level_db, self.floor_db + self.RISE_DB)
+        return level_db < self.limit_db
+
+    @property
+    def limit_db(self) -> float:
+        """Below this level there is silence."""
+        in_this_room = min(self.peak_db - self.UNDER_PEAK_DB, max(self.floor_db, -75.0) + self.OVER_FLOOR_DB)
+        return max(in_this_room, self.peak_db - self.FAR_UNDER_PEAK_DB)
+
+    def quiet_ms(self, samples: Samples) -> int:
+        """How much of the end of 16 kHz samples is silence, by blocks of a few milliseconds."""
+        blocks = samples[len(samples) % BLOCK :].reshape(-1, BLOCK)
+        power = np.square(blocks, dtype=np.float64).mean(axis=1)
+        loud = np.flatnonzero(power >= 10.0 ** (self.limit_db / 10))
+        return (len(blocks) - (int(loud[-1]) + 1 if loud.size else 0)) * BLOCK * 1000 // RATE
+
+
+class AudioFrontEnd:
+    """Turns what is heard into windows. `reference` gives what was played from a moment on, for the echo."""
+
+    def __init__(
+        self,
+        rate: int,
+        activity: VoiceActivity,
+        echo: EchoRemover | None,
+        reference: Callable[[float, int], Samples],
+    ) -> None:
+        self.rate = rate
+        self._resampler = LiveResampler(rate, RATE)
+        self._resampled = self._resampler.initial_state()
+        self._activity, self._activity_state = activity, activity.initial_state()
+        self._echo, self._echo_state = echo, echo.initial_state() if echo is not None else None
+        self._reference = reference
+        self._held = np.zeros(0, np.float32)
+        self._hush = Hush()
+        self._hushed = 0  # windows of silence up to now
+        self._passed_over: Samples | None = None  # the last window that the detector was not asked about
+        self._heard = 0  # samples at 16 kHz that became windows
+        self._offsets: deque[float] = deque(maxlen=64)
+
+    def hear(self, samples: Samples, now: float) -> list[AudioWindow]:
+        """The windows that these samples complete; `now` is when their last was spoken, or later."""
+        samples = np.asarray(samples)
+        if samples.ndim != 1 or samples.dtype.kind != "f":
+            raise InputError(f"sound is float samples [time], not {samples.dtype} {list(samples.shape)}")
+        if not np.isfinite(samples).all():
+            raise InputError("the sound holds NaN or infinite samples")
+        sound, self._resampled = self._resampler.step(self._resampled, samples.astype(np.float32)[None])
+        self._held = np.concatenate([self._held, sound[0]])
+        self._offsets.append(now - (self._heard + len(self._held)) / RATE)
+        found = []
+        while len(self._held) >= WINDOW:
+            found.append(self._window(self._held[:WINDOW]))
+            self._held = self._held[WINDOW:]
+        return found
+
+    @property
+    def quiet_ms(self) -> int:
+        """How much silence came after the last window, if nothing but silence did."""
+        quiet = self._hush.quiet_ms(self._held)
+        return quiet if quiet * RATE // 1000 > len(self._held) - BLOCK else 0
+
+    def _window(self, samples: Samples) -> AudioWindow:
+        share = 0.0
+        if self._echo is not None:
+            # Sound that arrives late says nothing of when it was spoken; the soonest of late is the best guess.
+            spoken = self._heard / RATE + min(self._offsets)
+            reference = self._reference(spoken, WINDOW)
+            samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
+        self._heard += WINDOW
+        is_hush = self._hush.step(rms_dbfs(samples))
+        self._hushed = self._hushed + 1 if is_hush else 0
+        chance = self._chance(samples)
+        return AudioWindow(samples, 0.0 if is_hush else chance, share, self._hush.quiet_ms(samples))
+
+    def _chance(self, samples: Samples) -> float:
+        """How likely it is speech. In a long silence nobody is asked: it is what a detector costs most of the time."""
+        if self._hushed > SETTLED_WINDOWS:
+            self._passed_over = samples
+            return 0.0
+        if self._passed_over is not None:  # what came right before belongs to what is heard now
+            _, self._activity_state = self._activity.step(self._activity_state, self._passed_over)
+            self._passed_over = None
+        chance, self._activity_state = self._activity.step(self._activity_state, samples)
+        return chance
+
+
+BANDS = np.array([100, 300, 500, 800, 1200, 1700, 2400, 3400, 5000, 7500])
+LOWEST_PITCH, HIGHEST_PITCH = 70, 400
+
+
+@dataclass(frozen=True)
+class Traits:
+    """One window."""
+
+    level_db: float
+    periodicity: float
+    """How well it repeats itself at a voice's pitch, 0 to 1."""
+    pitch: float
+    brightness: float
+    """Share of its power above 1200 Hz."""
+    flatness: float
+    """1 is white noise, 0 a tone."""
+    shape: tuple[float, ...]
+    """Level of each band in dB under the whole."""
+
+
+_HANN = np.hanning(WINDOW).astype(np.float32)
+_FREQUENCIES = np.fft.rfftfreq(2 * WINDOW, 1 / RATE)
+_EDGES = np.searchsorted(_FREQUENCIES, BANDS)
+
+
+def traits(samples: Samples) -> Traits:
+    """The traits of a window of 512 samples at 16 kHz."""
+    level = 10.0 * float(np.log10(np.square(samples, dtype=np.float64).mean() + 1e-10))
+    power = np.square(np.abs(np.fft.rfft(samples * _HANN, 2 * WINDOW))).astype(np.float64) + 1e-9
+    bands = np.add.reduceat(power, _EDGES)[:-1]
+    total = float(bands.sum())
+    inside = power[_EDGES[0] : _EDGES[-1]]
+    periodicity, pitch = _periodicity(power)
+    return Traits(
+        level_db=level,
+        periodicity=periodicity,
+        pitch=pitch,
+        brightness=float(bands[4:].sum()) / total,
+        flatness=float(np.exp(np.log(inside).mean()) / inside.mean()),
+        shape=tuple(float(value) for value in 10.0 * np.log10(bands / total)),
+    )
+
+
+def change(first: Traits, second: Traits) -> float:
+    """How much the sound's colour changed from one window to the next, in dB a band, loud bands counting most."""
+    one, two = np.array(first.shape), np.array(second.shape)
+    weight = 10.0 ** (np.maximum(one, two) / 20.0)
+    return float((np.abs(np.maximum(one, -40) - np.maximum(two, -40)) * weight).sum() / weight.sum())
+
+
+def _periodicity(power: np.ndarray) -> tuple[float, float]:
+    correlation = np.fft.irfft(power)[:WINDOW]
+    taper = np.fft.irfft(np.square(np.abs(np.fft.rfft(_HANN, 2 * WINDOW))))[:WINDOW]
+    shortest, longest = RATE // HIGHEST_PITCH, RATE // LOWEST_PITCH
+    normal = correlation[shortest:longest] / correlation[0] / np.maximum(taper[shortest:longest] / taper[0], 0.05)
+    best = int(np.argmax(normal))
+    return float(np.clip(normal[best], 0.0, 1.0)), RATE / (shortest + best)
+
+
+KEPT_SECONDS = 8.0
+SMALLEST_GAP = 0.02  # seconds: what follows within it follows at once
+
+
+class OutputTimeline:
+    """The last seconds of output at another rate, by the time at which they are played.
+
+    Sound is brought to that rate when somebody reads it: where no echo is looked for, nobody does.
+    """
+
+    def __init__(self, output_rate: int, rate: int) -> None:
+        self.rate = rate
+        self._resampler = LiveResampler(output_rate, rate)
+        self._state = self._resampler.initial_state()
+        self._sound = np.zeros(0, np.float32)
+        self._start = 0  # of `_sound`, in samples of the clock
+        self._gains: list[tuple[int, float]] = [(0, 1.0)]  # from which sample of the clock on
+        self._played: deque[tuple[float, Samples]] = deque()  # from which moment on; not at our rate yet
+
+    def set_gain(self, moment: float, gain: float) -> None:
+        """From this moment on it is played this loud."""
+        self._gains.append((round(moment * self.rate), gain))
+
+    def play(self, moment: float, samples: Samples) -> None:
+        """These samples are played from this moment on, or after those before where they are not done yet."""
+        self._played.append((moment, samples))
+        while self._played[0][0] < moment - 2 * KEPT_SECONDS:
+            self._played.popleft()
+
+    def stop(self, moment: float) -> None:
+        """Nothing is played from this moment on."""
+        self._catch_up()
+        kept = max(0, round(moment * self.rate) - self._start)
+        self._sound = self._sound[:kept]
+        self._state = self._resampler.initial_state()
+
+    def read(self, moment: float, samples: int) -> Samples:
+        """What is played from this moment on; silence where nothing is."""
+        self._catch_up()
+        found = np.zeros(samples, np.float32)
+        offset = round(moment * self.rate) - self._start
+        first = max(0, offset)
+        piece = self._sound[first : max(first, offset + samples)]
+        found[first - offset : first - offset + len(piece)] = piece
+        self._drop_before(round((moment - KEPT_SECONDS) * self.rate))
+        return self._as_loud(found, round(moment * self.rate))
+
+    @property
+    def _end(self) -> int:
+        return self._start + len(self._sound)
+
+    def _catch_up(self) -> None:
+        while self._played:
+            self._take(*self._played.popleft())
+
+    def _take(self, moment: float, samples: Samples) -> None:
+        begin = round((moment - self._resampler.lag_seconds) * self.rate)
+        if begin > self._end + SMALLEST_GAP * self.rate:
+            self._append_silence_until(begin)
+            self._state = self._resampler.initial_state()
+        sound, self._state = self._resampler.step(self._state, samples[None])
+        self._sound = np.concatenate([self._sound, sound[0]])
+
+    def _as_loud(self, samples: Samples, begin: int) -> Samples:
+        while len(self._gains) > 1 and self._gains[1][0] <= begin - KEPT_SECONDS * self.rate:
+            del self._gains[0]
+        loudness = np.ones(len(samples), np.float32)
+        for start, gain in self._gains:
+            loudness[max(0, start - begin) :] = gain
+        return samples * loudness
+
+    def _append_silence_until(self, sample: int) -> None:
+        missing = sample - self._end
+        if missing > KEPT_SECONDS * self.rate:
+            self._sound, self._start = np.zeros(0, np.float32), sample
+        elif missing > 0:
+            self._sound = np.concatenate([self._sound, np.zeros(missing, np.float32)])
+
+    def _drop_before(self, sample: int) -> None:
+        old = min(sample - self._start, len(self._sound))
+        if old > self.rate:  # in large pieces, for copying is what costs
+            self._sound, self._start = self._sound[old:].copy(), self._start + old

@@ -1,0 +1,355 @@
+"""One reply on its way out: held until it is meant, checked, paced, and ended exactly once."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.audio.player import Clock
+from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Piece, ReplyStream, Spoke, Wrote
+from vivavoce.dialogue.events import (
+    AudioPart,
+    ConversationSettings,
+    EndReason,
+    Event,
+    Item,
+    Message,
+    ReplyAudio,
+    ReplyDone,
+    ReplyItemDone,
+    ReplyItemStarted,
+    ReplyStarted,
+    ReplyText,
+    Samples,
+    TextPart,
+    ToolArguments,
+    ToolCall,
+    Warned,
+)
+from vivavoce.dialogue.history import History, SpokenWords, new_id
+from vivavoce.dialogue.moderation import Moderation
+from vivavoce.dialogue.playback import Playback
+from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
+
+BLOCK_SECONDS = 0.08
+
+
+@dataclass(frozen=True)
+class GuardLimits:
+    """What is too much. None: no limit."""
+
+    longest_seconds: float | None = 120.0
+    silent_seconds: float | None = 4.0
+    silence_dbfs: float = -55.0
+    stuck_seconds: float | None = 3.0
+    stuck_likeness: float = 0.995
+    """How alike the spectra of neighbouring blocks must be to count as the same sound."""
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """What a reply has sounded like so far."""
+
+    seconds: float = 0.0
+    silent: float = 0.0
+    stuck: float = 0.0
+    held: Samples | None = None
+    shape: Samples | None = None  # the last block's spectrum, of length 1
+
+
+class SoundGuard:
+    """Watches the sound of a reply as it is made."""
+
+    def __init__(self, rate: int, limits: GuardLimits | None = None) -> None:
+        self.limits = limits or GuardLimits()
+        self.block = round(BLOCK_SECONDS * rate)
+        self.rate = rate
+        self._window = np.hanning(self.block).astype(np.float32)
+
+    def initial_state(self) -> GuardState:
+        """Before the first sample."""
+        return GuardState()
+
+    def step(self, state: GuardState, samples: Samples) -> tuple[str | None, GuardState]:
+        """What is wrong with the reply, if anything, and the state after these samples."""
+        held = samples if state.held is None else np.concatenate([state.held, samples])
+        whole = len(held) // self.block
+        if whole:
+            state = self._blocks(state, held[: whole * self.block].reshape(whole, self.block))
+        seconds = state.seconds + len(samples) / self.rate
+        state = replace(state, held=held[whole * self.block :], seconds=seconds)
+        return self._complaint(state), state
+
+    def _blocks(self, state: GuardState, blocks: Samples) -> GuardState:
+        """After these blocks: for how long it has been silent, or the same, without a break.  # [block, sample]"""
+        limits = self.limits
+        silent, stuck, shape = state.silent, state.stuck, state.shape
+        power = np.einsum("bs,bs->b", blocks, blocks) / self.block
+        is_silent = power < 10 ** (limits.silence_dbfs / 10)
+        is_same = np.zeros(len(blocks), bool)
+        if limits.stuck_seconds is not None:
+            is_same, shape = self._alike(shape, blocks)
+        for quiet, same in zip(is_silent.tolist(), is_same.tolist(), strict=True):
+            silent = silent + BLOCK_SECONDS if quiet else 0.0
+            stuck = stuck + BLOCK_SECONDS if same and not quiet else 0.0
+        return replace(state, silent=silent, stuck=stuck, shape=shape)
+
+    def _alike(self, before: Samples | None, blocks: Samples) -> tuple[NDArray[np.bool_], Samples]:
+        """Which blocks have the spectrum of the one before them, and that of the last."""
+        spectra = np.abs(np.fft.rfft(blocks * self._window)[:, : self.block // 4]).astype(np.float32)
+        shapes = spectra / np.maximum(np.linalg.norm(spectra, axis=1, keepdims=True), 1e-9)
+        joined = np.concatenate([np.zeros_like(shapes[:1]) if before is None else before[None], shapes])
+        likeness = np.einsum("bf,bf->b", joined[:-1], joined[1:])
+        return likeness > self.limits.stuck_likeness, shapes[-1]
+
+    def _complaint(self, state: GuardState) -> str | None:
+        limits = self.limits
+        if limits.longest_seconds is not None and state.seconds > limits.longest_seconds:
+            return f"the reply is longer than {limits.longest_seconds:.0f} s"
+        if limits.silent_seconds is not None and state.silent >= limits.silent_seconds:
+            return f"the reply has been silent for {state.silent:.1f} s"
+        if limits.stuck_seconds is not None and state.stuck >= limits.stuck_seconds:
+            return f"the reply has been stuck on one sound for {state.stuck:.1f} s"
+        return None
+
+
+def longest_loop(codes: list[int], most_period: int = 25) -> int:
+    """How many codes at the end repeat what stood one period before, for the period that explains most of them."""
+    best = 0
+    for period in range(1, min(most_period, len(codes) // 2) + 1):
+        run = 0
+        while run + period < len(codes) and codes[-1 - run] == codes[-1 - run - period]:
+            run += 1
+        if run >= 2 * period:
+            best = max(best, run)
+    return best
+
+
+logger = logging.getLogger(__name__)
+
+PIECE_SECONDS = 0.08
+MOST_AHEAD_SECONDS = 0.4
+
+
+@dataclass(frozen=True)
+class SpeakingOptions:
+    """How replies go out."""
+
+    most_ahead: float | None = MOST_AHEAD_SECONDS
+    """Seconds of sound sent before it is played: the fewer, the sooner a reply is softer or silent; None: all."""
+    piece_seconds: float = PIECE_SECONDS
+    moderation: Moderation | None = None
+    guards: GuardLimits = field(default_factory=GuardLimits)
+
+
+@dataclass
+class ReplyContext:
+    """What a reply needs of its conversation."""
+
+    clock: Clock
+    rate: int
+    history: History | None
+    """None: it is out of band and leaves no trace there."""
+    emit: Callable[[Event], None]
+    gain: Callable[[], float]
+    on_sound: Callable[["Speaking", Samples], None]
+    on_over: Callable[["Speaking"], None]
+
+
+class Speaking:
+    """A reply from its stream to events. `release` lets it out, `end` ends it; both at any moment."""
+
+    def __init__(
+        self,
+        reply: str,
+        item: str,
+        settings: ConversationSettings,
+        stream: ReplyStream,
+        around: ReplyContext,
+        options: SpeakingOptions,
+    ) -> None:
+        self.reply, self.item, self.settings, self.stream = reply, item, settings, stream
+        self.spoken_item = item
+        self.playback = Playback(around.rate)
+        self.words = SpokenWords()
+        self.reason: EndReason | None = None
+        self.is_released = False
+        self._around, self._options = around, options
+        self._guard = SoundGuard(around.rate, options.guards)
+        self._guard_state = self._guard.initial_state()
+        self._held_back = np.zeros(0, np.float32)
+        self._made = 0.0
+        self._call: ToolCall | None = None
+        self._open: str | None = None
+        self._released = asyncio.Event()
+        self._sounded = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._carry())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.reason is not None
+
+    @property
+    def has_sounded(self) -> bool:
+        """Whether any of its sound went out."""
+        return self.playback.sent > 0
+
+    def release(self, turn: str | None) -> None:
+        """It is meant: tell that it begins, and let out what has been made. `turn`: the item it answers to."""
+        self.stream.release(turn)
+        self.is_released = True
+        self._around.emit(ReplyStarted(self.reply))
+        self._released.set()
+
+    def end(self, reason: EndReason, error: str | None = None) -> None:
+        """End it, once; a held one without a word."""
+        if self.is_over:
+            return
+        self.reason = reason
+        self._sounded.set()
+        self.stream.drop()
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+        if self.is_released:
+            self._close_item(is_complete=reason == "completed")
+            self._around.emit(ReplyDone(self.reply, reason, self.stream.usage, error))
+        self._around.on_over(self)
+
+    def content(self) -> Message:
+        """What it said."""
+        if self.settings.modality == "text" and not self.has_sounded:
+            return Message("assistant", (TextPart(self.words.text),))
+        return Message("assistant", (AudioPart(self.playback.sound(), self._around.rate, self.words.text),))
+
+    async def until_sounding(self) -> None:
+        """Until the first of it went out, or it is over."""
+        await self._sounded.wait()
+
+    async def wait(self) -> None:
+        """Until its task has gone."""
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _carry(self) -> None:
+        try:
+            await self._released.wait()
+            async for piece in self.stream.pieces():
+                await self._take(piece)
+                if self.is_over:
+                    return
+            self.end("failed", "the reply broke off")
+        except VivaError as error:
+            log_failure(logger, error, "a reply failed")
+            self.end("failed", str(error))
+        except Exception as error:  # whatever a pipeline raises ends this reply, not the conversation
+            log_failure(logger, error, "a reply failed")
+            self.end("failed", f"{type(error).__name__}: {error}")
+
+    async def _take(self, piece: Piece) -> None:
+        match piece:
+            case Spoke(samples):
+                await self._sound(samples)
+            case Wrote(text, at):
+                await self._text(text, at)
+            case CallBegan(call_id, name):
+                self._begin_call(call_id, name)
+            case CallArguments(delta):
+                self._arguments(delta)
+            case Ended(reason, error):
+                await self._send(self._held_back)
+                self.end(reason, error)
+
+    async def _sound(self, samples: Samples) -> None:
+        complaint, self._guard_state = self._guard.step(self._guard_state, samples)
+        if complaint is not None:
+            self._around.emit(Warned("reply_guard", complaint))
+            self.end("max_output_tokens")
+            return
+        self._made += len(samples) / self._around.rate
+        moderation = self._options.moderation
+        window = 0 if moderation is None else round(moderation.window * self._around.rate)
+        waiting = np.concatenate([self._held_back, samples])
+        ready = max(0, len(waiting) - window)
+        self._held_back = waiting[ready:]
+        await self._send(waiting[:ready])
+
+    async def _send(self, samples: Samples) -> None:
+        clock, options = self._around.clock, self._options
+        size = max(1, round(options.piece_seconds * self._around.rate))
+        for start in range(0, len(samples), size):
+            if options.most_ahead is not None and self.has_sounded:
+                await clock.until(self.playback.ends - options.most_ahead)
+            if self.is_over:
+                return
+            self._begin_message()
+            piece = np.ascontiguousarray(samples[start : start + size], np.float32)
+            self.playback.send(clock.now(), piece)
+            self._sounded.set()
+            self._around.on_sound(self, piece)
+            self._around.emit(ReplyAudio(self.reply, self.item, piece, self._around.gain()))
+
+    async def _text(self, text: str, at: float | None) -> None:
+        moderation = self._options.moderation
+        if moderation is not None:
+            verdict = await moderation.verdict(self.words.text + text)
+            if self.is_over:
+                return
+            if verdict is not None:
+                self._held_back = self._held_back[:0]
+                self._around.emit(Warned("content_filter", f"the reply was stopped: {verdict}"))
+                self.end("content_filter")
+                return
+        self._begin_message()
+        self.words = self.words.add(self._made if at is None else at, text)
+        self._around.emit(ReplyText(self.reply, self.item, text))
+        if self.settings.modality == "text":
+            self._sounded.set()
+
+    def _begin_message(self) -> None:
+        if self._open is None:
+            self._begin_item(Message("assistant", ()), "message")
+
+    def _begin_call(self, call_id: str, name: str) -> None:
+        self._close_item(is_complete=True)
+        self.item = new_id("item")
+        self._call = ToolCall(call_id, name, "")
+        self._begin_item(self._call, "tool_call", name, call_id)
+
+    def _begin_item(
+        self, content: Message | ToolCall, kind: str, name: str | None = None, call_id: str | None = None
+    ) -> None:
+        previous = None
+        if self._around.history is not None:
+            item, previous = self._around.history.add(content, self.item)
+            self._around.history.replace(Item(item.id, content, is_complete=False))
+        self._open = self.item
+        started = ReplyItemStarted(self.reply, self.item, "message", previous, name, call_id)
+        self._around.emit(started if kind == "message" else _as_call(started))
+
+    def _arguments(self, delta: str) -> None:
+        if self._call is not None:
+            self._call = ToolCall(self._call.call_id, self._call.name, self._call.arguments + delta)
+            self._around.emit(ToolArguments(self.reply, self.item, delta))
+
+    def _close_item(self, is_complete: bool) -> None:
+        if self._open is None:
+            return
+        content = self._call if self._call is not None else self.content()
+        item = Item(self._open, content, is_complete)
+        history = self._around.history
+        if history is not None and any(known.id == item.id for known in history):
+            history.replace(item)
+            if self._call is None:
+                history.keep_uncut(item.id, self.playback.sound(), self._around.rate, self.words, is_complete)
+        self._around.emit(ReplyItemDone(self.reply, item))
+        self._open = self._call = None
+
+
+def _as_call(started: ReplyItemStarted) -> ReplyItemStarted:
+    return ReplyItemStarted(
+        started.reply, started.item, "tool_call", started.previous, started.tool_name, started.call_id
+    )

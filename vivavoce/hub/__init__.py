@@ -1,0 +1,338 @@
+"""Where a model comes from: bundled name, folder, Hugging Face id or ModelScope id."""
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivavoce.errors import CapacityError, CheckpointError, InputError, MissingDependencyError
+from vivavoce.hub.catalogue import PUBLISHED, KnownModel
+
+BUNDLED = Path(__file__).parent.parent / "minis"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+INDEX_NAME = "model.safetensors.index.json"
+CHECKED = ("*.json", "*.safetensors", "*.bin", "*.pt", "*.onnx")
+LFS_POINTER = b"version https://git-lfs"
+NEVER_FETCHED = ["*.py", ".gitattributes"]  # a model is data: none of its published code is run, so none is fetched
+TRUE_WORDS = {"1", "on", "yes", "true"}
+KNOWN: tuple[KnownModel, ...] = PUBLISHED
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One file of a model; `problem` is None when it is whole."""
+
+    name: str
+    bytes: int
+    tensors: int
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` saw of a model's folder."""
+
+    path: Path
+    files: tuple[FileCheck, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line for each file that is missing or damaged."""
+        return tuple(f"{file.name} {file.problem}" for file in self.files if file.problem)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file is there and whole."""
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model that is on this machine; `missing` are the expected files it lacks."""
+
+    name: str
+    source: str
+    revision: str
+    path: Path
+    missing: tuple[str, ...]
+
+
+def known(name: str) -> KnownModel | None:
+    """The known model of this id or of this mirror's id."""
+    bare = name.removeprefix("hf:").partition("@")[0].lower()
+    return next((m for m in KNOWN if bare in {n.lower() for n in (m.name, *m.mirrors)}), None)
+
+
+def resolve(name: str, revision: str | None = None, offline: bool | None = None) -> Path:
+    """The folder of a model, fetched first where it must be.
+
+    A dropped connection is taken up where it broke; a fetch that failed keeps the files that had come whole.
+
+    `name` is a bundled name, a folder, `owner/name`, `hf:owner/name` or `ms:owner/name`, the last three with an
+    optional `@revision`. `offline` forbids the network; unsaid, HF_HUB_OFFLINE or VIVA_OFFLINE decides.
+    """
+    local = bundled().get(name) or _folder(name)
+    if local is not None:
+        if revision is not None:
+            raise InputError(f"{name!r} is a folder on this machine and has no revisions; leave out {revision!r}")
+        return local
+    repo, asked = _split_revision(name, revision)
+    no_network = is_offline() if offline is None else offline
+    if repo.startswith("ms:"):
+        return _from_modelscope(repo.removeprefix("ms:"), asked, no_network)
+    return _from_hugging_face(repo.removeprefix("hf:"), asked, no_network)
+
+
+def bundled(root: Path = BUNDLED) -> dict[str, Path]:
+    """Name → folder of the miniature models that come with the package."""
+    return {config.parent.name: config.parent for config in sorted(root.glob("*/config.json"))}
+
+
+def local_models() -> list[LocalModel]:
+    """Bundled models, and the known ones that stand in the Hugging Face cache, whole or not."""
+    found = [LocalModel(name, "bundled", "", path, ()) for name, path in bundled().items()]
+    for model in KNOWN:
+        for repo in (model.name, *model.mirrors):
+            for folder in sorted((_repo_cache(repo) / "snapshots").glob("*")):
+                found.append(LocalModel(repo, "cache", folder.name, folder, tuple(model.missing(folder))))
+    return found
+
+
+def check(path: Path, model: KnownModel | None = None) -> CheckReport:
+    """Whether a model's files are all there and whole; weights are judged by their headers, so it is quick."""
+    if not path.is_dir():
+        raise CheckpointError(f"there is no folder {str(path)!r} to check")
+    names = set(model.files) if model else {"config.json"}
+    names |= {str(file.relative_to(path)) for pattern in CHECKED for file in path.rglob(pattern)}
+    places: dict[str, set[str]] = {}
+    for index in sorted(path.rglob(INDEX_NAME)):
+        for tensor, shard in _weight_map(index).items():
+            places.setdefault(str(index.parent.relative_to(path) / shard), set()).add(tensor)
+    ordered = sorted(names | set(places))
+    return CheckReport(path, tuple(_check_file(path, name, places.get(name, set())) for name in ordered))
+
+
+def cache_folder() -> Path:
+    """Where Hugging Face models are kept: HF_HUB_CACHE, or hub/ under HF_HOME."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes on the disk where a folder is, or would be made."""
+    standing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(standing).free
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids the network."""
+    return any(os.environ.get(name, "").lower() in TRUE_WORDS for name in ("HF_HUB_OFFLINE", "VIVA_OFFLINE"))
+
+
+def _folder(name: str) -> Path | None:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_file():
+        raise InputError(f"{name!r} is a file; give the folder it stands in, {str(path.parent)!r}")
+    if name.startswith(("/", "./", "../", "~")):
+        raise CheckpointError(f"there is no folder {name!r}; give a folder, a bundled name or a hub id")
+    return None
+
+
+def _split_revision(name: str, revision: str | None) -> tuple[str, str | None]:
+    repo, at, suffix = name.partition("@")
+    if at and revision not in (None, suffix):
+        raise InputError(f"{name!r} and revision {revision!r} contradict each other; give one of them")
+    bare = repo.removeprefix("hf:").removeprefix("ms:")
+    if not HUB_ID.fullmatch(bare) or (at and not suffix):
+        have = ", ".join(bundled()) or "none yet"
+        raise InputError(
+            f"no model is called {name!r}: it is no folder, no bundled name ({have}) and no hub id "
+            "(owner/name, hf:owner/name or ms:owner/name, with @revision if you like)"
+        )
+    return repo, suffix or revision
+
+
+def _from_hugging_face(repo: str, revision: str | None, offline: bool) -> Path:
+    model = known(repo)
+    pinned = revision or (model.revision if model else None)
+    if model and not offline:
+        _require_disk_space(model, repo)
+    mirrors = [name for name in (model.name, *model.mirrors) if name != repo] if model else []
+    try:
+        return _snapshot(repo, pinned, offline)
+    except CheckpointError as first:
+        for mirror in mirrors:
+            try:
+                return _snapshot(mirror, pinned, offline)
+            except CheckpointError:
+                continue
+        raise first
+
+
+def _snapshot(repo: str, revision: str | None, offline: bool) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    model = known(repo)
+    at = f"{repo}@{revision}" if revision else repo
+    try:
+        return Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                cache_dir=cache_folder(),
+                endpoint=os.environ.get("HF_ENDPOINT"),
+                local_files_only=offline,
+                ignore_patterns=[*NEVER_FETCHED, *(model.unused if model else ())],
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"{repo} is gated: accept its terms at huggingface.co/{repo}, then run `hf auth login` or set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{repo} is not on Hugging Face, or is private: check the spelling, or log in with `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{repo} has no revision {revision!r} on Hugging Face; leave it out or correct it"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise CheckpointError(_not_cached(at, offline or is_offline())) from error
+    except Exception as error:  # the hub's HTTP library has its own exceptions, which differ between its versions
+        raise CheckpointError(_cut_short(at, error)) from error
+
+
+def _from_modelscope(repo: str, revision: str | None, offline: bool) -> Path:
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"ms:{repo} comes through ModelScope: pip install 'vivavoce[modelscope]'"
+        ) from error
+    try:
+        return Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                local_files_only=offline,
+                ignore_patterns=NEVER_FETCHED,
+            )
+        )
+    except Exception as error:
+        if offline:
+            raise CheckpointError(_not_cached(f"ms:{repo}", offline)) from error
+        raise CheckpointError(_cut_short(f"ms:{repo}", error)) from error
+
+
+def _not_cached(repo: str, offline: bool) -> str:
+    if offline:
+        return (
+            f"{repo} is not (or not wholly) on this machine and the network is off: run `viva models fetch {repo}` "
+            "where there is one, or unset HF_HUB_OFFLINE and VIVA_OFFLINE"
+        )
+    return (
+        f"{repo} is not on this machine and the hub cannot be reached: check the network (or set HF_ENDPOINT to a "
+        "mirror) and run the same command again"
+    )
+
+
+def _cut_short(repo: str, error: Exception) -> str:
+    reason = str(error).strip().split("\n", maxsplit=1)[0][:200]
+    return (
+        f"{repo} could not be fetched ({type(error).__name__}: {reason}); run the same command again, "
+        "the files that have come whole are kept"
+    )
+
+
+def _require_disk_space(model: KnownModel, repo: str) -> None:
+    if any(not model.missing(found) for found in (_repo_cache(repo) / "snapshots").glob(model.revision or "*")):
+        return
+    cache = cache_folder()
+    free = free_disk(cache)
+    blobs = (_repo_cache(repo) / "blobs").glob("*")
+    left = model.bytes - sum(blob.stat().st_size for blob in blobs)
+    if free < left:
+        raise CapacityError(
+            f"{repo} needs {left / 1e9:.1f} GB more in {cache}, where {free / 1e9:.1f} GB are free; "
+            "make room, or set HF_HUB_CACHE to a folder on a larger disk"
+        )
+
+
+def _repo_cache(repo: str) -> Path:
+    return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+def _check_file(folder: Path, name: str, placed: set[str]) -> FileCheck:
+    file = folder / name
+    if not file.is_file():
+        return FileCheck(name, 0, 0, "is missing")
+    size = file.stat().st_size
+    try:
+        tensors = _require_whole(file)
+    except ValueError as error:
+        return FileCheck(name, size, 0, str(error))
+    absent = sorted(placed - tensors)
+    problem = f"lacks {len(absent)} tensors that the index places in it, the first is {absent[0]}" if absent else None
+    return FileCheck(name, size, len(tensors), problem)
+
+
+def _require_whole(file: Path) -> set[str]:
+    """The tensor names of a whole file (none where it is not safetensors); ValueError says what is wrong with it."""
+    with file.open("rb") as stream:
+        start = stream.read(len(LFS_POINTER))
+    if not start:
+        raise ValueError("is empty")
+    if start == LFS_POINTER:
+        raise ValueError("is a Git LFS pointer, not the file itself: run `git lfs pull` or fetch the model again")
+    if file.suffix == ".safetensors":
+        return _require_whole_safetensors(file)
+    if file.suffix == ".json":
+        _require_json(file)
+    elif start.startswith(b"PK") and not zipfile.is_zipfile(file):
+        raise ValueError(f"was cut short at {file.stat().st_size} bytes")
+    return set()
+
+
+def _require_json(file: Path) -> None:
+    try:
+        content = json.loads(file.read_text(encoding="utf8"))
+    except ValueError as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    if file.name == INDEX_NAME and not (isinstance(content, dict) and isinstance(content.get("weight_map"), dict)):
+        raise ValueError("has no weight_map")
+
+
+def _require_whole_safetensors(file: Path) -> set[str]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if 8 + length > size:
+            raise ValueError(f"was cut short at {size} bytes, or is not safetensors")
+        try:
+            header = json.loads(stream.read(length))
+            ends = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError("has a damaged header") from error
+    whole = 8 + length + max(ends.values(), default=0)
+    if size != whole:
+        raise ValueError(f"{'was cut short' if size < whole else 'is too long'}: {size} of {whole} bytes")
+    return set(ends)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf8"))["weight_map"]
+        return {str(tensor): str(shard) for tensor, shard in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}  # `_require_json` reports the index itself

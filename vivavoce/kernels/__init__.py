@@ -1,0 +1,85 @@
+"""Triton kernels, each with a plain PyTorch twin that is the reference: the twin runs wherever these do not."""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from vivavoce.kernels.tiles import Entries, Tile, keep_tiles, name_around, tile_for, tile_name, window_attention_name
+from vivavoce.kernels.tiles import tiles as known_tiles
+
+AVAILABLE = importlib.util.find_spec("triton") is not None
+
+if AVAILABLE or TYPE_CHECKING:
+    from vivavoce.kernels.chunk_attention import LONGEST_CHUNK, chunk_attention
+    from vivavoce.kernels.decode_attention import (
+        Pages,
+        one_row_decode,
+        page_attention,
+        paged_decode,
+        store_rows,
+        takes_one_row,
+    )
+    from vivavoce.kernels.norms import (
+        add_layer_norm,
+        add_rms_norm,
+        modulated_norm,
+        norm_linear,
+        norm_mish,
+        silu_multiply,
+        snake,
+    )
+    from vivavoce.kernels.rotary import norm_rotate_store, rotate_first_head
+    from vivavoce.kernels.row_linear import MOST_ROWS, row_linear, row_tile_linear, takes
+    from vivavoce.kernels.sampling import WIDEST_DRAW, draw, gumbel_noise, narrow_draw, transcript_rules
+    from vivavoce.kernels.small_batch_linear import few_row_linear
+    from vivavoce.kernels.stream_conv import stream_conv
+    from vivavoce.kernels.window_attention import window_attention
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels can take a tensor: it is where they run, and no gradient is wanted, for none goes through."""
+    return AVAILABLE and x.is_cuda and not x.requires_grad
+
+
+__all__ = [
+    "AVAILABLE",
+    "LONGEST_CHUNK",
+    "MOST_ROWS",
+    "WIDEST_DRAW",
+    "Entries",
+    "Pages",
+    "Tile",
+    "add_layer_norm",
+    "add_rms_norm",
+    "chunk_attention",
+    "draw",
+    "few_row_linear",
+    "gumbel_noise",
+    "keep_tiles",
+    "known_tiles",
+    "modulated_norm",
+    "name_around",
+    "narrow_draw",
+    "norm_linear",
+    "norm_mish",
+    "norm_rotate_store",
+    "one_row_decode",
+    "page_attention",
+    "paged_decode",
+    "rotate_first_head",
+    "row_linear",
+    "row_tile_linear",
+    "silu_multiply",
+    "snake",
+    "store_rows",
+    "stream_conv",
+    "takes",
+    "takes_one_row",
+    "tile_for",
+    "tile_name",
+    "transcript_rules",
+    "usable",
+    "window_attention",
+    "window_attention_name",
+]

@@ -1,0 +1,224 @@
+"""Attention of a chunk to a stream's past where it lies: a prefix, a window, and what is new, none of them copied.
+
+Streams lie anywhere: the kernel is given addresses, so that a captured graph serves whatever streams come. The keys of
+a row and head are split among programs; each passes on those that the next window holds, and the last to arrive joins
+the parts.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.kernels.dependent_launch import begin, chained
+
+PROGRAMS_WANTED = 528  # four for each of an H200's multiprocessors: one computes while others wait for memory
+MOST_SPLITS = 8
+BLOCK_KEYS = 32  # 64 and 128 were slower on an H200, by half as much again for hops of 20 frames
+LONGEST_CHUNK = 128
+
+
+@triton.jit
+def _joined(
+    part_ptr, peak_ptr, weight_ptr, first, splits, moment, column, TIME: tl.constexpr, DIM: tl.constexpr
+):  # fmt: skip
+    peak = tl.full([TIME], float("-inf"), tl.float32)
+    for split in range(splits):
+        peak = tl.maximum(peak, tl.load(peak_ptr + (first + split) * TIME + moment))
+    weight = tl.zeros([TIME], tl.float32)
+    total = tl.zeros([TIME, DIM], tl.float32)
+    for split in range(splits):
+        place = (first + split) * TIME + moment
+        factor = tl.exp(tl.load(peak_ptr + place) - peak)  # an empty split has peak −inf, so factor 0
+        weight += factor * tl.load(weight_ptr + place)
+        total += factor[:, None] * tl.load(part_ptr + place[:, None] * DIM + column[None, :])
+    return total, weight
+
+
+@triton.jit
+def _taken(
+    query, keys, values, bias, inside, peak, weight, total, scale, BIASED: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Softmax and sum so far, with one more block of keys and values."""
+    scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+    if BIASED:
+        scores += bias
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+    level = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen so far
+    shrink = tl.exp(peak - level)
+    chance = tl.exp(scores - level[:, None])
+    total = total * shrink[:, None] + tl.dot(chance.to(values.dtype), values, input_precision=PRECISION)
+    return new_peak, weight * shrink + tl.sum(chance, axis=1), total
+
+
+# What varies among hops is not a constant, so that few kernels must be compiled for all of them.
+@triton.jit(do_not_specialize=["layer", "time", "slots", "prefix_slots", "share", "splits", "inner_rows"])
+def _attend(  # noqa: PLR0915
+    query_ptr, new_ptr, bias_ptr, prefixes_ptr, lengths_ptr, windows_ptr, next_ptr, out_ptr,
+    part_ptr, peak_ptr, weight_ptr, arrived_ptr,
+    layer, time, slots, prefix_slots, share, splits, inner_rows, scale,
+    query_row, query_head, query_time, new_kv, new_row, new_head, new_time, bias_row, bias_head, bias_time,
+    window_layer, window_kv,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TIME: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    begin(DEPENDENT)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    stream, inner = row // inner_rows, row % inner_rows
+    element = query_ptr.dtype.element_ty
+    length = tl.load(lengths_ptr + stream)
+    address = tl.load(windows_ptr + stream)
+    window = tl.multiple_of(address, ALIGNED).to(tl.pointer_type(element))
+    following = tl.multiple_of(tl.load(next_ptr + stream), ALIGNED).to(tl.pointer_type(element))
+    into_window = layer.to(tl.int64) * window_layer + (inner * HEADS + head) * slots * DIM
+    window, following = window + into_window, following + into_window
+    prefix = tl.multiple_of(tl.load(prefixes_ptr + stream), ALIGNED).to(tl.pointer_type(element))
+    prefix += ((layer * 2 * inner_rows + inner) * HEADS + head) * length * DIM
+    prefix_kv = inner_rows * HEADS * length * DIM
+    new = new_ptr + row.to(tl.int64) * new_row + head * new_head
+    has_window = address != 0
+
+    moment = tl.arange(0, BLOCK_TIME)
+    column = tl.arange(0, BLOCK_DIM)
+    lane = tl.arange(0, BLOCK)
+    real = (moment[:, None] < time) & (column[None, :] < DIM)
+    query = tl.load(
+        query_ptr + row.to(tl.int64) * query_row + head * query_head + moment[:, None] * query_time + column[None, :],
+        mask=real, other=0.0,
+    )  # fmt: skip
+    bias_at = bias_ptr + row.to(tl.int64) * bias_row + head * bias_head + moment[:, None] * bias_time
+    peak = tl.full([BLOCK_TIME], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_TIME], tl.float32)
+    total = tl.zeros([BLOCK_TIME, BLOCK_DIM], tl.float32)
+    bias = tl.zeros([BLOCK_TIME, BLOCK], tl.float32)
+    before_new = prefix_slots + slots
+    start = split * share
+    end = tl.minimum(start + share, before_new + time)
+
+    # One loop for each of the three places: its addresses are then simple enough to be read ahead.
+    stop = tl.minimum(end, prefix_slots)
+    held = tl.minimum(length, stop)
+    for first in range(start, stop, BLOCK):
+        key = first + lane
+        there = (key < held)[:, None] & (column[None, :] < DIM)
+        place = tl.multiple_of(prefix + key * DIM, ALIGNED)
+        keys = tl.load(place[:, None] + column[None, :], mask=there, other=0.0)
+        values = tl.load(tl.multiple_of(place + prefix_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
+        if BIASED:
+            seen = (key < stop)[None, :] & (moment[:, None] < time)
+            bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
+        peak, weight, total = _taken(
+            query, keys, values, bias, key < stop, peak, weight, total, scale, BIASED, PRECISION
+        )  # fmt: skip
+
+    stop = tl.minimum(end, before_new)
+    for first in range(tl.maximum(start, prefix_slots), stop, BLOCK):
+        key = first + lane
+        slot = key - prefix_slots
+        inside = key < stop
+        there = (inside & has_window)[:, None] & (column[None, :] < DIM)
+        place = tl.multiple_of(window + slot * DIM, ALIGNED)
+        keys = tl.load(place[:, None] + column[None, :], mask=there, other=0.0)
+        values = tl.load(tl.multiple_of(place + window_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
+        if BIASED:
+            seen = inside[None, :] & (moment[:, None] < time)
+            bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
+        peak, weight, total = _taken(
+            query, keys, values, bias, inside, peak, weight, total, scale, BIASED, PRECISION
+        )  # fmt: skip
+        stays = there & (slot >= time)[:, None]
+        target = tl.multiple_of(following + (slot - time) * DIM, ALIGNED)
+        tl.store(target[:, None] + column[None, :], keys, mask=stays)
+        tl.store(tl.multiple_of(target + window_kv, ALIGNED)[:, None] + column[None, :], values, mask=stays)
+
+    for first in range(tl.maximum(start, before_new), end, BLOCK):
+        key = first + lane
+        inside = key < end
+        there = inside[:, None] & (column[None, :] < DIM)
+        place = tl.multiple_of(new + (key - before_new) * new_time, ALIGNED)
+        keys = tl.load(place[:, None] + column[None, :], mask=there, other=0.0)
+        values = tl.load(tl.multiple_of(place + new_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
+        if BIASED:
+            seen = inside[None, :] & (moment[:, None] < time)
+            bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
+        peak, weight, total = _taken(
+            query, keys, values, bias, inside, peak, weight, total, scale, BIASED, PRECISION
+        )  # fmt: skip
+        slot = key - prefix_slots - time
+        stays = there & (has_window & (slot >= 0))[:, None]
+        target = tl.multiple_of(following + slot * DIM, ALIGNED)
+        tl.store(target[:, None] + column[None, :], keys, mask=stays)
+        tl.store(tl.multiple_of(target + window_kv, ALIGNED)[:, None] + column[None, :], values, mask=stays)
+
+    # [row, time, head, dim], so that the heads of a moment lie side by side for the projection that follows
+    out = out_ptr + ((row * time + moment[:, None]) * HEADS + head) * DIM + column[None, :]
+    part = (row * HEADS + head) * splits
+    last = splits == 1
+    if splits > 1:
+        mine = (part + split) * BLOCK_TIME + moment
+        tl.store(part_ptr + mine[:, None] * BLOCK_DIM + column[None, :], total)
+        tl.store(peak_ptr + mine, peak)
+        tl.store(weight_ptr + mine, weight)
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived_ptr + row * HEADS + head, 1) == splits - 1
+    if last:
+        if splits > 1:
+            tl.store(arrived_ptr + row * HEADS + head, 0)
+            total, weight = _joined(part_ptr, peak_ptr, weight_ptr, part, splits, moment, column, BLOCK_TIME, BLOCK_DIM)
+        tl.store(out, (total / weight[:, None]).to(element), mask=real)
+
+
+def chunk_attention(
+    query: Tensor,  # [row, head, time, dim]
+    new: Tensor,  # [2, row, head, time, dim]
+    bias: Tensor | None,  # [row, 1 or head, time, key]
+    prefixes: Tensor,  # int64 [stream]: address of a contiguous [layer, 2, row of the stream, head, length, dim]
+    lengths: Tensor,  # int64 [stream]
+    windows: Tensor,  # int64 [stream]: address of a [layer, 2, row of the stream, head, slot, dim], 0 for none
+    next_windows: Tensor,  # int64 [stream]: likewise, where the next ones go
+    window_strides: tuple[int, int],  # of layer, and of keys to values
+    slots: int,
+    prefix_slots: int,  # keys of the bias that stand for prefixes; those beyond a length are hidden by it
+    layer: int,
+    arrived: Tensor,  # int32 [row × head], zero, and zero again afterwards
+) -> Tensor:
+    """Attention to prefix, window and new keys; writes the next windows. Twin: `nn.streaming.StreamPast.attend`.
+
+    # → [row, head, time, dim]
+    """
+    rows, heads, time, dim = query.shape
+    keys = prefix_slots + slots + time
+    block_time = max(16, triton.next_power_of_2(time))
+    block_dim = max(16, triton.next_power_of_2(dim))
+    block, splits = BLOCK_KEYS, _splits(rows * heads, keys)
+    share = triton.cdiv(triton.cdiv(keys, splits), block) * block
+    out = torch.empty(rows, time, heads, dim, dtype=query.dtype, device=query.device)
+    shape = (rows * heads * splits if splits > 1 else 0, block_time)
+    parts = torch.empty(*shape, block_dim, dtype=torch.float32, device=query.device)
+    peaks = torch.empty(shape, dtype=torch.float32, device=query.device)
+    weights = torch.empty_like(peaks)
+    bias_strides = (0, 0, 0)
+    if bias is not None:
+        bias_strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0, bias.stride(2))
+    _attend[(rows, heads, splits)](
+        query, new, query if bias is None else bias, prefixes, lengths, windows, next_windows,
+        out, parts, peaks, weights, arrived,
+        layer, time, slots, prefix_slots, share, splits, rows // windows.shape[0], dim**-0.5,
+        *query.stride()[:3], *new.stride()[:4], *bias_strides, *window_strides,
+        HEADS=heads, DIM=dim, BLOCK_DIM=block_dim, BLOCK_TIME=block_time, BLOCK=block,
+        ALIGNED=math.gcd(16, dim * query.element_size()), BIASED=bias is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+        **chained(query.device, rows * time),
+    )  # fmt: skip
+    return out.transpose(1, 2)
+
+
+def _splits(programs: int, keys: int) -> int:
+    """Parts of the keys, so that the number of programs is near what the chip holds."""
+    wanted = max(1, min(PROGRAMS_WANTED // programs, triton.cdiv(keys, BLOCK_KEYS), MOST_SPLITS))
+    return 1 << (wanted.bit_length() - 1)

@@ -1,0 +1,101 @@
+"""Programmatic dependent launch (Hopper and later): a kernel starts while the one before it ends, and waits by itself.
+
+A kernel launched so must wait before it reads or writes anything but weights. Where the processor or Triton lack it,
+kernels follow one another as always.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from vivavoce.kernels.tiles import CHAINED, tiles
+
+FEW_CHAINED = 160
+LINE_BYTES = 128  # of the cache
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents as launch_next
+    from triton.language.extra.cuda import gdc_wait as wait_for_previous
+
+    KNOWN = True
+except ImportError:  # an older Triton: never called, since nothing is launched so
+
+    @triton.jit
+    def launch_next():
+        tl.debug_barrier()
+
+    @triton.jit
+    def wait_for_previous():
+        tl.debug_barrier()
+
+    KNOWN = False
+
+
+@functools.cache
+def is_dependent(device: torch.device) -> bool:
+    """Whether kernels on this device are launched so."""
+    return KNOWN and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def dependent(device: torch.device) -> dict[str, bool]:
+    """What a kernel that can wait by itself is launched with."""
+    return {"DEPENDENT": True, "launch_pdl": True} if is_dependent(device) else {"DEPENDENT": False}
+
+
+def chained(device: torch.device, rows: int) -> dict[str, bool]:
+    """The same for kernels of the voice, of which a few rows are launched so where that was found to be faster."""
+    is_found = rows <= FEW_CHAINED and tiles(device).get(CHAINED) is not None
+    return dependent(device) if is_found else {"DEPENDENT": False}
+
+
+@triton.jit
+def begin(DEPENDENT: tl.constexpr):
+    """Wait for what the kernel before this one writes, and let the one after this one start."""
+    if DEPENDENT:
+        wait_for_previous()
+        launch_next()
+
+
+@triton.jit
+def begin_small(DEPENDENT: tl.constexpr):
+    """The same for a kernel that is over at once: the one after it is let in first, to have its weights on the way."""
+    if DEPENDENT:
+        launch_next()
+        wait_for_previous()
+
+
+@triton.jit
+def fetch_near(row_ptr, SIZE: tl.constexpr, LINE: tl.constexpr):
+    """Ask for rows of so many numbers, a line of the cache at a time, without waiting for them.  # pointers [row, 1]"""
+    line = row_ptr + (tl.arange(0, SIZE // LINE) * LINE)[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def fetch_lines(ptr, lines, LINE: tl.constexpr):
+    """Ask for a matrix of so many lines of the cache, each program for its share, without waiting for it."""
+    SHARES: tl.constexpr = 128
+    for first in range(tl.program_id(0) * SHARES, lines, tl.num_programs(0) * SHARES):
+        line = tl.minimum(first + tl.arange(0, SHARES), lines - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr + line * LINE],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+__all__ = [
+    "LINE_BYTES",
+    "begin",
+    "begin_small",
+    "chained",
+    "dependent",
+    "fetch_lines",
+    "fetch_near",
+    "is_dependent",
+    "launch_next",
+    "wait_for_previous",
+]

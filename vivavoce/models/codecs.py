@@ -1,0 +1,181 @@
+"""Every codec by its folder: sound to codes, codes to sound, and both at once, to hear what each does."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vivavoce.audio.io import Sound
+from vivavoce.audio.mel import VocoderMel, VocoderMelSpec
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.bigvgan import BigVGAN
+from vivavoce.models.checkpoint import read_config
+from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
+from vivavoce.models.xy_tokenizer.model import RATE as XY_RATE
+from vivavoce.models.xy_tokenizer.model import XYTokenizer
+from vivavoce.models.xy_tokenizer.windows import XYCodec
+
+FRAME_RATE = 12.5
+VOICE_SECONDS = 8.0  # of the sound itself, where no voice is given: enough to sound like it, little enough to be quick
+
+NO_CODES = "BigVGAN makes sound of mels and has no codes; `viva resynthesise` shows what it does"
+
+
+class Codec(Protocol):
+    """What all of them can do."""
+
+    name: str
+
+    def encode(self, sound: Sound) -> Tensor:
+        """Codes of a sound.  # [codebook, frame]"""
+        ...
+
+    def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
+        """The sound of codes, spoken by a voice where the codec takes one.  # [codebook, frame]"""
+        ...
+
+    def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
+        """The sound after it went through the codec."""
+        ...
+
+
+class MossSpeechFolderCodec:
+    """One codebook; the sound is made anew by a voice: a recording's, or the first of those that the codec brings."""
+
+    name = "moss-speech"
+
+    def __init__(self, codec: MossSpeechCodec) -> None:
+        self.codec = codec
+
+    def encode(self, sound: Sound) -> Tensor:
+        """# [1, frame]"""
+        return self.codec.encode(sound)[None]
+
+    def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
+        """# [1, frame]"""
+        own = self.codec.voices()
+        if voice is None and not own:
+            raise InputError("MOSS-Speech's codes are spoken by a voice: give a recording of one")
+        speaker = self.codec.named_voice(own[0]) if voice is None else self.codec.voice(voice)
+        return _sound(self.codec.speak(_codes(codes, 1)[0], speaker), VOICE_RATE)
+
+    def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
+        """The same words, by the given voice; else by the sound's own where the codec can tell it, or the codec's."""
+        if voice is None and self.codec.speaker is not None:
+            voice = _beginning(sound, VOICE_SECONDS)
+        return self.decode(self.encode(sound), voice)
+
+
+class XYFolderCodec:
+    """Eight codebooks of 1024; the sound is the speaker's own."""
+
+    name = "xy-tokenizer"
+
+    def __init__(self, tokenizer: XYTokenizer) -> None:
+        self.codec = XYCodec(tokenizer)
+
+    def encode(self, sound: Sound) -> Tensor:
+        """# [8, frame]"""
+        return self.codec.encode(_samples(sound, XY_RATE))
+
+    def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
+        """# [1…8, frame]"""
+        if voice is not None:
+            raise InputError("XY-Tokenizer's codes carry their own voice; leave the voice out")
+        return _sound(self.codec.decode(codes), self.codec.config.output_rate)
+
+    def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
+        """What is left of the sound at 1 kbit/s."""
+        return self.decode(self.encode(sound), voice)
+
+
+class VocoderFolder:
+    """BigVGAN: no codes, but sound made anew from its mel."""
+
+    name = "bigvgan"
+
+    def __init__(self, vocoder: BigVGAN) -> None:
+        self.vocoder = vocoder
+        config = vocoder.config
+        spec = VocoderMelSpec(config.sampling_rate, config.n_fft, config.hop, config.num_mels, config.fmax)
+        self.mel = VocoderMel(spec)
+
+    def encode(self, sound: Sound) -> Tensor:
+        """Refused: there are no codes."""
+        raise InputError(NO_CODES)
+
+    def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
+        """Refused: there are no codes."""
+        raise InputError(NO_CODES)
+
+    def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
+        """The sound from its mel alone."""
+        mel = self.mel(_samples(sound, self.mel.spec.rate)[None])
+        weight = next(self.vocoder.parameters())
+        return _sound(self.vocoder(mel.to(weight))[0], self.mel.spec.rate)
+
+
+def open_codec(folder: str | Path, device: torch.device | str = "cpu") -> Codec:
+    """The codec that a checkpoint folder (or an XY-Tokenizer file) holds; which one, its files tell."""
+    folder = Path(folder)
+    if (folder / "codec" / "flow").is_dir():  # a speech model that brings its codec, as the bundled one does
+        folder = folder / "codec"
+    if (folder / "flow").is_dir():
+        return MossSpeechFolderCodec(MossSpeechCodec.load(folder, device))
+    config = folder / "config.json"
+    said = read_config(config, "codec") if config.is_file() else {}
+    if "upsample_rates" in said:
+        return VocoderFolder(BigVGAN.load(folder, device))
+    if "model_type" in said:
+        raise CheckpointError(
+            f"{folder} holds a {said['model_type']!r} model; give MOSS-Speech-Codec, XY-Tokenizer or BigVGAN"
+        )
+    if not folder.exists():
+        raise CheckpointError(f"{folder} does not exist; give the folder of a codec")
+    return XYFolderCodec(XYTokenizer.load(folder, device))
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """Codes as `viva encode` writes them."""
+
+    codec: str
+    codes: Tensor  # [codebook, frame]
+
+    def write(self, file: Path) -> None:
+        """As JSON."""
+        content = {"codec": self.codec, "frames_per_second": FRAME_RATE, "codes": self.codes.tolist()}
+        file.write_text(json.dumps(content), encoding="utf8")
+
+    @classmethod
+    def read(cls, file: Path) -> "CodeFile":
+        """From JSON; one line says what is wrong with it."""
+        try:
+            content = json.loads(file.read_text(encoding="utf8"))
+            return cls(str(content["codec"]), _codes(torch.tensor(content["codes"]), None))
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{file} holds no codes as `viva encode` writes them ({error})") from error
+
+
+def _codes(codes: Tensor, codebooks: int | None) -> Tensor:
+    wanted = codebooks if codebooks is not None else codes.shape[0] if codes.ndim else 0
+    if codes.ndim != 2 or codes.is_floating_point() or codes.shape[0] != wanted or codes.shape[1] == 0:
+        raise InputError(f"codes are {codes.dtype} {list(codes.shape)}; give integers [{wanted or 'codebook'}, frame]")
+    return codes
+
+
+def _samples(sound: Sound, rate: int) -> Tensor:
+    return torch.from_numpy(sound.mono().resampled(rate).samples[0])
+
+
+def _sound(samples: Tensor, rate: int) -> Sound:
+    return Sound(samples.float().cpu().numpy(), rate)
+
+
+def _beginning(sound: Sound, seconds: float) -> Sound:
+    return Sound(sound.samples[:, : int(seconds * sound.rate)], sound.rate)

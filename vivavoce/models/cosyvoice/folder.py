@@ -1,0 +1,233 @@
+"""CosyVoice 2 and 3 from the folders they are published in, as those are."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce.audio.io import Sound
+from vivavoce.audio.level import rms_dbfs
+from vivavoce.audio.mel import COSYVOICE3_24KHZ, MATCHA_24KHZ, KaldiFbank, VocoderMel, WhisperMel
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.cosyvoice.dit import CosyVoice3Flow, CosyVoice3FlowConfig, DiTConfig, LookaheadConfig
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
+from vivavoce.models.cosyvoice.prompt import load_tokenizer
+from vivavoce.models.file_formats import OnnxFile
+from vivavoce.models.flow.estimator import FlowEstimatorConfig
+from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig, FlowSpeech
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
+from vivavoce.models.hift.model import HiFT, HiFTConfig
+from vivavoce.models.hift.stream import HiFTStream
+from vivavoce.models.tokenizers import TextTokenizer
+
+RATE = KaldiFbank.RATE
+
+
+class SpeakerEmbedder:
+    """Sound at 16 kHz → x-vector."""
+
+    def __init__(self, file: str | Path) -> None:
+        self._network = OnnxFile(file, "a voice's speaker vector")
+        self.fbank = KaldiFbank(subtract_mean=True)
+
+    def embed(self, samples: Tensor) -> Tensor:
+        """The speaker's vector.  # [time] → [dim]"""
+        if samples.ndim != 1 or not torch.isfinite(samples).all():
+            raise InputError(f"a speaker vector needs finite samples [time], not {list(samples.shape)}")
+        features = self.fbank(samples.cpu().float()[None])  # [1, frame, 80]
+        return torch.from_numpy(self._network.run(features.numpy()).astype(np.float32)).flatten()
+
+
+TOKENIZERS = {2: "speech_tokenizer_v2.onnx", 3: "speech_tokenizer_v3.onnx"}
+SPEAKER = "campplus.onnx"
+MEL_SPECS = {2: MATCHA_24KHZ, 3: COSYVOICE3_24KHZ}  # by version: they differ in the highest frequency
+FRAMES_PER_CODE = 2  # of mel
+LONGEST_SECONDS = 30.0
+SHORTEST_SECONDS = 1.0
+LOWEST_RATE = 16_000
+SILENCE_DBFS = -60.0
+
+
+class Rates(NamedTuple):
+    """Samples a second."""
+
+    heard: int = 16_000
+    spoken: int = 24_000
+
+
+class CosyVoiceSpeechTokenizer:
+    """Recordings → what the models need of them, by the published networks of a folder."""
+
+    rates = Rates()
+
+    def __init__(self, folder: str | Path, version: int) -> None:
+        folder = Path(folder)
+        self._tokenizer = OnnxFile(folder / TOKENIZERS[version], "a voice's speech codes")
+        self._speaker = SpeakerEmbedder(folder / SPEAKER)
+        self._log_mel, self._mel = WhisperMel(mels=128), VocoderMel(MEL_SPECS[version])
+
+    def codes(self, sound: Sound) -> Tensor:
+        """The speech codes of a recording of at most 30 s, 25 a second.  # int64 [code]"""
+        if sound.seconds > LONGEST_SECONDS:
+            raise InputError(f"the recording has {sound.seconds:.1f} s; give at most {LONGEST_SECONDS:.0f}")
+        log_mel = self._log_mel(_samples(sound, self.rates.heard)[None])  # [1, 128, frame]
+        made = self._tokenizer.run(log_mel.numpy(), np.array([log_mel.shape[-1]], dtype=np.int32))
+        return torch.from_numpy(made.astype(np.int64)).flatten()
+
+    def reference(self, sound: Sound) -> VoicePrompt:
+        """All that is taken from a recording of a voice; codes and mel are of the same length."""
+        check_reference(sound)
+        codes = self.codes(sound)
+        mel = self._mel(_samples(sound, self.rates.spoken)[None])[0].T  # [frame, band]
+        length = min(len(codes), len(mel) // FRAMES_PER_CODE)
+        speaker = self._speaker.embed(_samples(sound, self.rates.heard))
+        return VoicePrompt(codes[:length], mel[: length * FRAMES_PER_CODE].contiguous(), speaker)
+
+
+def check_reference(sound: Sound) -> None:
+    """Raise if no voice can be taken from a recording."""
+    if sound.seconds > LONGEST_SECONDS or sound.seconds < SHORTEST_SECONDS:
+        raise InputError(
+            f"the voice recording has {sound.seconds:.1f} s; give {SHORTEST_SECONDS:.0f} to {LONGEST_SECONDS:.0f}, "
+            "best 5 to 10"
+        )
+    if sound.rate < LOWEST_RATE:
+        raise InputError(f"the voice recording has {sound.rate} Hz; give at least {LOWEST_RATE}")
+    if (level := rms_dbfs(sound.samples)) < SILENCE_DBFS:
+        raise InputError(f"the voice recording is silent ({level:.0f} dBFS); give one with speech in it")
+
+
+def _samples(sound: Sound, rate: int) -> Tensor:
+    return torch.from_numpy(sound.mono().resampled(rate).samples[0])
+
+
+VERSION_FILES = {2: "cosyvoice2.yaml", 3: "cosyvoice3.yaml"}
+LM, REINFORCED_LM, FLOW, VOCODER = "llm.pt", "llm.rl.pt", "flow.pt", "hift.pt"
+SIZES = "sizes.json"  # ours, for checkpoints of other sizes than the published ones, which have no such file
+VOCODER_LOOK_RIGHT = 8  # mel frames, of version 2
+
+
+def version_of(folder: str | Path) -> int | None:
+    """Which CosyVoice a folder holds; None: neither."""
+    return next((version for version, name in VERSION_FILES.items() if (Path(folder) / name).is_file()), None)
+
+
+@dataclass(frozen=True)
+class CosyVoiceSizes:
+    """Sizes of the three models."""
+
+    lm: CosyVoiceLMConfig
+    flow: FlowConfig | CosyVoice3FlowConfig
+    vocoder: HiFTConfig
+
+    @classmethod
+    def published(cls, version: int) -> "CosyVoiceSizes":
+        """Of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512."""
+        if version == 2:
+            return cls(CosyVoiceLMConfig.cosyvoice2(), FlowConfig.cosyvoice2(), HiFTConfig())
+        return cls(CosyVoiceLMConfig.cosyvoice3(), CosyVoice3FlowConfig(), CausalHiFTConfig())
+
+    @classmethod
+    def of_folder(cls, folder: Path, version: int) -> "CosyVoiceSizes":
+        """What the folder says, or the published ones."""
+        file = folder / SIZES
+        if not file.is_file():
+            return cls.published(version)
+        try:
+            given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+            flow, vocoder = given["flow"], given["vocoder"]
+            lists = {name: tuple(value) for name, value in vocoder.items() if isinstance(value, list)}
+            encoder, estimator = flow.pop("encoder"), flow.pop("estimator")
+            lm = CosyVoiceLMConfig(**given["lm"])
+            if version == 2:
+                return cls(
+                    lm,
+                    FlowConfig(
+                        **flow, encoder=FlowEncoderConfig(**encoder), estimator=FlowEstimatorConfig(**estimator)
+                    ),
+                    HiFTConfig(**(vocoder | lists)),
+                )
+            return cls(
+                lm,
+                CosyVoice3FlowConfig(**flow, encoder=LookaheadConfig(**encoder), estimator=DiTConfig(**estimator)),
+                CausalHiFTConfig(**(vocoder | lists)),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{file} does not give the sizes of a CosyVoice ({error})") from error
+
+    def write(self, folder: Path) -> None:
+        """So that `of_folder` finds them."""
+        parts = {name: dataclasses.asdict(getattr(self, name)) for name in ("lm", "flow", "vocoder")}
+        parts["vocoder"].pop("f0_dtype", None)  # always float64
+        (folder / SIZES).write_text(json.dumps(parts, indent=2), encoding="utf8")
+
+
+@dataclass(frozen=True)
+class CosyVoiceParts:
+    """Everything a folder holds, loaded."""
+
+    lm: CosyVoiceLM
+    speech: FlowSpeech
+    tokenizer: TextTokenizer
+    ear: CosyVoiceSpeechTokenizer
+
+    @property
+    def version(self) -> int:
+        """2 or 3."""
+        return self.lm.config.version
+
+
+def load_cosyvoice(
+    folder: str | Path,
+    device: torch.device | str = "cpu",
+    lm_dtype: torch.dtype = torch.float32,
+    flow_dtype: torch.dtype = torch.float32,
+    reinforced: bool = False,
+) -> CosyVoiceParts:
+    """A published folder; the vocoder is always in float32.
+
+    `reinforced` takes version 3's `llm.rl.pt`, and so does a folder that has no other.
+    """
+    folder = Path(folder)
+    version = version_of(folder)
+    if version is None:
+        raise CheckpointError(f"{folder} has neither {' nor '.join(VERSION_FILES.values())}; it is no CosyVoice 2 or 3")
+    lm_file = language_model(folder, reinforced)
+    absent = [file.name for file in (lm_file, folder / FLOW, folder / VOCODER) if not _is_here(file)]
+    if absent:
+        raise CheckpointError(f"{folder} lacks {', '.join(absent)}; fetch the model again")
+    sizes = CosyVoiceSizes.of_folder(folder, version)
+    return CosyVoiceParts(
+        CosyVoiceLM.load(lm_file, sizes.lm, device, lm_dtype),
+        load_speech(folder, sizes, device, flow_dtype),
+        load_tokenizer(folder, version),
+        CosyVoiceSpeechTokenizer(folder, version),
+    )
+
+
+def language_model(folder: Path, reinforced: bool = False) -> Path:
+    """The file of a folder's language model, by its published name."""
+    plain, better = folder / LM, folder / REINFORCED_LM
+    return better if reinforced or (_is_here(better) and not _is_here(plain)) else plain
+
+
+def _is_here(file: Path) -> bool:
+    """Whether a published file is there, as it was published or quantised."""
+    return file.is_file() or file.with_suffix(".safetensors").is_file()
+
+
+def load_speech(folder: Path, sizes: CosyVoiceSizes, device: torch.device | str, dtype: torch.dtype) -> FlowSpeech:
+    """Flow and vocoder of a folder."""
+    if isinstance(sizes.flow, FlowConfig):
+        vocoder = HiFT.load(folder / VOCODER, device, sizes.vocoder)
+        flow = FlowDecoder.load(folder / FLOW, sizes.flow, device, dtype)
+        return FlowSpeech(flow, HiFTStream(vocoder, VOCODER_LOOK_RIGHT))
+    assert isinstance(sizes.vocoder, CausalHiFTConfig)
+    causal = CausalHiFT.load(folder / VOCODER, device, sizes.vocoder)
+    return FlowSpeech(CosyVoice3Flow.load(folder / FLOW, sizes.flow, device, dtype), causal)

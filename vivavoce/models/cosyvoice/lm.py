@@ -1,0 +1,259 @@
+"""The language model of CosyVoice 2 and 3: Qwen2-0.5B that reads text and writes speech codes, 25 a second.
+
+A row has a text id and a speech id, of which one is live: where the text id is `speech_mark`, the row is speech. The
+prompt is start, text, task, and the codes of a reference if there is one. Version 2 has start and task in a table of
+their own, whose ids here stand behind the text's; version 3 has them among the speech ids.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from vivavoce.errors import InputError
+from vivavoce.models.checkpoint import Checkpoint, load_weights
+from vivavoce.models.interface import Draw, Row
+from vivavoce.nn.decoder import DecoderTrunk, TrunkSizes
+from vivavoce.nn.linear import Embedding, Linear
+from vivavoce.nn.modules import allocating, fill_randomly
+from vivavoce.nn.paged_kv import RowBatch
+
+TEXT, SPEECH = 0, 1  # channels of a row
+NO_CODE = 0  # the speech id of a row that is text; it is never embedded
+UNUSED = ("llm.model.lm_head.weight", "epoch", "step")  # the text head is a copy of the text embedding
+FEWEST_CODES, MOST_CODES = 2, 20  # per text token
+SILENT_CODES = frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323})  # of version 3
+LONGEST_SILENCE = 5  # codes
+
+
+@dataclass(frozen=True)
+class CosyVoiceLMConfig:
+    """The published sizes and ids."""
+
+    version: int
+    speech_rows: int  # codes and special ids
+    speech_codes: int = 6561
+    vocab_size: int = 151936
+    hidden_size: int = 896
+    intermediate_size: int = 4864
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 14
+    num_key_value_heads: int = 2
+    head_dim: int = 64
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1_000_000.0
+    end_of_prompt: int = 151646
+    repetition_window: int = 10
+    repetition_share: float = 0.1
+
+    @classmethod
+    def cosyvoice2(cls) -> "CosyVoiceLMConfig":
+        """CosyVoice2-0.5B."""
+        return cls(version=2, speech_rows=6564)
+
+    @classmethod
+    def cosyvoice3(cls) -> "CosyVoiceLMConfig":
+        """Fun-CosyVoice3-0.5B-2512, `llm.pt` and `llm.rl.pt`."""
+        return cls(version=3, speech_rows=6761)
+
+    @property
+    def trunk(self) -> TrunkSizes:
+        """Qwen2's decoder."""
+        return TrunkSizes(
+            self.vocab_size,
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_hidden_layers,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.max_position_embeddings,
+            self.rms_norm_eps,
+            self.rope_theta,
+            attention_bias=True,
+        )
+
+    @property
+    def speech_mark(self) -> int:
+        """The text id of a row that is speech."""
+        return self.vocab_size
+
+    @property
+    def start(self) -> Row:
+        """The row before all others."""
+        if self.version == 2:
+            return self.vocab_size + 1, NO_CODE
+        return self.speech_mark, self.speech_codes
+
+    @property
+    def task(self) -> Row:
+        """The row between text and speech."""
+        if self.version == 2:
+            return self.vocab_size + 2, NO_CODE
+        return self.speech_mark, self.speech_codes + 2
+
+    @property
+    def end_code(self) -> int:
+        """The speech id that the model was taught to end with."""
+        return self.speech_codes if self.version == 2 else self.speech_codes + 1
+
+
+class Wrapper(nn.Module):
+    """A level of the published names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+class CosyVoiceLM(nn.Module):
+    """Text and reference codes → speech codes; the engine runs it through `vivavoce.models.interface`."""
+
+    channels = 2
+
+    def __init__(self, config: CosyVoiceLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.recall = config.repetition_window
+        self.vocabularies: tuple[int, ...] = (config.vocab_size + 3, config.speech_rows)
+        self.context_limit = config.max_position_embeddings
+        self.kv_shape = config.trunk.kv_shape
+        self.llm = Wrapper(Wrapper(DecoderTrunk(config.trunk)))
+        if config.version == 2:
+            self.llm_embedding = Embedding(2, config.hidden_size)
+        self.llm_decoder = Linear(config.hidden_size, config.speech_rows, bias=config.version == 2)
+        self.speech_embedding = Embedding(config.speech_rows, config.hidden_size)
+
+    @classmethod
+    def load(
+        cls,
+        file: str | Path,
+        config: CosyVoiceLMConfig | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "CosyVoiceLM":
+        """A published `llm.pt` or `llm.rl.pt`, of either version; the file says which."""
+        with Checkpoint(file) as checkpoint:
+            published = checkpoint.renamed(lambda name: None if name in UNUSED else name)
+            if config is None:
+                is_second = "llm_embedding.weight" in published
+                config = CosyVoiceLMConfig.cosyvoice2() if is_second else CosyVoiceLMConfig.cosyvoice3()
+            with allocating(device, dtype):
+                model = cls(config)
+            load_weights(model, published, progress=progress)
+        return model.eval()
+
+    @classmethod
+    def random(
+        cls,
+        config: CosyVoiceLMConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> "CosyVoiceLM":
+        """Random weights made on the device: for measuring speed, and for tests."""
+        with allocating(device, dtype):
+            model = cls(config)
+        fill_randomly(model, seed)
+        return model.eval()
+
+    @property
+    def trunk(self) -> DecoderTrunk:
+        """The decoder, which stands deep in the published names."""
+        return cast(DecoderTrunk, cast(Wrapper, self.llm.model).model)
+
+    def prompt(self, text: Sequence[int], before: Sequence[int] = (), codes: Sequence[int] = ()) -> list[Row]:
+        """The rows to reply to: what to say, after a reference's transcript or an instruction, and its codes."""
+        config = self.config
+        written = [*before, *text]
+        if not text:
+            raise InputError("there is no text to say; give at least one token")
+        if any(not 0 <= token < config.vocab_size for token in written):
+            raise InputError(
+                f"text ids go from {min(written)} to {max(written)}; this model has 0…{config.vocab_size - 1}"
+            )
+        if any(not 0 <= code < config.speech_codes for code in codes):
+            raise InputError(
+                f"speech codes go from {min(codes)} to {max(codes)}; this model has 0…{config.speech_codes - 1}"
+            )
+        if config.version == 3 and config.end_of_prompt not in written:
+            raise InputError(
+                "the text has no <|endofprompt|>, which CosyVoice 3 needs; put 'You are a helpful assistant."
+                "<|endofprompt|>' before the transcript or the text"
+            )
+        speech = [(config.speech_mark, code) for code in codes]
+        return [config.start, *((token, NO_CODE) for token in written), config.task, *speech]
+
+    @staticmethod
+    def length_limits(text_tokens: int) -> tuple[int, int]:
+        """The fewest and the most codes that so many tokens of text, prompt not counted, may become."""
+        if text_tokens < 1:
+            raise InputError(f"{text_tokens} tokens of text have no length; give at least one")
+        return FEWEST_CODES * text_tokens, MOST_CODES * text_tokens
+
+    def embed(self, rows: Tensor) -> Tensor:
+        """One embedding a row, chosen by its text id.  # [row, 2] → [row, hidden]"""
+        text, speech = rows.unbind(-1)
+        past_text = text - self.config.speech_mark  # 0 is speech; 1 and 2 are start and task of version 2
+        x = self.trunk.embed_tokens(text.clamp(max=self.config.vocab_size - 1))
+        x = torch.where((past_text == 0)[:, None], self.speech_embedding(speech), x)
+        if self.config.version == 2:
+            x = torch.where((past_text > 0)[:, None], self.llm_embedding((past_text - 1).clamp(min=0)), x)
+        return x
+
+    def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
+        """# [row, 2] → [row, hidden]"""
+        hidden: Tensor = self.trunk(self.embed(rows), batch)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the speech head says.  # [sequence, hidden] → [sequence, speech id], float32"""
+        logits = self.llm_decoder(hidden)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
+        """The next code, or the end once there are as many codes as the caller wants.  # [sequence, 2]
+
+        The published code keeps one id from ending a reply too early, which in version 3 is not the end code. Here it
+        is all ids that end one.
+        """
+        logits = self.logits(hidden)
+        too_early = (draw.generated <= draw.least)[:, None]
+        codes = self.config.speech_codes
+        logits[:, codes:] = logits[:, codes:].masked_fill(too_early, float("-inf"))
+        speech = draw.sample_unrepeated(SPEECH, logits, self.config.repetition_share)
+        return torch.stack([torch.full_like(speech, self.config.speech_mark), speech], dim=1)
+
+    def start_mode(self, last: Row) -> int:
+        """There is only one."""
+        return 0
+
+    def next_mode(self, mode: int, row: Row) -> int:
+        """There is only one."""
+        return mode
+
+    def ends(self, row: Row) -> bool:
+        """Any speech id that is no code."""
+        return row[SPEECH] >= self.config.speech_codes
+
+    def spoken_codes(self, rows: Iterable[Row]) -> list[int]:
+        """The codes of a reply, without its end."""
+        return [row[SPEECH] for row in rows if not self.ends(row)]
+
+
+def shorten_silence(codes: Iterable[int], silent_before: int = 0) -> tuple[list[int], int]:
+    """The codes without those that would make a silence longer than five, and how many silent ones they end with.
+
+    CosyVoice 3 speaks so; its language model goes on from all of them.
+    """
+    kept, silent = [], silent_before
+    for code in codes:
+        silent = silent + 1 if code in SILENT_CODES else 0
+        if silent <= LONGEST_SILENCE:
+            kept.append(code)
+    return kept, silent

@@ -1,0 +1,282 @@
+"""The flow decoder on a CPU: the same mel in fewer and longer calls.
+
+Convolutions read their taps where they lie, the activation is made of passes the libraries do well, and what depends on
+the time alone is computed once. It runs on the weights of a `FlowDecoder` and equals it but for rounding. Where the CPU
+multiplies tiles of bfloat16 the estimator computes in that, and what a reply keeps of it takes half the room; the mel
+it adds to stays in float32.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.models.flow.estimator import (
+    CausalBlock,
+    EstimatorStage,
+    EstimatorTransformer,
+    FlowEstimator,
+    FlowMatching,
+    ResidualBlock,
+    cosine_times,
+)
+from vivavoce.models.flow.model import FlowConfig, FlowDecoder
+from vivavoce.models.flow.state import FlowCache, FlowVoice, Pasts, VoicePrompt
+from vivavoce.nn.linear import MkldnnLinear, column_major_for_many_rows
+from vivavoce.nn.modules import scripted
+from vivavoce.nn.quantised import Int8Linear, QuantisedLinear
+from vivavoce.nn.streaming import Past, StreamPast
+from vivavoce.nn.vocoder import CausalConv1d
+
+LARGEST_EXPONENT = 30.0  # from here on mish is its input
+ROWS = 40  # of a chunk of five codes, guided and not
+
+
+class Plain(nn.Module):
+    """`x @ weight.T + bias`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = column_major_for_many_rows(weight.detach())
+        self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [.., input] → [.., output]"""
+        return functional.linear(x, self.weight, self.bias)
+
+
+class RoundedFlowLinear(MkldnnLinear):
+    """A product whose rows are made a multiple of `ROWS`: the library gets ready for every number of them anew."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.rows = ROWS
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [.., input] bfloat16 → [.., output]"""
+        rows = x.numel() // x.size(-1)
+        given = x.reshape(rows, x.size(-1))
+        if rows % self.rows:
+            given = functional.pad(given, (0, 0, 0, self.rows - rows % self.rows))
+        out = torch.ops.mkldnn._linear_pointwise(given, self.reordered, self.bias, "none", [], "")
+        return out[:rows].unflatten(0, x.size()[:-1])
+
+
+def product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    """`x @ weight.T + bias` for an x of this type."""
+    return RoundedFlowLinear(weight, bias) if dtype == torch.bfloat16 else Plain(weight, bias)
+
+
+class Taps(nn.Module):
+    """A causal convolution that reads its taps where they lie."""
+
+    def __init__(self, conv: CausalConv1d, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width = conv.context + 1
+        self.product = product(conv.weight.transpose(1, 2).flatten(1).contiguous(), conv.bias, dtype)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """The convolution continued; its context moves on.  # [row, time, channel], [row, context, channel]"""
+        rows, time, channels = x.size(0), x.size(1), x.size(2)
+        joined = torch.cat([context, x], dim=1)
+        context.copy_(joined[:, time:])
+        read = joined.as_strided([rows, time, self.width * channels], [joined.stride(0), channels, 1])
+        # As one matrix: libraries make a product a row of what does not lie in one piece.
+        out: Tensor = self.product(read.reshape(rows * time, self.width * channels))
+        return out.view(rows, time, -1)
+
+
+class FlatPast(StreamPast):
+    """A past whose convolutions read their taps where they lie."""
+
+    def __init__(
+        self,
+        taps: Mapping[CausalConv1d, Taps],
+        prefixes: Sequence[Tensor],
+        windows: Tensor,
+        contexts: Sequence[Tensor],
+        next_windows: Tensor | None = None,
+    ) -> None:
+        super().__init__(prefixes, windows, contexts, next_windows)
+        self._taps = taps
+
+    def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
+        """The convolution continued; its context moves on."""
+        out: Tensor = self._taps[conv](x, next(self._contexts))
+        return out
+
+    def parts(self) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
+        """Prefixes by layer, windows, where the next go, contexts by convolution."""
+        prefixes = [self._prefix(layer) for layer in range(self._windows.shape[0])]
+        return prefixes, self._windows, self._next_windows, list(self._contexts)
+
+
+class FlatCausal(nn.Module):
+    """A causal convolution, its norm and mish."""
+
+    def __init__(self, block: CausalBlock, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.conv = Taps(cast(CausalConv1d, block.block["0"]), dtype)
+        self.norm = cast(nn.LayerNorm, block.block["2"])
+        self.largest = LARGEST_EXPONENT
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """# [row, time, channel]
+
+        Mish is x · tanh(softplus(x)) = x · n / (n + 2) with n = eˣ(eˣ + 2): the libraries' own takes three times as
+        long.
+        """
+        y: Tensor = self.norm(self.conv(x, context).float())
+        power = y.clamp(max=self.largest).exp_()
+        n = (power + 2).mul_(power)
+        return n.div_(n + 2).mul_(y).to(x.dtype)
+
+
+class FlatEstimatorTransformer(nn.Module):
+    """Attention and feed-forward of norms, added to as they go."""
+
+    def __init__(self, layer: EstimatorTransformer, dtype: torch.dtype) -> None:
+        super().__init__()
+        out, widen = cast(nn.Linear, layer.attn1.to_out[0]), cast(nn.Linear, layer.ff.net["0"]["proj"])  # type: ignore[index]
+        narrow = cast(nn.Linear, layer.ff.net["2"])
+        self.heads = layer.attn1.heads
+        self.norm1, self.norm2 = (deepcopy(norm).to(dtype) for norm in (layer.norm1, layer.norm3))
+        self.packed, self.out = product(layer.attn1.packed.weight, None, dtype), product(out.weight, out.bias, dtype)
+        self.widen, self.narrow = product(widen.weight, widen.bias, dtype), product(narrow.weight, narrow.bias, dtype)
+
+    def forward(self, x: Tensor, bias: Tensor | None, prefix: Tensor, window: Tensor, kept: Tensor) -> Tensor:
+        """# x [row, time, dim], prefix, window and what is kept of both and of what is new: as in `StreamPast`"""
+        rows, time = x.size(0), x.size(1)
+        made = self.packed(self.norm1(x)).view(rows, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        new = made[1:].unflatten(1, [window.size(1), window.size(2)])
+        joined = torch.cat([prefix, window, new], dim=-2)
+        kept.copy_(joined[..., joined.size(-2) - kept.size(-2) :, :])
+        seen = joined.flatten(1, 2)
+        mixed = functional.scaled_dot_product_attention(made[0], seen[0], seen[1], attn_mask=bias)
+        x = self.out(mixed.transpose(1, 2).flatten(2)).add_(x)
+        out: Tensor = self.narrow(functional.gelu(self.widen(self.norm2(x)))).add_(x)
+        return out
+
+
+class FlatStage(nn.Module):
+    """A residual block, its transformers and, at the ends of the UNet, a causal convolution."""
+
+    def __init__(self, stage: EstimatorStage, dtype: torch.dtype) -> None:
+        super().__init__()
+        block = cast(ResidualBlock, stage[0])
+        self.block1, self.block2 = FlatCausal(block.block1, dtype), FlatCausal(block.block2, dtype)
+        self.beside = product(block.res_conv.weight.squeeze(-1), block.res_conv.bias, dtype)
+        layers = cast(Sequence[EstimatorTransformer], stage[1])
+        self.transformers = nn.ModuleList(FlatEstimatorTransformer(layer, dtype) for layer in layers)
+
+    def forward(
+        self,
+        x: Tensor,
+        time: Tensor,
+        bias: Tensor | None,
+        past: tuple[list[Tensor], Tensor, Tensor, list[Tensor]],
+        layer: int,
+        conv: int,
+    ) -> Tensor:
+        """From the past's `layer` and `conv` on.  # [row, time, channel]"""
+        prefixes, windows, kept, contexts = past
+        h = self.block1(x, contexts[conv]).add_(time)
+        x = self.block2(h, contexts[conv + 1]).add_(self.beside(x))
+        for transformer in self.transformers:
+            x = transformer(x, bias, prefixes[layer], windows[layer], kept[layer])
+            layer += 1
+        return x
+
+
+class FlatSteps(nn.Module):
+    """A whole estimator over the past of streams. TorchScript runs it: no other thread waits for Python meanwhile."""
+
+    def __init__(self, estimator: FlowEstimator, dtype: torch.dtype) -> None:
+        super().__init__()
+        down, up = cast(EstimatorStage, estimator.down_blocks[0]), cast(EstimatorStage, estimator.up_blocks[0])
+        self.down, self.up = FlatStage(down, dtype), FlatStage(up, dtype)
+        self.layers = len(self.down.transformers)  # of a stage
+        self.middle = nn.ModuleList(FlatStage(cast(EstimatorStage, stage), dtype) for stage in estimator.mid_blocks)
+        self.down_conv, self.up_conv = Taps(cast(CausalConv1d, down[2]), dtype), Taps(cast(CausalConv1d, up[2]), dtype)
+        self.final = FlatCausal(estimator.final_block, dtype)
+        self.mel = product(estimator.final_proj.weight.squeeze(-1), estimator.final_proj.bias, dtype)
+
+    def forward(
+        self, x: Tensor, times: Tensor, bias: Tensor | None, past: tuple[list[Tensor], Tensor, Tensor, list[Tensor]]
+    ) -> Tensor:
+        """# [row, time, in_channels], [stage, channel] → [row, time, out_channels]"""
+        contexts = past[3]
+        skip = self.down(x, times[0], bias, past, 0, 0)
+        x = self.down_conv(skip, contexts[2])
+        conv, stage = 3, 1
+        for each in self.middle:
+            x = each(x, times[stage], bias, past, stage * self.layers, conv)
+            conv, stage = conv + 2, stage + 1
+        x = self.up(torch.cat([x, skip], dim=-1), times[stage], bias, past, stage * self.layers, conv)
+        x = self.final(self.up_conv(x, contexts[conv + 2]), contexts[conv + 3])
+        mel: Tensor = self.mel(x)
+        return mel
+
+
+class FlatEstimator(nn.Module):
+    """An estimator on the weights of another."""
+
+    def __init__(self, estimator: FlowEstimator, times: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._whole, self._dtype = estimator, dtype
+        self._times = estimator.time_conditions(times)
+        self._steps = scripted(FlatSteps(estimator, dtype))
+
+    def time_conditions(self, times: Tensor) -> Tensor:
+        """All that depends on the time alone.  # [step] → [step, stage, channel]"""
+        return self._times
+
+    def forward(self, x: Tensor, time_conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
+        """# x [row, time, in_channels], time_conditions [stage, channel] → [row, time, out_channels]"""
+        if not isinstance(past, FlatPast):
+            whole: Tensor = self._whole(x, time_conditions, bias, past)
+            return whole
+        bias = None if bias is None else bias.to(self._dtype)
+        steps: Tensor = self._steps(x.to(self._dtype), time_conditions.to(self._dtype), bias, past.parts())
+        return steps
+
+
+class CpuFlow(FlowDecoder):
+    """A flow decoder on the weights of another; its estimator computes in `dtype`."""
+
+    def __init__(self, decoder: FlowDecoder, dtype: torch.dtype = torch.float32) -> None:
+        nn.Module.__init__(self)
+        self._dtype = dtype
+        self.config: FlowConfig = decoder.config
+        self.input_embedding, self.spk_embed_affine_layer = decoder.input_embedding, decoder.spk_embed_affine_layer
+        self.encoder, self.encoder_proj = decoder.encoder, decoder.encoder_proj
+        matching, estimator = decoder.decoder, decoder.decoder.estimator
+        assert isinstance(estimator, FlowEstimator)
+        flat = FlatEstimator(estimator, cosine_times(matching.steps, self.device)[:-1], dtype)
+        self.decoder = FlowMatching(flat, matching.steps, matching.guidance)
+        self._taps = {
+            conv: Taps(conv, torch.float32) for conv in decoder.encoder.modules() if isinstance(conv, CausalConv1d)
+        }
+
+    @staticmethod
+    def suits(decoder: FlowDecoder) -> bool:
+        """Whether the weights are float32 ones on a CPU, none of them quantised: those are widened at every look."""
+        on_cpu = decoder.device.type == "cpu" and decoder.encoder_proj.weight.dtype == torch.float32
+        return on_cpu and not any(isinstance(layer, Int8Linear | QuantisedLinear) for layer in decoder.modules())
+
+    def _blank_voice(self, prompt: VoicePrompt) -> FlowVoice:
+        voice = super()._blank_voice(prompt)
+        windows, contexts = (kept.to(self._dtype) for kept in (voice.cache.mel_windows, voice.cache.mel_contexts))
+        return replace(voice, cache=replace(voice.cache, mel_windows=windows, mel_contexts=contexts))
+
+    def _pasts(self, voices: Sequence[FlowVoice], cache: FlowCache, after: FlowCache) -> Pasts:
+        pasts = super()._pasts(voices, cache, after)
+        return Pasts(self._flat(pasts.codes), self._flat(pasts.frames), lambda step: self._flat(pasts.mel_at(step)))
+
+    def _flat(self, past: Past) -> Past:
+        assert isinstance(past, StreamPast)
+        return FlatPast(self._taps, past._prefixes, past._windows, list(past._contexts), past._next_windows)

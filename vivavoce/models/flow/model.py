@@ -1,0 +1,297 @@
+"""Codes → mel: the flow-matching decoder of MOSS-Speech and CosyVoice 2. How it streams is in `flow_stream.py`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.models.flow.estimator import FlowEstimator, FlowEstimatorConfig, FlowMatching, fixed_noise
+from vivavoce.models.flow.state import FlowPass, FlowState, FlowVoice
+from vivavoce.models.flow.stream import FlowSizes, StreamingFlow, load_flow
+from vivavoce.nn.attention import KeySpan, RelativeAttention, distance_encoding, segment_distances
+from vivavoce.nn.streaming import Past
+from vivavoce.nn.vocoder import CausalConv1d
+
+LAYER_NORM_EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class FlowEncoderConfig:
+    """Sizes of the encoder; the published ones are the same for all models of the family."""
+
+    ratio: int  # mel frames per code
+    dim: int = 512
+    heads: int = 8
+    feed_forward: int = 2048
+    code_layers: int = 6
+    frame_layers: int = 4
+    lookahead: int = 3
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """How many past inputs each causal convolution needs, in forward order."""
+        return 2, 2 * self.ratio
+
+
+class InputLayer(nn.Module):
+    """Linear, norm and the scale that goes with relative positions."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.out = nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim, eps=1e-5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [row, time, dim]"""
+        return self.out(x) * math.sqrt(x.shape[-1])
+
+
+class LookaheadLayer(nn.Module):
+    """A look at the next codes, smoothed over the last three, added to the input."""
+
+    def __init__(self, dim: int, lookahead: int, channels: int | None = None) -> None:
+        """`channels` is the width between the two convolutions, if it is not `dim`."""
+        super().__init__()
+        self.conv1 = nn.Conv1d(dim, channels or dim, lookahead + 1)
+        self.conv2 = CausalConv1d(channels or dim, dim, 3)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """The look-ahead itself gives no output.  # [row, time + lookahead, dim] → [row, time, dim]"""
+        ahead = functional.leaky_relu(self.conv1(x.transpose(1, 2))).transpose(1, 2)
+        y = past.convolve(self.conv2, ahead)
+        return y + x[:, : y.shape[1]]
+
+
+def silent_after_the_end(x: Tensor, span: KeySpan, lookahead: int) -> Tensor:
+    """Embedded codes with as many zeros behind them as the look-ahead lacks, and zeros where they only fill up.
+
+    # [row, time (+ lookahead), dim] → [row, time + lookahead, dim]
+    """
+    x = functional.pad(x, (0, 0, 0, span.time + lookahead - x.shape[1]))
+    if span.ends is None:
+        return x
+    positions = span.starts[:, None] + torch.arange(x.shape[1], device=x.device)
+    return x.masked_fill((positions >= span.ends[:, None])[..., None], 0.0)
+
+
+class Upsampler(nn.Module):
+    """Every frame `ratio` times, then a causal convolution over two codes and one frame."""
+
+    def __init__(self, dim: int, ratio: int) -> None:
+        super().__init__()
+        self.ratio = ratio
+        self.conv = CausalConv1d(dim, dim, 2 * ratio + 1)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """# [row, time, dim] → [row, time × ratio, dim]"""
+        return past.convolve(self.conv, x.repeat_interleave(self.ratio, dim=1))
+
+
+class ConformerFeedForward(nn.Module):
+    """Two linears with a swish between."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w_1 = nn.Linear(dim, hidden)
+        self.w_2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [row, time, dim]"""
+        y: Tensor = self.w_2(functional.silu(self.w_1(x)))
+        return y
+
+
+class ConformerLayer(nn.Module):
+    """Pre-norm attention and feed-forward."""
+
+    def __init__(self, config: FlowEncoderConfig) -> None:
+        super().__init__()
+        self.self_attn = RelativeAttention(config.dim, config.heads)
+        self.feed_forward = ConformerFeedForward(config.dim, config.feed_forward)
+        self.norm_mha = nn.LayerNorm(config.dim, eps=LAYER_NORM_EPS)
+        self.norm_ff = nn.LayerNorm(config.dim, eps=LAYER_NORM_EPS)
+
+    def forward(self, x: Tensor, encodings: Sequence[Tensor], bias: Tensor | None, past: Past) -> Tensor:
+        """# [row, time, dim]"""
+        x = x + self.self_attn(self.norm_mha(x), encodings, bias, past)
+        return x + self.feed_forward(self.norm_ff(x))
+
+
+class FlowEncoder(nn.Module):
+    """Embedded codes → features at mel rate."""
+
+    def __init__(self, config: FlowEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = InputLayer(config.dim)
+        self.pre_lookahead_layer = LookaheadLayer(config.dim, config.lookahead)
+        self.encoders = nn.ModuleList(ConformerLayer(config) for _ in range(config.code_layers))
+        self.up_layer = Upsampler(config.dim, config.ratio)
+        self.up_embed = InputLayer(config.dim)
+        self.up_encoders = nn.ModuleList(ConformerLayer(config) for _ in range(config.frame_layers))
+        self.after_norm = nn.LayerNorm(config.dim, eps=1e-5)
+
+    def forward(
+        self,
+        codes: Tensor,  # embedded: [row, time (+ lookahead), dim]
+        span: KeySpan,  # positions of the codes
+        code_bias: Tensor | None,  # [row, 1, time, key]; None: everything is visible
+        frame_bias: Tensor | None,
+        code_past: Past,
+        frame_past: Past,
+    ) -> Tensor:
+        """Features at mel rate; where no look-ahead is given or the reply has ended, zeros stand for it.
+
+        # → [row, time × ratio, dim]
+        """
+        x = self.pre_lookahead_layer(silent_after_the_end(self.embed(codes), span, self.config.lookahead), code_past)
+        encodings = self._encodings(span, x.dtype)
+        for layer in self.encoders:
+            x = layer(x, encodings, code_bias, code_past)
+        x = self.up_embed(self.up_layer(x, frame_past))
+        encodings = self._encodings(span.scaled(self.config.ratio), x.dtype)
+        for layer in self.up_encoders:
+            x = layer(x, encodings, frame_bias, frame_past)
+        normed: Tensor = self.after_norm(x)
+        return normed
+
+    def _encodings(self, span: KeySpan, dtype: torch.dtype) -> list[Tensor]:
+        """Distances to the prefix, which starts at position 0, and to the window with what is new behind it."""
+        to_window = torch.full((1,), span.window_slots, device=span.starts.device)
+        distances = [segment_distances(to_window, span.time, span.window_slots + span.time)]
+        if span.prefix_slots:
+            distances.insert(0, segment_distances(span.starts, span.time, span.prefix_slots))
+        return [distance_encoding(run, self.config.dim).to(dtype) for run in distances]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig(FlowSizes):
+    """Sizes of a conformer and a UNet."""
+
+    encoder: FlowEncoderConfig
+    estimator: FlowEstimatorConfig = field(default_factory=FlowEstimatorConfig)
+
+    @classmethod
+    def moss_speech(cls, chunk: int = 5) -> "FlowConfig":
+        """12.5 codes and 50 mel frames per second; chunks of 5 or of 25 codes, by the checkpoint."""
+        return cls(vocabulary=20_480, chunk=chunk, encoder=FlowEncoderConfig(ratio=4))
+
+    @classmethod
+    def cosyvoice2(cls) -> "FlowConfig":
+        """25 codes and 50 mel frames per second."""
+        return cls(vocabulary=6_561, chunk=25, encoder=FlowEncoderConfig(ratio=2))
+
+
+class FlowDecoder(StreamingFlow):
+    """Token-to-mel decoder with a voice prompt."""
+
+    config: FlowConfig
+
+    def __init__(self, config: FlowConfig) -> None:
+        embedding = nn.Embedding(config.vocabulary, config.encoder.dim)
+        super().__init__(config, embedding, nn.Linear(config.speaker_dim, config.mel_bands))
+        self.encoder = FlowEncoder(config.encoder)
+        self.encoder_proj = nn.Linear(config.encoder.dim, config.mel_bands)
+        self.decoder = FlowMatching(FlowEstimator(config.estimator), config.euler_steps, config.guidance)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        config: FlowConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> "FlowDecoder":
+        """The decoder of a published `flow*.pt` file."""
+        return load_flow(lambda: cls(config), source, device, dtype)
+
+    @torch.no_grad()
+    def decode(self, given: FlowPass) -> Tensor:
+        """Embed, encode, solve the flow: the whole model.  # → float32 [stream, frame, band]"""
+        ratio, pasts = self.config.ratio, given.pasts
+        embedded = self.input_embedding(given.codes.to(self.device))
+        code_bias, frame_bias = (given.bias(positions, embedded.dtype) for positions in (1, ratio))
+        encoded = self.encoder(embedded, given.span, code_bias, frame_bias, pasts.codes, pasts.frames)
+        features = self.encoder_proj(encoded)
+        noise = fixed_noise(self.config.mel_bands, self.device)[given.span.scaled(ratio).query_positions()]
+        mel: Tensor = self.decoder(noise, features, given.speaker, given.prompt_mel, frame_bias, pasts.mel_at)
+        return mel
+
+
+Held = TypeVar("Held")
+
+
+class StreamingVocoder(Protocol[Held]):
+    """Mel → sound in any pieces."""
+
+    @property
+    def delay_frames(self) -> int:
+        """Mel frames that are held back."""
+        ...
+
+    def initial_state(self, seed: int | None = 0, batch: int = 1) -> Held:
+        """The state before the first frame; `seed` draws the excitation's noise, None leaves it out."""
+        ...
+
+    def step_batch(
+        self, states: Sequence[Held], mels: Sequence[Tensor], final: Sequence[bool]
+    ) -> tuple[list[Tensor], list[Held]]:
+        """The next hop of several streams.  # mels [1, mel, frame] → [1, sample]"""
+        ...
+
+
+@dataclass
+class SpokenState:
+    """A reply between two hops. A step of it alone uses it up: keep a `copy()` to come back to it."""
+
+    flow: FlowState
+    vocoder: Any  # whatever its vocoder keeps
+
+    def copy(self) -> "SpokenState":
+        """The same state in its own memory; the voice is shared."""
+        return SpokenState(self.flow.copy(), self.vocoder)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is the reply's own, the few frames the vocoder keeps not counted."""
+        return 0 if self.flow.cache is None else self.flow.cache.nbytes
+
+
+class FlowSpeech:
+    """A flow and a vocoder, and the way between them."""
+
+    def __init__(self, flow: StreamingFlow, vocoder: StreamingVocoder[Any]) -> None:
+        self.flow, self.vocoder = flow, vocoder
+
+    def start(self, voice: FlowVoice, left_chunks: int | None = None, seed: int = 0) -> SpokenState:
+        """A reply about to begin. `left_chunks` bounds how far the flow looks back, so what it keeps."""
+        return SpokenState(self.flow.start(voice, left_chunks), self.vocoder.initial_state(seed))
+
+    def step(self, state: SpokenState, codes: Tensor, final: bool = False) -> tuple[Tensor, SpokenState]:
+        """Sound that these codes complete.  # [code] → [sample]"""
+        (sound,), (after,) = self.step_batch([state], [codes], [final])
+        return sound, after
+
+    @torch.no_grad()
+    def step_batch(
+        self, states: Sequence[SpokenState], codes: Sequence[Tensor], final: Sequence[bool]
+    ) -> tuple[list[Tensor], list[SpokenState]]:
+        """The next hop of several replies; those of equal size run together. Several states stay as they were."""
+        mels, flows = self.flow.step_batch([state.flow for state in states], codes, final)
+        sounds = [mel.new_zeros(0) for mel in mels]
+        vocoders = [state.vocoder for state in states]
+        # A stream to which no frame came has nothing to say yet, unless it ends.
+        heard = [index for index, mel in enumerate(mels) if mel.shape[1] or final[index]]
+        if heard:
+            made, after = self.vocoder.step_batch(
+                [vocoders[index] for index in heard],
+                [mels[index][None] for index in heard],
+                [final[index] for index in heard],
+            )
+            for index, sound, vocoder in zip(heard, made, after, strict=True):
+                sounds[index], vocoders[index] = sound[0], vocoder
+        return sounds, [SpokenState(flow, vocoder) for flow, vocoder in zip(flows, vocoders, strict=True)]

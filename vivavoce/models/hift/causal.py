@@ -1,0 +1,366 @@
+"""CosyVoice 3's vocoder: HiFT with every convolution turned to the past, so that sound can follow the mel closely.
+
+Only three places look ahead: f0 sees 3 mel frames, the first convolution 4, and the excitation's spectrum an eighth of
+a frame. They do so side by side, so a sample needs no more than 4 mel frames and 4 samples beyond its own.
+
+There is one implementation: a whole mel is a stream of one final hop. A stream keeps the last inputs of each
+convolution, the phase of the excitation and the spectra not used up, so nothing is computed twice and the sound does
+not depend on the hops.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.errors import InputError
+from vivavoce.models.hift.model import HiFTConfig, ResBlock, check_mel, load_vocoder, stage_layers, turned
+from vivavoce.nn.vocoder import CausalConv1d, ShortFourier, SineSource, SourceStart, stacked_starts
+from vivavoce.nn.vq import uniform_at
+
+
+@dataclass(frozen=True)
+class CausalHiFTConfig(HiFTConfig):
+    """The published values."""
+
+    look_right: int = 4  # mel frames, of the first convolution
+    f0_look_right: int = 3  # mel frames, of the f0 predictor
+    f0_dtype: torch.dtype = torch.float64  # an error of f0 adds up in the phase
+
+
+@dataclass(frozen=True)
+class CausalHiFTState:
+    """What a stream carries from hop to hop: a value, of constant size once five frames have come."""
+
+    frames: int  # mel frames so far, counted to `look_right + 1`: from there on all hops are alike
+    mel: Tensor  # [batch, mel, ≤ look_right]: the newest frames
+    f0_contexts: Tensor  # [batch, value]: last inputs of the f0 predictor's convolutions
+    start: SourceStart  # the excitation after the last f0
+    source: Tensor  # [batch, sample]: the end of the excitation, not yet under a whole window
+    excitations: tuple[Tensor, ...]  # per stage [batch, 2 · bins, frame]: the excitation's spectrum still to be used
+    contexts: Tensor  # [batch, value]: last inputs of all other convolutions
+    spectrum: Tensor  # [batch, 2 · bins, ≤ 3]: the last frames, which overlap with those to come
+
+
+Advance = Callable[[CausalHiFTState, Tensor, bool], tuple[Tensor, CausalHiFTState]]
+
+
+class Contexts:
+    """The last inputs of causal convolutions, read and renewed in forward order."""
+
+    def __init__(self, values: Tensor) -> None:  # [batch, value]
+        self._values, self._read = values, 0
+        self._renewed: list[Tensor] = []
+
+    def convolve(self, conv: nn.Module, x: Tensor) -> Tensor:
+        """The next convolution, continued.  # [batch, channel, time]"""
+        assert isinstance(conv, CausalConv1d)
+        size = conv.in_channels * conv.context
+        context = self._values[:, self._read : self._read + size].unflatten(1, (conv.in_channels, conv.context))
+        self._read += size
+        y, after = conv.step(context, x)
+        self._renewed.append(after.flatten(1))
+        return y
+
+    def renewed(self) -> Tensor:
+        """The contexts for what comes next."""
+        return torch.cat(self._renewed, dim=1)
+
+    @staticmethod
+    def silence(convolutions: Iterable[CausalConv1d], batch: int) -> Tensor:
+        """The contexts before anything came."""
+        return torch.cat([conv.initial_state(batch).flatten(1) for conv in convolutions], dim=1)
+
+
+class SteppedSource(SineSource):
+    """Harmonics whose phase stands still within a frame, and noise between 0 and 1: what these weights know."""
+
+    noise_at = staticmethod(uniform_at)
+
+    def _phase(self, f0: Tensor, before: Tensor | None) -> Tensor:
+        sums = self._cycles_per_frame(f0).double().cumsum(-1)
+        if before is not None:
+            sums = sums + before[..., None]
+        return sums.frac().to(f0.dtype).repeat_interleave(self.hop, dim=-1)
+
+
+class CausalF0Predictor(nn.Module):
+    """Mel frames → f0 in Hz; the first convolution looks ahead, the others back."""
+
+    def __init__(self, config: CausalHiFTConfig) -> None:
+        super().__init__()
+        width = config.f0_channels
+        self.condnet = nn.Sequential(nn.Conv1d(config.mels, width, config.f0_look_right + 1), nn.ELU())
+        for _ in range(config.f0_layers - 1):
+            self.condnet.extend([CausalConv1d(width, width, config.f0_kernel), nn.ELU()])
+        self.classifier = nn.Linear(width, 1)
+
+    def forward(self, mel: Tensor, contexts: Contexts) -> Tensor:
+        """f0 of all frames but the last three.  # [batch, mel, frame + 3] → [batch, frame]"""
+        x = mel
+        for layer in self.condnet:
+            x = contexts.convolve(layer, x) if isinstance(layer, CausalConv1d) else layer(x)
+        f0: Tensor = self.classifier(x.transpose(1, 2)).squeeze(-1)
+        return f0.abs()
+
+
+class CausalHiFT(nn.Module):
+    """Mel → sound in [-0.99, 0.99], in float32 but for f0."""
+
+    def __init__(self, config: CausalHiFTConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or CausalHiFTConfig()
+        self.m_source = SteppedSource(config.rate, config.hop, config.overtones)
+        self.conv_pre = nn.Conv1d(config.mels, config.channels, config.look_right + 1)
+        stages = stage_layers(config, self._up, self._down, _causal_conv)
+        self.ups, self.source_downs, self.source_resblocks, self.resblocks = stages
+        last_width = config.channels >> len(config.rates)
+        self.conv_post = CausalConv1d(last_width, config.n_fft + 2, config.outer_kernel)
+        self.f0_predictor = CausalF0Predictor(config).to(config.f0_dtype)
+        self.fourier = ShortFourier(config.n_fft, config.fft_hop)
+
+    @classmethod
+    def load(
+        cls, file: str | Path, device: torch.device | str = "cpu", config: CausalHiFTConfig | None = None
+    ) -> "CausalHiFT":
+        """The published vocoder of `hift.pt`, weight norm folded away."""
+        return load_vocoder(lambda: cls(config), file, device)
+
+    def _up(self, stage: int, inputs: int, outputs: int) -> nn.Module:
+        return CausalConv1d(inputs, outputs, self.config.upsample_kernels[stage])
+
+    def _down(self, stage: int, inputs: int, outputs: int) -> nn.Module:
+        kernel, stride = self.config.source_kernel(stage), self.config.source_stride(stage)
+        return nn.Conv1d(inputs, outputs, kernel, stride=stride)
+
+    @property
+    def delay_frames(self) -> int:
+        """Mel frames that a stream holds back, besides `fft_hop` samples."""
+        return self.config.look_right
+
+    def forward(self, mel: Tensor, seed: int | None = 0) -> Tensor:
+        """Sound of whole mels; `seed` draws the excitation's noise, None leaves it out.
+
+        # [batch, mel, frame] → [batch, frame · 480]
+        """
+        check_mel(mel, self.config.mels)
+        return self.step(self.initial_state(seed, batch=mel.shape[0]), mel, final=True)[0]
+
+    @torch.no_grad()
+    def f0(self, mel: Tensor, final: bool = True) -> Tensor:
+        """f0 of whole mels; if they are not final, the last three frames are look-ahead.  # → [batch, frame]"""
+        check_mel(mel, self.config.mels)
+        return self._f0(self.initial_state(batch=mel.shape[0]), mel, final)[0]
+
+    @torch.no_grad()
+    def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
+        """Sound of whole mels for a given excitation, not limited; if not final, all samples that are certain.
+
+        # [batch, mel, frame], [batch, frame · 480] → [batch, sample]
+        """
+        check_mel(mel, self.config.mels)
+        wanted = [mel.shape[0], mel.shape[-1] * self.config.hop]
+        if list(source.shape) != wanted:
+            raise InputError(f"the excitation is {list(source.shape)}; a mel {list(mel.shape)} needs {wanted}")
+        return self._sound(self.initial_state(batch=mel.shape[0]), mel, source, final)[0]
+
+    def initial_state(self, seed: int | None = 0, batch: int = 1) -> CausalHiFTState:
+        """The state before the first frame; `seed` draws the excitation's noise, None leaves it out."""
+        nothing = self.conv_pre.weight.new_zeros(batch, 0)
+        of_f0 = _convolutions(self.f0_predictor)
+        others = [
+            conv for name, part in self.named_children() if name != "f0_predictor" for conv in _convolutions(part)
+        ]
+        bins = self.config.n_fft + 2
+        return CausalHiFTState(
+            frames=0,
+            mel=nothing.new_zeros(batch, self.config.mels, 0),
+            f0_contexts=Contexts.silence(of_f0, batch),
+            start=self.m_source.start(batch, seed),
+            source=nothing,
+            excitations=tuple(
+                nothing.new_zeros(batch, bins, self.config.source_stride(stage) - 1) for stage in range(len(self.ups))
+            ),
+            contexts=Contexts.silence(others, batch),
+            spectrum=nothing.new_zeros(batch, bins, 0),
+        )
+
+    def step(self, state: CausalHiFTState, mel: Tensor, final: bool = False) -> tuple[Tensor, CausalHiFTState]:
+        """Sound that is now certain, and the state. After `final`, which takes any number of frames, it begins anew.
+
+        # [batch, mel, frame] → [batch, sample]
+        """
+        (sound,), (after,) = self.step_batch([state], [mel], [final])
+        return sound, after
+
+    def step_batch(
+        self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool]
+    ) -> tuple[list[Tensor], list[CausalHiFTState]]:
+        """The next hop of several streams; those of equal shape run together."""
+        return self.step_groups(states, mels, final, self.advance)
+
+    @torch.no_grad()
+    def step_groups(
+        self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool], advance: Advance
+    ) -> tuple[list[Tensor], list[CausalHiFTState]]:
+        """`step_batch` by another `advance`, which gives the same."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for index, (state, mel, end) in enumerate(zip(states, mels, final, strict=True)):
+            self._check(state, mel, end)
+            groups.setdefault((state.frames, state.start.seed is None, mel.shape[-1], end), []).append(index)
+        sounds: dict[int, Tensor] = {}
+        after: dict[int, CausalHiFTState] = {}
+        for members in groups.values():
+            together = stacked([states[index] for index in members])
+            mel = torch.cat([mels[index].to(together.mel) for index in members])
+            sound, together = advance(together, mel, final[members[0]])
+            sizes = [mels[index].shape[0] for index in members]
+            for index, rows, part in zip(members, sound.split(sizes), split(together, sizes), strict=True):
+                sounds[index], after[index] = rows, part
+        return [sounds[index] for index in range(len(states))], [after[index] for index in range(len(states))]
+
+    def advance(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, CausalHiFTState]:
+        """One hop of streams that stand alike."""
+        if not state.frames and not mel.shape[-1]:
+            return mel.new_zeros(mel.shape[0], 0), state
+        f0, f0_contexts = self._f0(state, mel, final)
+        f0, start = f0.to(mel.dtype), state.start
+        source = mel.new_zeros(mel.shape[0], 0)
+        if f0.shape[1]:
+            source, start = self.m_source(f0, start), self.m_source.advance(f0, start)
+        sound, after = self._sound(state, mel, source, final)
+        sound = sound.clamp(-self.config.audio_limit, self.config.audio_limit)
+        if final:
+            anew = self.initial_state(batch=mel.shape[0])
+            return sound, replace(anew, start=SourceStart(None, torch.zeros_like(start.frame), start.seed))
+        return sound, replace(after, f0_contexts=f0_contexts, start=start)
+
+    def _f0(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, Tensor]:
+        """f0 of the frames that are now certain, and the contexts after."""
+        ahead = self.config.f0_look_right
+        known = torch.cat([state.mel[..., -ahead:], mel], dim=-1).to(state.f0_contexts.dtype)
+        known = functional.pad(known, (0, ahead if final else 0))
+        if known.shape[-1] <= ahead:
+            return known.new_zeros(known.shape[0], 0), state.f0_contexts
+        contexts = Contexts(state.f0_contexts)
+        return self.f0_predictor(known, contexts), contexts.renewed()
+
+    def _sound(
+        self, state: CausalHiFTState, mel: Tensor, source: Tensor, final: bool
+    ) -> tuple[Tensor, CausalHiFTState]:
+        """The samples that are now certain, for the next frames and the next samples of the excitation."""
+        ahead = self.config.look_right
+        excitation, rest = self._analysed(state.source, source, final)
+        excitations = tuple(torch.cat([held, excitation], dim=-1) for held in state.excitations)
+        known = torch.cat([state.mel, mel], dim=-1)
+        after = replace(
+            state,
+            frames=min(state.frames + mel.shape[-1], ahead + 1),
+            mel=known[..., -ahead:],
+            source=rest,
+            excitations=excitations,
+        )
+        known = functional.pad(known, (0, ahead if final else 0))
+        if known.shape[-1] <= ahead:
+            return source[:, :0], after
+        contexts = Contexts(state.contexts)
+        begins = state.frames <= ahead
+        spectrum, excitations = self._spectrum(self.conv_pre(known), excitations, contexts, begins)
+        sound, spectrum = self._synthesised(state.spectrum, spectrum, final)
+        return sound, replace(after, excitations=excitations, contexts=contexts.renewed(), spectrum=spectrum)
+
+    def _analysed(self, held: Tensor, source: Tensor, final: bool) -> tuple[Tensor, Tensor]:
+        """The excitation's spectrum as far as windows are full, and the samples left; the edges are reflected."""
+        half, hop = self.config.n_fft // 2, self.config.fft_hop
+        signal = torch.cat([held, source], dim=1)
+        if not held.shape[1] and source.shape[1]:
+            signal = torch.cat([source[:, 1 : half + 1].flip(1), signal], dim=1)
+        if final:
+            signal = torch.cat([signal, source[:, -half - 1 : -1].flip(1)], dim=1)
+        if signal.shape[1] < self.config.n_fft:
+            return signal.new_zeros(signal.shape[0], self.config.n_fft + 2, 0), signal
+        spectrum = functional.conv1d(signal[:, None], self.fourier.analysis, stride=hop)
+        return spectrum, signal[:, spectrum.shape[-1] * hop :]
+
+    def _spectrum(
+        self, x: Tensor, excitations: tuple[Tensor, ...], contexts: Contexts, begins: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The next frames of the final spectrum, and what is left of the excitation's."""
+        blocks = list(cast(Iterable[ResBlock], self.resblocks))
+        per_stage, last, left = len(self.config.resblock_kernels), len(self.ups) - 1, []
+        for stage, (factor, excitation) in enumerate(zip(self.config.upsample_rates, excitations, strict=True)):
+            repeated = functional.leaky_relu(x, self.config.slope).repeat_interleave(factor, dim=-1)
+            x = contexts.convolve(self.ups[stage], repeated)
+            if stage == last and begins:
+                x = functional.pad(x, (1, 0), mode="reflect")
+            down = self.source_downs[stage]
+            assert isinstance(down, nn.Conv1d)
+            used = x.shape[-1] * down.stride[0]
+            excited = down(excitation[..., : used - down.stride[0] + down.kernel_size[0]])
+            left.append(excitation[..., used:])
+            x = x + _through(cast(ResBlock, self.source_resblocks[stage]), excited, contexts)
+            mixed = [_through(block, x, contexts) for block in blocks[stage * per_stage : (stage + 1) * per_stage]]
+            x = torch.stack(mixed).mean(0)
+        return contexts.convolve(self.conv_post, functional.leaky_relu(x)), tuple(left)
+
+    def _synthesised(self, held: Tensor, spectrum: Tensor, final: bool) -> tuple[Tensor, Tensor]:
+        """The samples under which all frames are known, and the frames that samples to come still need."""
+        frames = torch.cat([held, turned(spectrum)], dim=-1)
+        hop, n_fft = self.config.fft_hop, self.config.n_fft
+        first = held.shape[-1] * hop if held.shape[-1] else n_fft // 2
+        stop = frames.shape[-1] * hop + (n_fft // 2 - hop if final else 0)
+        return self.fourier.inverse(frames)[:, first:stop], frames[..., 1 - n_fft // hop :]
+
+    def _check(self, state: CausalHiFTState, mel: Tensor, final: bool) -> None:
+        if not final or mel.shape[-1] or mel.ndim != 3:
+            check_mel(mel, self.config.mels)
+        if mel.shape[0] != state.mel.shape[0]:
+            raise InputError(f"mels of {mel.shape[0]} streams were passed with a state of {state.mel.shape[0]}")
+
+
+def _causal_conv(inputs: int, outputs: int, kernel: int, dilation: int) -> nn.Conv1d:
+    return CausalConv1d(inputs, outputs, kernel, dilation=dilation)
+
+
+def _through(block: ResBlock, x: Tensor, contexts: Contexts) -> Tensor:
+    """A residual block over contexts.  # [batch, channel, time]"""
+    for snake1, conv1, snake2, conv2 in zip(
+        block.activations1, block.convs1, block.activations2, block.convs2, strict=True
+    ):
+        x = x + contexts.convolve(conv2, snake2(contexts.convolve(conv1, snake1(x))))
+    return x
+
+
+def _convolutions(module: nn.Module) -> list[CausalConv1d]:
+    return [part for part in module.modules() if isinstance(part, CausalConv1d)]
+
+
+def stacked(states: Sequence[CausalHiFTState]) -> CausalHiFTState:
+    """Streams side by side."""
+    if len(states) == 1:
+        return states[0]
+    joined: dict[str, Any] = {}
+    for name in _TENSORS:
+        joined[name] = torch.cat([getattr(state, name) for state in states])
+    excitations = tuple(torch.cat(stage) for stage in zip(*(state.excitations for state in states), strict=True))
+    start = stacked_starts([state.start for state in states])
+    return replace(states[0], start=start, excitations=excitations, **joined)
+
+
+def split(state: CausalHiFTState, sizes: Sequence[int]) -> list[CausalHiFTState]:
+    """The streams one by one again."""
+    parts, first = [], 0
+    for size in sizes:
+        rows = slice(first, first + size)
+        tensors = {name: getattr(state, name)[rows] for name in _TENSORS}
+        excitations = tuple(excitation[rows] for excitation in state.excitations)
+        parts.append(replace(state, start=state.start.rows(rows), excitations=excitations, **tensors))
+        first += size
+    return parts
+
+
+_TENSORS = [field.name for field in fields(CausalHiFTState) if field.type is Tensor]

@@ -1,0 +1,177 @@
+"""The published sizes of MOSS-Audio-Tokenizer-Nano, and its `config.json`."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.audio.io import Sound
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.checkpoint import read_config
+
+MODEL_TYPE = "moss-audio-tokenizer"
+SUPPORTED_STAGE = {
+    "causal": True,
+    "gating": "none",
+    "norm": "layer_norm",
+    "positional_embedding": "rope",
+}
+
+
+SHORTEST_REFERENCE_SECONDS = 0.4
+LONGEST_REFERENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """A causal transformer at one rate: it sees `context_duration` seconds back."""
+
+    input_dimension: int
+    output_dimension: int
+    num_layers: int
+    context_duration: float
+    d_model: int = 256
+    num_heads: int = 4
+    dim_feedforward: int = 1024
+    max_period: float = 10_000.0
+
+
+@dataclass(frozen=True)
+class QuantizerConfig:
+    """Residual codebooks, each behind projections of its own."""
+
+    input_dim: int = 768
+    rvq_dim: int = 512
+    output_dim: int = 768
+    num_quantizers: int = 16
+    codebook_size: int = 1024
+    codebook_dim: int = 8
+
+
+Chain = tuple[int | StageConfig, ...]  # patch sizes and transformers, in the order sound goes through them
+
+ENCODER: Chain = (
+    240,
+    StageConfig(240, 384, 4, 4.0),
+    2,
+    StageConfig(768, 384, 2, 6.0),
+    2,
+    StageConfig(768, 384, 2, 8.0),
+    2,
+    StageConfig(768, 192, 4, 10.0),
+    4,
+)
+DECODER: Chain = (
+    4,
+    StageConfig(192, 768, 4, 10.0),
+    2,
+    StageConfig(384, 768, 2, 8.0),
+    2,
+    StageConfig(384, 768, 2, 6.0),
+    2,
+    StageConfig(384, 240, 4, 4.0),
+    240,
+)
+
+
+@dataclass(frozen=True)
+class MossAudioTokenizerConfig:
+    """The published sizes; `config.json` of a checkpoint overrides them."""
+
+    sample_rate: int = 48_000
+    channels: int = 2
+    encoder: Chain = ENCODER
+    decoder: Chain = DECODER
+    quantizer: QuantizerConfig = QuantizerConfig()
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of each channel that make a frame."""
+        return math.prod(part for part in self.encoder if isinstance(part, int)) // self.channels
+
+    @property
+    def frame_rate(self) -> float:
+        """Frames a second."""
+        return self.sample_rate / self.frame_samples
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "MossAudioTokenizerConfig":
+        """The configuration of a checkpoint folder."""
+        file = Path(folder) / "config.json"
+        given = read_config(file, "MOSS-Audio-Tokenizer-Nano")
+        kind = given.get("model_type")
+        if kind != MODEL_TYPE:
+            raise CheckpointError(f"{file} describes a {kind!r} model, not {MODEL_TYPE!r}")
+        try:
+            quantizer = {name: given["quantizer_kwargs"][name] for name in asdict(QuantizerConfig())}
+            config = cls(
+                given["sampling_rate"],
+                given["number_channels"],
+                tuple(_part(part, file) for part in given["encoder_kwargs"]),
+                tuple(_part(part, file) for part in given["decoder_kwargs"]),
+                QuantizerConfig(**quantizer),
+            )
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{file} does not give the sizes of a codec ({error})") from error
+        config.check(given, file)
+        return config
+
+    def check(self, given: dict[str, Any], file: Path) -> None:
+        """Refuse what this implementation would compute wrongly."""
+        kind = given.get("quantizer_type", "rlfq")
+        if kind != "rlfq":
+            raise CheckpointError(f"{file} asks for the quantizer {kind!r}; only 'rlfq' is supported")
+        if self.channels > 1 and not given.get("enable_channel_interleave"):
+            raise CheckpointError(f"{file} has {self.channels} channels that are not interleaved: not supported")
+        frame = given.get("downsample_rate", self.frame_samples)
+        patches = [math.prod(part for part in chain if isinstance(part, int)) for chain in (self.encoder, self.decoder)]
+        if patches != [frame * self.channels] * 2:
+            raise CheckpointError(f"{file}: patches of {patches} samples do not make frames of {frame} per channel")
+
+    def write(self, folder: str | Path) -> None:
+        """Write `config.json` as the published checkpoint has it."""
+        content = {
+            "model_type": MODEL_TYPE,
+            "sampling_rate": self.sample_rate,
+            "downsample_rate": self.frame_samples,
+            "number_channels": self.channels,
+            "enable_channel_interleave": True,
+            "encoder_kwargs": [_published(part) for part in self.encoder],
+            "decoder_kwargs": [_published(part) for part in self.decoder],
+            "quantizer_type": "rlfq",
+            "quantizer_kwargs": asdict(self.quantizer),
+        }
+        (Path(folder) / "config.json").write_text(json.dumps(content, indent=2), encoding="utf8")
+
+
+def reference_samples(sound: Sound, rate: int, channels: int) -> NDArray[np.float32]:
+    """A recording of a voice as a codec of this rate and number of channels takes it.  # [channel, time]"""
+    if not SHORTEST_REFERENCE_SECONDS <= sound.seconds <= LONGEST_REFERENCE_SECONDS:
+        raise InputError(
+            f"the reference voice has {sound.seconds:.2f} s; give {SHORTEST_REFERENCE_SECONDS} to "
+            f"{LONGEST_REFERENCE_SECONDS:.0f} s of speech, three to eight are best"
+        )
+    fits = sound if sound.channels in (1, channels) else sound.mono()
+    samples = fits.resampled(rate).samples
+    return np.broadcast_to(samples, (channels, samples.shape[1]))
+
+
+def _part(given: dict[str, Any], file: Path) -> int | StageConfig:
+    if given["module_type"] == "PatchedPretransform":
+        return int(given["patch_size"])
+    if given["module_type"] != "Transformer":
+        raise CheckpointError(f"{file} asks for a {given['module_type']!r} stage, which is not supported")
+    for name, supported in SUPPORTED_STAGE.items():
+        if given.get(name, supported) != supported:
+            raise CheckpointError(f"{file} asks for {name} {given[name]!r}; only {supported!r} is supported")
+    return StageConfig(**{name: given[name] for name in StageConfig.__dataclass_fields__})
+
+
+def _published(part: int | StageConfig) -> dict[str, Any]:
+    if isinstance(part, int):
+        return {"module_type": "PatchedPretransform", "patch_size": part}
+    return {"module_type": "Transformer"} | asdict(part) | SUPPORTED_STAGE

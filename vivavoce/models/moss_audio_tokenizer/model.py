@@ -1,0 +1,361 @@
+"""MOSS-Audio-Tokenizer-Nano: 48 kHz stereo sound to sixteen codes every 80 ms and back, with no look-ahead.
+
+Both ways are a chain of causal transformers with windows of 4 to 10 seconds, between patches that trade time for
+channels. A frame is a whole number of positions of every stage, so a stream needs no more memory than the transformers'
+keys and values, and sound given at once is a stream taken in large steps.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vivavoce.audio.io import Sound
+from vivavoce.errors import InputError
+from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights
+from vivavoce.models.moss_audio_tokenizer.config import Chain, MossAudioTokenizerConfig, StageConfig, reference_samples
+from vivavoce.nn.linear import Linear
+from vivavoce.nn.modules import allocating
+from vivavoce.nn.rope import rotation, turning
+from vivavoce.nn.streaming import StreamCache, extend
+from vivavoce.nn.vq import ProjectedResidualVQ
+
+OFFLINE_FRAMES = 16  # a step this large keeps the attention scores of the fastest stage within the processor's cache
+Run = Callable[[Sequence["CodecState"], Tensor], tuple[Tensor, list["CodecState"]]]
+
+
+class Streams(Protocol):
+    """Where new positions of streams find their windows."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What each new position sees, itself included.  # [stream, head, new, head_dim]"""
+        ...
+
+
+class LayerScale(nn.Module):
+    """A learned gain per channel."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(size), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input times its gains."""
+        return x * self.scale
+
+
+class CodecAttention(nn.Module):
+    """Self-attention within a window of a stream, rotated by absolute positions."""
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__()
+        self.heads = config.num_heads
+        self.in_proj = Linear(config.d_model, 3 * config.d_model)
+        self.out_proj = Linear(config.d_model, config.d_model)
+
+    def forward(self, x: Tensor, layer: int, streams: Streams, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attend new positions to their windows.  # [stream, time, d_model]"""
+        packed = self.in_proj(x).unflatten(-1, (3 * self.heads, -1))
+        turned, value = turning(cos, sin)(packed[:, :, : 2 * self.heads]), packed[:, :, 2 * self.heads :]
+        query, key = turned.chunk(2, dim=2)
+        mixed = streams.attend(layer, *(each.transpose(1, 2) for each in (query, key, value)))
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class CodecLayer(nn.Module):
+    """A pre-norm layer whose two contributions are scaled per channel."""
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.d_model)
+        self.self_attn = CodecAttention(config)
+        self.layer_scale_1 = LayerScale(config.d_model)
+        self.norm2 = nn.LayerNorm(config.d_model)
+        self.ffn = nn.Sequential(
+            Linear(config.d_model, config.dim_feedforward), nn.GELU(), Linear(config.dim_feedforward, config.d_model)
+        )
+        self.layer_scale_2 = LayerScale(config.d_model)
+
+    def forward(self, x: Tensor, layer: int, streams: Streams, cos: Tensor, sin: Tensor) -> Tensor:
+        """New positions after this layer.  # [stream, time, d_model]"""
+        x = x + self.layer_scale_1(self.self_attn(self.norm1(x), layer, streams, cos, sin))
+        return x + self.layer_scale_2(self.ffn(self.norm2(x)))
+
+
+class LayerStack(nn.Module):
+    """The layers of a stage, under their published name."""
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(CodecLayer(config) for _ in range(config.num_layers))
+
+
+class CodecStage(nn.Module):
+    """A causal transformer at one rate, its window in positions."""
+
+    def __init__(self, config: StageConfig, window: int) -> None:
+        super().__init__()
+        self.config = config
+        self.window = window
+        self.input_proj = Linear(config.input_dimension, config.d_model)
+        self.transformer = LayerStack(config)
+        self.output_proj = Linear(config.d_model, config.output_dimension)
+
+    def initial_state(self) -> StreamCache:
+        """The cache of one stream before its first position."""
+        config = self.config
+        head_dim = config.d_model // config.num_heads
+        like = self.input_proj.weight
+        return StreamCache.empty(config.num_layers, config.num_heads, head_dim, 1, like, self.window)
+
+    def step(self, caches: Sequence[StreamCache], x: Tensor) -> tuple[Tensor, list[StreamCache]]:
+        """The next positions of several streams.  # [stream, time, input] → [stream, time, output]"""
+        streams = extend(caches, x.shape[1])
+        return self.advance(x, streams.positions, streams), streams.after
+
+    def advance(self, x: Tensor, positions: Tensor, streams: Streams) -> Tensor:
+        """The next positions of streams whose windows are elsewhere.  # positions [stream, time]"""
+        head_dim = self.config.d_model // self.config.num_heads
+        cos, sin = rotation(positions, head_dim, self.config.max_period)
+        x = self.input_proj(x)
+        for index, layer in enumerate(self.transformer.layers):
+            x = layer(x, index, streams, cos, sin)
+        made: Tensor = self.output_proj(x)
+        return made
+
+
+class Patch(nn.Module):
+    """`size` positions become one with so many times the channels; channel d·size + r holds position r."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Fewer, wider positions.  # [stream, time, channel] → [stream, time / size, channel · size]"""
+        return x.unflatten(1, (-1, self.size)).transpose(2, 3).flatten(2)
+
+
+class Unpatch(Patch):
+    """The way back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """More, narrower positions.  # [stream, time, channel · size] → [stream, time · size, channel]"""
+        return x.unflatten(2, (-1, self.size)).transpose(2, 3).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class CodecState:
+    """Where one stream stands, either way. A value: a state stepped from twice gives the same twice."""
+
+    caches: tuple[StreamCache, ...]
+    frames: int = 0
+
+    def copy(self) -> "CodecState":
+        """The same state in memory of its own, no larger than its windows."""
+        return CodecState(tuple(cache.copy() for cache in self.caches), self.frames)
+
+
+class MossAudioTokenizerNano(nn.Module):
+    """The codec. `encode` and `decode` take whole sounds; the `…_step` methods continue streams."""
+
+    def __init__(self, config: MossAudioTokenizerConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or MossAudioTokenizerConfig()
+        rate = config.sample_rate * config.channels
+        self.encoder = _chain(config.encoder, Patch, rate, is_decoder=False)
+        self.quantizer = ProjectedResidualVQ(**asdict(config.quantizer)).float()
+        self.decoder = _chain(config.decoder, Unpatch, config.frame_rate, is_decoder=True)
+        self.requires_grad_(False)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "MossAudioTokenizerNano":
+        """A published checkpoint; its codebooks stay in float32."""
+        config = MossAudioTokenizerConfig.read(folder)
+        with fold_weight_norm(Checkpoint(folder)) as checkpoint:
+            with allocating(device, dtype):
+                codec = cls(config)
+            load_weights(codec, checkpoint, progress=progress)
+        return codec.eval()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.quantizer.input_proj.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the decoder computes in."""
+        return next(self.decoder.parameters()).dtype
+
+    @property
+    def mark(self) -> str:
+        """What tells its codes from those of other codecs: rate, codebooks, and a sum over the first codebook."""
+        sizes = self.config.quantizer
+        first = self.quantizer.get_parameter("quantizers.0.codebook.weight").float().cpu().numpy()
+        sum_of_first = zlib.crc32(first.tobytes())
+        return f"{self.config.sample_rate} Hz, {sizes.num_quantizers} x {sizes.codebook_size}, {sum_of_first:08x}"
+
+    @torch.inference_mode()
+    def encode(self, sound: Tensor) -> Tensor:
+        """Codes of whole frames; a rest at the end has none.  # [stream, 2, sample] → [stream, codebook, frame]"""
+        self._check_sound(sound)
+        frames = sound.shape[-1] // self.config.frame_samples
+        if frames == 0:
+            raise InputError(f"a frame has {self.config.frame_samples} samples, and only {sound.shape[-1]} were given")
+        states = [self.encoder_state() for _ in sound]
+        whole = sound[..., : frames * self.config.frame_samples].to(self.device)
+        codes = []
+        for piece in whole.split(OFFLINE_FRAMES * self.config.frame_samples, dim=-1):
+            new, states = self._encode(states, piece)
+            codes.append(new)
+        return torch.cat(codes, dim=-1)
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Sound of codes; the finest codebooks may be left out.  # [stream, codebook, frame] → [stream, 2, sample]"""
+        if codes.ndim != 3:
+            raise InputError(f"codes have the shape [stream, codebook, frame], not {list(codes.shape)}")
+        self.check_codes(codes)
+        states = [self.decoder_state() for _ in codes]
+        sounds = []
+        for piece in codes.to(self.device).split(OFFLINE_FRAMES, dim=-1):
+            new, states = self._decode(states, piece)
+            sounds.append(new)
+        return torch.cat(sounds, dim=-1)
+
+    def encoder_state(self) -> CodecState:
+        """A sound before its first sample."""
+        return _initial_state(self.encoder)
+
+    def decoder_state(self) -> CodecState:
+        """A stretch of speech before its first frame."""
+        return _initial_state(self.decoder)
+
+    def encode_step(self, state: CodecState, sound: Tensor) -> tuple[Tensor, CodecState]:
+        """Codes of the next whole frames of a sound.  # [2, sample] → [codebook, frame]"""
+        (codes,), (after,) = self.encode_step_batch([state], [sound])
+        return codes, after
+
+    def decode_step(self, state: CodecState, codes: Tensor) -> tuple[Tensor, CodecState]:
+        """Sound of the next frames.  # [codebook, frame] → [2, sample]"""
+        (sound,), (after,) = self.decode_step_batch([state], [codes])
+        return sound, after
+
+    @torch.inference_mode()
+    def encode_step_batch(
+        self, states: Sequence[CodecState], sounds: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[CodecState]]:
+        """The next frames of several sounds; those of equal length run together."""
+        for sound in sounds:
+            self._check_sound(sound[None])
+            if sound.shape[-1] == 0 or sound.shape[-1] % self.config.frame_samples:
+                raise InputError(
+                    f"a step takes whole frames of {self.config.frame_samples} samples, not {sound.shape[-1]} samples"
+                )
+        return self._together(self._encode, states, sounds)
+
+    @torch.inference_mode()
+    def decode_step_batch(
+        self, states: Sequence[CodecState], codes: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[CodecState]]:
+        """The next frames of several stretches of speech; those of equal shape run together."""
+        for each in codes:
+            if each.ndim != 2:
+                raise InputError(f"codes of a stream have the shape [codebook, frame], not {list(each.shape)}")
+            self.check_codes(each[None])
+        return self._together(self._decode, states, codes)
+
+    def reference(self, sound: Sound) -> Tensor:
+        """The codes of a reference voice, of any rate, in one or more channels.  # [codebook, frame]"""
+        samples = reference_samples(sound, self.config.sample_rate, self.config.channels)
+        return self.encode(torch.from_numpy(samples.copy())[None])[0]
+
+    def samples_of(self, interleaved: Tensor) -> Tensor:
+        """What the last of the decoder's patches gives, as sound.  # [stream, time, 1] → [stream, channel, sample]"""
+        return interleaved[..., 0].unflatten(1, (-1, self.config.channels)).transpose(1, 2).float()
+
+    def _encode(self, states: Sequence[CodecState], sounds: Tensor) -> tuple[Tensor, list[CodecState]]:
+        interleaved = sounds.transpose(1, 2).flatten(1)[..., None].to(self.dtype)
+        hidden, after = _run(self.encoder, states, interleaved, sounds.shape[-1] // self.config.frame_samples)
+        return self.quantizer.encode(hidden), after
+
+    def _decode(self, states: Sequence[CodecState], codes: Tensor) -> tuple[Tensor, list[CodecState]]:
+        hidden = self.quantizer.decode(codes).to(self.dtype)
+        interleaved, after = _run(self.decoder, states, hidden, codes.shape[-1])
+        return self.samples_of(interleaved), after
+
+    def _together(
+        self, run: Run, states: Sequence[CodecState], given: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[CodecState]]:
+        """Run streams with inputs of equal shape side by side, and hand out what each gets."""
+        groups: dict[torch.Size, list[int]] = {}
+        for index, each in enumerate(given):
+            groups.setdefault(each.shape, []).append(index)
+        made: dict[int, tuple[Tensor, CodecState]] = {}
+        for members in groups.values():
+            inputs = torch.stack([given[index] for index in members]).to(self.device)
+            outputs, after = run([states[index] for index in members], inputs)
+            made |= dict(zip(members, zip(outputs, after, strict=True), strict=True))
+        return [made[index][0] for index in range(len(given))], [made[index][1] for index in range(len(given))]
+
+    def _check_sound(self, sound: Tensor) -> None:
+        if sound.ndim != 3 or sound.shape[1] != self.config.channels or not sound.is_floating_point():
+            raise InputError(
+                f"the codec takes float samples of {self.config.channels} channels, "
+                f"not {sound.dtype} of shape {list(sound.shape)}"
+            )
+        if not torch.isfinite(sound).all():
+            raise InputError("the sound holds NaN or infinite samples")
+
+    def check_codes(self, codes: Tensor) -> None:
+        """Refuse what stands for no sound.  # [stream, codebook, frame]"""
+        most, entries = self.config.quantizer.num_quantizers, self.config.quantizer.codebook_size
+        if codes.is_floating_point() or not 1 <= codes.shape[1] <= most or codes.shape[2] == 0:
+            raise InputError(
+                f"the codec takes integer codes of 1 to {most} codebooks in one or more frames, "
+                f"not {codes.dtype} of shape {list(codes.shape)}"
+            )
+        low, high = (int(bound) for bound in codes.aminmax())
+        if low < 0 or high >= entries:
+            raise InputError(f"code {low if low < 0 else high} is not in 0…{entries - 1}")
+
+
+def _chain(parts: Chain, patch: type[Patch], rate: float, is_decoder: bool) -> nn.ModuleList:
+    """The modules of one way; a stage's window is as many positions as fit its seconds at its rate."""
+    modules = nn.ModuleList()
+    for part in parts:
+        if isinstance(part, int):
+            rate = rate * part if is_decoder else rate / part
+            modules.append(patch(part))
+        else:
+            modules.append(CodecStage(part, round(part.context_duration * rate)))
+    return modules
+
+
+def _initial_state(chain: nn.ModuleList) -> CodecState:
+    return CodecState(tuple(module.initial_state() for module in chain if isinstance(module, CodecStage)))
+
+
+def _run(chain: nn.ModuleList, states: Sequence[CodecState], x: Tensor, frames: int) -> tuple[Tensor, list[CodecState]]:
+    """The next positions of several streams through one way.  # [stream, time, channel]"""
+    before = zip(*(state.caches for state in states), strict=True)
+    after: list[list[StreamCache]] = []
+    for module in chain:
+        if isinstance(module, CodecStage):
+            x, caches = module.step(next(before), x)
+            after.append(caches)
+        else:
+            x = module(x)
+    by_stream = zip(*after, strict=True)
+    return x, [CodecState(caches, state.frames + frames) for caches, state in zip(by_stream, states, strict=True)]

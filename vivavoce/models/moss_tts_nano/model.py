@@ -1,0 +1,296 @@
+"""MOSS-TTS-Nano: text and a reference voice in, sixteen codes of 48 kHz speech every 80 ms out.
+
+A row is a text id and sixteen codes. A global transformer of twelve layers reads rows; for every next frame a local one
+of a single layer first decides whether speech goes on, then writes the frame's codes one after another. The local one
+starts anew at each frame, so what a sequence remembers is the global one's keys and values alone.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.checkpoint import Checkpoint, load_weights
+from vivavoce.models.interface import Draw, Row
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig
+from vivavoce.nn.attention import attend
+from vivavoce.nn.linear import Embedding, Linear
+from vivavoce.nn.modules import allocating
+from vivavoce.nn.paged_kv import KVShape, RowBatch
+from vivavoce.nn.rope import RotaryTable, turning
+
+TEXT = 0  # the channel of text ids; code i stands in channel i + 1
+Attend = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # queries, keys, values of new rows [.., head, dim] → [.., head, dim]
+
+
+class NanoAttention(nn.Module):
+    """Projections around an attention whose past is the caller's."""
+
+    def __init__(self, config: MossTTSNanoConfig) -> None:
+        super().__init__()
+        self.heads = config.num_heads
+        self.c_attn = Linear(config.hidden_size, 3 * config.hidden_size, bias=True)
+        self.c_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """Attend each row to its past and itself.  # [.., hidden] → [.., hidden]"""
+        queries, keys, values = self.c_attn(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return self.c_proj(attend(queries, keys, values).flatten(-2))
+
+
+class NanoFeedForward(nn.Module):
+    """`fc_out(gelu_new(fc_in(x)))`."""
+
+    def __init__(self, config: MossTTSNanoConfig) -> None:
+        super().__init__()
+        self.fc_in = Linear(config.hidden_size, config.intermediate_size, bias=True)
+        self.fc_out = Linear(config.intermediate_size, config.hidden_size, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each row by itself."""
+        return self.fc_out(functional.gelu(self.fc_in(x), approximate="tanh"))
+
+
+class NanoLayer(nn.Module):
+    """A pre-norm layer as GPT-2 has it."""
+
+    def __init__(self, config: MossTTSNanoConfig) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.attn = NanoAttention(config)
+        self.ln_2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.mlp = NanoFeedForward(config)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """The rows after this layer."""
+        x = x + self.attn(self.ln_1(x), attend)
+        return x + self.mlp(self.ln_2(x))
+
+
+class NanoTransformer(nn.Module):
+    """Layers and a last norm; the global one has the text embedding besides."""
+
+    def __init__(self, config: MossTTSNanoConfig, layers: int, has_text: bool = False) -> None:
+        super().__init__()
+        if has_text:
+            self.wte = Embedding(config.vocab_size, config.hidden_size)
+        self.h = nn.ModuleList(NanoLayer(config) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, x: Tensor, attend_in_layer: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Normed states of rows, each layer attending by its number."""
+        for index, layer in enumerate(self.h):
+            x = layer(x, partial(attend_in_layer, index))
+        return self.ln_f(x)
+
+
+class CodeTables(nn.Module):
+    """The vectors of all codebooks in one tensor. Each table embeds its codes and is the head that writes them."""
+
+    def __init__(self, config: MossTTSNanoConfig) -> None:
+        super().__init__()
+        size = (config.n_vq, config.audio_vocab_size, config.hidden_size)
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+
+    def published_tensors(self) -> dict[str, Tensor]:
+        """`audio_embeddings.0.weight` and so on; the heads are published beside them, but tied."""
+        return {f"audio_embeddings.{index}.weight": table for index, table in enumerate(self.weight)}
+
+    def summed(self, codes: Tensor) -> Tensor:
+        """The sum of a frame's vectors; an id beyond the codebook adds nothing.  # [row, codebook] → [row, hidden]"""
+        codebooks, entries, _ = self.weight.shape
+        live = codes < entries
+        first = torch.arange(0, codebooks * entries, entries, device=codes.device)
+        vectors = functional.embedding(torch.where(live, codes + first, 0), self.weight.flatten(0, 1))
+        return (vectors * live[..., None]).sum(dim=1)
+
+    def embed(self, codebook: int, codes: Tensor) -> Tensor:
+        """The vectors of one codebook's codes."""
+        return functional.embedding(codes, self.weight[codebook])
+
+    def logits(self, codebook: int, hidden: Tensor) -> Tensor:
+        """How likely each code of a codebook is.  # [.., hidden] → [.., code]"""
+        return functional.linear(hidden, self.weight[codebook])
+
+
+class LocalFrame:
+    """The local transformer's past within one frame: made empty, filled position by position, dropped."""
+
+    def __init__(self, rotary: RotaryTable, config: MossTTSNanoConfig, sequences: int, like: Tensor) -> None:
+        size = (config.local_transformer_layers, 2, sequences, config.num_heads, config.n_vq + 1, config.head_dim)
+        self.keys_values = like.new_empty(size)
+        self.cos, self.sin = rotary.cos[: config.n_vq + 1], rotary.sin[: config.n_vq + 1]
+        self.start = self.end = 0
+
+    def grow(self, positions: int) -> None:
+        """Make room for the next positions."""
+        self.start, self.end = self.end, self.end + positions
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of the newest positions.  # [sequence, new, head, dim]"""
+        turn = turning(self.cos[self.start : self.end], self.sin[self.start : self.end])
+        kept_keys, kept_values = self.keys_values[layer, :, :, :, : self.end]
+        kept_keys[:, :, self.start :] = turn(keys).transpose(1, 2)
+        kept_values[:, :, self.start :] = values.transpose(1, 2)
+        turned = turn(queries).transpose(1, 2)
+        causal = self.start == 0  # later positions come one at a time and see everything
+        mixed = functional.scaled_dot_product_attention(turned, kept_keys, kept_values, is_causal=causal)
+        return mixed.transpose(1, 2)
+
+
+class MossTTSNano(nn.Module):
+    """The language model with its generation rules; the engine runs it through `vivavoce.models.interface`."""
+
+    def __init__(self, config: MossTTSNanoConfig, codebooks: int | None = None) -> None:
+        super().__init__()
+        codebooks = config.n_vq if codebooks is None else codebooks
+        if not 1 <= codebooks <= config.n_vq:
+            raise InputError(f"this model writes 1 to {config.n_vq} codebooks, not {codebooks}")
+        self.config = config
+        self.codebooks = codebooks
+        self.channels = 1 + config.n_vq
+        self.vocabularies: tuple[int, ...] = (config.vocab_size, *[config.audio_pad_token_id + 1] * config.n_vq)
+        self.context_limit = config.max_positions
+        self.kv_shape = KVShape(config.num_layers, config.num_heads, config.head_dim)
+        self.transformer = NanoTransformer(config, config.num_layers, has_text=True)
+        self.local_transformer = NanoTransformer(config, config.local_transformer_layers)
+        self.audio_embeddings = CodeTables(config)
+        self.rotary = RotaryTable(config.head_dim, config.max_positions, config.rope_theta)
+        self.requires_grad_(False)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        codebooks: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "MossTTSNano":
+        """A published checkpoint. Fewer `codebooks` than it has make speech faster and rougher."""
+        config = MossTTSNanoConfig.read(folder)
+        with Checkpoint(folder) as checkpoint:
+            with allocating(device, dtype):
+                model = cls(config, codebooks)
+            load_weights(model, without_tied_heads(checkpoint), progress=progress)
+        return model.eval()
+
+    @classmethod
+    @torch.no_grad()
+    def random(
+        cls,
+        config: MossTTSNanoConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        deviation: float = 0.02,
+        codebooks: int | None = None,
+    ) -> "MossTTSNano":
+        """Random weights made on the device: for measuring speed, and for tests."""
+        with allocating(device, dtype):
+            model = cls(config, codebooks)
+        generator = torch.Generator(device).manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            is_gain = parameter.dim() == 1 and name.endswith("weight")
+            parameter.normal_(1.0 if is_gain else 0.0, deviation, generator=generator)
+        return model.eval()
+
+    def embed(self, rows: Tensor) -> Tensor:
+        """A row's text vector and its codes' vectors, summed.  # [row, channel] → [row, hidden]"""
+        return self.transformer.wte(rows[:, TEXT]) + self.audio_embeddings.summed(rows[:, TEXT + 1 :])
+
+    def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
+        """Global states of every row.  # [row, channel] → [row, hidden]"""
+        positions = batch.positions.long()
+        turn = turning(self.rotary.cos[positions], self.rotary.sin[positions])
+
+        def attend_in_layer(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            batch.write(layer, turn(keys), values)
+            return attend(turn(queries), layer, batch)
+
+        hidden: Tensor = self.transformer(self.embed(rows), attend_in_layer)
+        return hidden
+
+    def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
+        """Go on or stop, then the frame's codes one after another.  # [sequence, hidden] → [sequence, channel]"""
+        config = self.config
+        frame = LocalFrame(self.rotary, config, hidden.shape[0], hidden)
+        slot = self.transformer.wte.weight[config.audio_assistant_slot_token_id]
+        # What follows "go on" does not depend on the choice, so both positions are computed as one.
+        before, state = self._local(frame, torch.stack([hidden, slot.expand_as(hidden)], dim=1)).unbind(1)
+        stops = draw.choose(TEXT, self._stop_logits(before, draw)) == 1
+        codes = [draw.sample(TEXT + 1, self.code_logits(0, state))]
+        for codebook in range(1, self.codebooks):
+            vector = self.audio_embeddings.embed(codebook - 1, codes[-1])
+            state = self._local(frame, vector[:, None])[:, 0]
+            codes.append(draw.sample(TEXT + 1 + codebook, self.code_logits(codebook, state)))
+        rows = torch.full((len(hidden), self.channels), config.audio_pad_token_id, device=hidden.device)
+        rows[:, TEXT + 1 : TEXT + 1 + self.codebooks] = torch.stack(codes, dim=1)
+        rows = rows.masked_fill(stops[:, None], config.audio_pad_token_id)
+        rows[:, TEXT] = config.audio_assistant_slot_token_id
+        rows[:, TEXT].masked_fill_(stops, config.audio_end_token_id)
+        return rows
+
+    def code_logits(self, codebook: int, state: Tensor) -> Tensor:
+        """What the local transformer says of one codebook.  # [sequence, hidden] → [sequence, code], float32"""
+        return _wide(self.audio_embeddings.logits(codebook, state))
+
+    def stop_logits(self, before: Tensor) -> Tensor:
+        """Whether speech goes on (0) or stops (1), the only two text ids there are to choose.  # [sequence, 2]"""
+        vectors = self.transformer.wte.weight
+        ways = [vectors[self.config.audio_assistant_slot_token_id], vectors[self.config.audio_end_token_id]]
+        return _wide(functional.linear(before, torch.stack(ways)))
+
+    def start_mode(self, last: Row) -> int:
+        """There is one mode: every reply is speech."""
+        return 0
+
+    def next_mode(self, mode: int, row: Row) -> int:
+        """The same."""
+        return mode
+
+    def ends(self, row: Row) -> bool:
+        """The row that says so holds no codes."""
+        return row[TEXT] == self.config.audio_end_token_id
+
+    def spoken_frames(self, rows: Iterable[Row]) -> list[tuple[int, ...]]:
+        """The frames of a reply, of as many codes as this model writes."""
+        slot = self.config.audio_assistant_slot_token_id
+        return [row[TEXT + 1 : TEXT + 1 + self.codebooks] for row in rows if row[TEXT] == slot]
+
+    def _local(self, frame: LocalFrame, x: Tensor) -> Tensor:
+        frame.grow(x.shape[1])
+        states: Tensor = self.local_transformer(x, frame.attend)
+        return states
+
+    def _stop_logits(self, before: Tensor, draw: Draw) -> Tensor:
+        logits = self.stop_logits(before)
+        logits[:, 1] = logits[:, 1].masked_fill(draw.generated < draw.least, float("-inf"))
+        return logits
+
+
+def without_tied_heads(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint less its heads, which must be the embeddings over again."""
+    for name in checkpoint.names():
+        source = _tied_to(name)
+        if source is None:
+            continue
+        if source not in checkpoint or not torch.equal(checkpoint.tensor(name), checkpoint.tensor(source)):
+            raise CheckpointError(f"{checkpoint.source}: {name} is not {source}; only tied heads are supported")
+    return checkpoint.renamed(lambda name: name if _tied_to(name) is None else None)
+
+
+def _tied_to(name: str) -> str | None:
+    if name == "text_lm_head.weight":
+        return "transformer.wte.weight"
+    return name.replace("audio_lm_heads", "audio_embeddings") if name.startswith("audio_lm_heads.") else None
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,227 @@
+"""MOSS-Speech's ear: a causal Whisper encoder whose states, averaged to 12.5 Hz, are rounded to one of 16384 codes.
+
+log-mel at 100 Hz → two causal convolutions (the second halves the rate) → positions → causal layers → mean of four
+→ nearest row of the codebook. Positions end after 30 s, so sound is cut into segments of 30 s that know nothing of each
+other; a stream starts a new segment at the same places.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.checkpoint import Checkpoint, load_weights, read_config
+from vivavoce.models.whisper.layer import WhisperLayer
+from vivavoce.nn.modules import allocating
+from vivavoce.nn.streaming import StreamCache, extend
+from vivavoce.nn.vocoder import CausalConv1d
+
+CONV_STRIDE = 2
+UNUSED_ON_ENCODE = ("ema_count", "ema_weight", "embed_positions2.weight")
+REQUIRED = {
+    "encoder_causal_attention": True,
+    "encoder_causal_convolution": True,
+    "quantize_encoder_only": True,
+    "pooling_type": "avg",
+    "activation_function": "gelu",
+}
+
+
+@dataclass(frozen=True)
+class SpeechEncoderConfig:
+    """Sizes as `config.json` names them; the defaults are MOSS-Speech-Codec's."""
+
+    d_model: int = 1280
+    encoder_attention_heads: int = 20
+    encoder_ffn_dim: int = 5120
+    num_mel_bins: int = 128
+    max_source_positions: int = 1500
+    pooling_kernel_size: int = 4
+    quantize_position: int = 16
+    quantize_vocab_size: int = 16384
+
+    @property
+    def frames_per_code(self) -> int:
+        """Mel frames that make one code."""
+        return CONV_STRIDE * self.pooling_kernel_size
+
+    @property
+    def segment_frames(self) -> int:
+        """Mel frames after which positions start anew."""
+        return CONV_STRIDE * self.max_source_positions
+
+    @classmethod
+    def from_json(cls, file: str | Path) -> "SpeechEncoderConfig":
+        """Read a published `config.json`; a variant that is not causal throughout is refused."""
+        values = read_config(file, "speech encoder")
+        for name, wanted in REQUIRED.items():
+            if values.get(name, wanted) != wanted:
+                raise CheckpointError(f"{file} has {name} = {values[name]!r}; only {wanted!r} is supported")
+        config = cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+        pooled_at = values.get("pooling_position", config.quantize_position)
+        if pooled_at != config.quantize_position:
+            raise CheckpointError(
+                f"{file} pools after layer {pooled_at} but quantises after layer {config.quantize_position}; "
+                "only pooling right before quantising is supported"
+            )
+        return config
+
+
+@dataclass(frozen=True)
+class SpeechEncoderState:
+    """Where a stream stands inside its 30 s segment."""
+
+    position: int  # positions passed, at 50 Hz
+    conv1: Tensor
+    conv2: Tensor
+    past: StreamCache
+
+    @property
+    def batch(self) -> int:
+        """How many streams this state holds side by side."""
+        return self.conv1.shape[0]
+
+    def copy(self) -> "SpeechEncoderState":
+        """The same state in memory of its own."""
+        return SpeechEncoderState(self.position, self.conv1.clone(), self.conv2.clone(), self.past.copy())
+
+
+class SpeechEncoder(nn.Module):
+    """Log-mel frames to codes, 80 ms each."""
+
+    def __init__(self, config: SpeechEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.conv1 = CausalConv1d(config.num_mel_bins, config.d_model, kernel_size=3)
+        self.conv2 = CausalConv1d(config.d_model, config.d_model, kernel_size=3, stride=CONV_STRIDE)
+        self.embed_positions = nn.Embedding(config.max_source_positions, config.d_model)
+        self.layers = nn.ModuleList(
+            WhisperLayer(config.d_model, config.encoder_attention_heads, config.encoder_ffn_dim)
+            for _ in range(config.quantize_position)
+        )
+        self.codebook = nn.Embedding(config.quantize_vocab_size, config.d_model)
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> "SpeechEncoder":
+        """The published model of a folder with `config.json` and `model.safetensors`."""
+        config = SpeechEncoderConfig.from_json(Path(folder) / "config.json")
+        with allocating(device, dtype):
+            encoder = cls(config).eval().requires_grad_(False)
+        with Checkpoint(folder) as checkpoint:
+            load_weights(encoder, checkpoint.renamed(lambda name: encode_path_name(name, config)))
+        return encoder
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """Codes of whole sounds, segment by segment.  # [batch, mel, frame] → [batch, ceil(frame / 8)]"""
+        self._check(mel)
+        frames = self.config.segment_frames
+        segments = [mel[..., start : start + frames] for start in range(0, mel.shape[-1], frames)]
+        return torch.cat([self.nearest(self.features(segment)) for segment in segments], dim=1)
+
+    def features(self, mel: Tensor) -> Tensor:
+        """What is rounded to codes, for one segment.  # [batch, mel, frame] → [batch, code, d_model]"""
+        x = functional.gelu(self.conv1(mel.to(self.conv1.weight.dtype)))
+        x = functional.gelu(self.conv2(x)).transpose(1, 2)
+        x = x + self.embed_positions.weight[: x.shape[1]]
+        for layer in self.layers:
+            x = layer(x, causal=True)
+        return self._pool(x)
+
+    def nearest(self, features: Tensor) -> Tensor:
+        """The codebook row closest to each feature.  # [batch, code, d_model] → [batch, code]
+
+        The expanded square only proposes candidates; they are ranked by true float32 distances, so that neither 16-bit
+        weights nor TF32 products decide.
+        """
+        x, rows = features.float(), self.codebook.weight.float()
+        scores = x @ rows.T - torch.linalg.vector_norm(rows, dim=-1).square() / 2
+        candidates = scores.topk(min(8, rows.shape[0]), dim=-1).indices.sort(dim=-1).values
+        distances = (self.codebook(candidates).float() - x.unsqueeze(-2)).square().sum(-1)
+        best = distances.argmin(-1, keepdim=True)
+        return torch.gather(candidates, -1, best)[..., 0]
+
+    def initial_state(self, batch: int = 1) -> SpeechEncoderState:
+        """The state before the first frame of a segment."""
+        return SpeechEncoderState(
+            position=0,
+            conv1=self.conv1.initial_state(batch),
+            conv2=self.conv2.initial_state(batch),
+            past=self._stack[0].initial_state(batch, layers=len(self._stack)),
+        )
+
+    def step(self, state: SpeechEncoderState, mel: Tensor) -> tuple[Tensor, SpeechEncoderState]:
+        """Codes of the next frames, a multiple of 8.  # [batch, mel, frame] → [batch, frame / 8]"""
+        codes, (after,) = self.step_batch([state], mel)
+        return codes, after
+
+    def step_batch(self, states: Sequence[SpeechEncoderState], mel: Tensor) -> tuple[Tensor, list[SpeechEncoderState]]:
+        """The same for streams that stand at different places; rows of `mel` follow `states`."""
+        self._check(mel, rows=sum(state.batch for state in states), multiple=self.config.frames_per_code)
+        after, codes = list(states), []
+        while mel.shape[-1]:
+            after = [self._in_segment(state) for state in after]
+            room = self.config.segment_frames - CONV_STRIDE * max(state.position for state in after)
+            features, after = self._step_features(after, mel[..., :room])
+            codes.append(self.nearest(features))
+            mel = mel[..., room:]
+        return torch.cat(codes, dim=1), after
+
+    def _in_segment(self, state: SpeechEncoderState) -> SpeechEncoderState:
+        ended = state.position == self.config.max_source_positions
+        return self.initial_state(state.batch) if ended else state
+
+    def _step_features(self, states: list[SpeechEncoderState], mel: Tensor) -> tuple[Tensor, list[SpeechEncoderState]]:
+        x, conv1 = self.conv1.step(torch.cat([state.conv1 for state in states]), mel.to(self.conv1.weight.dtype))
+        x, conv2 = self.conv2.step(torch.cat([state.conv2 for state in states]), functional.gelu(x))
+        x = functional.gelu(x).transpose(1, 2)
+        new = x.shape[1]
+        places = [self.embed_positions.weight[s.position : s.position + new].expand(s.batch, -1, -1) for s in states]
+        x = x + torch.cat(places)
+        streams = extend([state.past for state in states], new)
+        for index, layer in enumerate(self._stack):
+            x = layer.step_in_stack(streams, index, x)
+        rows = [state.batch for state in states]
+        contexts = zip(torch.split_with_sizes(conv1, rows), torch.split_with_sizes(conv2, rows), strict=True)
+        after = [
+            SpeechEncoderState(state.position + new, first, second, past)
+            for state, (first, second), past in zip(states, contexts, streams.after, strict=True)
+        ]
+        return self._pool(x), after
+
+    @property
+    def _stack(self) -> Sequence[WhisperLayer]:
+        return cast(Sequence[WhisperLayer], self.layers)
+
+    def _pool(self, x: Tensor) -> Tensor:
+        size = self.config.pooling_kernel_size
+        padded = functional.pad(x, (0, 0, 0, -x.shape[1] % size))
+        return padded.reshape(x.shape[0], -1, size, x.shape[2]).mean(dim=2)
+
+    def _check(self, mel: Tensor, rows: int | None = None, multiple: int = 1) -> None:
+        bins = self.config.num_mel_bins
+        if mel.ndim != 3 or mel.shape[1] != bins:
+            raise InputError(f"the speech encoder takes mels [batch, {bins}, frame], not {list(mel.shape)}")
+        if rows is not None and mel.shape[0] != rows:
+            raise InputError(f"mels of {mel.shape[0]} streams were passed with states of {rows}")
+        if mel.shape[-1] == 0 or mel.shape[-1] % multiple:
+            wanted = f"a multiple of {multiple}" if multiple > 1 else "at least one"
+            raise InputError(f"the speech encoder takes {wanted} mel frames, not {mel.shape[-1]}")
+        if not torch.isfinite(mel).all():
+            raise InputError("the mel holds NaN or infinite values; look at the sound it was made of")
+
+
+def encode_path_name(name: str, config: SpeechEncoderConfig) -> str | None:
+    """The module's name of a published tensor, or None where encoding does not use it."""
+    name = name.removeprefix("encoder.")
+    if name in UNUSED_ON_ENCODE:
+        return None
+    if name.startswith("layers.") and int(name.split(".")[1]) >= config.quantize_position:
+        return None
+    return name

@@ -1,0 +1,284 @@
+"""Text to ids and back by a published `tokenizer.json`."""
+
+import functools
+import heapq
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vivavoce.errors import CheckpointError, MissingDependencyError
+
+
+class TextTokenizer:
+    """A byte-level BPE tokenizer as Hugging Face publishes it; special tokens are recognised, never added."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "TextTokenizer":
+        """The tokenizer of a checkpoint folder."""
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise MissingDependencyError("text needs the tokenizers package: pip install tokenizers") from error
+        file = Path(folder) / "tokenizer.json"
+        if not file.is_file():
+            raise CheckpointError(f"{file} does not exist; the folder must hold the checkpoint's tokenizer files")
+        try:
+            return cls(Tokenizer.from_file(str(file)))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{file} is not a tokenizer ({error})") from error
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens left out."""
+        text: str = self._backend.decode(ids, skip_special_tokens=True)
+        return text
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a special token, or None."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+
+SPACE = "▁"
+NORMAL, UNKNOWN, USER_DEFINED, BYTE = 1, 2, 4, 6  # kinds of pieces; the others are never written
+BPE = 2
+WORDS_KEPT = 10_000
+PIECES, TRAINER, NORMALISER = 1, 2, 3  # fields of the model, then of its parts
+PIECE_TEXT, PIECE_SCORE, PIECE_KIND = 1, 2, 3
+MODEL_KIND = 3
+CHARACTER_MAP, DUMMY_PREFIX, COLLAPSE_SPACES = 2, 3, 4
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece BPE tokenizer; nothing is added at either end."""
+
+    def __init__(self, pieces: list[tuple[str, float, int]], normaliser: "Normaliser") -> None:
+        self.size = len(pieces)
+        self._normaliser = normaliser
+        self._scores = {text: (id, score) for id, (text, score, kind) in enumerate(pieces) if kind == NORMAL}
+        self._symbols = {text: id for id, (text, _, kind) in enumerate(pieces) if kind == USER_DEFINED}
+        self._bytes = [id for id, (_, _, kind) in enumerate(pieces) if kind == BYTE]
+        self._unknown = next((id for id, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN), 0)
+        # Where no piece reaches over a space, words are joined each by itself, and most come again.
+        self._words_stand_alone = not any(SPACE in text[1:] for text in self._scores)
+        self._word_ids = functools.lru_cache(WORDS_KEPT)(self._ids_of_word)
+
+    @classmethod
+    def load(cls, source: str | Path) -> "SentencePieceTokenizer":
+        """The tokenizer of a checkpoint folder, or of a `.model` file."""
+        file = Path(source) / "tokenizer.model" if Path(source).is_dir() else Path(source)
+        if not file.is_file():
+            raise CheckpointError(f"{file} does not exist; the folder must hold the checkpoint's tokenizer.model")
+        try:
+            pieces, normaliser, kind = _read(file.read_bytes())
+        except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
+            raise CheckpointError(f"{file} is not a SentencePiece model ({error}); fetch it again") from error
+        if kind != BPE or not pieces:
+            raise CheckpointError(f"{file} is not a SentencePiece model of the BPE kind")
+        return cls(pieces, normaliser)
+
+    def encode(self, text: str, symbols: bool = True) -> list[int]:
+        """The ids of a text. Without `symbols`, what reads like a symbol of the model's own is text like any other."""
+        normal = self._normaliser(text, self._symbols if symbols else {})
+        words = re.split(f"(?={SPACE})", normal) if self._words_stand_alone else [normal]
+        return [id for word in words for id in self._word_ids(word, symbols)]
+
+    def _ids_of_word(self, word: str, symbols: bool) -> list[int]:
+        known = self._symbols if symbols else {}
+        return [id for part in self._joined(word, known) for id in self._ids(part, known)]
+
+    def _ids(self, symbol: str, known: dict[str, int]) -> list[int]:
+        if symbol in known:
+            return [known[symbol]]
+        if symbol in self._scores:
+            return [self._scores[symbol][0]]
+        if self._bytes:
+            return [self._bytes[byte] for byte in symbol.encode()]
+        return [self._unknown]
+
+    def _joined(self, text: str, known: dict[str, int]) -> Iterator[str]:
+        """The text's characters, joined to pieces; the piece of the highest score first, the leftmost of equals."""
+        parts: list[str | None] = list(_split(text, known))
+        after = list(range(1, len(parts) + 1))
+        before = list(range(-1, len(parts) - 1))
+        agenda: list[tuple[float, int, int, str]] = []
+
+        def propose(left: int, right: int) -> None:
+            if left < 0 or right >= len(parts) or parts[left] in known or parts[right] in known:
+                return
+            joined = f"{parts[left]}{parts[right]}"
+            if joined in self._scores:
+                heapq.heappush(agenda, (-self._scores[joined][1], left, right, joined))
+
+        for left in range(len(parts) - 1):
+            propose(left, left + 1)
+        while agenda:
+            _, left, right, joined = heapq.heappop(agenda)
+            if parts[left] is None or parts[right] is None or f"{parts[left]}{parts[right]}" != joined:
+                continue  # one of the two has been joined with another in the meantime
+            parts[left], parts[right] = joined, None
+            after[left] = after[right]
+            if after[right] < len(parts):
+                before[after[right]] = left
+            propose(before[left], left)
+            propose(left, after[left])
+        return (part for part in parts if part is not None)
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """The model's character map, a double-array trie over UTF-8 bytes, and what it does with white space."""
+
+    units: list[int] = field(default_factory=list)
+    strings: bytes = b""
+    adds_dummy_prefix: bool = True
+    collapses_spaces: bool = True
+
+    def __call__(self, text: str, known: dict[str, int]) -> str:
+        """The text as pieces are looked up in it: spaces are `▁`, one before the first word."""
+        given = text.encode("utf8", errors="replace")
+        firsts = {symbol.encode()[0] for symbol in known}
+        out: list[str] = []
+        place = 0
+        while place < len(given):
+            symbol = _symbol_at(given, place, known) if given[place] in firsts else None
+            if symbol is not None:
+                replacement, length = symbol, len(symbol.encode())
+            else:
+                replacement, length = self._replaced(given, place)
+            out.append(replacement)
+            place += length
+        joined = "".join(out)
+        if self.collapses_spaces:
+            joined = " ".join(word for word in joined.split(" ") if word)
+        if not joined:
+            return ""
+        return (SPACE if self.adds_dummy_prefix else "") + joined.replace(" ", SPACE)
+
+    def _replaced(self, given: bytes, place: int) -> tuple[str, int]:
+        """What the longest mapped sequence at a place becomes, and how long it is; one character if none is mapped."""
+        offset, length = self._longest(given, place)
+        if length:
+            return self.strings[offset : self.strings.index(b"\0", offset)].decode(), length
+        length = _character_length(given[place])
+        return given[place : place + length].decode(), length
+
+    def _longest(self, given: bytes, place: int) -> tuple[int, int]:
+        """Where the replacement of the longest mapped sequence stands, and the sequence's length in bytes."""
+        if not self.units:
+            return 0, 0
+        found = (0, 0)
+        node = _children(self.units[0])
+        for index in range(place, len(given)):
+            node ^= given[index]
+            unit = self.units[node]
+            if unit & 0x800000FF != given[index]:
+                break
+            node ^= _children(unit)
+            if unit >> 8 & 1:  # a sequence ends here, and its value is the first child
+                found = (self.units[node] & 0x7FFFFFFF, index + 1 - place)
+        return found
+
+
+def _children(unit: int) -> int:
+    """How far a node of the trie is from its children."""
+    return (unit >> 10) << ((unit & 0x200) >> 6)
+
+
+def _character_length(first: int) -> int:
+    """Bytes of the UTF-8 character that begins so."""
+    return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+
+
+def _symbol_at(given: bytes, place: int, known: dict[str, int]) -> str | None:
+    """The longest of the model's own symbols that stands here."""
+    return max((symbol for symbol in known if given.startswith(symbol.encode(), place)), key=len, default=None)
+
+
+def _split(text: str, known: dict[str, int]) -> Iterator[str]:
+    """Single characters and whole symbols."""
+    firsts = {symbol[0] for symbol in known}
+    place = 0
+    while place < len(text):
+        part = text[place]
+        if part in firsts:
+            here = (symbol for symbol in known if text.startswith(symbol, place))
+            part = max(here, key=len, default=part)
+        yield part
+        place += len(part)
+
+
+def _read(content: bytes) -> tuple[list[tuple[str, float, int]], Normaliser, int]:
+    """Pieces, normaliser and kind of a serialised model."""
+    pieces: list[tuple[str, float, int]] = []
+    normaliser, model_kind = Normaliser(), 1
+    for number, value in _fields(content):
+        if number == PIECES:
+            piece = dict(_fields(_bytes(value)))
+            score = struct.unpack("<f", _bytes(piece.get(PIECE_SCORE, bytes(4))))[0]
+            kind = piece.get(PIECE_KIND, NORMAL)
+            pieces.append((_bytes(piece[PIECE_TEXT]).decode(), score, kind if isinstance(kind, int) else NORMAL))
+        elif number == TRAINER:
+            model_kind = int(dict(_fields(_bytes(value))).get(MODEL_KIND, 1))
+        elif number == NORMALISER:
+            normaliser = _normaliser(dict(_fields(_bytes(value))))
+    return pieces, normaliser, model_kind
+
+
+def _normaliser(given: dict[int, int | bytes]) -> Normaliser:
+    character_map = _bytes(given.get(CHARACTER_MAP, b""))
+    flags = bool(given.get(DUMMY_PREFIX, 1)), bool(given.get(COLLAPSE_SPACES, 1))
+    if not character_map:
+        return Normaliser([], b"", *flags)
+    size = 4 + struct.unpack_from("<I", character_map)[0]
+    units = np.frombuffer(character_map[4:size], dtype="<u4")
+    return Normaliser(units.tolist(), character_map[size:], *flags)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message: number, and an integer or the bytes."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        kind = key & 7
+        if kind == 0:
+            value, place = _varint(message, place)
+            yield key >> 3, value
+            continue
+        if kind == 2:
+            length, place = _varint(message, place)
+        else:
+            length = {1: 8, 5: 4}[kind]
+        if place + length > len(message):
+            raise ValueError("it ends in the middle of a field")
+        yield key >> 3, message[place : place + length]
+        place += length
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, place
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise TypeError("a number stands where bytes should")
+    return value

@@ -1,0 +1,280 @@
+"""Sizes of a Whisper, from Hugging Face's `config.json` or from the `dims` of OpenAI's files."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.checkpoint import Checkpoint, is_pickled, read_config
+from vivavoce.models.tokenizers import TextTokenizer
+
+CONV_STRIDE = 2  # mel frames that make one encoder position
+MEL_FRAMES_PER_SECOND = 100
+REQUIRED = {"activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True}
+OF_DIMS = {
+    "n_mels": "num_mel_bins",
+    "n_audio_ctx": "max_source_positions",
+    "n_audio_state": "d_model",
+    "n_audio_head": "encoder_attention_heads",
+    "n_audio_layer": "encoder_layers",
+    "n_vocab": "vocab_size",
+    "n_text_ctx": "max_target_positions",
+    "n_text_head": "decoder_attention_heads",
+    "n_text_layer": "decoder_layers",
+}
+
+
+@dataclass(frozen=True)
+class WhisperConfig:
+    """Sizes as `config.json` names them; the defaults are large-v2's, which is also Breeze-ASR-25."""
+
+    d_model: int = 1280
+    encoder_layers: int = 32
+    encoder_attention_heads: int = 20
+    encoder_ffn_dim: int = 5120
+    decoder_layers: int = 32
+    decoder_attention_heads: int = 20
+    decoder_ffn_dim: int = 5120
+    num_mel_bins: int = 80
+    max_source_positions: int = 1500
+    max_target_positions: int = 448
+    vocab_size: int = 51865
+
+    def __post_init__(self) -> None:
+        for side, heads in (("encoder", self.encoder_attention_heads), ("decoder", self.decoder_attention_heads)):
+            if self.d_model % heads:
+                raise CheckpointError(f"a Whisper of d_model {self.d_model} cannot have {heads} {side} heads")
+
+    @property
+    def window_frames(self) -> int:
+        """Mel frames the encoder sees at once: 3000 (30 s) in every published size."""
+        return CONV_STRIDE * self.max_source_positions
+
+    @property
+    def window_seconds(self) -> float:
+        """The length of sound the encoder sees at once."""
+        return self.window_frames / MEL_FRAMES_PER_SECOND
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "WhisperConfig":
+        """The `config.json` of a folder; an architecture that only looks like Whisper is refused."""
+        file = Path(folder) / "config.json"
+        values = read_config(file, "Whisper")
+        if values.get("model_type", "whisper") != "whisper":
+            raise CheckpointError(f"{file} is of a {values['model_type']!r} model, not of a Whisper")
+        for name, wanted in REQUIRED.items():
+            if values.get(name, wanted) != wanted:
+                raise CheckpointError(f"{file} has {name} = {values[name]!r}; only {wanted!r} is supported")
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+
+    @classmethod
+    def from_dims(cls, dims: Mapping[str, int]) -> "WhisperConfig":
+        """The sizes that an OpenAI file carries beside its weights."""
+        try:
+            named = {ours: int(dims[theirs]) for theirs, ours in OF_DIMS.items()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the file's dims are not those of a Whisper ({error!r})") from error
+        return cls(**named, encoder_ffn_dim=4 * named["d_model"], decoder_ffn_dim=4 * named["d_model"])
+
+    def write(self, folder: str | Path, **ids: int) -> None:
+        """Write `config.json` as transformers reads it; `ids` are its special token ids."""
+        fixed = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "dropout": 0.0}
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(fixed | REQUIRED | asdict(self) | ids, indent=2)
+        (folder / "config.json").write_text(text + "\n", encoding="utf8")
+
+
+def _size(d_model: int, layers: int, heads: int, **more: int) -> WhisperConfig:
+    ffn = 4 * d_model
+    sizes = {"encoder_layers": layers, "decoder_layers": layers}
+    return WhisperConfig(d_model, **sizes | more, encoder_attention_heads=heads, decoder_attention_heads=heads,
+                         encoder_ffn_dim=ffn, decoder_ffn_dim=ffn)  # fmt: skip
+
+
+SIZES = {
+    "tiny": _size(384, 4, 6),
+    "base": _size(512, 6, 8),
+    "small": _size(768, 12, 12),
+    "medium": _size(1024, 24, 16),
+    "large-v2": WhisperConfig(),
+    "large-v3": WhisperConfig(num_mel_bins=128, vocab_size=51866),
+    "large-v3-turbo": WhisperConfig(num_mel_bins=128, vocab_size=51866, decoder_layers=4),
+}
+
+
+OF_OPENAI = (
+    (r"\bblocks\.", "layers."),
+    (r"\bcross_attn_ln\.", "encoder_attn_layer_norm."),
+    (r"\battn_ln\.", "self_attn_layer_norm."),
+    (r"\bcross_attn\.", "encoder_attn."),
+    (r"\battn\.", "self_attn."),
+    (r"\b(query|key|value)\.", lambda found: f"{found[1][0]}_proj."),
+    (r"_attn\.out\.", "_attn.out_proj."),
+    (r"\bmlp\.0\.", "fc1."),
+    (r"\bmlp\.2\.", "fc2."),
+    (r"\bmlp_ln\.", "final_layer_norm."),
+    (r"\b(ln_post|ln)\.", "layer_norm."),
+    (r"\bpositional_embedding$", "embed_positions.weight"),
+    (r"\btoken_embedding\.", "embed_tokens."),
+)
+
+
+class OpenAICheckpoint(Checkpoint):
+    """One of OpenAI's files: `dims` and `model_state_dict`."""
+
+    def __init__(self, file: Path) -> None:
+        self.source = file
+        try:
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0][:200]
+            raise CheckpointError(f"{file} cannot be read as a torch weights file ({first})") from error
+        if not isinstance(content, dict) or "dims" not in content or "model_state_dict" not in content:
+            raise CheckpointError(f"{file} is not one of OpenAI's Whisper files: it lacks dims or model_state_dict")
+        self.config = WhisperConfig.from_dims(content["dims"])
+        self._weights: dict[str, Tensor] = content["model_state_dict"]
+        self._tensors = {name: tensor.detach for name, tensor in self._weights.items()}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
+
+    def close(self) -> None:
+        """Forget the tensors."""
+        self._tensors.clear()
+        self._weights = {}
+
+
+def open_whisper(source: str | Path) -> tuple[WhisperConfig, Checkpoint]:
+    """The config of a published Whisper and its tensors by this house's names."""
+    source = Path(source)
+    if source.is_file() and is_pickled(source):
+        opened = OpenAICheckpoint(source)
+        return opened.config, opened.renamed(from_openai)
+    folder = source.parent if source.is_file() else source
+    config = WhisperConfig.read(folder)
+    return config, Checkpoint(source).renamed(from_hugging_face)
+
+
+def from_openai(name: str) -> str | None:
+    """The name of one of OpenAI's tensors here."""
+    for pattern, ours in OF_OPENAI:
+        name = re.sub(pattern, ours, name)
+    return name
+
+
+def from_hugging_face(name: str) -> str | None:
+    """The name of one of Hugging Face's tensors here; the head is the embedding again."""
+    return None if name == "proj_out.weight" else name.removeprefix("model.")
+
+
+Task = Literal["transcribe", "translate"]
+
+SECONDS_PER_TIMESTAMP = 0.02
+PUBLISHED_TEXT_IDS = 50257  # of GPT-2's and of the multilingual BPE; English-only models have one less
+PUBLISHED_TIMESTAMPS = 1501
+LANGUAGES = (  # in the order of their ids
+    *("en", "zh", "de", "es", "ru", "ko", "fr", "ja", "pt", "tr", "pl", "ca", "nl", "ar"),
+    *("sv", "it", "id", "hi", "fi", "vi", "he", "uk", "el", "ms", "cs", "ro", "da", "hu"),
+    *("ta", "no", "th", "ur", "hr", "bg", "lt", "la", "mi", "ml", "cy", "sk", "te", "fa"),
+    *("lv", "bn", "sr", "az", "sl", "kn", "et", "mk", "br", "eu", "is", "hy", "ne", "mn"),
+    *("bs", "kk", "sq", "sw", "gl", "mr", "pa", "si", "km", "sn", "yo", "so", "af", "oc"),
+    *("ka", "be", "tg", "sd", "gu", "am", "yi", "lo", "uz", "fo", "ht", "ps", "tk", "nn"),
+    *("mt", "sa", "lb", "my", "bo", "tl", "mg", "as", "tt", "haw", "ln", "ha", "ba", "jw"),
+    *("su", "yue"),
+)
+AFTER_LANGUAGES = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+OTHER_NAMES = {"nospeech": ("nocaptions",)}
+
+
+@dataclass(frozen=True)
+class WhisperTokens:
+    """Ids of the special tokens; everything below `endoftext` is text, everything from `timestamps` on is a time."""
+
+    endoftext: int
+    startoftranscript: int
+    languages: dict[str, int]
+    translate: int
+    transcribe: int
+    startoflm: int
+    startofprev: int
+    nospeech: int
+    notimestamps: int
+    is_multilingual: bool = True
+
+    @property
+    def timestamps(self) -> int:
+        """The id of <|0.00|>."""
+        return self.notimestamps + 1
+
+    @property
+    def specials(self) -> tuple[int, ...]:
+        """Ids no transcript contains: those of prompts alone."""
+        fixed = (self.startoftranscript, self.translate, self.transcribe, self.startoflm)
+        return (*fixed, self.startofprev, self.nospeech)
+
+    @classmethod
+    def in_order(cls, endoftext: int, languages: Sequence[str], is_multilingual: bool = True) -> "WhisperTokens":
+        """The ids that follow from Whisper's order of special tokens."""
+        first = endoftext + 2
+        after = {name: first + len(languages) + index for index, name in enumerate(AFTER_LANGUAGES)}
+        by_language = {language: first + index for index, language in enumerate(languages)}
+        return cls(endoftext, endoftext + 1, by_language, **after, is_multilingual=is_multilingual)
+
+    @classmethod
+    def of_vocabulary(cls, size: int) -> "WhisperTokens":
+        """The ids of a published vocabulary: English-only (51864), 99 languages (51865) or 100 (51866)."""
+        languages = size - PUBLISHED_TEXT_IDS - 2 - len(AFTER_LANGUAGES) - PUBLISHED_TIMESTAMPS
+        if size == 51864:
+            return cls.in_order(PUBLISHED_TEXT_IDS - 1, LANGUAGES[:99], is_multilingual=False)
+        if not 99 <= languages <= len(LANGUAGES):
+            raise CheckpointError(f"a vocabulary of {size} is not a published Whisper's; its tokenizer.json is needed")
+        return cls.in_order(PUBLISHED_TEXT_IDS, LANGUAGES[:languages])
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: TextTokenizer, vocabulary: int) -> "WhisperTokens":
+        """The ids that a tokenizer gives to <|startoftranscript|> and its like."""
+        found = {name: _special(tokenizer, name) for name in ("endoftext", "startoftranscript", *AFTER_LANGUAGES)}
+        by_language = {code: id_ for code in LANGUAGES if (id_ := tokenizer.id_of(f"<|{code}|>")) is not None}
+        return cls(languages=by_language, is_multilingual=vocabulary != 51864, **found)
+
+    def is_timestamp(self, token: int) -> bool:
+        """Whether a token is a time."""
+        return token >= self.timestamps
+
+    def seconds(self, token: int) -> float:
+        """The time a timestamp token says."""
+        return (token - self.timestamps) * SECONDS_PER_TIMESTAMP
+
+    def timestamp(self, seconds: float) -> int:
+        """The token of a time."""
+        return self.timestamps + round(seconds / SECONDS_PER_TIMESTAMP)
+
+    def prompt(
+        self,
+        language: str | None = None,
+        task: Task = "transcribe",
+        timestamps: bool = False,
+        earlier: Sequence[int] = (),
+    ) -> list[int]:
+        """What the decoder is given: [earlier text], start, language, task, and whether times are wanted."""
+        ids = [self.startofprev, *earlier] if earlier else []
+        ids.append(self.startoftranscript)
+        if self.is_multilingual:
+            if language not in self.languages:
+                known = ", ".join(list(self.languages)[:12]) + (" …" if len(self.languages) > 12 else "")
+                raise InputError(f"language {language!r} is not one this model writes; it knows {known}")
+            ids += [self.languages[language], self.translate if task == "translate" else self.transcribe]
+        return ids if timestamps else [*ids, self.notimestamps]
+
+
+def _special(tokenizer: TextTokenizer, name: str) -> int:
+    for spelling in (name, *OTHER_NAMES.get(name, ())):
+        found = tokenizer.id_of(f"<|{spelling}|>")
+        if found is not None:
+            return found
+    raise CheckpointError(f"the tokenizer has no <|{name}|>; it is not a Whisper's")

@@ -1,0 +1,365 @@
+"""Windows to texts: the loop that takes tokens one by one, greedy or drawn, many windows at once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vivavoce.errors import InputError
+from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, WhisperTokens
+from vivavoce.models.whisper.model import DecoderState, Whisper, WhisperDecoder, WindowMemory
+
+FORBIDDEN = float("-inf")
+
+
+class LogitRule(Protocol):
+    """One thing that is forbidden, or pushed."""
+
+    def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
+        """The logits under this rule.  # [row, vocabulary], [row, token so far] → [row, vocabulary]"""
+        ...
+
+
+class Suppress:
+    """Ids that are never written."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = sorted(set(ids))
+
+    def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
+        """The logits without these ids."""
+        return logits.index_fill(-1, torch.tensor(self.ids, dtype=torch.long, device=logits.device), FORBIDDEN)
+
+
+class SuppressAtStart(Suppress):
+    """Ids that are not written first: a blank, and the end of a text that has not begun."""
+
+    def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
+        """The logits without these ids, if nothing is written yet."""
+        return logits if sampled.shape[1] else super().__call__(logits, sampled)
+
+
+class TimestampRules:
+    """Times come in pairs around text, never run back, begin soon, and win together over any single text token."""
+
+    def __init__(self, tokens: WhisperTokens, latest_start: float | None = 1.0) -> None:
+        self.tokens = tokens
+        self.latest_start = None if latest_start is None else tokens.timestamp(latest_start)
+
+    def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
+        """The logits under the rules, by what each row has written."""
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        return self.preferred(logits.masked_fill(self._forbidden(ids, sampled), FORBIDDEN))
+
+    def _forbidden(self, ids: Tensor, sampled: Tensor) -> Tensor:
+        """Which ids each row may not write.  # [vocabulary], [row, token] → [row, vocabulary]"""
+        rows, count = sampled.shape
+        begin = self.tokens.timestamps
+        if count == 0:
+            return self.forbidden_first(ids).expand(rows, -1)
+        is_time = sampled >= begin
+        last = is_time[:, -1]
+        before = is_time[:, -2] if count > 1 else torch.ones_like(last)
+        position = torch.arange(count, device=ids.device)
+        newest = torch.where(is_time, position, -1).amax(-1)
+        latest = sampled.gather(1, newest.clamp(min=0)[:, None])[:, 0]
+        latest = torch.where(newest < 0, begin - 1, latest)
+        return self.forbidden_after(ids, last, before, latest)
+
+    def forbidden_first(self, ids: Tensor) -> Tensor:
+        """What no text begins with: anything but a time, and a time later than allowed."""
+        forbidden = ids < self.tokens.timestamps
+        return forbidden if self.latest_start is None else forbidden | (ids > self.latest_start)
+
+    def forbidden_after(self, ids: Tensor, last: Tensor, before: Tensor, latest: Tensor) -> Tensor:
+        """What may not follow, by whether the last token and the one before it are times, and the latest time.
+
+        # each [row]; `latest` is the id before <|0.00|> where there is no time yet → [row, vocabulary]
+        """
+        is_time = ids >= self.tokens.timestamps
+        closes = (last & ~before)[:, None]
+        first_free = latest[:, None] + (~closes).long()
+        forbidden = (last & before)[:, None] & is_time
+        forbidden |= closes & (ids < self.tokens.endoftext)
+        forbidden |= is_time & (ids < first_free)
+        return forbidden | (ids == self.tokens.notimestamps)
+
+    def preferred(self, logits: Tensor) -> Tensor:
+        """Text is left out where all times together are likelier than any one text token."""
+        begin = self.tokens.timestamps
+        times = logits[:, begin:].float().logsumexp(-1)
+        text = logits[:, :begin].float().amax(-1)
+        is_text = torch.arange(logits.shape[-1], device=logits.device) < begin
+        return logits.masked_fill((times > text)[:, None] & is_text, FORBIDDEN)
+
+
+class Hotwords:
+    """Words that are expected: tokens that begin one, or go on with one begun, are pushed by a bonus."""
+
+    def __init__(self, words: Sequence[Sequence[int]], bonus: float = 2.0) -> None:
+        self.words = [list(word) for word in words if word]
+        self.bonus = bonus
+
+    def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
+        """The logits with the next token of every word that fits raised."""
+        raised = torch.zeros_like(logits)
+        for row, tokens in enumerate(sampled.tolist()):
+            for word in self.words:
+                begun = max(n for n in range(len(word)) if n == 0 or tokens[-n:] == word[:n])
+                raised[row, word[begun]] = self.bonus
+        return logits + raised
+
+
+def apply(rules: Sequence[LogitRule], logits: Tensor, sampled: Tensor) -> Tensor:
+    """The logits under all rules, in order."""
+    for rule in rules:
+        logits = rule(logits, sampled)
+    return logits
+
+
+STEPS_BETWEEN_LOOKS = 8  # on a GPU: asking whether all texts have ended waits for it
+
+
+@dataclass(frozen=True)
+class Text:
+    """What was decoded of one window."""
+
+    tokens: list[int]  # without prompt and <|endoftext|>
+    logprob: float  # of all tokens, the end included
+    is_ended: bool
+    no_speech: float
+
+    @property
+    def average_logprob(self) -> float:
+        """Per token, the end counted."""
+        return self.logprob / (len(self.tokens) + 1)
+
+    @property
+    def rank(self) -> float:
+        """The score candidates of one window are compared by: per token, the end not counted (as openai-whisper)."""
+        return self.logprob / max(1, len(self.tokens))
+
+
+def best_text(texts: Iterable[Text]) -> Text:
+    """The candidate with the highest rank; of equal ones the first."""
+    return max(texts, key=lambda text: text.rank)
+
+
+@torch.inference_mode()
+def decode(
+    model: Whisper,
+    tokens: WhisperTokens,
+    memory: WindowMemory,
+    prompts: Sequence[Sequence[int]],
+    rules: Sequence[LogitRule] = (),
+    temperature: float = 0.0,
+    best_of: int = 1,
+    most: int | None = None,
+    seed: int = 0,
+) -> list[Text]:
+    """The text of each window, prompted by prompts of one length; at a temperature, the best of some drawn."""
+    best_of = best_of if temperature > 0 else 1
+    state = model.decoder.initial_state(memory, best_of)
+    prompt = _prompt_rows(prompts, memory, best_of)
+    room = model.config.max_target_positions - prompt.shape[1]
+    steps = min(room, model.config.max_target_positions // 2 if most is None else most)
+    generator = torch.Generator(prompt.device).manual_seed(seed) if temperature > 0 else None
+    hidden, state = model.decoder.step(state, prompt)
+    no_speech = no_speech_chances(model.decoder, tokens, hidden, prompt)
+    logits = model.decoder.logits(hidden[:, -1])
+    sampled = prompt[:, :0]
+    logprob = torch.zeros(prompt.shape[0], device=prompt.device)
+    ended = torch.zeros_like(logprob, dtype=torch.bool)
+    for step in range(steps):
+        ruled = apply(rules, logits, sampled)
+        taken = take(ruled, temperature, generator)
+        of_taken = ruled.log_softmax(-1).gather(1, taken[:, None])[:, 0]
+        logprob += of_taken.masked_fill(ended, 0.0)
+        sampled = torch.cat([sampled, taken.masked_fill(ended, tokens.endoftext)[:, None]], dim=1)
+        ended |= taken == tokens.endoftext
+        looks = ended.device.type == "cpu" or step % STEPS_BETWEEN_LOOKS == STEPS_BETWEEN_LOOKS - 1
+        if step + 1 == steps or (looks and bool(ended.all())):
+            break
+        hidden, state = model.decoder.step(state, sampled[:, -1:])
+        logits = model.decoder.logits(hidden[:, -1])
+    texts = _texts(sampled, logprob, no_speech, tokens.endoftext)
+    groups = [texts[first : first + best_of] for first in range(0, len(texts), best_of)]
+    return [best_text(group) for group in groups]
+
+
+@torch.inference_mode()
+def score(
+    model: Whisper,
+    tokens: WhisperTokens,
+    memory: WindowMemory,
+    prompt: Sequence[int],
+    written: Sequence[int],
+    rules: Sequence[LogitRule] = (),
+    is_ended: bool = True,
+) -> Text:
+    """A finished text of one window judged in one pass: the same as `decode` says of the text it makes."""
+    ids = torch.tensor([[*prompt, *written]], device=memory.keys.device)
+    hidden = model.decoder(ids, memory)
+    logits = model.decoder.logits(hidden[0, len(prompt) - 1 :])
+    taken = [*written, tokens.endoftext] if is_ended else list(written)
+    total = 0.0
+    for place, token in enumerate(taken):
+        ruled = apply(rules, logits[place : place + 1], ids[:, len(prompt) : len(prompt) + place])
+        total += float(ruled.log_softmax(-1)[0, token])
+    (silence,) = no_speech_chances(model.decoder, tokens, hidden, ids[:, : len(prompt)])
+    return Text(list(written), total, is_ended, silence)
+
+
+@torch.inference_mode()
+def language_chances(model: Whisper, tokens: WhisperTokens, memory: WindowMemory) -> list[dict[str, float]]:
+    """How likely each language is, by window."""
+    start = torch.full((memory.windows, 1), tokens.startoftranscript, device=memory.keys.device)
+    hidden, _ = model.decoder.step(model.decoder.initial_state(memory), start)
+    logits = model.decoder.logits(hidden[:, -1])
+    ids = torch.tensor(list(tokens.languages.values()), device=logits.device)
+    chances = logits[:, ids].softmax(-1).tolist()
+    return [dict(zip(tokens.languages, row, strict=True)) for row in chances]
+
+
+def _prompt_rows(prompts: Sequence[Sequence[int]], memory: WindowMemory, rows_per_window: int) -> Tensor:
+    if len(prompts) != memory.windows or len({len(prompt) for prompt in prompts}) != 1 or not prompts[0]:
+        lengths = [len(prompt) for prompt in prompts]
+        raise InputError(f"{memory.windows} windows need as many prompts of one length, not of {lengths}")
+    rows = torch.tensor([list(prompt) for prompt in prompts], device=memory.keys.device)
+    return rows.repeat_interleave(rows_per_window, dim=0)
+
+
+def no_speech_chances(decoder: WhisperDecoder, tokens: WhisperTokens, hidden: Tensor, prompt: Tensor) -> list[float]:
+    """How likely the model finds it that nobody speaks: read where the transcript starts.  # one a row"""
+    starts = (prompt == tokens.startoftranscript).int().argmax(-1)
+    rows = torch.arange(len(starts), device=starts.device)
+    chances = decoder.logits(hidden[rows, starts]).softmax(-1)
+    of_rows: list[float] = chances[:, tokens.nospeech].tolist()
+    return of_rows
+
+
+def take(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """The likeliest token of each row, or one drawn at a temperature.  # [row, vocabulary] → [row]"""
+    if generator is None:
+        return logits.argmax(-1)
+    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+
+
+def _texts(sampled: Tensor, logprob: Tensor, no_speech: list[float], end: int) -> list[Text]:
+    texts = []
+    for row, total, silence in zip(sampled.tolist(), logprob.tolist(), no_speech, strict=True):
+        ends = end in row
+        texts.append(Text(row[: row.index(end)] if ends else row, total, ends, silence))
+    return texts
+
+
+@torch.inference_mode()
+def beam_search(
+    model: Whisper,
+    tokens: WhisperTokens,
+    memory: WindowMemory,
+    prompt: Sequence[int],
+    rules: Sequence[LogitRule] = (),
+    beams: int = 5,
+    most: int | None = None,
+) -> Text:
+    """The text of one window with the highest rank among those that `beams` texts lead to."""
+    decoder, room = model.decoder, model.config.max_target_positions - len(prompt)
+    steps = min(room, model.config.max_target_positions // 2 if most is None else most)
+    rows = torch.tensor([list(prompt)] * beams, device=memory.keys.device)
+    hidden, state = decoder.step(decoder.initial_state(memory, beams), rows)
+    (silence,) = no_speech_chances(decoder, tokens, hidden[:1], rows[:1])
+    sampled = rows[:, :0]
+    totals = torch.full((beams,), -torch.inf, device=rows.device)
+    totals[0] = 0.0  # all rows are the same at first: only one of them may branch
+    finished: list[Text] = []
+    for step in range(steps):
+        chances = apply(rules, decoder.logits(hidden[:, -1]), sampled).log_softmax(-1)
+        followed = follow(totals, chances, sampled, beams, tokens.endoftext, silence, finished)
+        if followed is None:
+            totals = torch.full_like(totals, -torch.inf)  # every candidate has ended
+        if followed is None or len(finished) >= beams:
+            break
+        parents, totals, sampled = followed
+        if step + 1 == steps:
+            break
+        hidden, state = decoder.step(DecoderState(state.past.picked(parents), memory), sampled[:, -1:])
+    if len(finished) < beams:
+        finished += [
+            Text(row, float(total), False, silence)
+            for row, total in zip(sampled.tolist(), totals, strict=True)
+            if torch.isfinite(total)
+        ]
+    return best_text(finished)
+
+
+def follow(
+    totals: Tensor, chances: Tensor, sampled: Tensor, beams: int, end: int, silence: float, finished: list[Text]
+) -> tuple[list[int], Tensor, Tensor] | None:
+    """The next texts to follow with their parents and totals; those that end join the finished."""
+    scores = (totals[:, None] + chances).flatten()
+    best, places = scores.topk(min(2 * beams, scores.shape[0]))
+    kept: list[tuple[int, int, float]] = []
+    for total, place in zip(best.tolist(), places.tolist(), strict=True):
+        row, token = divmod(place, chances.shape[1])
+        if total == float("-inf") or len(kept) == beams:
+            break
+        if token == end and len(finished) >= beams:
+            continue
+        if token == end:
+            finished.append(Text(sampled[row].tolist(), total, True, silence))
+        else:
+            kept.append((row, token, total))
+    if not kept:
+        return None
+    kept += [(kept[0][0], kept[0][1], float("-inf"))] * (beams - len(kept))
+    parents = [row for row, _, _ in kept]
+    added = torch.tensor([[token] for _, token, _ in kept], device=sampled.device)
+    after = torch.cat([sampled[parents], added], dim=1)
+    return parents, torch.tensor([total for _, _, total in kept], device=totals.device), after
+
+
+@dataclass(frozen=True)
+class SegmentPart:
+    """Tokens between two times of a window, in seconds from its beginning."""
+
+    tokens: tuple[int, ...]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The parts of a window, and how many mel frames of it are done with."""
+
+    segments: tuple[SegmentPart, ...]
+    frames: int
+
+
+def cut_segments(tokens: Sequence[int], ids: WhisperTokens, frames: int, timestamps: bool | None) -> Cut:
+    """Cut where one time follows another; what comes after the last pair is heard again in the next window.
+
+    A text that ends in a single time says that nothing follows in its window; so does one without pairs, which begins
+    where the window does. Times after the end of the sound are kept as written (all of this as openai-whisper does).
+    """
+    seconds = frames / MEL_FRAMES_PER_SECOND
+    is_time = [ids.is_timestamp(token) for token in tokens] if timestamps else [False] * len(tokens)
+    ends_alone = is_time[-2:] == [False, True]
+    pairs = [place for place in range(1, len(tokens)) if is_time[place - 1] and is_time[place]]
+    if not pairs:
+        times = [ids.seconds(token) for token, time in zip(tokens, is_time, strict=True) if time]
+        end = times[-1] if times and times[-1] > 0 else seconds
+        return Cut((SegmentPart(tuple(tokens), 0.0, end),), frames)
+    bounds = [0, *pairs, len(tokens)] if ends_alone else [0, *pairs]
+    parts = []
+    for first, last in pairwise(bounds):
+        piece = tokens[first:last]
+        begin = ids.seconds(piece[0]) if ids.is_timestamp(piece[0]) else 0.0
+        parts.append(SegmentPart(tuple(piece), begin, ids.seconds(piece[-1])))
+    if ends_alone:
+        return Cut(tuple(parts), frames)
+    done = round(ids.seconds(tokens[bounds[-1] - 1]) / 0.02) * CONV_STRIDE
+    return Cut(tuple(parts), min(frames, done) if done else frames)

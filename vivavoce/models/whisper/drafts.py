@@ -1,0 +1,186 @@
+"""What guesses ahead of a Whisper and was trained beside it: a decoder of few layers that hears through its encoder.
+
+A draft's folder says in `config.json` what kind it is and for which sizes of model it was trained; its weights alone
+are in the folder, never the model's.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.checkpoint import Checkpoint, load_weights, read_config, save_weights
+from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.whisper.model import WhisperDecoder
+from vivavoce.nn.modules import allocating
+
+KIND = "decoder"
+TYPE = "whisper-draft"
+MATCHED = ("d_model", "vocab_size", "max_source_positions", "max_target_positions")
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def write_draft(
+    module: nn.Module, folder: str | Path, kind: str, config: WhisperConfig, sizes: Mapping[str, int]
+) -> None:
+    """Write a draft's weights, its kind and sizes, and the sizes of the model it is for."""
+    save_weights(module, folder)
+    of = {name: getattr(config, name) for name in MATCHED}
+    text = json.dumps({"model_type": TYPE, "kind": kind, "sizes": dict(sizes), "of": of}, indent=2)
+    (Path(folder) / "config.json").write_text(text + "\n", encoding="utf8")
+
+
+def draft_kind(folder: str | Path) -> str | None:
+    """What kind of draft a folder holds; None where it holds a whole model."""
+    values = read_config(Path(folder) / "config.json", "draft")
+    return str(values.get("kind")) if values.get("model_type") == TYPE else None
+
+
+def read_draft(
+    folder: str | Path, kind: str, config: WhisperConfig, make: Callable[[Mapping[str, int]], Module]
+) -> Module:
+    """A draft of this kind that was trained for a model of these sizes."""
+    file = Path(folder) / "config.json"
+    values = read_config(file, "draft")
+    if values.get("model_type") != TYPE or values.get("kind") != kind:
+        raise CheckpointError(f"{file} is not of {kind} drafts of a Whisper but of {values.get('model_type')!r}")
+    other = [name for name in MATCHED if values.get("of", {}).get(name) != getattr(config, name)]
+    if other:
+        theirs, ours = values.get("of", {}).get(other[0]), getattr(config, other[0])
+        raise CheckpointError(f"{folder} was trained for a model with {other[0]} {theirs}, not {ours}; train another")
+    module = make(values.get("sizes", {}))
+    with Checkpoint(folder) as checkpoint:
+        load_weights(module, checkpoint)
+    return module.requires_grad_(False).eval()
+
+
+class TrainedBeside(nn.Module):
+    """What was trained beside a model and is made of its width and some sizes of its own."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        config: WhisperConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """What `save` wrote for a model of these sizes."""
+        with allocating(device, dtype):
+            return read_draft(folder, cls.kind, config, lambda sizes: cls(config.d_model, **sizes))
+
+
+class DraftLayers(nn.Module):
+    """The weights of a draft decoder that are its own: layers and the last norm."""
+
+    def __init__(self, decoder: WhisperDecoder) -> None:
+        super().__init__()
+        self.layers, self.layer_norm = decoder.layers, decoder.layer_norm
+
+
+def distilled(decoder: WhisperDecoder, layers: int) -> WhisperDecoder:
+    """A decoder of fewer layers, those of the given one at even distances, with its very tables of tokens and places.
+
+    The first and the last layer are kept; of one layer, it is the last.
+    """
+    count = len(decoder.stack)
+    if not 1 <= layers < count:
+        raise InputError(f"a draft of a decoder of {count} layers has 1…{count - 1}, not {layers}")
+    chosen = [round(place * (count - 1) / max(1, layers - 1)) for place in range(layers)] if layers > 1 else [count - 1]
+    made = _of_layers(decoder, layers)
+    for layer, source in zip(made.stack, chosen, strict=True):
+        layer.load_state_dict(decoder.stack[source].state_dict())
+    made.layer_norm.load_state_dict(decoder.layer_norm.state_dict())
+    return made
+
+
+def save_decoder(draft: WhisperDecoder, folder: str | Path, config: WhisperConfig) -> None:
+    """Write a distilled decoder for a model of these sizes."""
+    write_draft(DraftLayers(draft), folder, KIND, config, {"layers": len(draft.stack)})
+
+
+def load_decoder(folder: str | Path, decoder: WhisperDecoder) -> WhisperDecoder:
+    """A distilled decoder beside the one it was distilled from."""
+    made: list[WhisperDecoder] = []
+
+    def layers(sizes: Mapping[str, int]) -> DraftLayers:
+        made.append(_of_layers(decoder, sizes["layers"]))
+        return DraftLayers(made[0])
+
+    read_draft(folder, KIND, decoder.config, layers)
+    return made[0].requires_grad_(False).eval()
+
+
+def _of_layers(decoder: WhisperDecoder, layers: int) -> WhisperDecoder:
+    """A decoder of so many unset layers that shares everything else."""
+    like = decoder.embed_tokens.weight
+    with allocating(like.device, like.dtype):
+        made = WhisperDecoder(replace(decoder.config, decoder_layers=layers, vocab_size=1, max_target_positions=1))
+    made.config = replace(decoder.config, decoder_layers=layers)
+    made.embed_tokens, made.embed_positions = decoder.embed_tokens, decoder.embed_positions
+    return made
+
+
+PLACES = 5
+Look = Callable[[Tensor], Tensor]
+"""Queries to what their windows answer.  # […, place, head, head_dim] → the same"""
+
+
+class WhisperHeads(TrainedBeside):
+    """One state for each place ahead."""
+
+    kind = "heads"
+
+    def __init__(self, d_model: int, heads: int, ffn: int, places: int = PLACES) -> None:
+        super().__init__()
+        if places < 1:
+            raise InputError(f"heads look at least 1 token ahead, not {places}")
+        self.heads, self.places = heads, places
+        self.start = nn.Parameter(torch.zeros(d_model))
+        self.ahead = nn.Embedding(places, d_model)
+        self.newest_proj = nn.Linear(d_model, d_model, bias=False)
+        self.look_norm = nn.LayerNorm(d_model)
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+        self.final_norm = nn.LayerNorm(d_model)
+        self.fc1 = nn.Linear(d_model, ffn)
+        self.fc2 = nn.Linear(ffn, d_model)
+        self.weight = nn.Parameter(torch.zeros(places, d_model, d_model))
+        self.bias = nn.Parameter(torch.zeros(places, d_model))
+        for added in (self.ahead, self.newest_proj, self.out_proj, self.fc2):
+            for parameter in added.parameters():
+                nn.init.zeros_(parameter)
+
+    @classmethod
+    def beside(cls, decoder: WhisperDecoder, places: int = PLACES) -> "WhisperHeads":
+        """Fresh heads for a decoder, which look at the window as its last layer does."""
+        config, last = decoder.config, decoder.stack[-1].encoder_attn
+        made = cls(config.d_model, config.decoder_attention_heads, 2 * config.d_model, places)
+        made.q_proj.load_state_dict(last.q_proj.state_dict())
+        return made.to(last.q_proj.weight.device)
+
+    def forward(self, hidden: Tensor, newest: Tensor, look: Look) -> Tensor:
+        """The states of the places ahead.  # [.., d_model], [.., d_model] → [.., place, d_model]
+
+        `hidden` is the state the newest token was drawn from, or `start` where it was not drawn; `newest` is that
+        token's embedding.
+        """
+        x = hidden[..., None, :] + self.ahead.weight + self.newest_proj(newest)[..., None, :]
+        query = self.q_proj(self.look_norm(x)).unflatten(-1, (self.heads, -1))
+        x = x + self.out_proj(look(query).flatten(-2))
+        x = x + self.fc2(functional.gelu(self.fc1(self.final_norm(x))))
+        changed = [functional.linear(x[..., p, :], self.weight[p], self.bias[p]) for p in range(self.places)]
+        return x + functional.silu(torch.stack(changed, dim=-2))
+
+    def save(self, folder: str | Path, config: WhisperConfig) -> None:
+        """Write weights and sizes, and which model they belong to."""
+        sizes = {"heads": self.heads, "ffn": self.fc1.out_features, "places": self.places}
+        write_draft(self, folder, self.kind, config, sizes)

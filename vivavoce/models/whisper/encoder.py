@@ -1,0 +1,260 @@
+"""Whisper's encoder for CPUs, without Python between its products: in bfloat16 where that is several times as fast as
+float32 (`narrow`), else as wide as it was (`straighten`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.device import int8_is_fast_here
+from vivavoce.errors import InputError
+from vivavoce.models.whisper.alignment import PieceGuesser
+from vivavoce.models.whisper.layer import WhisperAttention, WhisperLayer
+from vivavoce.models.whisper.model import CrossAttention, Whisper, WhisperDecoder, WhisperEncoder
+from vivavoce.nn.cuda_graphs import Graphed
+from vivavoce.nn.linear import (
+    ColumnMajorLinear,
+    ColumnMajorLinearAdd,
+    ColumnMajorLinearGelu,
+    ConvAsProduct,
+    MkldnnLinear,
+    MkldnnLinearAdd,
+    MkldnnLinearGelu,
+    TableProduct,
+    become_views,
+    column_major,
+    joined_weight,
+    onednn_is_slow_here,
+)
+from vivavoce.nn.modules import scripted
+from vivavoce.nn.quantised import INT8_SMALL_BATCH, MANY_ROWS, Int8Linear, int8_product
+
+Product = Callable[[Tensor, Tensor | None], nn.Module]
+
+
+class Products(NamedTuple):
+    """How a layer multiplies: plainly, with the GELU of it, and with what it is added to."""
+
+    plain: Product
+    gelu: Product
+    sum: Product
+
+
+NARROW = Products(MkldnnLinear, MkldnnLinearGelu, MkldnnLinearAdd)
+WIDE = Products(ColumnMajorLinear, ColumnMajorLinearGelu, ColumnMajorLinearAdd)
+
+
+class OptimisedEncoderLayer(nn.Module):
+    """A `WhisperLayer` over whole windows."""
+
+    def __init__(self, layer: WhisperLayer, products: Products) -> None:
+        super().__init__()
+        attention = layer.self_attn
+        self.packed = products.plain(*joined_weight(_query_key_value(layer)))
+        self.out = products.sum(attention.out_proj.weight, attention.out_proj.bias)
+        self.inner = products.gelu(layer.fc1.weight, layer.fc1.bias)
+        self.outer = products.sum(layer.fc2.weight, layer.fc2.bias)
+        self.norm, self.last_norm = layer.self_attn_layer_norm, layer.final_layer_norm
+        self.heads = attention.heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [window, position, d_model] → the same"""
+        windows, positions = x.size(0), x.size(1)
+        made = self.packed(self.norm(x)).view(windows, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(made[0], made[1], made[2])
+        x = self.out(mixed.transpose(1, 2).reshape(x.size()), x)
+        out: Tensor = self.outer(self.inner(self.last_norm(x)), x)
+        return out
+
+
+class OptimisedEncoder(nn.Module):
+    """All of a `WhisperEncoder`; its last norm stays as wide as it was."""
+
+    def __init__(self, encoder: WhisperEncoder, products: Products) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (ConvAsProduct(conv, products.gelu) for conv in (encoder.conv1, encoder.conv2))
+        self.places = encoder.embed_positions.weight.detach()
+        self.layers = nn.ModuleList(OptimisedEncoderLayer(layer, products) for layer in _layers(encoder))
+        self.norm = encoder.layer_norm
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """# [window, mel, frame] → [window, frame / 2, d_model]"""
+        x = self.conv2(self.conv1(mel.to(self.places.dtype).transpose(1, 2)))
+        x = x + self.places[: x.size(1)]
+        for layer in self.layers:
+            x = layer(x)
+        states: Tensor = self.norm(x.to(self.norm.weight.dtype))
+        return states
+
+
+class Bf16CrossKV(MkldnnLinear):
+    """Keys and values of windows by a product of bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension.  # [.., input] → [.., output], as wide as they come"""
+        return super().forward(x.to(torch.bfloat16)).to(x.dtype)
+
+
+def narrow(model: Whisper) -> None:
+    """Let an encoder compute in bfloat16, and what the decoder remembers of its states.
+
+    A quantised encoder has products of its own and is left alone.
+    """
+    encoder = model.encoder
+    if not _has_plain_products(encoder):
+        return
+    width = encoder.layer_norm.weight.dtype
+    encoder.to(torch.bfloat16)
+    encoder.layer_norm.to(width)
+    _take_twin(model, NARROW)
+    remember_narrowly(model.decoder)
+
+
+def optimise_encoder(model: Whisper) -> None:
+    """Let an encoder of float32 on a CPU compute without Python, by weights that lie as its products read them."""
+    encoder = model.encoder
+    if not _has_plain_products(encoder):
+        return
+    for layer in _layers(encoder):
+        for part in (layer.self_attn.out_proj, layer.fc1, layer.fc2):
+            part.weight.data = column_major(part.weight.detach())
+    straight = _take_twin(model, WIDE)
+    for layer, mine in zip(_layers(encoder), straight.layers, strict=True):
+        packed = mine.get_submodule("packed")
+        assert isinstance(packed, ColumnMajorLinear)
+        become_views(_query_key_value(layer), packed.weight)
+    remember_together(model.decoder)
+    if onednn_is_slow_here() and model.decoder.spelling is None:
+        model.decoder.spelling = TableProduct(model.decoder.embed_tokens.weight)
+
+
+def is_narrow(model: Whisper) -> bool:
+    """Whether `narrow` was done to it."""
+    return model.encoder.conv1.weight.dtype == torch.bfloat16 and model.encoder.twin is not None
+
+
+def remember_narrowly(decoder: WhisperDecoder) -> None:
+    """Let a decoder make keys and values of windows, for all its layers, by one product of bfloat16."""
+    decoder.remembering = Bf16CrossKV(*joined_weight(_of_windows(decoder)))
+
+
+def remember_together(decoder: WhisperDecoder) -> None:
+    """Let a decoder make keys and values of windows, for all its layers, by one product as wide as it is."""
+    parts = _of_windows(decoder)
+    if not all(isinstance(part, nn.Linear) for part in parts):
+        return
+    weight, bias = joined_weight(parts)
+    become_views(parts, weight)
+    decoder.remembering = ColumnMajorLinear(weight, bias)
+
+
+def narrow_pieces(guesser: PieceGuesser) -> None:
+    """Let a guesser of whole texts, which was loaded in bfloat16, compute in it without delay."""
+    layers = [layer for layer in guesser.layers if isinstance(layer, WhisperLayer)]
+    guesser.layers = nn.ModuleList(scripted(OptimisedEncoderLayer(layer, NARROW)) for layer in layers)
+
+
+def _take_twin(model: Whisper, products: Products) -> OptimisedEncoder:
+    encoder = model.encoder
+    straight = OptimisedEncoder(encoder, products)
+    encoder.twin = scripted(straight)
+    with torch.inference_mode():
+        for _ in range(3):  # what TorchScript does in its first calls takes as long as ten of them
+            encoder.twin(torch.zeros(1, model.config.num_mel_bins, min(100, model.config.window_frames)))
+    return straight
+
+
+def _layers(encoder: WhisperEncoder) -> list[WhisperLayer]:
+    return [layer for layer in encoder.layers if isinstance(layer, WhisperLayer)]
+
+
+def _has_plain_products(encoder: WhisperEncoder) -> bool:
+    return all(isinstance(layer.fc1, nn.Linear) for layer in _layers(encoder))
+
+
+def _query_key_value(layer: WhisperLayer) -> Sequence[nn.Linear]:
+    attention = layer.self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def _of_windows(decoder: WhisperDecoder) -> Sequence[nn.Linear]:
+    return [part for layer in decoder.stack for part in (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)]
+
+
+MOST_GRAPHED = 2
+MOST_LENGTHS = 32  # of trimmed windows that are captured
+
+Size = tuple[int, int]
+"""Windows, and the frames of each."""
+
+
+class WindowEncoder:
+    """States of windows.  # [window, mel, frame] → [window, frame / 2, d_model]"""
+
+    def __init__(self, encoder: WhisperEncoder) -> None:
+        self.encoder = encoder
+        self._graphed = Graphed[Size](self._encode)
+        self._met: set[Size] = set()
+
+    def __call__(self, mel: Tensor) -> Tensor:
+        """The encoder's states."""
+        mel = mel.to(self.encoder.conv1.weight.dtype)
+        size = (mel.shape[0], mel.shape[2])
+        if mel.is_cuda and mel.shape[0] <= MOST_GRAPHED and self._is_captured(size):
+            return self._graphed(size, [mel])[0]
+        states: Tensor = self.encoder(mel)
+        return states
+
+    def _is_captured(self, size: Size) -> bool:
+        """Whether windows of a size have a graph or are to have one."""
+        if size[1] == self.encoder.config.window_frames or size in self._graphed:
+            return True
+        comes_again = size in self._met
+        self._met.add(size)
+        return comes_again and self._graphed.captured < MOST_LENGTHS
+
+    def _encode(self, size: Size, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (self.encoder(tensors[0]),)
+
+
+class AfterNorm(Int8Linear):
+    """An `Int8Linear` whose inputs come out of a norm: one scale for all rows of a call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        return int8_product(x.float(), self.packed, False).to(x.dtype)
+
+
+def to_int8(model: Whisper) -> Whisper:
+    """The model with int8 products, in place; convolutions, norms and tables of positions stay as they are."""
+    if not int8_is_fast_here():
+        raise InputError("int8 products need a CPU with VNNI, which this one lacks; take auto or float32")
+    for half, kernels in ((model.encoder, MANY_ROWS), (model.decoder, INT8_SMALL_BATCH)):
+        for module in list(half.modules()):
+            if isinstance(module, WhisperLayer):
+                first = AfterNorm.of_weight(module.fc1.weight, module.fc1.bias, kernels)
+                setattr(module, "fc1", first)  # noqa: B010 - another type
+            if isinstance(module, WhisperAttention) and not isinstance(module, CrossAttention):
+                module.packed = _packed(module, kernels)
+        _round_below(half, kernels)
+    model.decoder.spelling = AfterNorm.of_weight(model.decoder.embed_tokens.weight)
+    return model
+
+
+def _packed(attention: WhisperAttention, kernels: str) -> Int8Linear:
+    """Query, key and value projections as one."""
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    zeros = torch.zeros_like(attention.q_proj.bias)
+    biases: list[Tensor] = [zeros if part.bias is None else part.bias for part in parts]
+    return AfterNorm.of_weight(torch.cat([part.weight for part in parts]), torch.cat(biases), kernels)
+
+
+def _round_below(module: nn.Module, kernels: str) -> None:
+    for name, child in module.named_children():
+        if type(child) is nn.Linear:
+            setattr(module, name, Int8Linear.of_weight(child.weight, child.bias, kernels))
+        else:
+            _round_below(child, kernels)

@@ -1,0 +1,390 @@
+"""Whisper's decoder as the engine runs it: texts of many windows in flight together, each joined and left at any step.
+
+A row is a token and the window it is written of. The text's keys and values are in the engine's pages; those of windows
+lie in a `WindowStore`, written once by whoever encoded them and read by every text, beam or draft of that window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce import kernels
+from vivavoce.errors import CapacityError, InputError
+from vivavoce.models.interface import Draw, Row
+from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.cpu import packed_projection
+from vivavoce.models.whisper.cuda import Look, end_to_end, is_single, paged_rows, paged_stack, single_rows_step
+from vivavoce.models.whisper.decoding import FORBIDDEN, Text, TimestampRules
+from vivavoce.models.whisper.drafts import WhisperHeads
+from vivavoce.models.whisper.model import CrossAttention, WhisperDecoder, WhisperDecoderLayer, WindowMemory
+from vivavoce.models.whisper.windows import WhisperSettings
+from vivavoce.nn.attention import attend
+from vivavoce.nn.linear import become_views, column_major
+from vivavoce.nn.paged_kv import KVShape, RowBatch
+
+TOKEN, WINDOW = 0, 1
+MOST_ROWS = 1024  # of a step, for which the kernels have counters
+MOST_WINDOWS = 2047
+NOBODY = 0  # the window of rows that only fill a batch up
+
+# What a text has written, in the bits of its mode above those of its window channel.
+WINDOW_BITS = 12
+LAST_IS_TIME, BEFORE_IS_TIME, BEGUN = 1 << 12, 1 << 13, 1 << 14
+LATEST_SHIFT = 15
+
+
+class Decoding(Protocol):
+    """What writing needs of a Whisper; a draft has it without an encoder."""
+
+    @property
+    def config(self) -> WhisperConfig:
+        """The sizes."""
+        ...
+
+    @property
+    def decoder(self) -> WhisperDecoder:
+        """The decoder."""
+        ...
+
+
+class WindowStore:
+    """Keys and values of encoded windows, a place for each, given back when its texts are done."""
+
+    def __init__(self, model: Decoding, windows: int) -> None:
+        if not 1 <= windows <= MOST_WINDOWS:
+            raise InputError(f"a store holds 1…{MOST_WINDOWS} windows, not {windows}")
+        config, like = model.config, model.decoder.embed_tokens.weight
+        heads = config.decoder_attention_heads
+        size = (config.decoder_layers, windows + 1, heads, config.max_source_positions, config.d_model // heads)
+        self.windows = windows
+        self.keys = torch.zeros(size, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros_like(self.keys)
+        self.lengths = torch.ones(windows + 1, dtype=torch.int32, device=like.device)
+        self.arrived = torch.zeros(MOST_ROWS * heads, dtype=torch.int32, device=like.device)
+        self.positions = [1] * (windows + 1)
+        self._free = list(range(windows, NOBODY, -1))
+        self._starts: dict[int, Tensor] = {}
+
+    @property
+    def free(self) -> int:
+        """How many windows more can be held."""
+        return len(self._free)
+
+    @torch.inference_mode()
+    def hold(self, memory: WindowMemory, numbers: Sequence[int] | None = None) -> list[int]:
+        """Take in windows; the numbers by which rows name them, which may be asked for."""
+        if memory.windows > self.free:
+            raise CapacityError(f"{memory.windows} windows do not fit: {self.free} of {self.windows} places are free")
+        numbers = list(numbers or self._free[: -memory.windows - 1 : -1])
+        for number in numbers:
+            self._free.remove(number)
+        for index, number in enumerate(numbers):
+            positions = memory.keys.shape[3]
+            self.keys[:, number, :, :positions] = memory.keys[:, index]
+            self.values[:, number, :, :positions] = memory.values[:, index]
+            self.positions[number] = positions
+            self.lengths[number] = positions
+        return numbers
+
+    def release(self, window: int) -> None:
+        """Give a window's place back; no text of it may go on."""
+        if window in self._free or not 1 <= window <= self.windows:
+            raise InputError(f"window {window} is not held")
+        self._free.append(window)
+        self._starts.pop(window, None)
+
+    def note_starts(self, hidden: Tensor, starts: Tensor, windows: Tensor) -> None:
+        """Keep the states with which texts of windows start.  # [row, d_model], [row] bool, [row]"""
+        for row in starts.nonzero()[:, 0].tolist():
+            self._starts[int(windows[row])] = hidden[row].clone()
+
+    def start(self, window: int) -> Tensor | None:
+        """The state with which a text of a held window started, where it was kept.  # [d_model]"""
+        return self._starts.get(window)
+
+    def memory(self, window: int) -> WindowMemory:
+        """What is held of a window, without a copy."""
+        held = (slice(None), slice(window, window + 1), slice(None), slice(self.positions[window]))
+        return WindowMemory(self.keys[held], self.values[held])
+
+    def read(self, layer: int, window: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a window for one layer.  # each [head, position, head_dim]"""
+        positions = self.positions[window]
+        return self.keys[layer, window, :, :positions], self.values[layer, window, :, :positions]
+
+
+class WhisperWriter:
+    """The decoder behind the engine's interface, with the rules of a transcript applied to every token it draws."""
+
+    channels = 2
+
+    def __init__(self, model: Decoding, tokens: WhisperTokens, settings: WhisperSettings, windows: int = 8) -> None:
+        config = model.config
+        self.model, self.tokens = model, tokens
+        self.store = WindowStore(model, windows)
+        self.vocabularies: tuple[int, ...] = (config.vocab_size, 2 * (windows + 1))
+        self.context_limit = config.max_target_positions
+        heads = config.decoder_attention_heads
+        self.kv_shape = KVShape(config.decoder_layers, heads, config.d_model // heads)
+        self.rules = TimestampRules(tokens, settings.latest_start)
+        device = model.decoder.embed_tokens.weight.device
+        self._ids = torch.arange(config.vocab_size, device=device)
+        self.never = self._mask(settings.suppressed)
+        self._not_first = self._mask(settings.suppressed_at_start)
+        self._not_plain = self._ids >= tokens.notimestamps
+        later = self._not_plain | self.never
+        self._not_untimed = (later, later | self._not_first)  # in a text without times that has begun, or not
+        self._barred = self.never.to(torch.int8) + 2 * self._not_first.to(torch.int8)
+        self._known_ids = {
+            "TIMES": tokens.timestamps,
+            "END": tokens.endoftext,
+            "NO_TIMES": tokens.notimestamps,
+            "LATEST_START": config.vocab_size if self.rules.latest_start is None else self.rules.latest_start,
+            "LAST_IS_TIME": LAST_IS_TIME,
+            "BEFORE_IS_TIME": BEFORE_IS_TIME,
+            "BEGUN": BEGUN,
+            "LATEST_SHIFT": LATEST_SHIFT,
+        }
+        self.packed = pack_projections(model.decoder)
+
+    def prompt(self, window: int, prompt: Sequence[int], timestamps: bool) -> list[Row]:
+        """The rows a text of a held window starts from."""
+        return [(token, 2 * window + timestamps) for token in prompt]
+
+    @cached_property
+    def paged(self) -> Any:
+        """The layers without Python, where they can be had: on CPUs, of plain products."""
+        on_cpu = self._ids.device.type == "cpu"
+        return paged_stack(self.model.decoder, self.packed) if on_cpu and self.packed else None
+
+    def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
+        """Hidden states of the last layer.  # [row, 2] → [row, d_model]"""
+        windows = rows[:, WINDOW] // 2
+        if self.paged is not None and not batch.cache.is_narrow:
+            hidden = self._forward_paged(rows[:, TOKEN], windows, batch)
+        else:
+            hidden = self._forward_layers(rows[:, TOKEN], windows, batch)
+        if rows.shape[0] > 1 and not kernels.usable(hidden):
+            self.store.note_starts(hidden, rows[:, TOKEN] == self.tokens.startoftranscript, windows)
+        return hidden
+
+    def _forward_paged(self, ids: Tensor, windows: Tensor, batch: RowBatch) -> Tensor:
+        store = self.store
+        rows = paged_rows(batch, runs_of(windows), store.positions, store.keys)
+        memory = (store.keys, store.values)
+        hidden: Tensor = self.paged(ids, batch.positions.long(), rows, *end_to_end(batch.cache), *memory)
+        return hidden
+
+    def _forward_layers(self, ids: Tensor, windows: Tensor, batch: RowBatch) -> Tensor:
+        decoder = self.model.decoder
+        x = decoder.embed_tokens(ids) + decoder.embed_positions(batch.positions.long())
+        look = self.looking(windows)
+        if self.packed and is_single(x, batch):
+            return single_rows_step(decoder, self.packed, x, batch, look)
+        if not kernels.usable(x):
+            batch = masked_once(batch, x)
+        for index, layer in enumerate(decoder.stack):
+            x = x + self._attend_text(layer, index, x, batch)
+            x = x + self._attend_window(layer, index, x, look)
+            x = layer.feed_forward(x)
+        hidden: Tensor = decoder.layer_norm(x)
+        return hidden
+
+    def _attend_text(self, layer: WhisperDecoderLayer, index: int, x: Tensor, batch: RowBatch) -> Tensor:
+        attention = layer.self_attn
+        normed = layer.self_attn_layer_norm(x)
+        if self.packed:
+            packed = functional.linear(normed, *self.packed[index])
+        elif attention.packed is not None:
+            packed = attention.packed(normed)
+        else:
+            packed = torch.cat([project(normed) for project in attention.projections], dim=-1)
+        query, key, value = packed.unflatten(-1, (3, attention.heads, attention.head_dim)).unbind(1)
+        batch.write(index, key, value)
+        out: Tensor = attention.out_proj(attend(query, index, batch).flatten(-2))
+        return out
+
+    def _attend_window(self, layer: WhisperDecoderLayer, index: int, x: Tensor, look: Look) -> Tensor:
+        attention: CrossAttention = layer.encoder_attn
+        query = attention.q_proj(layer.encoder_attn_layer_norm(x)).unflatten(-1, (attention.heads, attention.head_dim))
+        out: Tensor = attention.out_proj(look(query, index).flatten(-2))
+        return out
+
+    def looking(self, windows: Tensor) -> Look:
+        """How rows of these windows look at them, layer by layer.  # [row]"""
+        if kernels.usable(windows):
+            store, numbers = self.store, windows.int()
+            return lambda query, index: kernels.window_attention(
+                query, store.keys[index], store.values[index], numbers, store.lengths, store.arrived
+            )
+        runs = runs_of(windows)
+        return lambda query, index: self._mixed(query, index, runs)
+
+    def _mixed(self, query: Tensor, index: int, runs: list[tuple[int, int]]) -> Tensor:
+        """Neighbouring rows of one window together.  # [row, head, head_dim]"""
+        mixed, begin = [], 0
+        for window, count in runs:
+            keys, values = self.store.read(index, window)
+            queries = query[begin : begin + count].transpose(0, 1)
+            found = functional.scaled_dot_product_attention(queries[None], keys[None], values[None])[0]
+            mixed.append(found.transpose(0, 1))
+            begin += count
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
+        """The next token of each text under the rules; its window stays.  # [sequence, 2]"""
+        logits = self.logits(hidden)
+        modes = draw.modes.long()
+        timed = kernels.usable(logits) or bool((modes & 1).any())
+        token = draw.sample(TOKEN, self.ruled(logits, modes, timed))
+        return torch.stack([token, modes & ((1 << WINDOW_BITS) - 1)], dim=1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What each state says of the next token, before any rule.  # [row, d_model] → [row, vocabulary] float32"""
+        weight = self.model.decoder.embed_tokens.weight
+        if self.packed and kernels.usable(hidden) and kernels.takes([weight], hidden.shape[0]):
+            return kernels.row_linear(hidden.contiguous(), weight, None, dtype=torch.float32)
+        return self.model.decoder.logits(hidden)
+
+    def ruled(self, logits: Tensor, modes: Tensor, timed: bool = True) -> Tensor:
+        """Logits under the rules, by what each text has written.  # [sequence, vocabulary], [sequence]
+
+        `timed` is False where it is known that no text is written with times.
+        """
+        if kernels.usable(logits):
+            return kernels.transcript_rules(logits, modes, self._barred, self._known_ids)
+        begun = (modes & BEGUN != 0)[:, None]
+        if not timed:
+            return logits.masked_fill(torch.where(begun, *self._not_untimed), FORBIDDEN)
+        times = (modes & 1 != 0)[:, None]
+        last, before = modes & LAST_IS_TIME != 0, modes & BEFORE_IS_TIME != 0
+        latest = (modes >> LATEST_SHIFT) + self.tokens.timestamps - 1
+        after = self.rules.forbidden_after(self._ids, last, before, latest)
+        by_times = torch.where(begun, after, self.rules.forbidden_first(self._ids))
+        forbidden = torch.where(times, by_times, self._not_plain) | self.never | (~begun & self._not_first)
+        logits = logits.masked_fill(forbidden, FORBIDDEN)
+        return torch.where(times, self.rules.preferred(logits), logits)
+
+    @torch.inference_mode()
+    def judge(
+        self,
+        window: int,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        timestamps: bool,
+        ended: bool,
+        begun: bool = False,
+        states: Tensor | None = None,
+    ) -> Text:
+        """How far a finished text of a held window can be trusted.
+
+        Found of the states from which its tokens were drawn, where somebody kept them, or else in one pass.
+        # states [token, d_model]
+        """
+        decoder, start = self.model.decoder, self.store.start(window)
+        taken = [*written, self.tokens.endoftext] if ended else list(written)
+        if states is None or start is None:
+            ids = torch.tensor([*prompt, *written], device=self._ids.device)
+            hidden = decoder(ids[None], self.store.memory(window))[0]
+            start = hidden[list(prompt).index(self.tokens.startoftranscript)]
+            states = hidden[len(prompt) - 1 :]
+        modes = [self.start_mode((0, 2 * window + timestamps)) | (BEGUN if begun else 0)]
+        for token in taken[:-1]:
+            modes.append(self.next_mode(modes[-1], (token, 2 * window + timestamps)))
+        device, logprob = states.device, 0.0
+        logits = decoder.logits(torch.cat([start[None], states[: len(taken)]]))
+        if taken:
+            ruled = self.ruled(logits[1:], torch.tensor(modes, device=device), timestamps).log_softmax(-1)
+            logprob = float(ruled.gather(1, torch.tensor(taken, device=device)[:, None]).sum())
+        silence = float(logits[0].softmax(-1)[self.tokens.nospeech])
+        return Text(list(written), logprob, ended, silence)
+
+    def start_mode(self, last: Row) -> int:
+        """Nothing is written yet; whether times are wanted stands in the row."""
+        return last[WINDOW]
+
+    def next_mode(self, mode: int, row: Row) -> int:
+        """What the rules must know of the text after this row."""
+        is_time = self.tokens.is_timestamp(row[TOKEN])
+        latest = row[TOKEN] - self.tokens.timestamps + 1 if is_time else mode >> LATEST_SHIFT
+        before = BEFORE_IS_TIME if not mode & BEGUN or mode & LAST_IS_TIME else 0
+        return row[WINDOW] | (LAST_IS_TIME if is_time else 0) | before | BEGUN | (latest << LATEST_SHIFT)
+
+    def next_modes(self, modes: Tensor, rows: Tensor) -> Tensor:
+        """`next_mode` of many texts, without leaving the device.  # [sequence], [sequence, 2] → [sequence]"""
+        token = rows[:, TOKEN]
+        is_time = token >= self.tokens.timestamps
+        latest = torch.where(is_time, token - (self.tokens.timestamps - 1), modes >> LATEST_SHIFT)
+        is_within = (modes & (BEGUN | LAST_IS_TIME)) == BEGUN
+        flags = BEGUN | (is_time * LAST_IS_TIME) | (~is_within * BEFORE_IS_TIME)
+        return rows[:, WINDOW] | flags | (latest << LATEST_SHIFT)
+
+    def ends(self, row: Row) -> bool:
+        """`<|endoftext|>`."""
+        return row[TOKEN] == self.tokens.endoftext
+
+    def _mask(self, ids: Sequence[int]) -> Tensor:
+        mask = torch.zeros(len(self._ids), dtype=torch.bool, device=self._ids.device)
+        mask[list(ids)] = True
+        return mask
+
+
+def runs_of(windows: Tensor) -> list[tuple[int, int]]:
+    """Neighbouring rows of one window: which, and how many.  # [row]"""
+    return [(window, len(list(run))) for window, run in groupby(windows.tolist())]
+
+
+def masked_once(batch: RowBatch, like: Tensor) -> RowBatch:
+    """The rows with what each may see as numbers to be added, which all layers then share."""
+    pieces = []
+    for piece in batch.pieces:
+        seen = piece.visible
+        if seen is None and piece.length > 1 and piece.position > 0:
+            seen = torch.ones(piece.length, piece.context, dtype=torch.bool, device=like.device).tril(piece.position)
+        unseen = None if seen is None else like.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+        pieces.append(replace(piece, visible=unseen))
+    return replace(batch, pieces=tuple(pieces))
+
+
+def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
+    """Query, key and value projection of every layer as one matrix, of which the published ones become views.
+
+    Nothing where a layer's projections are not plain ones.
+    """
+    packed = []
+    for layer in decoder.stack:
+        parts = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
+        if any(type(part) is not nn.Linear for part in [*parts, layer.fc1, layer.fc2]):
+            return []
+        weight, bias = packed_projection(layer)
+        become_views(parts, weight)
+        window = layer.encoder_attn
+        for part in (layer.self_attn.out_proj, window.q_proj, window.out_proj, layer.fc1, layer.fc2):
+            part.weight.data = column_major(part.weight.detach())
+        packed.append((weight, bias))
+    return packed
+
+
+class WindowHeads:
+    """Medusa heads of the texts of a writer: the states of places ahead, from states and newest rows."""
+
+    def __init__(self, heads: WhisperHeads, writer: WhisperWriter) -> None:
+        self.heads, self.writer = heads, writer
+        self._layer = len(writer.model.decoder.stack) - 1
+
+    def __call__(self, hidden: Tensor, newest: Tensor) -> Tensor:
+        """# [sequence, d_model], [sequence, 2] → [sequence, place, d_model]"""
+        windows = (newest[:, WINDOW] // 2).repeat_interleave(self.heads.places)
+        embedded = self.writer.model.decoder.embed_tokens(newest[:, TOKEN])
+        looked = self.writer.looking(windows)
+
+        def look(query: Tensor) -> Tensor:
+            return looked(query.flatten(0, 1), self._layer).view_as(query)
+
+        return self.heads(hidden, embedded, look)

@@ -1,0 +1,286 @@
+"""Whisper in every published size, and Breeze-ASR-25: a log-mel window in, the text of it out, token by token.
+
+log-mel at 100 Hz → two convolutions (the second halves the rate) → sinusoidal positions → encoder layers; then a text
+decoder whose layers look at the text so far, at the encoder's states of the window, and pass through a feed-forward.
+The keys and values of the window are computed once (`WindowMemory`) and shared by every row that reads it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.errors import CapacityError, InputError
+from vivavoce.models.checkpoint import load_weights, save_weights
+from vivavoce.models.whisper.config import CONV_STRIDE, WhisperConfig, open_whisper
+from vivavoce.models.whisper.layer import WhisperAttention, WhisperLayer
+from vivavoce.nn.modules import allocating, fill_randomly
+from vivavoce.nn.rope import sinusoids
+from vivavoce.nn.streaming import Extension, StreamCache, extend
+
+
+@dataclass(frozen=True)
+class WindowMemory:
+    """What the decoder's layers read of encoded windows.  # each [layer, window, head, position, head_dim]"""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def windows(self) -> int:
+        """How many windows lie side by side."""
+        return self.keys.shape[1]
+
+    def of(self, windows: Sequence[int]) -> "WindowMemory":
+        """The memory of some of the windows, in this order."""
+        index = torch.as_tensor(windows, device=self.keys.device)
+        return WindowMemory(self.keys[:, index], self.values[:, index])
+
+    def one(self, window: int) -> "WindowMemory":
+        """The memory of one window, without a copy."""
+        return WindowMemory(self.keys[:, window : window + 1], self.values[:, window : window + 1])
+
+
+@dataclass(frozen=True)
+class DecoderState:
+    """Texts under way, in step: what the layers remember of each text and of the window it is of.
+
+    Rows are ordered by window: with three rows a window, rows 0…2 are of window 0.
+    """
+
+    past: StreamCache
+    memory: WindowMemory
+
+    @property
+    def length(self) -> int:
+        """Tokens each text has."""
+        return self.past.length
+
+
+class CrossAttention(WhisperAttention):
+    """Attention to the encoder's states, with keys and values made once a window."""
+
+    def remember(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of windows.  # [window, position, d_model] → [window, head, position, head_dim] twice"""
+        return self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Every row to its window; rows of one window share its memory.  # [row, time, d_model]"""
+        query = self._by_window(x, keys.shape[0])
+        mixed = functional.scaled_dot_product_attention(query, keys, values)
+        return self._output(mixed).reshape(x.shape)
+
+    def weights(self, x: Tensor, keys: Tensor) -> Tensor:
+        """How much each position of the window counts.  # [row, time, d_model] → [row, head, time, position]"""
+        query = self._heads(self.q_proj(x)) * self.head_dim**-0.5
+        return (query @ keys.transpose(-1, -2)).float().softmax(-1)
+
+    def _by_window(self, x: Tensor, windows: int) -> Tensor:
+        return self._heads(self.q_proj(x.reshape(windows, -1, x.shape[-1])))
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+
+
+class WhisperDecoderLayer(WhisperLayer):
+    """The encoder's layer with attention to the window between its two halves."""
+
+    def __init__(self, d_model: int, heads: int, ffn: int) -> None:
+        super().__init__(d_model, heads, ffn)
+        self.encoder_attn = CrossAttention(d_model, heads)
+        self.encoder_attn_layer_norm = nn.LayerNorm(d_model)
+
+    def decode(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Whole texts at once.  # [row, time, d_model]"""
+        x = x + self.self_attn(self.self_attn_layer_norm(x), causal=True)
+        return self.after_text(x, keys, values)
+
+    def decode_step(self, streams: Extension, layer: int, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The next tokens of texts, as layer number `layer`.  # [row, time, d_model]"""
+        x = x + self.self_attn.step(streams, layer, self.self_attn_layer_norm(x))
+        return self.after_text(x, keys, values)
+
+    def after_text(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """What follows the attention to the text itself.  # [row, time, d_model]"""
+        x = x + self.encoder_attn.attend(self.encoder_attn_layer_norm(x), keys, values)
+        return self._feed_forward(x)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The last part of the layer.  # […, d_model]"""
+        return self._feed_forward(x)
+
+
+class WhisperEncoder(nn.Module):
+    """Log-mel windows to states, one every 20 ms."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=CONV_STRIDE, padding=1)
+        self.embed_positions = nn.Embedding(config.max_source_positions, config.d_model)
+        self.layers = nn.ModuleList(
+            WhisperLayer(config.d_model, config.encoder_attention_heads, config.encoder_ffn_dim)
+            for _ in range(config.encoder_layers)
+        )
+        self.layer_norm = nn.LayerNorm(config.d_model)
+        self.twin: nn.Module | None = None
+        """All of it in a faster form, where somebody made one."""
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """States of windows, which may be shorter than 30 s.  # [window, mel, frame] → [window, frame / 2, d_model]"""
+        config = self.config
+        if mel.ndim != 3 or mel.shape[1] != config.num_mel_bins or not 0 < mel.shape[2] <= config.window_frames:
+            wanted = f"[window, {config.num_mel_bins}, 1…{config.window_frames}]"
+            raise InputError(f"this Whisper takes mels {wanted}, not {list(mel.shape)}")
+        if self.twin is not None:
+            made: Tensor = self.twin(mel)
+            return made
+        x = functional.gelu(self.conv1(mel.to(self.conv1.weight.dtype)))
+        x = functional.gelu(self.conv2(x)).transpose(1, 2)
+        x = x + self.embed_positions.weight[: x.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        states: Tensor = self.layer_norm(x.to(self.layer_norm.weight.dtype))
+        return states
+
+
+class WhisperDecoder(nn.Module):
+    """Tokens to the logits of the next ones."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed_positions = nn.Embedding(config.max_target_positions, config.d_model)
+        self.layers = nn.ModuleList(
+            WhisperDecoderLayer(config.d_model, config.decoder_attention_heads, config.decoder_ffn_dim)
+            for _ in range(config.decoder_layers)
+        )
+        self.layer_norm = nn.LayerNorm(config.d_model)
+        self.spelling: nn.Module | None = None
+        """A faster twin of the product with `embed_tokens`, where somebody made one."""
+        self.remembering: nn.Module | None = None
+        """A faster twin of the products of `remember`, all in one, where somebody made one."""
+
+    @property
+    def stack(self) -> Sequence[WhisperDecoderLayer]:
+        """The layers, typed."""
+        return cast(Sequence[WhisperDecoderLayer], self.layers)
+
+    def remember(self, states: Tensor) -> WindowMemory:
+        """What the layers will read of these windows.  # [window, position, d_model]"""
+        if self.remembering is not None:
+            attention, layers = self.stack[0].encoder_attn, len(self.stack)
+            made: Tensor = self.remembering(states)
+            by_layer = made.unflatten(-1, (layers, 2, attention.heads, attention.head_dim)).permute(2, 3, 0, 4, 1, 5)
+            return WindowMemory(by_layer[:, 0], by_layer[:, 1])
+        pairs = [layer.encoder_attn.remember(states) for layer in self.stack]
+        return WindowMemory(torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs]))
+
+    def forward(self, tokens: Tensor, memory: WindowMemory) -> Tensor:
+        """Hidden states of whole texts, one or more a window.  # [row, token] → [row, token, d_model]"""
+        x = self.embed_tokens(tokens) + self.embed_positions.weight[: tokens.shape[1]]
+        for index, layer in enumerate(self.stack):
+            x = layer.decode(x, memory.keys[index], memory.values[index])
+        hidden: Tensor = self.layer_norm(x)
+        return hidden
+
+    def initial_state(self, memory: WindowMemory, rows_per_window: int = 1) -> DecoderState:
+        """The state before the first token."""
+        rows = memory.windows * rows_per_window
+        return DecoderState(self.stack[0].initial_state(rows, layers=len(self.stack)), memory)
+
+    def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
+        """Hidden states of the next tokens of every text.  # [row, token] → [row, token, d_model]"""
+        first, new = state.length, tokens.shape[1]
+        if first + new > self.config.max_target_positions:
+            raise CapacityError(
+                f"{first + new} tokens are more than the {self.config.max_target_positions} this Whisper has places for"
+            )
+        x = self.embed_tokens(tokens) + self.embed_positions.weight[first : first + new]
+        streams = extend([state.past], new)
+        for index, layer in enumerate(self.stack):
+            x = layer.decode_step(streams, index, x, state.memory.keys[index], state.memory.values[index])
+        return self.layer_norm(x), DecoderState(streams.after[0], state.memory)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What each hidden state says of the next token.  # […, d_model] → […, vocabulary] float32"""
+        if self.spelling is not None:
+            spelt: Tensor = self.spelling(hidden)
+            return spelt.float()
+        return functional.linear(hidden, self.embed_tokens.weight).float()
+
+    def attention(
+        self, tokens: Tensor, memory: WindowMemory, heads: Sequence[tuple[int, int]], positions: int | None = None
+    ) -> Tensor:
+        """How (layer, head) pairs look at the first positions of their windows, or at all of them.
+
+        # [row, token] → [row, pair, token, position]
+        """
+        x = self.embed_tokens(tokens) + self.embed_positions.weight[: tokens.shape[1]]
+        seen: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.stack[: 1 + max(layer for layer, _ in heads)]):
+            keys, values = memory.keys[index], memory.values[index]
+            x = x + layer.self_attn(layer.self_attn_layer_norm(x), causal=True)
+            if any(index == wanted for wanted, _ in heads):
+                normed = layer.encoder_attn_layer_norm(x)
+                seen[index] = layer.encoder_attn.weights(normed, keys[:, :, :positions])
+            x = layer.after_text(x, keys, values)
+        return torch.stack([seen[layer][:, head] for layer, head in heads], dim=1)
+
+
+class Whisper(nn.Module):
+    """Encoder and decoder under their published names."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = WhisperEncoder(config)
+        self.decoder = WhisperDecoder(config)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "Whisper":
+        """A folder in Hugging Face's layout, or one of OpenAI's files."""
+        config, checkpoint = open_whisper(source)
+        with checkpoint:
+            with allocating(device, dtype):
+                model = cls(config)
+            load_weights(model, checkpoint, progress=progress)
+        return model.requires_grad_(False).eval()
+
+    @classmethod
+    def random(
+        cls,
+        config: WhisperConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> "Whisper":
+        """Random weights made on the device: for measuring speed, and for tests."""
+        with allocating(device, dtype):
+            model = cls(config)
+        fill_randomly(model, seed)
+        with torch.no_grad():
+            model.encoder.embed_positions.weight.copy_(sinusoids(config.max_source_positions, config.d_model))
+        return model.requires_grad_(False).eval()
+
+    def save(self, folder: str | Path, **ids: int) -> None:
+        """Write weights and `config.json` in Hugging Face's layout."""
+        save_weights(nn.ModuleDict({"model": self}), folder)
+        self.config.write(folder, **ids)
+
+    def forward(self, mel: Tensor, tokens: Tensor) -> Tensor:
+        """Logits of whole texts, one a window.  # [window, mel, frame], [window, token] → [window, token, id]"""
+        memory = self.decoder.remember(self.encoder(mel))
+        return self.decoder.logits(self.decoder(tokens, memory))

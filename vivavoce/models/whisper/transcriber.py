@@ -1,0 +1,335 @@
+"""Sound of any length to text: window after window, each decoded under the rules, again at higher temperatures where
+the first try cannot be trusted, and the next window begun where the last complete segment ended.
+"""
+
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vivavoce.audio.mel import WhisperMel, whisper_normalise
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.models.whisper.alignment import TimedWord, word_times
+from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, WhisperTokens
+from vivavoce.models.whisper.decoding import (
+    Hotwords,
+    LogitRule,
+    Suppress,
+    SuppressAtStart,
+    Text,
+    TimestampRules,
+    beam_search,
+    cut_segments,
+    decode,
+    language_chances,
+)
+from vivavoce.models.whisper.model import Whisper, WindowMemory
+from vivavoce.models.whisper.windows import (
+    Answer,
+    EncodeWindow,
+    LanguageDetector,
+    Padding,
+    Question,
+    TranscriptionOptions,
+    TranscriptionSteps,
+    TranscriptSegment,
+    WhisperSettings,
+    WriteText,
+    answered,
+)
+
+MEL_BLOCK_SECONDS = 60
+FADING_SAMPLES = 800  # of silence behind a sound; frames that begin later hear nothing else
+OF_SILENCE = -10.0  # the least log-mel there is
+TRIM_FRAMES = 8  # a trimmed window ends on a multiple of so many
+NARROW_TRIM_FRAMES = 32  # the same for narrower numbers: sixteen positions, as their products take them
+
+
+class WhisperTranscriber:
+    """A Whisper with its tokenizer and settings."""
+
+    def __init__(
+        self, model: Whisper, tokenizer: TextTokenizer, tokens: WhisperTokens, settings: WhisperSettings
+    ) -> None:
+        self.model, self.tokenizer, self.tokens, self.settings = model, tokenizer, tokens, settings
+        self.mel = WhisperMel(model.config.num_mel_bins).to(self.device)
+
+    @classmethod
+    def load(
+        cls, source: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> "WhisperTranscriber":
+        """A folder in Hugging Face's layout, or OpenAI's file beside a `tokenizer.json`."""
+        source = Path(source)
+        model = Whisper.load(source, device, dtype)
+        folder = source.parent if source.is_file() else source
+        tokenizer = TextTokenizer.load(folder)
+        tokens = WhisperTokens.of_tokenizer(tokenizer, model.config.vocab_size)
+        if tokens.timestamps > model.config.vocab_size:
+            raise CheckpointError(f"the tokenizer of {folder} has more ids than the model's {model.config.vocab_size}")
+        return cls(model, tokenizer, tokens, WhisperSettings.read(folder, model.config, tokens))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model stands."""
+        return self.model.decoder.embed_tokens.weight.device
+
+    def language(self, samples: Tensor) -> dict[str, float]:
+        """How likely each language is in the first window, likeliest first.  # [time]"""
+        mel = self.log_mel(samples)
+        (chances,) = language_chances(self.model, self.tokens, self.encode(self.window(mel, 0, "full")))
+        return dict(sorted(chances.items(), key=lambda item: -item[1]))
+
+    def own_language(self, samples: Tensor) -> str:
+        """The language that is written where nobody asks for one: the model's only one, its usual one, or the heard."""
+        return self.usual_language or next(iter(self.language(samples)))
+
+    @property
+    def usual_language(self) -> str | None:
+        """The language that is written whatever is heard: the model's only one, or its usual one if it has one."""
+        if not self.tokens.is_multilingual:
+            return "en"
+        only = next(iter(self.tokens.languages)) if len(self.tokens.languages) == 1 else None
+        return only or self.settings.language
+
+    def likeliest_language(self, memory: WindowMemory) -> str:
+        """The language of one encoded window."""
+        (chances,) = language_chances(self.model, self.tokens, memory)
+        return max(chances, key=lambda language: chances[language])
+
+    def segments(self, samples: Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+        """Segments as they are decoded, so that what was heard survives whatever comes after it.  # [time] at 16 kHz"""
+        return answered(self.hear(samples, wish), self._answer)
+
+    def _answer(self, asked: Question) -> Answer:
+        if isinstance(asked, LanguageDetector):
+            return self.likeliest_language(asked.memory)
+        return self.encode(asked.mel) if isinstance(asked, EncodeWindow) else self.answer(asked)
+
+    def hear(self, samples: Tensor, wish: TranscriptionOptions | None = None) -> TranscriptionSteps:
+        """The way through a sound, with all work left to the caller, so that many can be heard at once.
+
+        The caller is asked to encode a window (and sends its `WindowMemory`), to tell its language, or to write a text
+        (and sends a `Text`), and is given segments. Where no language is wished, that of the first window is told.
+        """
+        if samples.ndim != 1:
+            raise InputError(f"a transcript is of one channel of samples, not of a tensor {list(samples.shape)}")
+        wish = self._settled(wish or TranscriptionOptions(), len(samples) / WhisperMel.RATE)
+        mel = self.log_mel(samples)
+        content = mel.shape[-1] - self.model.config.window_frames
+        earlier: list[int] = self.tokenizer.encode(f" {wish.prompt.strip()}") if wish.prompt else []
+        seek, spoken_until = 0, 0.0
+        while seek < content:
+            size = min(self.model.config.window_frames, content - seek)
+            memory = yield EncodeWindow(self.window(mel, seek, wish.padding, size))
+            assert isinstance(memory, WindowMemory)
+            if wish.language is None:
+                wish = replace(wish, language=str((yield LanguageDetector(memory))))
+            made, frames, trusted = yield from self._hear_window(memory, seek, size, wish, earlier)
+            for segment in made:
+                if not is_imagined(segment, spoken_until, wish.longest_silence):
+                    spoken_until = segment.words[-1].end if segment.words else segment.end
+                    yield replace(segment, language=wish.language)
+            follows = wish.follow_earlier and trusted
+            earlier = [*earlier, *(id_ for segment in made for id_ in segment.tokens)] if follows else []
+            seek += max(1, frames)
+
+    def _hear_window(
+        self, memory: WindowMemory, seek: int, size: int, wish: TranscriptionOptions, earlier: list[int]
+    ) -> Generator[Question, Answer, tuple[list[TranscriptSegment], int, bool]]:
+        """One window's segments, how many of its frames are done with, and whether the next may build on them."""
+        text, temperature = yield from self._write(memory, wish, earlier, is_first=seek == 0)
+        if self.is_silence(text):
+            return [], size, True
+        offset = seek / MEL_FRAMES_PER_SECOND
+        cut = cut_segments(text.tokens, self.tokens, size, wish.timestamps)
+        made = [
+            self._segment(part.tokens, part.start + offset, part.end + offset, text, temperature)
+            for part in cut.segments
+        ]
+        made = [segment for segment in made if segment.text.strip() and segment.end > segment.start]
+        if wish.word_times:
+            made = self._timed(made, memory, wish, offset, size)
+        return made, cut.frames, temperature <= self.settings.forget_prompt_above
+
+    @torch.inference_mode()
+    def log_mel(self, samples: Tensor) -> Tensor:
+        """The normalised log-mel of a sound and a window of silence behind it.  # [time] → [mel, frame]"""
+        window = int(self.model.config.window_seconds * WhisperMel.RATE)
+        total = (len(samples) + window) // WhisperMel.HOP
+        log_mel = torch.full((self.model.config.num_mel_bins, total), OF_SILENCE, device=self.device)
+        state, end = self.mel.initial_state(), 0
+        fading = samples.new_zeros(min(window, FADING_SAMPLES))
+        *blocks, last = samples.split(MEL_BLOCK_SECONDS * WhisperMel.RATE)
+        for block in (*blocks, torch.cat([last, fading])):  # the frame that would reach past the end hears nothing
+            made, state = self.mel.step(state, block[None].to(self.device))
+            begin, end = end, min(end + made.shape[-1], total)
+            log_mel[:, begin:end] = made[0, :, : end - begin]
+        peak = log_mel[:, : end + 1].amax()  # what follows is the same silence
+        log_mel[:, end:] = whisper_normalise(log_mel[None, :, -1:], peak)[0]
+        for piece in log_mel[:, :end].split(
+            MEL_BLOCK_SECONDS * MEL_FRAMES_PER_SECOND, dim=1
+        ):  # hours need no second copy
+            piece.copy_(whisper_normalise(piece[None], peak)[0])
+        return log_mel
+
+    def _settled(self, wish: TranscriptionOptions, seconds: float) -> TranscriptionOptions:
+        """The wish for a sound with the model's own choices where the caller made none; its language may be unheard."""
+        language = wish.language or self.usual_language
+        if language is not None:
+            self.tokens.prompt(language)  # refuses a language the model does not know
+        timestamps = wish.timestamps
+        if timestamps is None:
+            timestamps = self.settings.writes_times and seconds > self.settings.untimed_up_to
+        return replace(wish, language=language, timestamps=timestamps)
+
+    def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
+        """The frames of a window, `size` of them sound; trimmed, not many more.  # [1, mel, frame]"""
+        frames = self.model.config.window_frames
+        if padding == "trim" and size is not None:
+            least = round(self.settings.shortest_window * MEL_FRAMES_PER_SECOND)
+            is_wide = self.model.encoder.conv1.weight.dtype == torch.float32
+            step = TRIM_FRAMES if is_wide else NARROW_TRIM_FRAMES
+            frames = min(frames, -(-max(size, least) // step) * step)
+        if size is None or size >= frames or self.settings.window_fill == "silence":
+            return mel[None, :, seek : seek + frames]
+        return functional.pad(mel[None, :, seek : seek + size], (0, frames - size))
+
+    @torch.inference_mode()
+    def encode(self, mel: Tensor) -> WindowMemory:
+        return self.model.decoder.remember(self.model.encoder(mel))
+
+    def _write(
+        self, memory: WindowMemory, wish: TranscriptionOptions, earlier: list[int], is_first: bool
+    ) -> Generator[Question, Answer, tuple[Text, float]]:
+        """The first text that can be trusted, from the lowest temperature up; the last one if none can."""
+        half = self.model.config.max_target_positions // 2
+        prompt = self.tokens.prompt(wish.language, wish.task, bool(wish.timestamps), earlier[-(half - 1) :])
+        prefix = self.tokenizer.encode(f" {wish.prefix.strip()}") if wish.prefix and is_first else []
+        if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
+            raise InputError(f"the prefix is {len(prefix)} tokens long, which leaves the model no place to write")
+        temperatures = self.settings.temperatures if wish.temperatures is None else wish.temperatures
+        for temperature in temperatures:
+            best_of = self.settings.best_of if temperature > 0 else 1
+            text = yield WriteText(memory, (*prompt, *prefix), wish, temperature, best_of, half)
+            assert isinstance(text, Text)
+            if self.is_trusted(text) or temperature == temperatures[-1]:
+                return replace(text, tokens=[*prefix, *text.tokens]), temperature
+        raise InputError("no temperature was given to decode at; 0.0 alone is greedy")
+
+    def answer(self, asked: WriteText) -> Text:
+        """The text that is asked for, by this thread alone."""
+        rules, wish = self.rules(asked.wish, asked.is_begun), asked.wish
+        if asked.beams > 1:
+            return beam_search(self.model, self.tokens, asked.memory, asked.prompt, rules, asked.beams, asked.most)
+        (text,) = decode(
+            self.model,
+            self.tokens,
+            asked.memory,
+            [asked.prompt],
+            rules,
+            asked.temperature,
+            asked.best_of,
+            asked.most,
+            wish.seed,
+        )
+        return text
+
+    def rules(self, wish: TranscriptionOptions, is_begun: bool = False) -> list[LogitRule]:
+        """What may be written, in the order in which the published code forbids it; a text may have begun already."""
+        suppressed = list(self.settings.suppressed)
+        if not wish.timestamps:
+            suppressed += range(self.tokens.notimestamps, self.model.config.vocab_size)
+        rules: list[LogitRule] = [Suppress(suppressed)]
+        if not is_begun:
+            rules.insert(0, SuppressAtStart(self.settings.suppressed_at_start))
+        if wish.hotwords:
+            words = [self.tokenizer.encode(f" {word.strip()}") for word in wish.hotwords]
+            rules.insert(0, Hotwords(words, self.settings.hotword_bonus))
+        if wish.timestamps:
+            rules.append(TimestampRules(self.tokens, self.settings.latest_start))
+        return rules
+
+    def is_trusted(self, text: Text) -> bool:
+        """Neither a loop nor a guess; silence needs no second try."""
+        if self.is_silence(text):
+            return True
+        least, highest = self.settings.least_logprob, self.settings.highest_compression
+        is_loop = highest is not None and compression(self.spell(text.tokens)) > highest
+        return not is_loop and (least is None or text.average_logprob >= least)
+
+    def is_silence(self, text: Text) -> bool:
+        """Whether the model hears nobody, and what it wrote does not speak against it."""
+        settings = self.settings
+        if settings.no_speech is None or text.no_speech <= settings.no_speech:
+            return False
+        if settings.least_logprob is None or not settings.likely_text_is_speech:
+            return True
+        return text.average_logprob <= settings.least_logprob
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones and times left out."""
+        return self.tokenizer.decode([token for token in tokens if token < self.tokens.endoftext])
+
+    def _segment(
+        self, tokens: Sequence[int], start: float, end: float, text: Text, temperature: float
+    ) -> TranscriptSegment:
+        spelt = self.spell(tokens)
+        return TranscriptSegment(
+            start, end, spelt, tuple(tokens), temperature, text.average_logprob, compression(spelt), text.no_speech
+        )
+
+    def _timed(
+        self,
+        segments: list[TranscriptSegment],
+        memory: WindowMemory,
+        wish: TranscriptionOptions,
+        offset: float,
+        frames: int,
+    ) -> list[TranscriptSegment]:
+        """The segments of one window with the times of their words."""
+        assert wish.language is not None
+        words = word_times(
+            self.model,
+            self.tokens,
+            memory,
+            [segment.tokens for segment in segments],
+            self.settings.alignment_heads,
+            self.spell,
+            wish.language,
+            positions=max(1, frames // CONV_STRIDE),
+        )
+        return [
+            replace(
+                segment,
+                words=tuple(replace(word, start=word.start + offset, end=word.end + offset) for word in mine),
+            )
+            for segment, mine in zip(segments, words, strict=True)
+        ]
+
+
+def compression(text: str) -> float:
+    """How much shorter the text gets when packed: above 2.4 it repeats itself."""
+    raw = text.encode()
+    return len(raw) / len(zlib.compress(raw)) if raw else 0.0
+
+
+def is_imagined(segment: TranscriptSegment, spoken_until: float, longest_silence: float | None) -> bool:
+    """Words that are unlikely, too short or too long, after a silence: what a Whisper writes where nobody speaks."""
+    if longest_silence is None or not segment.words:
+        return False
+    words = segment.words[:8]
+    score = sum(_strangeness(word) for word in words)
+    is_strange = score >= 3 or score + 0.01 >= len(words)
+    return is_strange and words[0].start - spoken_until > longest_silence
+
+
+def _strangeness(word: TimedWord) -> float:
+    length = word.end - word.start
+    score = 1.0 if word.probability < 0.15 else 0.0
+    score += max(0.0, (0.133 - length) * 15)
+    return score + max(0.0, length - 2.0)

@@ -1,0 +1,162 @@
+"""XY-Tokenizer for sound of any length: overlapping windows, whole or as a stream.
+
+A window makes `hop` codes (or the sound of as many), seeing `left` codes before and `right` codes after them. Where a
+window lies depends only on the codes before it, never on how they came in, so a stream equals the whole exactly. Wide
+windows give the full quality of the codec; narrow ones answer soon: see `LOW_LATENCY`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vivavoce.errors import InputError
+from vivavoce.models.xy_tokenizer.model import RATE, XYTokenizer
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How sound is cut, counted in codes of 80 ms; `fade` seconds of cross-fade where two decoded windows meet."""
+
+    left: int
+    hop: int
+    right: int
+    fade: float = 0.02
+
+    @property
+    def length(self) -> int:
+        """Codes of a whole window."""
+        return self.left + self.hop + self.right
+
+
+LONG = Windows(left=62, hop=250, right=63)
+PUBLISHED = Windows(left=0, hop=250, right=125, fade=0.0)  # what the official code does: windows begin without a past
+LOW_LATENCY = Windows(left=50, hop=4, right=6)
+
+
+@dataclass(frozen=True)
+class EncodeState:
+    """Sound that windows to come still need."""
+
+    pcm: Tensor  # [batch, time]
+    context: int  # codes at its beginning that were given already
+
+
+@dataclass(frozen=True)
+class DecodeState:
+    """Codes that windows to come still need, and the end of the last window's sound."""
+
+    codes: Tensor  # [batch, codebook, code]
+    context: int  # how many of them were heard already
+    tail: Tensor  # [batch, time]: what the last window made of the sound to come, to be faded out
+
+
+class XYCodec:
+    """Speech to codes and back, of any length."""
+
+    def __init__(self, tokenizer: XYTokenizer, encode_windows: Windows = LONG, decode_windows: Windows = LONG) -> None:
+        self.tokenizer, self.config = tokenizer, tokenizer.config
+        for windows in (encode_windows, decode_windows):
+            if min(windows.left, windows.hop - 1, windows.right, windows.fade) < 0:
+                raise InputError(f"{windows} cannot be: hop must be at least 1, the rest at least 0")
+            if windows.length > self.config.window_codes:
+                most = self.config.window_codes
+                raise InputError(f"{windows} spans {windows.length} codes; the model knows {most} positions")
+        self.encode_windows, self.decode_windows = encode_windows, decode_windows
+
+    def encode(self, pcm: Tensor, rate: int = RATE) -> Tensor:
+        """Codes of a whole sound, less its last part of a code.  # [(batch,) time] → [(batch,) codebook, code]"""
+        if rate != RATE:
+            raise InputError(f"XY-Tokenizer hears {RATE} Hz, the sound has {rate}; resample it first")
+        if pcm.ndim not in (1, 2):
+            raise InputError(f"sound is [time] or [batch, time], not {list(pcm.shape)}; mix channels down first")
+        if pcm.shape[-1] < self.config.samples_in:
+            raise InputError(f"a code needs {self.config.samples_in} samples (80 ms), the sound has {pcm.shape[-1]}")
+        rows = pcm if pcm.ndim == 2 else pcm[None]
+        codes, _ = self.encode_step(self.initial_encode_state(rows.shape[0]), rows, final=True)
+        return codes if pcm.ndim == 2 else codes[0]
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Sound of all codes, or of the coarsest codebooks alone.  # [(batch,) codebook, code] → [(batch,) time]"""
+        if codes.ndim not in (2, 3) or codes.shape[-1] == 0:
+            raise InputError(f"codes are [codebook, code] or [batch, codebook, code], not {list(codes.shape)}")
+        rows = codes if codes.ndim == 3 else codes[None]
+        pcm, _ = self.decode_step(self.initial_decode_state(*rows.shape[:2]), rows, final=True)
+        return pcm if codes.ndim == 3 else pcm[0]
+
+    def initial_encode_state(self, batch: int = 1) -> EncodeState:
+        """The state before the first sample."""
+        return EncodeState(self._nothing(batch), context=0)
+
+    def initial_decode_state(self, batch: int = 1, codebooks: int | None = None) -> DecodeState:
+        """The state before the first code; a stream keeps to its number of codebooks."""
+        codebooks = self.config.codebooks if codebooks is None else codebooks
+        if not 1 <= codebooks <= self.config.codebooks:
+            raise InputError(f"the model has {self.config.codebooks} codebooks; {codebooks} were given")
+        nothing = self._nothing(batch)
+        return DecodeState(nothing.new_empty(batch, codebooks, 0, dtype=torch.long), context=0, tail=nothing)
+
+    def encode_step(self, state: EncodeState, pcm: Tensor, final: bool = False) -> tuple[Tensor, EncodeState]:
+        """The codes this sound completes; with `final` all that are left.  # [batch, time] → [batch, codebook, code]"""
+        held = torch.cat([state.pcm, self._checked_pcm(state, pcm)], dim=-1)
+        windows, samples, context = self.encode_windows, self.config.samples_in, state.context
+        made = [torch.empty(held.shape[0], self.config.codebooks, 0, dtype=torch.long, device=held.device)]
+        while held.shape[-1] // samples - context >= (1 if final else windows.hop + windows.right):
+            window = held[:, : (context + windows.hop + windows.right) * samples]
+            made.append(self.tokenizer.encode_window(window)[..., context : context + windows.hop])
+            passed = max(0, context + made[-1].shape[-1] - windows.left)
+            context += made[-1].shape[-1] - passed
+            held = held[:, passed * samples :]
+        return torch.cat(made, dim=-1), EncodeState(held, context)
+
+    def decode_step(self, state: DecodeState, codes: Tensor, final: bool = False) -> tuple[Tensor, DecodeState]:
+        """The sound these codes complete; with `final` all that is left.  # [batch, codebook, code] → [batch, time]"""
+        held = torch.cat([state.codes, self._checked_codes(state, codes)], dim=-1)
+        windows, samples, context, tail = self.decode_windows, self.config.samples_out, state.context, state.tail
+        made = [self._nothing(held.shape[0])]
+        while held.shape[-1] - context >= (1 if final else windows.hop + windows.right):
+            sound = self.tokenizer.decode_window(held[..., : context + windows.hop + windows.right])
+            heard = min(context + windows.hop, held.shape[-1])
+            made.append(cross_faded(tail, sound[:, context * samples : heard * samples]))
+            tail = sound[:, heard * samples : heard * samples + self._fade_samples()]
+            passed = max(0, heard - windows.left)
+            context, held = heard - passed, held[..., passed:]
+        return torch.cat(made, dim=-1), DecodeState(held, context, tail)
+
+    def _fade_samples(self) -> int:
+        """A window makes no more of the sound to come than its look-ahead, nor more than the next window replaces."""
+        windows = self.decode_windows
+        longest = min(windows.hop, windows.right) * self.config.samples_out
+        return min(round(windows.fade * self.config.output_rate), longest)
+
+    def _nothing(self, batch: int) -> Tensor:
+        return torch.empty(batch, 0, device=self.tokenizer.mel.window.device)
+
+    def _checked_pcm(self, state: EncodeState, pcm: Tensor) -> Tensor:
+        batch = state.pcm.shape[0]
+        if pcm.ndim != 2 or pcm.shape[0] != batch:
+            raise InputError(f"the sound is {list(pcm.shape)}; this stream takes [{batch}, time]")
+        if not pcm.is_floating_point():
+            raise InputError(f"the sound is {pcm.dtype}; give float samples in [-1, 1] (int16 divided by 32768)")
+        if not torch.isfinite(pcm).all():
+            raise InputError("the sound holds NaN or infinity; clean it first")
+        return pcm.to(state.pcm)
+
+    def _checked_codes(self, state: DecodeState, codes: Tensor) -> Tensor:
+        batch, codebooks = state.codes.shape[:2]
+        if codes.ndim != 3 or codes.shape[:2] != (batch, codebooks):
+            raise InputError(f"the codes are {list(codes.shape)}; this stream takes [{batch}, {codebooks}, codes]")
+        if codes.is_floating_point() or codes.dtype == torch.bool:
+            raise InputError(f"the codes are {codes.dtype}; give integers")
+        entries = self.config.codebook_entries
+        wrong = codes[(codes < 0) | (codes >= entries)]
+        if wrong.numel():
+            raise InputError(f"code {int(wrong[0])} is not in a codebook of {entries}; padding codes must be cut off")
+        return codes.to(state.codes)
+
+
+def cross_faded(old: Tensor, new: Tensor) -> Tensor:
+    """`new`, its beginning faded in while `old` fades out. Linear, because both are the same sound."""
+    length = old.shape[-1]
+    rise = torch.arange(1, length + 1, dtype=new.dtype, device=new.device) / (length + 1)
+    return torch.cat([old + rise * (new[:, :length] - old), new[:, length:]], dim=-1)

@@ -1,0 +1,317 @@
+"""A function of tensors whose kernels are launched as one: captured once per key as a CUDA graph, then replayed."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from vivavoce import kernels
+from vivavoce.nn.process_settings import cudnn_benchmark
+
+Made = TypeVar("Made")
+log = logging.getLogger(__name__)
+# Captures of several threads share the allocator's bookkeeping, and none of them is in a hurry.
+_one_at_a_time = threading.RLock()
+
+
+class Replayed(Protocol):
+    """What was captured and can be done again."""
+
+    def replay(self) -> None:
+        """Do it again on the current stream, from the same inputs into the same outputs."""
+        ...
+
+
+class EagerReplay:
+    """An action that could not be captured: it is run instead, its results copied to where a graph would leave them."""
+
+    def __init__(self, action: Callable[[], Made], made: Made) -> None:
+        self._action = action
+        self._outputs = _tensors(made)
+
+    def replay(self) -> None:
+        """Run the action."""
+        with torch.no_grad():
+            for output, new in zip(self._outputs, _tensors(self._action()), strict=True):
+                output.copy_(new)
+
+
+class GraphCapture:
+    """Captures actions as CUDA graphs on one stream; the graphs share their memory."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None  # made when first needed: there may be no CUDA device at all
+        self._pool: Any = None
+
+    def __call__(self, action: Callable[[], Made]) -> tuple[Replayed, Made]:
+        """An action as a graph, and the tensors it leaves its results in: a tensor, a tuple of tensors, or None.
+
+        It is run a few times. An action that fails by itself raises; one that only its capture fails for is replayed
+        by running it, and a warning is logged.
+        """
+        stream = self._stream = self._stream or torch.cuda.Stream(self._device)
+        current = torch.cuda.current_stream(stream.device)
+        # While cuDNN's benchmark mode is on, a convolution of a new shape is timed, which no capture allows.
+        with _one_at_a_time, cudnn_benchmark.held(False):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                # Eagerly first: kernels are compiled, engines chosen and workspaces allocated, which no graph may hold.
+                action()
+                try:
+                    return self._captured(action, stream)
+                except RuntimeError:
+                    log.warning("a CUDA graph could not be captured; these steps run without one", exc_info=True)
+                    made = _copies(action())
+                    return EagerReplay(action, made), made
+                finally:
+                    current.wait_stream(stream)
+
+    def _captured(self, action: Callable[[], Made], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Made]:
+        graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
+        # Not `torch.cuda.graph`: it gives spare memory back to the driver, and sessions that are served meanwhile wait.
+        # "thread_local": what other threads allocate meanwhile is no error.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            made = action()
+            graph.capture_end()
+        except BaseException:
+            self._pool = None  # later graphs take another one: what is in this one is not certain
+            _abandon(graph, pool, stream)
+            raise
+        self._pool = pool
+        return graph, made
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
+    """Leave a failed capture with stream, allocator and random generator as usable as before.
+
+    `capture_end` raises on an invalidated capture before it tells the allocator that the capture is over.
+    """
+    with suppress(RuntimeError):
+        graph.capture_end()
+    with suppress(RuntimeError):  # it was told
+        torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+        torch._C._cuda_releasePool(stream.device.index, pool)
+    graph.reset()
+    try:
+        torch.empty(1, device=stream.device).normal_()
+    except RuntimeError:  # the default generator believes that it is still captured: the next capture's end mends it
+        with suppress(RuntimeError):
+            mending = torch.cuda.CUDAGraph()
+            mending.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(1, device=stream.device)
+            mending.capture_end()
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    if made is None:
+        return []
+    return [made] if isinstance(made, Tensor) else list(made)
+
+
+def _copies(made: Any) -> Any:
+    """Tensors of their own, which may be written to in inference mode and outside."""
+    if made is None:
+        return None
+    with torch.inference_mode(False), torch.no_grad():
+        return made.clone() if isinstance(made, Tensor) else tuple(each.clone() for each in made)
+
+
+_is_ahead: ContextVar[bool] = ContextVar("compiling_ahead", default=False)
+
+
+def is_compiling_ahead() -> bool:
+    """Whether kernels are only compiled just now: what they would have written is anything."""
+    return _is_ahead.get()
+
+
+@contextmanager
+def compiling_ahead() -> Iterator[bool]:
+    """Within, this thread launches no kernel: others compile them meanwhile, and are done when it is left.
+
+    Do there what will be done again; False is given where that would be for nothing. It may be nested, and entered by
+    several threads at once.
+    """
+    try:
+        from triton import AsyncCompileMode
+        from triton.runtime.jit import JITFunction
+    except ImportError:  # no Triton, or an older one
+        yield False
+        return
+    if _is_ahead.get():
+        yield True
+        return
+    with _patch.applied_to(JITFunction):
+        token = _is_ahead.set(kernels.AVAILABLE)
+        try:
+            with _Compilers(min(32, os.cpu_count() or 1)) as compilers, AsyncCompileMode(compilers):
+                yield True
+        finally:
+            _is_ahead.reset(token)
+
+
+class _Patch:
+    """Triton's launch and compile functions, replaced while any thread compiles ahead; other threads see no change."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._replaced: dict[str, tuple[Any, Any]] = {}  # by name, what was there and what is there instead
+
+    @contextmanager
+    def applied_to(self, jit_function: Any) -> Iterator[None]:
+        """The first user replaces the functions and the last restores them."""
+        with self._lock:
+            if not self._users:
+                self._replace(jit_function)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._restore(jit_function)
+
+    def _replace(self, jit_function: Any) -> None:
+        run, compile_now = jit_function.run, jit_function._do_compile
+
+        def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            return run(self, *args, grid=grid, warmup=warmup or _is_ahead.get(), **kwargs)
+
+        def compile_once(self: Any, key: Any, signature: Any, device: Any, *rest: Any) -> Any:
+            kernel = compile_now(self, key, signature, device, *rest)
+            if _is_ahead.get():  # or the next launch, a moment later, would ask for it again
+                self.device_caches[device][0][key] = kernel
+            return kernel
+
+        self._replaced = {"run": (run, only_compile), "_do_compile": (compile_now, compile_once)}
+        for name, (_, instead) in self._replaced.items():
+            setattr(jit_function, name, instead)
+
+    def _restore(self, jit_function: Any) -> None:
+        for name, (original, instead) in self._replaced.items():
+            if getattr(jit_function, name) is instead:  # else another tool has wrapped ours, which does nothing now
+                setattr(jit_function, name, original)
+        self._replaced = {}
+
+
+_patch = _Patch()
+
+
+class _Compilers(ThreadPoolExecutor):
+    """Threads that compile kernels and bring them to the device."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """The kernel, ready to be launched."""
+        return super().submit(_loaded, fn, *args, **kwargs)
+
+
+def _loaded(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    kernel = compiled(*args, **kwargs)
+    kernel._init_handles()  # compiles its launcher, which takes as long as the kernel itself
+    return kernel
+
+
+__all__ = ["compiling_ahead", "is_compiling_ahead"]
+
+
+Key = TypeVar("Key", bound=Hashable)
+Function = Callable[[Key, Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+class Graphed(Generic[Key]):
+    """Calls of equal key must have tensors of equal shapes. The function may not wait for the device.
+
+    The first call of a key runs it a few times and captures it, which takes some tenths of a second: serve one of each
+    before anybody waits. Not on CUDA, or where capturing fails, the function is called as it is. Captures share their
+    memory, so calls must follow one another on one stream.
+    """
+
+    def __init__(self, function: Function[Key]) -> None:
+        self.function = function
+        self._captured: dict[Key, tuple[Replayed, list[Tensor], tuple[Tensor, ...]]] = {}
+        self.blank: dict[Key, tuple[Tensor, ...]] = {}
+        """What keys give while kernels are only compiled: of these, all that is slow at first is done."""
+        self._capture = GraphCapture()  # the same for all: memory is shared by what is on one stream
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._captured
+
+    @property
+    def captured(self) -> int:
+        """How many keys have their graph."""
+        return len(self._captured)
+
+    def __call__(self, key: Key, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the function gives, in memory of the caller's own."""
+        if not tensors[0].is_cuda:
+            return self.function(key, tensors)
+        if is_compiling_ahead():
+            return self._compiled(key, tensors)
+        if key not in self._captured:
+            self.capture(key, tensors)
+        graph, inputs, outputs = self._captured[key]
+        for held, tensor in zip(inputs, tensors, strict=True):
+            held.copy_(tensor)
+        graph.replay()
+        return tuple(output.clone() for output in outputs)
+
+    def capture(self, key: Key, tensors: Sequence[Tensor]) -> None:
+        """Make the graph of a key. If the function writes anywhere but to what it gives, it does so a few times."""
+        if is_compiling_ahead():
+            return
+        with torch.inference_mode(False), torch.no_grad():  # whoever calls later may be in that mode or not
+            inputs = [tensor.clone() for tensor in tensors]
+        graph, outputs = self._capture(lambda: self.function(key, inputs))
+        self._captured[key] = (graph, inputs, outputs)
+
+    def _compiled(self, key: Key, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Zeros of the function's shapes, its kernels being compiled."""
+        if key not in self.blank:
+            self.blank[key] = tuple(torch.zeros_like(output) for output in self.function(key, tensors))
+        return self.blank[key]
+
+
+URGENT, USUAL = -1, 0  # priorities of CUDA's streams; lower goes first
+
+
+class CudaStream:
+    """A CUDA stream to be entered by one thread at a time; on other devices there is nothing to enter.
+
+    Memory goes back to the lane it came from, so leaving waits for all that was given: tensors may then be handed to
+    other lanes and forgotten.
+    """
+
+    def __init__(self, device: torch.device, urgent: bool = False) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device, URGENT if urgent else USUAL) if device.type == "cuda" else None
+
+    @contextmanager
+    def __call__(self, waits: bool = True) -> Iterator[None]:
+        """Within, all goes to this lane, after what the default stream was given before.
+
+        Whoever hands no tensor on need not wait when leaving: what was begun ahead goes on meanwhile.
+        """
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(torch.cuda.default_stream(self._device))
+            yield
+            if waits:
+                self._stream.synchronize()
+
+    def wait(self) -> None:
+        """Until all that was given to it is done. Do so before reading anything back: a copy into common memory would
+        wait within the driver, and with it whoever else wants something of the driver."""
+        if self._stream is not None:
+            self._stream.synchronize()

@@ -1,0 +1,67 @@
+"""Modules allocated where and as they will be used: no copy on the CPU first, no cast afterwards."""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from vivavoce.errors import CapacityError
+from vivavoce.nn.process_settings import default_dtype
+
+
+class _Undrawn(TorchFunctionMode):
+    """Parameters are not drawn; for those without memory torch would load its compiler, which takes seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
+
+
+@contextmanager
+def allocating(device: torch.device | str, dtype: torch.dtype, drawn: bool = True) -> Iterator[None]:
+    """Parameters made inside stand on this device, with this dtype; not `drawn`, they hold anything."""
+    undrawn = nullcontext() if drawn and torch.device(device).type != "meta" else _Undrawn()
+    try:
+        with default_dtype.held(dtype), torch.device(device), undrawn:
+            yield
+    except RuntimeError as error:  # the GPU's out-of-memory error is one; the CPU allocator's has no class of its own
+        if "memory" not in str(error):
+            raise
+        raise CapacityError(
+            f"the model does not fit into the memory of {device} as {str(dtype).removeprefix('torch.')}; "
+            "free some, or take a smaller dtype or model"
+        ) from error
+
+
+@torch.no_grad()
+def fill_randomly(module: nn.Module, seed: int = 0, deviation: float | None = None) -> None:
+    """Weights for measuring and testing: norms and gains are 1, biases 0.
+
+    Matrices are normal with this deviation, or with one that keeps the size of their input.
+    """
+    device = next(module.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, deviation or parameter[0].numel() ** -0.5, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+_compiling = threading.Lock()  # two threads that compile one class at once would both define its methods
+
+
+def scripted(module: nn.Module) -> Any:
+    """A module that TorchScript runs."""
+    with _compiling, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what is to replace it needs a C++ compiler
+        return torch.jit.script(module)

@@ -1,0 +1,294 @@
+"""Linear layers on quantised matrices: the same call as `Linear`, by whatever is fastest on the device they stand on.
+
+On CUDA a few rows go through kernels that read the small weights and nothing else; many rows, and devices without such
+kernels, multiply by the widened matrix. Choices for CPUs are by measurement: docs/quantisation.md has the figures.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce import kernels
+from vivavoce.device import has_x86_kernels_here, int8_is_fast_here, is_multiplied_here
+from vivavoce.nn.linear import Linear
+from vivavoce.nn.process_settings import quantised_kernels
+from vivavoce.nn.quantised_weight import CASTS, InputRange, QuantisedWeight, quantise, unpacked
+
+SMALLEST_ROW = 1e-20
+# int8 products of x86 processors: FBGEMM's are soonest for one row and two, oneDNN's from eight on (at 256 by 2.7).
+INT8_SMALL_BATCH, MANY_ROWS = "fbgemm", "onednn"
+# The operators themselves: what torch.ops wraps around them takes a third of a small product's time.
+int8_product: Callable[[Tensor, Any, bool], Tensor] = torch.ops.quantized.linear_dynamic.default._op
+ranged_product: Callable[[Tensor, float, int, Any], Tensor] = (
+    torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
+)
+
+
+class Int8Linear(nn.Module):
+    """`x @ weight.T + bias` in float32, by int8 products."""
+
+    def __init__(self, packed: Any, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.packed = packed
+        self.bias = bias  # which is in `packed` too, but asking there unpacks the whole matrix
+
+    @classmethod
+    def of(cls, linear: Linear) -> "Int8Linear":
+        """The same projection, rounded."""
+        return cls.of_weight(linear.weight, linear.bias)
+
+    @classmethod
+    @torch.no_grad()
+    def of_weight(cls, weight: Tensor, bias: Tensor | None = None, kernels: str = INT8_SMALL_BATCH) -> "Int8Linear":
+        """The projection by a matrix, rounded, for few rows at a time or many.  # weight [output, input]"""
+        rounded = quantise(weight, "int8")
+        assert rounded.scale is not None
+        return cls(prepacked(rounded.data, rounded.scale, bias, kernels), None if bias is None else bias.float())
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix as float32, made anew.  # [output, input]"""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return self.packed.unpack()[0].dequantize()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        wide = x.float()
+        if x.numel() == x.shape[-1]:
+            return int8_product(wide, self.packed, False).to(x.dtype)
+        size = wide.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_ROW)
+        out, bias = int8_product(wide / size, self.packed, False), self.bias
+        return (out * size if bias is None else (out - bias).mul_(size).add_(bias)).to(x.dtype)
+
+
+class RangedInt8Linear(Int8Linear):
+    """An `Int8Linear` that knows the range of its inputs; what lies outside is clipped."""
+
+    def __init__(self, packed: Any, inputs: InputRange, bias: Tensor | None = None) -> None:
+        super().__init__(packed, bias)
+        self.inputs = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        return ranged_product(x.float(), self.inputs.scale, self.inputs.zero, self.packed).to(x.dtype)
+
+
+def prepacked(rounded: Tensor, scale: Tensor, bias: Tensor | None = None, kernels: str = INT8_SMALL_BATCH) -> Any:
+    """An int8 matrix and its scale a row, laid out for the kernels.  # [output, input], [output]"""
+    zeros = torch.zeros(len(rounded), dtype=torch.long)
+    bias = None if bias is None else bias.float()
+    with quantised_kernels.held(kernels):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # quantised tensors are to go; their kernels have no heir yet
+            quantised = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(quantised, bias)
+
+
+def to_int8(module: nn.Module) -> None:
+    """Round every `Linear` below a module, in place. Nothing is left to train or to move to another device."""
+    for name, child in module.named_children():
+        if type(child) is Linear:
+            setattr(module, name, Int8Linear.of(child))
+        else:
+            to_int8(child)
+
+
+FEW_ROWS = 16 if has_x86_kernels_here() else 4  # up to which the CPU's weight-only kernels beat widening
+LEAST_INTEGER_ROWS = 32  # below which CUDA's int8 products are padding
+CPU_GROUPS = (32, 64, 128, 256)
+CPU_ROW_BLOCK, CPU_COLUMN_BLOCK = 16, 32  # of other sizes torch's weight-only kernels read and write past the matrix
+
+
+class QuantisedLinear(nn.Module):
+    """What all of them have: a bias, and the matrix as floats for whoever asks for it."""
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.like, self.dtype = quantised.to("meta"), dtype
+        for name, part in quantised.parts().items():
+            self.register_buffer(name, part, persistent=False)
+        self.bias: Tensor | None
+        self.register_buffer("bias", None if bias is None else bias.to(dtype), persistent=False)
+
+    @property
+    def quantised(self) -> QuantisedWeight:
+        """The matrix as it is kept, wherever the module has been moved."""
+        return self.like.with_parts({name: getattr(self, name) for name in self.like.parts()})
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix as floats, made anew.  # [output, input]"""
+        return self.quantised.dequantised(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        weight = self.quantised
+        if weight.scale is None or weight.scale.ndim > 1 or x.dtype == torch.float16:
+            return functional.linear(x, weight.dequantised(x.dtype), self._bias(x))
+        # Scaling results rather than weights spares a float32 copy of the matrix; in float16 sums could overflow.
+        out = functional.linear(x, weight.data.to(x.dtype)).float() * weight.scale
+        return (out if self.bias is None else out + self.bias).to(x.dtype)
+
+    def _bias(self, x: Tensor) -> Tensor | None:
+        return None if self.bias is None else self.bias.to(x.dtype)
+
+
+class CastLinear(QuantisedLinear):
+    """A product in 16 bits inside a model that is otherwise wider."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        data: Tensor = self.data  # type: ignore[assignment]
+        return functional.linear(x.to(data.dtype), data, self._bias(data)).to(x.dtype)
+
+
+class CudaLinear(QuantisedLinear):
+    """Small weights read by Triton kernels for a few rows, widened for many."""
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(_with_pairs(quantised), bias, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        flat = x.flatten(0, -2)
+        rows = flat.shape[0]
+        tile = kernels.tile_for(self.quantised, flat, gated=False) if kernels.usable(x) else None
+        if tile is not None:
+            return kernels.few_row_linear(flat, self.quantised, self._bias(x), tile).unflatten(0, x.shape[:-1])
+        if self.like.activations != "float" and rows >= LEAST_INTEGER_ROWS and self.like.inputs % 16 == 0:
+            return self._integer_product(x)
+        return super().forward(x)
+
+    def _integer_product(self, x: Tensor) -> Tensor:
+        """Rows rounded to int8, each with its own scale, multiplied as integers."""
+        weight = self.quantised
+        assert weight.scale is not None
+        flat = x.flatten(0, -2).float()
+        scale = flat.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / 127
+        product = torch._int_mm((flat / scale).round().to(torch.int8), weight.data.T)
+        out = (product.float() * scale * weight.scale).to(x.dtype).unflatten(0, x.shape[:-1])
+        return out if self.bias is None else out + self.bias.to(x.dtype)
+
+
+class CpuInt8WeightLinear(QuantisedLinear):
+    """int8 weights and bfloat16 inputs."""
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(quantised, bias, dtype)
+        # The kernel's scales are bfloat16, which would move every row by up to 0.2 %; they are put in afterwards.
+        self.register_buffer("ones", torch.ones(quantised.outputs, dtype=torch.bfloat16), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        flat = x.flatten(0, -2)
+        if flat.shape[0] > FEW_ROWS:
+            return super().forward(x)
+        out = torch._weight_int8pack_mm(flat.bfloat16().contiguous(), self.data, self.ones)  # type: ignore[arg-type]
+        return _finished(out * self.scale, x, self.bias)  # type: ignore[operator]
+
+
+class CpuInt4WeightLinear(QuantisedLinear):
+    """int4 weights and bfloat16 inputs."""
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(quantised, bias, dtype)
+        assert quantised.scale is not None
+        assert quantised.offset is not None
+        codes = unpacked(quantised.data).int()
+        middle = quantised.offset.float() + 8 * quantised.scale.float()  # what a code of 8 stands for
+        both = torch.stack([quantised.scale.float(), middle], dim=-1).transpose(0, 1).contiguous()
+        self.register_buffer("laid_out", torch._convert_weight_to_int4pack_for_cpu(codes, 1), persistent=False)
+        self.register_buffer("scales_and_middles", both.bfloat16(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        flat = x.flatten(0, -2)
+        if flat.shape[0] > FEW_ROWS:
+            return super().forward(x)
+        out = torch._weight_int4pack_mm_for_cpu(
+            flat.bfloat16().contiguous(),
+            self.laid_out,  # type: ignore[arg-type]
+            self.like.group,
+            self.scales_and_middles,  # type: ignore[arg-type]
+        )
+        return _finished(out, x, self.bias)
+
+
+def _with_pairs(weight: QuantisedWeight) -> QuantisedWeight:
+    """Groups' scales and offsets laid out for the kernels: each pair together, and those of a group side by side."""
+    if weight.scale is None or weight.offset is None:
+        return weight
+    scale, offset = torch.stack([weight.scale.T, weight.offset.T], dim=-1).transpose(0, 1).unbind(-1)
+    return weight.with_parts({"data": weight.data, "scale": scale, "offset": offset})
+
+
+def _finished(out: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    shaped = out.to(x.dtype).view(*x.shape[:-1], -1)
+    return shaped if bias is None else shaped + bias.to(x.dtype)
+
+
+def quantised_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module | None:
+    """The fastest layer there is for a matrix on its device; None where a plain one on the widened matrix is better."""
+    place = weight.data.device.type
+    if weight.scheme in CASTS:
+        narrow = CASTS[weight.scheme]
+        is_widened = dtype == narrow or (place == "cpu" and not is_multiplied_here(narrow))
+        return None if is_widened else CastLinear(weight, bias, dtype)
+    if place == "cuda":
+        return CudaLinear(weight, bias, dtype)
+    return _cpu_linear(weight, bias, dtype) if place == "cpu" else None
+
+
+def _cpu_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module | None:
+    if weight.scheme == "int8" and weight.activations != "float":
+        return _integer_linear(weight, bias)
+    is_even = weight.outputs % CPU_ROW_BLOCK == 0 and weight.inputs % CPU_COLUMN_BLOCK == 0
+    if weight.scheme == "int8":
+        return (CpuInt8WeightLinear if is_even else QuantisedLinear)(weight, bias, dtype)
+    if weight.scheme == "int4" and weight.group in CPU_GROUPS and is_even:
+        return CpuInt4WeightLinear(weight, bias, dtype)
+    return None
+
+
+def _integer_linear(weight: QuantisedWeight, bias: Tensor | None) -> nn.Module | None:
+    if not int8_is_fast_here():
+        return None
+    assert weight.scale is not None
+    packed = prepacked(weight.data, weight.scale, bias)
+    bias = None if bias is None else bias.float()
+    return (
+        Int8Linear(packed, bias) if weight.input_range is None else RangedInt8Linear(packed, weight.input_range, bias)
+    )
+
+
+def project(linear: nn.Module, x: Tensor, gated: bool = False) -> Tensor:
+    """`linear(x)`; gated, `silu(first half) * second half` of it.  # [row, input] → [row, output]"""
+    weight = _weight(linear, x)
+    tile = None if weight is None else kernels.tile_for(weight, x, gated)
+    if weight is not None and tile is not None:
+        return kernels.few_row_linear(x, weight, linear.bias, tile, gated)  # type: ignore[arg-type]
+    out: Tensor = linear(x)
+    return _gate(out) if gated else out
+
+
+def _weight(linear: nn.Module, x: Tensor) -> Tensor | QuantisedWeight | None:
+    """The matrix a kernel may read in place of calling the layer: nobody listens to the call or wants gradients."""
+    if not kernels.usable(x) or x.ndim != 2 or linear._forward_hooks or linear._forward_pre_hooks:
+        return None
+    if isinstance(linear, CudaLinear):
+        return linear.quantised
+    if not isinstance(linear, Linear) or (linear.weight.requires_grad and torch.is_grad_enabled()):
+        return None
+    return linear.weight if linear.weight.dtype == x.dtype else None
+
+
+def _gate(both: Tensor) -> Tensor:
+    if kernels.usable(both):
+        return kernels.silu_multiply(both)
+    gate, up = both.chunk(2, dim=-1)
+    return functional.silu(gate) * up

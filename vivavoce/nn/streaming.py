@@ -1,0 +1,355 @@
+"""What causal layers remember of a stream: keys and values behind attention, last inputs behind convolutions.
+
+A network written against `Past` is one implementation for both uses: offline it runs over a `Silence`, in a stream over
+a `StreamPast`. Both are read in forward order, so each layer finds its own memory without knowing its number.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vivavoce import kernels
+from vivavoce.nn.vocoder import CausalConv1d
+
+
+class Past(Protocol):
+    """The past of a batch, as the layers of one forward pass see it."""
+
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """The next attention layer, over the past and what is new.
+
+        # query [row, head, time, dim], keys_values [2, row, head, time, dim], bias [row, 1 or head, time, key]
+        """
+        ...
+
+    def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
+        """The next convolution, continued from its last inputs.  # [row, time, channel]"""
+        ...
+
+
+class Silence:
+    """Nothing came before: the whole signal is given at once."""
+
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """Attention to what is given alone."""
+        keys, values = keys_values
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+
+    def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
+        """The convolution from zeros."""
+        return product_over_taps(conv, functional.pad(x, (0, 0, conv.context, 0)))
+
+
+class StreamPast:
+    """The past of a batch of streams: a prefix per stream, shared by reference, then a window, then what is new.
+
+    A stream has one or more rows in the batch (two under classifier-free guidance). Windows and contexts are
+    overwritten while the layers read them, so the tensors given hold the past of the next pass afterwards.
+    """
+
+    def __init__(
+        self,
+        prefixes: Sequence[
+            Tensor
+        ],  # one for all streams, or one each: [layer, 2, row of the stream, head, prefix, dim]
+        windows: Tensor,  # [layer, 2, stream, row of the stream, head, slot, dim], newest last
+        contexts: Sequence[Tensor],  # per convolution: [row, context, channel]
+        next_windows: Tensor | None = None,  # where the next windows go, if they are to grow; else in place
+    ) -> None:
+        self._prefixes = prefixes
+        self._prefix_slots = max(prefix.shape[-2] for prefix in prefixes)
+        self._windows = windows
+        self._next_windows = windows if next_windows is None else next_windows
+        self._layers = iter(range(windows.shape[0]))
+        self._contexts = iter(contexts)
+
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """Attention to prefix, window and what is new; the window moves on."""
+        layer = next(self._layers)
+        new = keys_values.unflatten(1, self._windows.shape[2:4])
+        joined = torch.cat([self._prefix(layer), self._windows[layer], new], dim=-2)
+        kept = self._next_windows[layer]
+        kept.copy_(joined[..., joined.shape[-2] - kept.shape[-2] :, :])
+        keys, values = joined.flatten(1, 2)
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+
+    def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
+        """The convolution continued; its context moves on."""
+        context = next(self._contexts)
+        joined = torch.cat([context, x], dim=1)
+        context.copy_(joined[:, joined.shape[1] - conv.context :])
+        return product_over_taps(conv, joined)
+
+    def _prefix(self, layer: int) -> Tensor:  # [2, stream, row of the stream, head, prefix, dim]
+        if len(self._prefixes) == 1:
+            return self._prefixes[0][layer].unsqueeze(1).expand(-1, self._windows.shape[2], -1, -1, -1, -1)
+        padded = [
+            functional.pad(prefix[layer], (0, 0, 0, self._prefix_slots - prefix.shape[-2])) for prefix in self._prefixes
+        ]
+        return torch.stack(padded, dim=1)
+
+
+def product_over_taps(conv: CausalConv1d, joined: Tensor) -> Tensor:
+    """A dense convolution as one matrix product.  # [row, context + time, channel] → [row, time, channel]
+
+    Attention and norms keep channels last, which convolution kernels do not: they would turn input, weight and output
+    around in every one of the hundreds of calls of a step, at more cost than the convolution itself.
+    """
+    if conv.stride != (1,) or conv.dilation != (1,):
+        raise ValueError(f"{conv} is not a plain convolution")
+    if conv.groups != 1 and joined.is_cuda:
+        return _product_of_groups(conv, joined)
+    if conv.groups != 1:  # no one product: each group has channels of its own
+        grouped = functional.conv1d(joined.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups)
+        return grouped.transpose(1, 2)
+    taps = joined.unfold(1, conv.kernel_size[0], 1)  # [row, time, channel, tap]
+    return functional.linear(taps.flatten(2), conv.weight.flatten(1), conv.bias)
+
+
+def _product_of_groups(conv: CausalConv1d, joined: Tensor) -> Tensor:
+    """A product for each group, all in one launch. CUDA's libraries convolve one group after the other.
+
+    # [row, context + time, channel] → [row, time, channel]
+    """
+    taps = joined.unfold(1, conv.kernel_size[0], 1).unflatten(2, (conv.groups, -1))  # [row, time, group, channel, tap]
+    inputs = taps.permute(2, 0, 1, 4, 3).flatten(1, 2).flatten(2)  # [group, row × time, tap × channel]
+    weight = conv.weight.unflatten(0, (conv.groups, -1)).transpose(2, 3).flatten(2)  # [group, output, tap × channel]
+    product = inputs @ weight.mT
+    if conv.bias is not None:
+        product = product + conv.bias.view(conv.groups, 1, -1)
+    return product.unflatten(1, (joined.shape[0], -1)).permute(1, 2, 0, 3).flatten(2)
+
+
+LONGEST_CONTEXT = 3  # of the fused convolution; longer ones are rare and large enough for the libraries
+
+
+@dataclass(frozen=True)
+class KeyValueAddresses:
+    """Where the keys and values of all layers lie, per stream."""
+
+    prefixes: Tensor  # int64 [stream]: of [layer, 2, row of the stream, head, length, dim]
+    lengths: Tensor  # int64 [stream]
+    windows: Tensor  # int64 [stream]: of [layer, 2, row of the stream, head, slot, dim]; 0 where a stream keeps none
+    next_windows: Tensor  # int64 [stream]: likewise
+    window_strides: tuple[int, int]  # of layer, and of keys to values
+    prefix_slots: int  # of the longest prefix, or more
+    slots: int
+
+
+class AddressedPast:
+    """A `StreamPast` on addresses. What comes next goes to memory of its own."""
+
+    def __init__(
+        self,
+        addresses: KeyValueAddresses,
+        layers: Iterator[int],
+        contexts: Sequence[Tensor],  # per convolution: [row, context, channel]
+        next_contexts: Sequence[Tensor],
+        arrived: Tensor,  # int32 [row × head], zero
+    ) -> None:
+        self._addresses = addresses
+        self._layers = layers
+        self._contexts = iter(zip(contexts, next_contexts, strict=True))
+        self._arrived = arrived
+
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """Attention to prefix, window and what is new; the next window is made."""
+        past = self._addresses
+        return kernels.chunk_attention(
+            query,
+            keys_values,
+            bias,
+            past.prefixes,
+            past.lengths,
+            past.windows,
+            past.next_windows,
+            past.window_strides,
+            past.slots,
+            past.prefix_slots,
+            next(self._layers),
+            self._arrived,
+        )
+
+    def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
+        """The convolution continued; its next context is made."""
+        context, next_context = next(self._contexts)
+        if conv.groups == 1 and conv.context <= min(LONGEST_CONTEXT, x.shape[1]):
+            return kernels.stream_conv(x, context, next_context, conv.weight, conv.bias)
+        joined = torch.cat([context, x], dim=1)
+        next_context.copy_(joined[:, joined.shape[1] - conv.context :])
+        return product_over_taps(conv, joined)
+
+
+def addresses(tensors: Sequence[Tensor]) -> Tensor:
+    """Where tensors begin, told to the device without waiting for it.  # int64 [tensor]"""
+    device = tensors[0].device
+    return torch.stack([torch.full((), each.data_ptr(), dtype=torch.int64, device=device) for each in tensors])
+
+
+SMALLEST_CAPACITY = 64
+
+
+@dataclass
+class _Buffer:
+    keys: list[Tensor]  # per layer: [row, head, capacity, head_dim]
+    values: list[Tensor]
+    filled: list[int]  # positions held of each row
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[2]
+
+
+@dataclass(frozen=True)
+class StreamCache:
+    """What the layers of a network keep of a stream (or of `batch` streams in step).
+
+    Caches that step together come to lie in one buffer, and a step writes behind their last positions. Stepping from an
+    older cache (a rewind or a fork) copies first, so no cache ever changes under its holder.
+    """
+
+    buffer: _Buffer
+    first: int  # row
+    batch: int
+    length: int
+    window: int | None = None
+    """How many positions, its own among them, a position sees; None: all."""
+    dropped: int = 0
+    """How many first positions are held no more."""
+
+    @staticmethod
+    def empty(
+        layers: int, heads: int, head_dim: int, batch: int, like: Tensor, window: int | None = None
+    ) -> "StreamCache":
+        """The cache before the first position, on the device and of the type of `like`."""
+        nothing = [like.new_empty(batch, heads, 0, head_dim) for _ in range(layers)]
+        return StreamCache(_Buffer(nothing, nothing, [0] * batch), first=0, batch=batch, length=0, window=window)
+
+    @property
+    def held(self) -> int:
+        """Positions in the buffer."""
+        return self.length - self.dropped
+
+    @property
+    def needed(self) -> int:
+        """How many of the held positions the next one may see."""
+        return self.held if self.window is None else min(self.held, self.window - 1)
+
+    def picked(self, rows: Sequence[int]) -> "StreamCache":
+        """Streams in the places of others: row i goes on from what row `rows[i]` remembers."""
+        mine = self.copy()
+        index = torch.as_tensor(rows, device=mine.buffer.keys[0].device)
+        buffer = _Buffer([k[index] for k in mine.buffer.keys], [v[index] for v in mine.buffer.values],
+                         [mine.held] * len(rows))  # fmt: skip
+        return replace(mine, buffer=buffer, batch=len(rows))
+
+    def copy(self) -> "StreamCache":
+        """The same cache in memory of its own."""
+        kept = self.needed
+        buffer = _gathered([self], max(1, kept))
+        return replace(self, buffer=buffer, first=0, dropped=self.length - kept)
+
+
+@dataclass(frozen=True)
+class Extension:
+    """Room for the next positions of several streams, side by side in one buffer."""
+
+    buffer: _Buffer
+    rows: Tensor  # [row, 1]
+    places: Tensor  # [row, new]: where each new position goes
+    positions: Tensor  # [row, new]: how far in its stream each new position is
+    seen: slice  # of the places: those that any new position may see
+    bias: Tensor  # [row, 1, new, seen]: −inf where a new position may not look
+    after: list[StreamCache]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write the new keys and values of a layer and look at all there are.  # [row, head, new, head_dim]"""
+        keys, values = self.buffer.keys[layer], self.buffer.values[layer]
+        keys[self.rows, :, self.places] = key.transpose(1, 2)
+        values[self.rows, :, self.places] = value.transpose(1, 2)
+        return attend_within(query, keys[:, :, self.seen], values[:, :, self.seen], self.bias)
+
+
+def attend_within(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Attention where a bias of −inf hides what a position may not see.  # [row, head, time, head_dim]
+
+    On a GPU in plain products: fused kernels are planned per length there, where every step may have a new one, and
+    one stream's few positions would keep no more than a few of its processors busy.
+    """
+    if query.device.type == "cpu":
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+    scores = query * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    return torch.softmax(scores + bias, dim=-1, dtype=exact).to(values.dtype) @ values
+
+
+def extend(caches: Sequence[StreamCache], new: int) -> Extension:
+    """Room for `new` positions behind each cache; `after` are the caches once every layer has attended."""
+    buffer = caches[0].buffer
+    held = [cache.held for cache in caches]
+    if not _side_by_side(caches, buffer) or max(held) + new > buffer.capacity:
+        held = [cache.needed for cache in caches]
+        buffer = _gathered(caches, capacity=max(SMALLEST_CAPACITY, 2 * max(held), max(held) + new))
+    after, row = [], 0
+    for cache, start in zip(caches, held, strict=True):
+        dropped = cache.length - start
+        after.append(replace(cache, buffer=buffer, first=row, length=cache.length + new, dropped=dropped))
+        buffer.filled[row : row + cache.batch] = [start + new] * cache.batch
+        row += cache.batch
+    return _extension(buffer, after, new)
+
+
+def _extension(buffer: _Buffer, after: list[StreamCache], new: int) -> Extension:
+    device = buffer.keys[0].device
+    window = after[0].window
+    ends = [(cache.held, cache.dropped) for cache in after for _ in range(cache.batch)]
+    held, dropped = torch.tensor(ends, device=device).unbind(1)
+    places = held[:, None] + torch.arange(-new, 0, device=device)
+    first = 0 if window is None else max(0, min(cache.held for cache in after) - new - window + 1)
+    seen = slice(first, max(cache.held for cache in after))
+    columns = torch.arange(seen.start, seen.stop, device=device)
+    hidden = columns > places[:, None, :, None]
+    if window is not None:
+        hidden |= columns <= places[:, None, :, None] - window
+    bias = torch.zeros(hidden.shape, dtype=buffer.keys[0].dtype, device=device).masked_fill_(hidden, -torch.inf)
+    rows = torch.arange(len(ends), device=device)[:, None]
+    return Extension(buffer, rows, places, places + dropped[:, None], seen, bias, after)
+
+
+def _side_by_side(caches: Sequence[StreamCache], buffer: _Buffer) -> bool:
+    row = 0
+    for cache in caches:
+        if cache.buffer is not buffer or cache.first != row:
+            return False
+        row += cache.batch
+    ends = [cache.held for cache in caches for _ in range(cache.batch)]
+    return ends == buffer.filled
+
+
+def _gathered(caches: Sequence[StreamCache], capacity: int) -> _Buffer:
+    rows = sum(cache.batch for cache in caches)
+    layers = range(len(caches[0].buffer.keys))
+    keys, values = (
+        [_room(caches, rows, capacity) for _ in layers],
+        [_room(caches, rows, capacity) for _ in layers],
+    )
+    filled: list[int] = []
+    for cache in caches:
+        mine = slice(cache.first, cache.first + cache.batch)
+        theirs = slice(len(filled), len(filled) + cache.batch)
+        kept = slice(cache.held - cache.needed, cache.held)
+        for layer in layers:
+            keys[layer][theirs, :, : cache.needed] = cache.buffer.keys[layer][mine, :, kept]
+            values[layer][theirs, :, : cache.needed] = cache.buffer.values[layer][mine, :, kept]
+        filled += [cache.needed] * cache.batch
+    return _Buffer(keys, values, filled)
+
+
+def _room(caches: Sequence[StreamCache], rows: int, capacity: int) -> Tensor:
+    # Zeros, because what is hidden is still multiplied by 0, and chance memory may hold NaN.
+    like = caches[0].buffer.keys[0]
+    return like.new_zeros(rows, like.shape[1], capacity, like.shape[3])

@@ -1,0 +1,304 @@
+"""The engine behind an event loop: one thread steps, coroutines open sequences and read replies as they are made.
+
+A step takes every sequence that has work along. When it is taken is for the most urgent of them to say.
+"""
+
+import asyncio
+import queue
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Sequential
+from concurrent.futures import Future
+from typing import Self, TypeVar
+
+from vivavoce.engine.engine import Emission, Engine
+from vivavoce.engine.sampling import Generation
+from vivavoce.engine.sequence import FinishReason, PlaybackDeadline, Sequence
+from vivavoce.engine.speculative import Speculation
+from vivavoce.engine.step import Failure, StepResult
+from vivavoce.errors import VivaError
+from vivavoce.models.interface import Row
+from vivavoce.nn.cuda_graphs import CudaStream
+from vivavoce.runtime.executor import DeadlineExecutor
+from vivavoce.runtime.reply import Delivery, Reply, WeakReply, hand_over
+
+Result = TypeVar("Result")
+AT_ONCE = float("-inf")
+FIRST_SOUND_SECONDS = 0.3  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
+
+
+class AsyncEngine:
+    """An async face for an `Engine`. All calls take effect between two steps.
+
+    It steps on a thread of its own, or is a duty of `workers` that others started and will close.
+    """
+
+    name = "viva-engine"
+
+    def __init__(self, engine: Engine, workers: DeadlineExecutor | None = None) -> None:
+        self._engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._replies: dict[int, WeakReply] = {}
+        self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
+        self._workers, self._owns_workers = workers or DeadlineExecutor(self.name), workers is None
+        self._lane = CudaStream(engine.runner.device, urgent=True)
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        if self._owns_workers:
+            self._workers.start()
+        self._workers.add(self)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close_engine()
+
+    async def close_engine(self) -> None:
+        """End every reply as cancelled and stop the thread."""
+        if not self._is_closed:
+            self._is_closed = True
+            await asyncio.to_thread(self._workers.remove, self)
+            if self._owns_workers:
+                await asyncio.to_thread(self._workers.close)
+            self._run_commands()
+            for handle in list(self._replies.values()):
+                self._end_reply(handle.sequence, "cancelled")
+
+    async def warm_up(self) -> None:
+        """Capture what will be replayed, where the device does that, before anybody waits."""
+
+        def capture() -> None:
+            with self._lane():
+                self._engine.warm_up()
+
+        await self._call(capture)
+
+    async def open(self, rows: Iterable[Row] = ()) -> Sequence:
+        """A new sequence; its rows are computed in the background."""
+        return await self._call(lambda: self._engine.open(rows), self._close)
+
+    async def append(self, sequence: Sequence, rows: Iterable[Row]) -> None:
+        """Add rows to a sequence that is not generating."""
+        await self._call(lambda: self._engine.append(sequence, rows))
+
+    def due_by(self, sequence: Sequence, moment: float) -> None:
+        """What this sequence has to do must be done by this moment, on the event loop's clock."""
+        before, self._due[sequence.id] = self._due.get(sequence.id, AT_ONCE), moment
+        if moment < before:
+            self._workers.wake(self)
+
+    async def fork(self, sequence: Sequence) -> Sequence:
+        """A second sequence that shares the first one's past."""
+        return await self._call(lambda: self._engine.fork(sequence), self._close)
+
+    async def rewind(self, sequence: Sequence, length: int) -> None:
+        """Forget the rows from `length` on; a reply under way ends as cancelled."""
+
+        def rewind() -> None:
+            self._end_reply(sequence, "cancelled")
+            self._engine.rewind(sequence, length)
+
+        await self._call(rewind)
+
+    async def stop(self, sequence: Sequence) -> None:
+        """End its reply as cancelled; the rows so far stay."""
+        await self._call(lambda: self._end_reply(sequence, "cancelled"))
+
+    async def close(self, sequence: Sequence) -> None:
+        """Forget a sequence; a reply under way ends as cancelled."""
+        await self._call(lambda: self._close(sequence))
+
+    def _close(self, sequence: Sequence) -> None:
+        self._end_reply(sequence, "cancelled")
+        self._engine.close(sequence)
+        self._due.pop(sequence.id, None)
+
+    async def generate(
+        self,
+        sequence: Sequence,
+        generation: Generation,
+        most_unread: int | None = None,
+        speculation: Speculation | None = None,
+        listener: PlaybackDeadline | None = None,
+    ) -> Reply:
+        """Start a reply. `most_unread` lets a slow consumer pause it instead of letting rows pile up.
+
+        With a `listener`, who is told of by `heard`, it comes by when they need it.
+        """
+        loop = asyncio.get_running_loop()
+
+        def start() -> Reply:
+            self._engine.generate(sequence, generation, most_unread, speculation, listener)
+            return self._reply(sequence, loop)
+
+        return await self._call(start)
+
+    async def answer(
+        self,
+        past: Sequence | None,
+        rows: Sequential[Row],
+        same: int,
+        generation: Generation,
+        most_unread: int | None = None,
+        listener: PlaybackDeadline | None = None,
+    ) -> Reply:
+        """Start a reply to these rows on a sequence of its own, whose first `same` rows are those of `past`.
+
+        All in one go: whoever asks for a fork, more rows and a reply one by one waits for a step each time.
+        """
+        loop = asyncio.get_running_loop()
+
+        def start() -> Reply:
+            engine = self._engine
+            sequence = engine.open() if past is None else engine.fork(past)
+            try:
+                engine.rewind(sequence, min(same, len(sequence)))
+                engine.append(sequence, rows[len(sequence) :])
+                engine.generate(sequence, generation, most_unread, listener=listener)
+            except Exception:
+                engine.close(sequence)
+                raise
+            return self._reply(sequence, loop)
+
+        return await self._call(start, lambda reply: self._close(reply.sequence))
+
+    def _reply(self, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> Reply:
+        reply = Reply(self, sequence, loop)
+        self._replies[sequence.id] = WeakReply(reply)
+        self._due.pop(sequence.id, None)
+        return reply
+
+    def heard(self, sequence: Sequence, seconds: float) -> None:
+        """The listener of its reply has played so much of it by now; the engine learns of it before it next plans."""
+        self._commands.put(lambda: self._engine.heard(sequence, seconds))
+
+    def taken(self, sequence: Sequence, rows: int) -> None:
+        """Rows of its reply were taken; the engine is woken only if it may have nothing else to do until it knows."""
+        self._commands.put(lambda: self._engine.take(sequence, rows))
+        if sequence.is_paused:  # looked at behind the put: who pauses after this look finds the command
+            self._workers.wake(self)
+
+    def sounds(self, sequence: Sequence) -> None:
+        """The first sound of its reply is there: it goes on."""
+        self._post(lambda: self._engine.heard(sequence, 0.0))
+
+    async def _call(self, action: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
+        """Run on the engine's thread, between steps. Where the caller is cancelled it is done all the same, or undone.
+
+        Who hangs up is cancelled, often twice, while opening a sequence or closing one: neither may be forgotten.
+        """
+        if self._is_closed or not self._workers.is_open:
+            raise VivaError("the engine is not running")
+        done: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(action())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._post(run)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(done))
+        except asyncio.CancelledError:
+            if undo is not None:
+                done.add_done_callback(lambda made: self._undo(made, undo))
+            raise
+
+    def _undo(self, made: "Future[Result]", undo: Callable[[Result], None]) -> None:
+        if made.exception() is None:
+            result = made.result()
+            self._post(lambda: undo(result))
+
+    def _post(self, action: Callable[[], None]) -> None:
+        """Run on the engine's thread some time soon; nobody waits."""
+        self._commands.put(action)
+        self._workers.wake(self)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Stop its reply, which nobody holds any more."""
+        # It may be forgotten anywhere, also by the thread that would have to be woken, with its lock held.
+        self._commands.put(lambda: self._end_reply(sequence, "cancelled"))
+
+    # A duty of the workers: commands as they come, and a step when one is due.
+
+    def due(self) -> float | None:
+        """When the most urgent sequence must have moved on."""
+        if not self._commands.empty():
+            return AT_ONCE
+        rests = self._engine.rests
+        if rests:
+            return self._workers.now() + rests + self._workers.early
+        busy = (each for each in self._engine.scheduler.sequences.values() if each.has_work)
+        return min((self._due.get(each.id, _due(each)) for each in busy), default=None)
+
+    def do_next(self) -> None:
+        """Run what is queued, and step if it is time."""
+        self._run_commands()
+        due = self.due()
+        if due is None or due - self._workers.now() > self._workers.early:
+            return
+        result = StepResult()
+        try:
+            with self._lane(waits=False):  # a step begun ahead goes on, while the rows of this one are handed over
+                result = self._engine.advance()
+                made = [emission.sequence for emission in result.emissions]
+                if any(sequence.states is not None or sequence.hidden is not None for sequence in made):
+                    self._lane.wait()  # others may look at these
+        except Exception as error:  # of the stream itself: no row of the step can be trusted
+            result = self._all_failed(result, error)
+        self._hand_over(result.emissions)
+        self._hand_over_failures(result.failures)
+
+    def _run_commands(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def _hand_over(self, emissions: list[Emission]) -> None:
+        """To whoever reads the replies; one wake-up for each event loop, not for each row."""
+        deliveries: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
+        for emission in emissions:
+            handle = self._replies.get(emission.sequence.id)
+            if handle is None:
+                continue
+            reply = handle.reply
+            if reply is None or emission.finish is not None:
+                del self._replies[emission.sequence.id]
+            if reply is None:
+                self._engine.stop(emission.sequence)
+            else:
+                deliveries.setdefault(handle.loop, []).append((reply, emission.row, emission.finish))
+        for loop, some in deliveries.items():
+            if not hand_over(loop, some):
+                for reply, _, _ in some:
+                    self._replies.pop(reply.sequence.id, None)
+                    self._engine.stop(reply.sequence)
+
+    def _end_reply(self, sequence: Sequence, finish: FinishReason) -> None:
+        handle = self._replies.pop(sequence.id, None)
+        if handle is not None:
+            self._engine.stop(sequence)
+            handle.deliver(None, finish)
+
+    def _all_failed(self, result: StepResult, error: Exception) -> StepResult:
+        """The result of a step whose CUDA stream failed: whatever it advanced, or would have, has failed."""
+        busy = (sequence for sequence in self._engine.scheduler.sequences.values() if sequence.has_work)
+        hit = dict.fromkeys([*(emission.sequence for emission in result.emissions), *busy])
+        return StepResult(failures=[*result.failures, *(self._engine.fail(sequence, error) for sequence in hit)])
+
+    def _hand_over_failures(self, failures: list[Failure]) -> None:
+        for failure in failures:
+            handle = self._replies.pop(failure.sequence.id, None)
+            if handle is not None:
+                handle.deliver(failure.error, "error")
+
+
+def _due(sequence: Sequence) -> float:
+    """When a sequence must move on, if nobody has said: at once, but for those whose listeners are known."""
+    listener, dry = sequence.listener, sequence.runs_dry
+    if listener is None or dry is None:
+        return AT_ONCE
+    return listener.since + FIRST_SOUND_SECONDS if sequence.awaits_sound else dry

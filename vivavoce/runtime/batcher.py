@@ -1,0 +1,187 @@
+"""Small jobs of many conversations: the urgent first, some together, each failing alone where that can be."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from vivavoce.errors import VivaError
+from vivavoce.runtime.executor import DeadlineExecutor
+
+logger = logging.getLogger(__name__)
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class _Waiting(Generic[Job, Result]):
+    deadline: float
+    job: Job
+    done: "asyncio.Future[Result]"
+    result: Result | Exception | None = None
+
+    def tell(self) -> None:
+        """On its own thread: what came of it, to whoever still waits."""
+        if self.done.done():
+            return
+        if isinstance(self.result, Exception):
+            self.done.set_exception(self.result)
+        else:
+            self.done.set_result(self.result)  # type: ignore[arg-type]  # None only where that is the result
+
+
+class DynamicBatcher(Generic[Job, Result]):
+    """Jobs come one by one and are worked on in batches of at most `most`.
+
+    With `leaves_jobs`, which says that a failing pass over several jobs leaves what they hold as it was, those jobs are
+    then done one by one, and only a job that fails by itself fails. Without it, the whole batch fails with the error.
+    With `kind`, only jobs of the same kind are worked on together: others would wait for one another and gain nothing.
+    With `early`, jobs wait for company until so many seconds before they are due, or until a batch is full; where it
+    `gives_way` to something, only those that are due within half of that are begun.
+    They are done on a thread of their own, or are a duty of `workers` that others started and will close.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Sequence[Job]], Sequence[Result]],
+        most: int = 16,
+        kind: Callable[[Job], Hashable] | None = None,
+        workers: DeadlineExecutor | None = None,
+        early: float | None = None,
+        gives_way: Callable[[], bool] | None = None,
+        leaves_jobs: bool = False,
+    ) -> None:
+        self.name, self.most = name, most
+        self._leaves_jobs = leaves_jobs
+        self.batches = self.jobs = 0
+        self.busy = 0.0
+        """Seconds in which it worked."""
+        self._work, self._kind = work, kind or (lambda job: None)
+        self._early, self._gives_way = early, gives_way or (lambda: False)
+        self._waiting: list[_Waiting[Job, Result]] = []
+        self._list = threading.Lock()
+        self._workers, self._owns_workers = workers or DeadlineExecutor(name), workers is None
+        self._is_open = self._is_working = False
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._is_open = True
+        if self._owns_workers:
+            self._workers.start()
+        self._workers.add(self)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that nobody works on yet."""
+        return len(self._waiting)
+
+    def look(self) -> None:
+        """What it gives way to may be over."""
+        self._workers.wake(self)
+
+    async def do(self, job: Job, urgency: float = 0.0) -> Result:
+        """The result of one job, for which `urgency` seconds are left; of those waiting, what is due first is done."""
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(self._workers.now() + urgency, job, done)
+        with self._list:
+            if not self._is_open:
+                raise VivaError(f"{self.name} is not running")
+            self._waiting.append(waiting)
+        self._workers.wake(self)
+        return await done
+
+    async def close(self) -> None:
+        """Stop; jobs that wait fail."""
+        with self._list:
+            if not self._is_open:
+                return
+            self._is_open = False
+            left, self._waiting = self._waiting, []
+        for waiting in left:
+            waiting.result = VivaError(f"{self.name} was closed")
+        _tell(left)
+        await asyncio.to_thread(self._workers.remove, self)
+        if self._owns_workers:
+            await asyncio.to_thread(self._workers.close)
+
+    # A duty of the workers.
+
+    def due(self) -> float | None:
+        """When the most urgent job must be done."""
+        with self._list:
+            first = min((waiting.deadline for waiting in self._waiting), default=None)
+            if first is None or self._early is None:
+                return first
+            gives_way = self._gives_way()
+            if not gives_way and len(self._fullest()) >= self.most:
+                return min(first, self._workers.now())
+            return first - self._early / (2 if gives_way else 1) + self._workers.early
+
+    def do_next(self) -> None:
+        """Do the most urgent jobs."""
+        batch = [waiting for waiting in self._next() if not waiting.done.cancelled()]
+        if batch:
+            begun, self._is_working = self._workers.now(), True
+            self._do(batch)
+            self.busy, self._is_working = self.busy + self._workers.now() - begun, False
+            _tell(batch)
+
+    def _next(self) -> list[_Waiting[Job, Result]]:
+        with self._list:
+            if not self._waiting:
+                return []
+            self._waiting.sort(key=lambda waiting: waiting.deadline)
+            batch = self._alike()[: self.most]
+            taken = set(map(id, batch))
+            self._waiting = [waiting for waiting in self._waiting if id(waiting) not in taken]
+            self.batches, self.jobs = self.batches + 1, self.jobs + len(batch)
+            return batch
+
+    def _alike(self) -> list[_Waiting[Job, Result]]:
+        """The jobs of one kind whose turn it is: that of the most urgent, or of the most where nobody presses."""
+        first = self._waiting[0]
+        if self._early is not None and first.deadline - self._workers.now() > self._early:
+            return self._fullest()
+        kind = self._kind(first.job)
+        return [waiting for waiting in self._waiting if self._kind(waiting.job) == kind]
+
+    def _fullest(self) -> list[_Waiting[Job, Result]]:
+        """Those of the kind that most jobs have."""
+        kinds: dict[Hashable, list[_Waiting[Job, Result]]] = {}
+        for waiting in self._waiting:
+            kinds.setdefault(self._kind(waiting.job), []).append(waiting)
+        return max(kinds.values(), key=len, default=[])
+
+    def _do(self, batch: list[_Waiting[Job, Result]]) -> None:
+        try:
+            results = self._work([waiting.job for waiting in batch])
+            for waiting, result in zip(batch, results, strict=True):
+                waiting.result = result
+            return
+        except Exception as error:
+            logger.exception("%s: a pass over %d jobs failed", self.name, len(batch))
+            if len(batch) == 1 or not self._leaves_jobs:
+                for waiting in batch:
+                    waiting.result = error
+                return
+        for waiting in batch:  # outside the handler, whose traceback holds the memory of the failed pass
+            self._do([waiting])
+
+
+def _tell(batch: Sequence[_Waiting[Job, Result]]) -> None:
+    """To all who wait, with one wake-up for each event loop: every further one would cost as much as a job."""
+
+    def tell(some: list[_Waiting[Job, Result]]) -> None:
+        for waiting in some:
+            waiting.tell()
+
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Waiting[Job, Result]]] = {}
+    for waiting in batch:
+        by_loop.setdefault(waiting.done.get_loop(), []).append(waiting)
+    for loop, some in by_loop.items():
+        with suppress(RuntimeError):  # the loop has gone, and with it whoever waited
+            loop.call_soon_threadsafe(tell, some)

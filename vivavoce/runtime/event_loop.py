@@ -1,0 +1,88 @@
+"""Coroutines on the quickest event loop that is installed: whoever waits for many sockets wakes up all the time."""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from vivavoce.log import log_failure
+from vivavoce.nn.process_settings import switch_interval, torch_threads
+
+Result = TypeVar("Result")
+
+
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    """As `asyncio.run`, on uvloop where there is one."""
+    with asyncio.Runner(loop_factory=_factory()) as runner:
+        return runner.run(main)
+
+
+def _factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+@contextmanager
+def serving_pace(on_cpu: bool, threads: int | None = None, switch_seconds: float | None = None) -> Iterator[None]:
+    """`on_cpu`, tensors have so many threads, or half the cores; threads give way to one another after so long."""
+    with ExitStack() as stack:
+        if switch_seconds:
+            stack.enter_context(switch_interval.held(switch_seconds))
+        if on_cpu:
+            stack.enter_context(torch_threads.held(threads or max(1, (os.cpu_count() or 2) // 2)))
+        yield
+
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+MOST_WAITING = 16
+
+
+@dataclass(frozen=True)
+class _Over:
+    error: Exception | None = None
+
+
+async def on_a_thread(make: Callable[[], Iterator[Item]], most_waiting: int = MOST_WAITING) -> AsyncIterator[Item]:
+    """The items of an iterator; leaving it stops the thread after the item it is at, a slow reader makes it wait."""
+    loop = asyncio.get_running_loop()
+    items: asyncio.Queue[Item | _Over] = asyncio.Queue()
+    room = threading.Semaphore(most_waiting)
+    is_left = threading.Event()
+
+    def tell(item: Item | _Over) -> None:
+        with suppress(RuntimeError):  # the event loop has gone
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+    def work() -> None:
+        try:
+            for item in make():
+                tell(item)
+                room.acquire()
+                if is_left.is_set():
+                    return
+            tell(_Over())
+        except Exception as error:
+            if is_left.is_set():
+                log_failure(logger, error, "an iterator failed after its reader had left")
+            tell(_Over(error))
+
+    threading.Thread(target=work, name="viva-iterator", daemon=True).start()
+    try:
+        while not isinstance(item := await items.get(), _Over):
+            room.release()
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        is_left.set()
+        room.release()

@@ -1,0 +1,113 @@
+"""The words of a reply that was made as sound."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vivavoce.audio.io import Sound
+from vivavoce.audio.level import rms_dbfs
+from vivavoce.dialogue.backend import Piece, ReplyPlan, Spoke, Wrote
+from vivavoce.dialogue.events import Samples
+from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.models.moss_speech.codec import VOICE_RATE
+from vivavoce.models.moss_speech.prompt import Turn
+
+if TYPE_CHECKING:
+    from vivavoce.s2s.moss_speech import MossSpeechBackend
+
+
+PAUSE_DBFS = -45.0
+
+
+class Captions:
+    """The words of a spoken reply, a stretch of it at a time, where somebody can tell them; its sound too, if asked."""
+
+    def __init__(self, pipeline: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
+        self._captioner = pipeline.options.captioner
+        self.are_first = pipeline.options.words_first and self._captioner is not None
+        self._words, self._language, self._put = pipeline.words, plan.settings.language, put
+        self._stretch = round(pipeline.options.caption_seconds * VOICE_RATE)
+        self._sound: list[Samples] = []
+        self._codes: list[int] = []
+        self._told = 0  # samples
+        self._last: asyncio.Task[None] | None = None
+
+    def hear(self, samples: Samples, codes: list[int]) -> None:
+        """The next sound of the reply, and the codes it was made of."""
+        if self._captioner is None:
+            return
+        self._sound.append(samples)
+        self._codes += codes
+        length = sum(map(len, self._sound))
+        pauses = rms_dbfs(samples[-VOICE_RATE // 12 :]) < PAUSE_DBFS
+        if length >= 3 * self._stretch or (length >= self._stretch and pauses):
+            self._tell()
+
+    async def finish(self) -> None:
+        """Tell the rest, and wait until all is told."""
+        if self._sound:
+            self._tell()
+        if self._last is not None:
+            await self._last
+
+    def stop(self) -> None:
+        """Nobody wants the words any more."""
+        if self._last is not None:
+            self._last.cancel()
+
+    def _tell(self) -> None:
+        sound, codes = np.concatenate(self._sound), self._codes
+        at, self._told = self._told / VOICE_RATE, self._told + len(sound)
+        self._sound, self._codes = [], []
+        self._last = asyncio.get_running_loop().create_task(self._caption(sound, codes, at, self._last))
+
+    async def _caption(self, sound: Samples, codes: list[int], at: float, before: "asyncio.Task[None] | None") -> None:
+        if self._captioner is None or self._captioner == "model":
+            text = await self._words.of_codes(codes)
+        else:
+            text = await self._captioner.transcribe(sound, VOICE_RATE, self._language)
+        if before is not None:
+            await before
+        if text:
+            await self._put(Wrote(text if at == 0 else f" {text}", at))
+        if self.are_first and len(sound):
+            await self._put(Spoke(sound))
+
+
+WRITE_DOWN = "Write down what is said."
+ROWS_PER_CODE = 2  # speech has at most a few letters in 80 ms
+FEWEST_ROWS = 16
+WORDS_URGENCY = 1.5  # seconds: nobody waits for words as for sound, so they are made in steps that sound needs
+
+
+class MossSpeechTranscriber:
+    """A `Transcriber`, on a sequence of its own that is gone when the words are there."""
+
+    def __init__(self, pipeline: "MossSpeechBackend", instructions: str = WRITE_DOWN) -> None:
+        self._pipeline, self._instructions = pipeline, instructions
+
+    async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
+        """What was said."""
+        sound = Sound(samples, rate).mono().resampled(self._pipeline.input_rate).samples[0]
+        state = self._pipeline.codec.ear.initial_state()
+        codes, _ = await self._pipeline.ear.do((state, torch.from_numpy(sound), True), urgency=1.0)
+        return await self.of_codes(codes)
+
+    async def of_codes(self, codes: Sequence[int]) -> str:
+        """What these codes say."""
+        if not codes:
+            return ""
+        engine, prompt, model = self._pipeline.engine, self._pipeline.prompt, self._pipeline.model
+        rows = prompt.turn(Turn("system", self._instructions)) + prompt.turn(Turn("user", codes))
+        sequence = await engine.open(rows + prompt.open_reply("text"))
+        try:
+            most = FEWEST_ROWS + ROWS_PER_CODE * len(codes)
+            async with await engine.generate(sequence, Generation(GREEDY, max_new_rows=most)) as reply:
+                reply.needed_by(asyncio.get_running_loop().time() + WORDS_URGENCY)
+                made = [row async for row in reply]
+        finally:
+            await engine.close(sequence)
+        return self._pipeline.tokenizer.decode(model.written_ids(row for row in made if not model.ends(row))).strip()

@@ -1,0 +1,319 @@
+"""One conversation on MOSS-Speech: its past as rows of a sequence, the open turn prefilled as it is heard.
+
+The mind always knows the rows its sequence should have: those of the past and of the open turn. Whatever changes (an
+item cut, added or taken out, other instructions), the sequence is rewound to what is still right and appended the rest.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vivavoce.audio.io import Sound
+from vivavoce.dialogue.backend import ReplyPlan, ReplyStream
+from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples
+from vivavoce.dialogue.history import first_kept, written
+from vivavoce.engine.sequence import Sequence as EngineSequence
+from vivavoce.engine.sequence import rows_in_common
+from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
+from vivavoce.models.interface import Row
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, Turn
+from vivavoce.models.speech_encoder.stream import SpeechStreamState
+from vivavoce.s2s.reply import MossSpeechReply
+
+if TYPE_CHECKING:
+    from vivavoce.s2s.moss_speech import MossSpeechBackend
+
+logger = logging.getLogger(__name__)
+
+REPLY_ROOM = 256  # rows left for a reply when the past is compacted
+HEARD_TOGETHER = 3  # codes of a turn that are made at once: what is left of it is heard when it is likely over
+LISTENING_URGENCY = 0.5  # seconds in which they are wanted; the end of a turn is wanted at once
+
+
+@dataclass
+class EncodedTurn:
+    """The open turn: what the ear made of it so far, and sound that is not a whole code yet."""
+
+    ear: SpeechStreamState
+    codes: list[int] = field(default_factory=list)
+    waiting: list[Samples] = field(default_factory=list)
+
+    @property
+    def waits(self) -> int:
+        """Samples not yet encoded."""
+        return sum(map(len, self.waiting))
+
+
+class MossSpeechConversation:
+    """A `Mind`. Calls are queued and done in order by one task; the event loop is never held up."""
+
+    def __init__(self, pipeline: "MossSpeechBackend") -> None:
+        self._pipeline = pipeline
+        self._past: Sequence[Item] = ()
+        self._settings = ConversationSettings()
+        self._codes: dict[str, list[int]] = {}
+        self._paces: dict[str, tuple[float, float]] = {}  # of replies: how fast, and the silence left out before them
+        self._rows_of: dict[str, tuple[Item, list[Row]]] = {}
+        self._system: tuple[str, list[Row]] = ("", [])
+        self._first: str | None = None  # of the items that are still seen; None: all are
+        self._turn: EncodedTurn | None = None
+        self._page = pipeline.core.limits.page_size
+        self._sequence: EngineSequence | None = None
+        self._rows: list[Row] = []
+        self._adopted: MossSpeechReply | None = None
+        self._replies: set[MossSpeechReply] = set()
+        self._asked = 0  # replies that are to begin once the orders before them are done
+        self._orders: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(self._work())
+
+    @property
+    def hears_turn(self) -> bool:
+        """Whether the user is speaking and no reply has been begun."""
+        return self._turn is not None and not self._replies
+
+    def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
+        """The past is this, whatever was before."""
+        self._order(lambda: self._remember(past, settings))
+
+    def listen(self, samples: Samples) -> None:
+        """The next sound of the user's open turn."""
+        self._order(lambda: self._listen(samples))
+
+    def forget_turn(self) -> None:
+        """The open turn was nothing."""
+        self._order(self._forget)
+
+    def keep_turn(self, item: str) -> None:
+        """The open turn is over and becomes this item."""
+        self._order(lambda: self._keep(item))
+
+    def reply(self, plan: ReplyPlan) -> ReplyStream:
+        """Begin a reply; held."""
+        reply = MossSpeechReply(self._pipeline, plan, self._order, self._adopt, self._ended)
+        self._replies.add(reply)
+        self._asked += 1
+        self._order(lambda: self._begin(reply))
+        return reply
+
+    async def close(self) -> None:
+        """Give everything back."""
+        for reply in list(self._replies):
+            reply.drop()
+        self._orders.put_nowait(None)
+        await self._task
+        for reply in list(self._replies):
+            await reply.closed()
+        sequence, self._sequence = self._sequence, None
+        if sequence is not None:
+            with suppress(VivaError):  # the engine was closed first, and has nothing left
+                await self._pipeline.engine.close(sequence)
+
+    def _order(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._orders.put_nowait(work)
+
+    async def _work(self) -> None:
+        while (work := await self._orders.get()) is not None:
+            try:
+                await work()
+            except Exception as error:  # later orders must still be done
+                log_failure(logger, error, "an order of a conversation failed; its sequence is given up")
+                # The sequence may not be as it should; the next order that needs it makes it anew, or its reply fails.
+                await self._give_up_sequence()
+
+    async def _give_up_sequence(self) -> None:
+        sequence, self._sequence, self._rows = self._sequence, None, []
+        if sequence is not None:
+            with suppress(VivaError):
+                await self._pipeline.engine.close(sequence)
+
+    # Orders, one after another.
+
+    async def _remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
+        self._past, self._settings = tuple(past), settings
+        known = {item.id for item in past}
+        self._rows_of = {id: rows for id, rows in self._rows_of.items() if id in known}
+        self._codes = {id: codes for id, codes in self._codes.items() if id in known}
+        self._paces = {id: pace for id, pace in self._paces.items() if id in known}
+        await self._settle()
+
+    async def _listen(self, samples: Samples) -> None:
+        if self._turn is None:
+            self._turn = EncodedTurn(self._pipeline.codec.ear.initial_state())
+        self._turn.waiting.append(samples)
+        if not self._orders.empty():
+            return  # the next order, most likely the end of the turn, takes this sound along: one pass instead of two
+        together = 1 if self._pipeline.hears_at_once else HEARD_TOGETHER
+        if self._turn.waits >= together * self._pipeline.codec.ear.samples_per_code:
+            await self._encode(self._turn)
+            await self._settle()
+
+    async def _forget(self) -> None:
+        self._turn = None
+        await self._settle()
+
+    async def _keep(self, item: str) -> None:
+        if self._turn is not None:
+            self._codes[item] = await self._whole_turn(self._turn)
+            self._turn = None
+
+    async def _begin(self, reply: MossSpeechReply) -> None:
+        self._asked -= 1
+        if reply.is_dropped:
+            await self._settle()
+            return
+        plan = reply.plan
+        modality: Modality = "text" if plan.settings.modality == "text" else "speech"
+        head = self._pipeline.prompt.open_reply(modality)
+        try:
+            if plan.past is not None:
+                rows = await self._past_rows(plan.past, plan.settings) + head
+                await reply.begin(None, 0, rows, None)
+                return
+            codes = None
+            rows = await self._seen_rows(plan.settings)
+            if plan.hears_turn and self._turn is not None:
+                codes = await self._whole_turn(self._turn)
+                rows = rows + self._turn_rows(codes)
+            rows = rows + head
+            await reply.begin(self._sequence, rows_in_common(self._rows, rows), rows, codes)
+        except Exception as error:  # the reply fails, the conversation goes on
+            log_failure(logger, error, "a reply could not begin")
+            reply.fail(error)
+
+    async def _adopt(self, reply: MossSpeechReply, turn: str | None) -> None:
+        """A held reply is meant: its sequence becomes the conversation's."""
+        if turn is not None and reply.turn_codes is not None:
+            self._codes[turn] = reply.turn_codes
+        if reply.plan.hears_turn:
+            self._turn = None
+        if reply.plan.past is None and reply.sequence is not None and not reply.is_dropped:
+            await self._give_up_sequence()
+            self._adopted, self._sequence, self._rows = reply, reply.sequence, reply.rows
+            reply.sequence_is_kept = True
+
+    async def _ended(self, reply: MossSpeechReply) -> None:
+        """A reply is over: what it made is known by its item's id, and how much of it counts the item will say."""
+        await reply.closed()
+        self._replies.discard(reply)
+        if reply.is_released and reply.plan.past is None:
+            self._codes[reply.plan.item] = reply.codes
+            self._paces[reply.plan.item] = (reply.speed, reply.left_out)
+        if reply is self._adopted:
+            self._adopted = None
+            if self._sequence is not None:
+                self._rows = list(self._sequence.rows)
+
+    # Rows.
+
+    async def _settle(self) -> None:
+        """Make the sequence what it should be."""
+        if self._adopted is not None:
+            return  # it is being written to; when the reply is over, the past will be told
+        if self._asked and self._sequence is not None:
+            return  # a reply is to begin: what is missing comes with it, so that it does not wait for another step
+        engine = self._pipeline.engine
+        rows = await self._seen_rows(self._settings)
+        if self._turn is not None:
+            rows = rows + self._turn_head() + self._pipeline.prompt.codes(self._turn.codes)
+        same = rows_in_common(self._rows, rows)
+        if self._sequence is None or (same < len(self._rows) // 2 and len(self._rows) > 2 * self._page):
+            # A fresh one, prefilled in the background, is cheaper to reason about than one almost all rewound.
+            fresh = await engine.open(rows)
+            await self._give_up_sequence()
+            self._sequence = fresh
+        else:
+            if same < len(self._rows):
+                await engine.rewind(self._sequence, same)
+            if same < len(rows):
+                await engine.append(self._sequence, rows[same:])
+        engine.due_by(self._sequence, asyncio.get_running_loop().time() + LISTENING_URGENCY)
+        self._rows = rows
+
+    async def _seen_rows(self, settings: ConversationSettings) -> list[Row]:
+        """The rows of the past without the turns that were dropped because the call is long."""
+        ids = [item.id for item in self._past]
+        first = ids.index(self._first) if self._first in ids else 0
+        system = self._system_rows(settings)
+        items = [await self._item_rows(item) for item in self._past]
+        room = max(1, self._pipeline.core.capacity - REPLY_ROOM)
+        fixed = len(system) + (0 if self._turn is None else len(self._turn.codes))
+        first = first_kept([len(rows) for rows in items], fixed, room, first)
+        self._first = ids[first] if first else None
+        return system + [row for rows in items[first:] for row in rows]
+
+    async def _past_rows(self, past: Sequence[Item], settings: ConversationSettings) -> list[Row]:
+        """The rows of another past, all of it."""
+        items = [await self._item_rows(item) for item in past]
+        return self._system_rows(settings) + [row for rows in items for row in rows]
+
+    def _system_rows(self, settings: ConversationSettings) -> list[Row]:
+        modality: Modality = "text" if settings.modality == "text" else "speech"
+        text = settings.instructions or DEFAULT_SYSTEM[modality]
+        if self._system[0] != text:
+            self._system = (text, self._pipeline.prompt.turn(Turn("system", text)))
+        return self._system[1]
+
+    async def _item_rows(self, item: Item) -> list[Row]:
+        known = self._rows_of.get(item.id)
+        if known is not None and known[0] is item:
+            return known[1]
+        rows = await self._make_item_rows(item)
+        self._rows_of[item.id] = (item, rows)
+        return rows
+
+    async def _make_item_rows(self, item: Item) -> list[Row]:
+        prompt = self._pipeline.prompt
+        if not isinstance(item.content, Message):
+            return []
+        audio = next((part for part in item.content.parts if isinstance(part, AudioPart)), None)
+        codes = await self._spoken(item, audio) if audio is not None else []
+        if codes:
+            return prompt.turn(Turn(item.content.role, codes))
+        text = written(item)
+        return prompt.turn(Turn(item.content.role, text)) if text else []
+
+    async def _spoken(self, item: Item, audio: AudioPart) -> list[int]:
+        """The codes of a spoken item: as they were heard or made, of a reply those that were heard."""
+        assert isinstance(item.content, Message)
+        if item.id in self._codes:
+            codes = self._codes[item.id]
+            if item.content.role != "assistant" or (item.is_complete and not len(audio.samples)):
+                return codes
+            speed, left_out = self._paces.get(item.id, (1.0, 0.0))
+            seconds = len(audio.samples) / audio.rate * speed + left_out
+            return codes[: round(seconds * self._pipeline.output_rate / self._pipeline.codec.samples_per_code)]
+        if not len(audio.samples):
+            return []
+        sound = Sound(audio.samples, audio.rate).resampled(self._pipeline.input_rate).samples[0]
+        state = self._pipeline.codec.ear.initial_state()
+        self._codes[item.id], _ = await self._pipeline.ear.do((state, torch.from_numpy(sound), True))
+        return self._codes[item.id]
+
+    def _turn_head(self) -> list[Row]:
+        prompt = self._pipeline.prompt
+        return prompt.open_turn("user") + prompt.open_speech()
+
+    def _turn_rows(self, codes: list[int]) -> list[Row]:
+        prompt = self._pipeline.prompt
+        return self._turn_head() + prompt.codes(codes) + prompt.close_speech() + prompt.close_turn()
+
+    # The ear.
+
+    async def _encode(self, turn: EncodedTurn) -> None:
+        samples = torch.from_numpy(np.concatenate(turn.waiting))
+        turn.waiting.clear()
+        codes, turn.ear = await self._pipeline.ear.do((turn.ear, samples, False), LISTENING_URGENCY)
+        turn.codes += codes
+
+    async def _whole_turn(self, turn: EncodedTurn) -> list[int]:
+        """All codes of a turn, should it end here. It may go on: its own state stays."""
+        samples = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *turn.waiting]))
+        codes, _ = await self._pipeline.ear.do((turn.ear, samples, True))
+        return turn.codes + codes

@@ -1,0 +1,110 @@
+"""MOSS-Speech and its codec from their folders, ready to converse."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivavoce.audio.io import read
+from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import Sampling
+from vivavoce.engine.sequence import Admission
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.flow.state import FlowVoice
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.models.moss_speech.cpu import CpuCodec, CpuMossSpeech
+from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.runtime.executor import DeadlineExecutor
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.s2s.remote_codec import RemoteCodec, RemoteCodecPipeline
+
+CODEC_FOLDER = "codec"  # inside a checkpoint that carries its own
+OWN_SETTINGS = "generation_config.json"
+
+
+def load_moss_speech(
+    folder: Path,
+    codec: Path | RemoteCodec | None = None,
+    voice: Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    limits: EngineLimits | None = None,
+    options: MossSpeechOptions | None = None,
+    workers: DeadlineExecutor | None = None,
+) -> MossSpeechBackend:
+    """A pipeline on a checkpoint; `codec` where it does not carry one, `voice` a recording to sound like.
+
+    `workers` do the models' work; None: threads of its own.
+    """
+    place = pick(device)
+    MossSpeechConfig.read(folder)  # or it is another model, and lacks more than a codec
+    own = own_options(folder, options or MossSpeechOptions(captioner="model"))
+    if place.kind == "cuda" and own.admission is None:
+        own = replace(own, admission=Admission())
+    if isinstance(codec, RemoteCodec):
+        model = _language_model(folder, place, dtype)
+        core, tokenizer = Engine(model, place, resolve_dtype(dtype, place), limits), TextTokenizer.load(folder)
+        return RemoteCodecPipeline(core, codec, MossSpeechPrompt(model.config, tokenizer), tokenizer, own)
+    if codec is None:
+        codec = folder / CODEC_FOLDER
+        if not codec.is_dir():
+            raise InputError(f"{folder} carries no codec; name one, such as fnlp/MOSS-Speech-Codec")
+    model, tokenizer = _language_model(folder, place, dtype), TextTokenizer.load(folder)
+    speaks = load_codec(codec, place)
+    return MossSpeechBackend(
+        Engine(model, place, resolve_dtype(dtype, place), limits),
+        speaks,
+        MossSpeechPrompt(model.config, tokenizer),
+        tokenizer,
+        codec_voices(speaks, codec, voice),
+        own,
+        workers,
+    )
+
+
+def _language_model(folder: Path, place: Device, dtype: str) -> MossSpeech:
+    model = MossSpeech.load(folder, place.torch_device, resolve_dtype(dtype, place))
+    return CpuMossSpeech(model) if place.kind == "cpu" and CpuMossSpeech.suits(model) else model
+
+
+def load_codec(folder: Path, place: Device) -> MossSpeechCodec:
+    """The codec in a folder, as fast as the device has it."""
+    codec = MossSpeechCodec.load(folder, place.torch_device)
+    if place.graphs:
+        codec.flow.to(torch.float16)  # what a reply keeps is read at every hop; the ear and the vocoder stay exact
+        return GraphedCodec(codec)
+    if place.kind == "cpu":
+        return CpuCodec(codec, torch.bfloat16 if bfloat16_is_fast_here() else torch.float32)
+    return codec
+
+
+@torch.no_grad()
+def codec_voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -> dict[str, FlowVoice]:
+    """The recording's voice first, if there is one, then those that the codec has by name."""
+    voices = {} if recording is None else {recording.stem: codec.voice(read(recording))}
+    voices |= {name: codec.named_voice(name) for name in codec.voices()}
+    if not voices:
+        raise InputError(f"{folder} has no voice of its own; name a recording of one, at most 30 s")
+    return voices
+
+
+def own_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
+    """What a checkpoint asks for itself, over the defaults."""
+    file = folder / OWN_SETTINGS
+    if not file.is_file():
+        return options
+    try:
+        given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+        own = {name: given[name] for name in ("temperature", "top_k", "top_p") if name in given}
+        sampling = replace(options.sampling, **own) if own else options.sampling
+        left = given.get("left_chunks", options.left_chunks)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} does not say how replies are drawn ({error})") from error
+    assert isinstance(sampling, Sampling)
+    return replace(options, sampling=sampling, left_chunks=left)

@@ -1,0 +1,227 @@
+"""MOSS-Speech's codec at work for many conversations: one thread for ears, one for voices, on a GPU two.
+
+On a GPU each thread has a lane of its own, so that neither waits for the language model or the other. What somebody
+will hear in a moment, first sounds above all, goes another way than the long passes for those who have sound to spare.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from vivavoce.errors import InputError
+from vivavoce.models.flow.state import FlowVoice
+from vivavoce.models.moss_speech.codec import MossSpeechCodec, SpokenState
+from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.speech_encoder.stream import SpeechStreamState
+from vivavoce.nn.cuda_graphs import CudaStream, compiling_ahead
+from vivavoce.runtime.batcher import DynamicBatcher
+from vivavoce.runtime.executor import DeadlineExecutor
+
+EncoderJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
+EncoderResult = tuple[list[int], SpeechStreamState]
+VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
+VocoderResult = tuple[Tensor, SpokenState]
+EAR = "viva-ear"
+EARS_TOGETHER = 32
+VOICES_TOGETHER = {"cpu": 4, "cuda": 32}
+QUICK_CHUNKS = 2  # who will soon run dry is not given longer hops, which are for who has sound to spare
+SOON_SECONDS = 1.0  # what is needed within this goes the quick way
+COMPANY_SECONDS = 2.0  # before it is needed, sound is made, with whoever came until then or as soon as a pass is full
+
+
+def longest_quick(codec: MossSpeechCodec) -> int:
+    """Codes of the longest hop that the quick way has."""
+    return QUICK_CHUNKS * codec.flow.config.chunk
+
+
+class VocoderBatcher:
+    """Codes become sound, on one way or on two. Works as a `DynamicBatcher` does."""
+
+    def __init__(
+        self,
+        usual: DynamicBatcher[VocoderJob, VocoderResult],
+        quick: DynamicBatcher[VocoderJob, VocoderResult] | None,
+        longest_quick: int = 0,
+    ) -> None:
+        self._usual, self._quick, self._longest_quick = usual, quick, longest_quick
+        self.first_sounds = 0
+        """That are being made."""
+        self.ways = [usual] if quick is None else [usual, quick]
+
+    def start(self) -> None:
+        """Begin to work."""
+        for way in self.ways:
+            way.start()
+
+    async def close(self) -> None:
+        """Stop; jobs that wait fail."""
+        for way in self.ways:
+            await way.close()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that nobody works on yet."""
+        return sum(way.waiting for way in self.ways)
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that were begun."""
+        return sum(way.jobs for way in self.ways)
+
+    @property
+    def batches(self) -> int:
+        """Passes they were done in."""
+        return sum(way.batches for way in self.ways)
+
+    @property
+    def most(self) -> int:
+        """Jobs of one pass."""
+        return self._usual.most
+
+    async def do(self, job: VocoderJob, urgency: float = 0.0) -> VocoderResult:
+        """The sound of some codes, for which `urgency` seconds are left."""
+        is_first = not isinstance(job[0], SpokenState)
+        # The quick way would cut a long hop into short ones, and everybody who presses would wait for them all.
+        is_long = not is_first and len(job[1]) > self._longest_quick
+        if self._quick is None or urgency >= SOON_SECONDS or is_long:
+            return await self._usual.do(job, urgency)
+        if not is_first:
+            return await self._quick.do(job, urgency)
+        self.first_sounds += 1
+        try:
+            return await self._quick.do(job, urgency)
+        finally:
+            self.first_sounds -= 1
+            if not self.first_sounds:
+                self._usual.look()
+
+
+class LocalCodec:
+    """Turns become codes and codes become sound, some together, what is due first first."""
+
+    def __init__(
+        self,
+        codec: MossSpeechCodec,
+        left_chunks: int | None,
+        voices_together: int | None = None,
+        workers: DeadlineExecutor | None = None,
+    ) -> None:
+        self.codec, self.left_chunks = codec, left_chunks
+        device = codec.ear.device
+        self._ear_lane, self._lanes = (
+            CudaStream(device, urgent=True),
+            [CudaStream(device), CudaStream(device, urgent=True)],
+        )
+        together = voices_together or VOICES_TOGETHER.get(device.type, 16)
+        self.ear: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
+            EAR, self._hear, EARS_TOGETHER, workers=workers, leaves_jobs=True
+        )
+        self._codecs = [codec]
+        if isinstance(codec, GraphedCodec):
+            codec.vocoder.looks = False  # its sound is looked at when it is read
+            self._codecs.append(codec.beside())
+            quick = DynamicBatcher("viva-quick", self._speaker(1), together, _pass, workers, leaves_jobs=True)
+            usual = DynamicBatcher(
+                "viva-voice",
+                self._speaker(0),
+                together,
+                _pass,
+                workers,
+                COMPANY_SECONDS,
+                # To first sounds alone: were it to whatever presses, a crowd that is late would make itself later.
+                lambda: self.voice.first_sounds > 0,
+                leaves_jobs=True,
+            )
+            self.voice = VocoderBatcher(usual, quick, longest_quick(codec))
+        else:
+            usual = DynamicBatcher("viva-voice", self._speaker(0), together, _pass, workers, leaves_jobs=True)
+            self.voice = VocoderBatcher(usual, None)
+
+    def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
+        """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""
+        if not isinstance(self.codec, GraphedCodec):
+            if self.codec.ear.device.type == "cpu":
+                self._speak_once(voice, max(sizes))
+            return
+        with compiling_ahead() as is_ahead:
+            if is_ahead:
+                self._warm_up(voice, batches, sizes, self._codecs[:1])
+        self._warm_up(voice, batches, sizes, self._codecs)
+        torch.cuda.empty_cache()  # what only capturing needed
+
+    @torch.inference_mode()
+    def _speak_once(self, voice: FlowVoice, longest: int) -> None:
+        """Make every kind of pass: a CPU's libraries get ready for a number of rows when they first see it."""
+        codec, flow = self.codec, self.codec.flow
+        codes = torch.zeros(longest + flow.config.lookahead, dtype=torch.long)
+        first = codes[: flow.config.chunk + flow.config.lookahead]
+        _, state = codec.step(codec.start(voice, self.left_chunks), first)
+        codec.step(state, codes[:longest])
+        for replies in range(2, self.voice.most + 1):
+            flows = [flow.start(voice, self.left_chunks) for _ in range(replies)]
+            _, flows = flow.step_batch(flows, [first] * replies)
+            flow.step_batch(flows, [codes[:longest]] * replies)
+
+    def _warm_up(
+        self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int], codecs: Sequence[MossSpeechCodec]
+    ) -> None:
+        with self._ear_lane():
+            cast(GraphedCodec, self.codec).encoder.warm_up(max(batches))
+        for place, (codec, lane) in enumerate(zip(codecs, self._lanes, strict=False)):
+            with torch.inference_mode(), lane():
+                short = [size for size in sizes if size <= longest_quick(codec)]
+                cast(GraphedCodec, codec).warm_up(voice, batches, sizes if place == 0 else short, self.left_chunks)
+
+    @property
+    def spare_bytes(self) -> float:
+        """Memory that replies have left to those who come next."""
+        return self.codec.spare_bytes if isinstance(self.codec, GraphedCodec) else 0.0
+
+    def reply_bytes(self, voice: FlowVoice) -> float:
+        """What a reply in this voice keeps while it is spoken, as far as a left window bounds it."""
+        window = (self.left_chunks or 0) * self.codec.flow.config.chunk
+        return voice.cache.nbytes / voice.sink * window if voice.sink else 0.0
+
+    @torch.inference_mode()
+    def _hear(self, jobs: Sequence[EncoderJob]) -> list[EncoderResult]:
+        with self._ear_lane():
+            codes, states = self.codec.ear.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
+            self._ear_lane.wait()
+            return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
+
+    def _speaker(self, place: int) -> Callable[[Sequence[VocoderJob]], list[VocoderResult]]:
+        codec, lane = self._codecs[place], self._lanes[place]
+
+        @torch.inference_mode()
+        def speak(jobs: Sequence[VocoderJob]) -> list[VocoderResult]:
+            with lane():
+                # A reply's state is made here: it is megabytes, for which the event loop has no time.
+                begun = [
+                    each if isinstance(each, SpokenState) else codec.start(each, self.left_chunks)
+                    for each, _, _ in jobs
+                ]
+                sounds, states = codec.step_batch(begun, [codes for _, codes, _ in jobs], [last for _, _, last in jobs])
+                sound = torch.cat(sounds).float()
+                lane.wait()
+                heard = _read_back(sound, list(map(len, sounds)))
+            if isinstance(codec, GraphedCodec):
+                codec.give_back(begun, states)
+            return list(zip(heard, states, strict=True))
+
+        return speak
+
+
+def _read_back(sound: Tensor, lengths: list[int]) -> list[Tensor]:
+    """Sounds of these lengths on the host, all in one copy; raises if they are none."""
+    heard = sound.cpu()
+    if not heard.sum().isfinite():
+        raise InputError("the voice's sound holds NaN or infinite values; look at the model that made it")
+    return list(heard.split(lengths))
+
+
+def _pass(job: VocoderJob) -> tuple[bool, int, bool]:
+    """What must be equal for the sound of two replies to be made in one pass."""
+    state, codes, is_last = job
+    return isinstance(state, SpokenState), len(codes), is_last

@@ -1,0 +1,215 @@
+"""Speech to speech with MOSS-Speech: one engine, one ear and one voice, shared by all conversations."""
+
+import asyncio
+import os
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
+
+from vivavoce.audio.chunking import ChunkBridge, Grain, LeadPolicy
+from vivavoce.audio.level import buzz
+from vivavoce.dialogue.backend import ConversationState, OnTranscript, ReplyPlan, ReplyTranscriber
+from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.sampling import Sampling
+from vivavoce.engine.sequence import Admission
+from vivavoce.errors import InputError
+from vivavoce.models.flow.state import FlowVoice
+from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, MossSpeechCodec
+from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.runtime.async_engine import AsyncEngine
+from vivavoce.runtime.event_loop import serving_pace
+from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor
+from vivavoce.s2s.captions import MossSpeechTranscriber
+from vivavoce.s2s.conversation import MossSpeechConversation
+from vivavoce.s2s.local_codec import SOON_SECONDS, LocalCodec
+from vivavoce.s2s.reply import FirstSound, MossSpeechReply
+
+AS_EARLY_AS_CAN_BE = 3600.0  # seconds
+FIRST_SOUNDS_KEPT = 256
+MANY_BEGIN = 3  # replies of which nothing was heard yet: so many press on one another's next chunks
+CUSHION_SECONDS = 0.5  # that each of them has before it is heard: more than a first chunk
+CUSHION_SHARE = 1.6  # times as long as third chunks lately took after the second, for the next may take longer
+CROWD = 3.0  # replies from which on a CPU makes long chunks: short ones take twice as long for as much sound
+FEW_MINDS = 16  # so few do not fill passes of the ear, however long they wait for one another
+
+
+@dataclass(frozen=True)
+class MossSpeechOptions:
+    """How replies are made where the client does not say."""
+
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, top_k=20, top_p=0.95))
+    most_output_tokens: int = 1500
+    """Two minutes of speech."""
+    least_output_tokens: int = 0
+    """A reply does not end before it has so many: for measurements on weights that have learned nothing."""
+    seed: int | None = None
+    """Replies are the same for the same conversation; None: never twice."""
+    left_chunks: int | None = 10
+    """How many chunks the voice looks back, which bounds what a long reply keeps."""
+    longest_loop: int | None = 50
+    """Codes that may repeat one another at the end of a reply before it is taken for stuck; None: any."""
+    captioner: ReplyTranscriber | Literal["model"] | None = None
+    """Gives the words of a spoken reply, for captions and moderation; "model": the language model itself does."""
+    caption_seconds: float = 1.6
+    """Words are told for at least so much sound, to its next pause, or three times as much."""
+    words_first: bool = False
+    """Whether sound waits for its words, so that they can be checked before anybody hears it."""
+    threads: int | None = None
+    """Torch threads on a CPU; None: half its cores, for engine and voice work at the same time."""
+    workers: int | None = None
+    """Threads that share engine, ears and voices; None: one for each, on a CPU not more than it has cores."""
+    switch_seconds: float = 0.0005
+    """For how long a thread that computes keeps those waiting that have the device to look after."""
+    voices_together: int | None = None
+    """Replies whose sound is made in one pass; None: 32, on a CPU 4, where more save nothing and all wait for it."""
+    warm_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Passes of so many replies are captured as graphs before anybody comes, where a device replays them."""
+    admission: Admission | None = None
+    """When one more conversation may begin; None: always."""
+
+
+class MossSpeechBackend:
+    """Use as `async with`: it owns the threads on which engine, ears and voices work."""
+
+    input_rate = EAR_RATE
+    output_rate = VOICE_RATE
+    transcribes = False
+
+    def __init__(
+        self,
+        core: Engine,
+        codec: MossSpeechCodec,
+        prompt: MossSpeechPrompt,
+        tokenizer: TextTokenizer,
+        voices: Mapping[str, FlowVoice],
+        options: MossSpeechOptions | None = None,
+        workers: DeadlineExecutor | None = None,
+    ) -> None:
+        if not isinstance(core.model, MossSpeech):
+            raise InputError(f"this pipeline runs MOSS-Speech, not {type(core.model).__name__}")
+        if not voices:
+            raise InputError("a pipeline needs at least one voice")
+        self.core, self.model = core, core.model
+        self.codec, self.prompt, self.tokenizer = codec, prompt, tokenizer
+        self.voices = dict(voices)
+        self.options = options or MossSpeechOptions()
+        self.workers = workers or _workers(core.runner.device.type, self.options.workers)
+        self.engine = AsyncEngine(core, self.workers)
+        flow = codec.flow.config
+        grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE)
+        is_graphed = isinstance(codec, GraphedCodec)
+        self.policy = _policy(grain, core.runner.device.type, is_graphed)
+        is_slow = core.runner.device.type == "cpu" and not is_graphed
+        self._crowded = replace(self.policy, later=2) if is_slow else self.policy
+        self.bridge = ChunkBridge(margin=0.13, are_together=True) if is_graphed else ChunkBridge()
+        self.third = replace(self.bridge)  # from the second chunk to the third
+        self._stack = ExitStack()  # what is given back when it closes
+        self._minds: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
+        self.first_sounds: deque[FirstSound] = deque(maxlen=FIRST_SOUNDS_KEPT)
+        """Of the latest replies, where their listeners' wait went."""
+        self.speaking = 0
+        """Replies whose sound is being made."""
+        self.beginning: set[MossSpeechReply] = set()
+        """Those of them of which nothing was let out yet."""
+        self.words = MossSpeechTranscriber(self)
+        self.here = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, self.workers)
+        self.ear, self.voice = self.here.ear, self.here.voice
+
+    async def __aenter__(self) -> Self:
+        on_cpu = self.codec.ear.device.type == "cpu"
+        self._stack.enter_context(serving_pace(on_cpu, self.options.threads, self.options.switch_seconds))
+        self.workers.start()
+        await self.engine.__aenter__()
+        self.ear.start()
+        self.voice.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.engine.close_engine()
+        await self.ear.close()
+        await self.voice.close()
+        await asyncio.to_thread(self.workers.close)
+        self._stack.close()
+
+    def open(self, heard: OnTranscript) -> ConversationState:
+        """A mind without a past; `CapacityError` where there is no time, no room or no memory for one more."""
+        if self.options.admission is not None:
+            slack = self.core.slack.least(self.core.scheduler.now())
+            voice = self.here.reply_bytes(self.voice_of(None))
+            free = self.core.free_bytes + self.here.spare_bytes
+            self.options.admission.check(slack, self.core.free_rows, free, voice)
+        mind = MossSpeechConversation(self)
+        self._minds.add(mind)
+        return mind
+
+    @property
+    def crowd(self) -> float:
+        """Replies that want sound now, and of the turns under way those that soon will, if every second does."""
+        return self.speaking + 0.5 * sum(mind.hears_turn for mind in self._minds)
+
+    @property
+    def chunks(self) -> LeadPolicy:
+        """How chunks grow now."""
+        # Only where it matters: counting the crowd takes the event loop a while where there are hundreds.
+        return self._crowded if self._crowded is not self.policy and self.crowd >= CROWD else self.policy
+
+    @property
+    def cushion(self) -> float:
+        """Seconds of sound a reply keeps back for before its first is let out, so that none in a crowd runs dry."""
+        if self.bridge.are_together:
+            lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.third.seconds)
+            return lasts if len(self.beginning) >= MANY_BEGIN else 0.0
+        policy = self.chunks
+        chunk = policy.later * policy.grain.frames * policy.grain.frame_seconds
+        return self.bridge.cushion(chunk, self.crowd) if policy.later > 1 else 0.0
+
+    @property
+    def hears_at_once(self) -> bool:
+        """Whether every code of a turn is made as its sound comes, so that little is left to do when it ends."""
+        return isinstance(self.codec, GraphedCodec) and len(self._minds) <= FEW_MINDS
+
+    async def warm_up(self) -> None:
+        """Hear and say something once, so that the first caller does not wait for what is slow only at first."""
+        await self.engine.warm_up()
+        sizes = self.policy.sizes()
+        longest = max(self.voices.values(), key=lambda voice: voice.sink)
+        await asyncio.to_thread(self.here.warm_up, longest, self.options.warm_batches, sizes)
+        mind = self.open(lambda item, text, is_final: None)
+        settings = ConversationSettings(most_output_tokens=3 * self.policy.grain.frames)
+        mind.remember((), settings)
+        mind.listen(buzz(1.0, EAR_RATE).samples[0])
+        reply = mind.reply(ReplyPlan("item_warm_up", settings, played=lambda: 0.0))
+        async for _ in reply.pieces():
+            pass
+        reply.drop()
+        await mind.close()
+
+    def voice_of(self, name: str | None) -> FlowVoice:
+        """The voice of this name; clients name voices of other services, so an unknown name is the first voice."""
+        return self.voices.get(name or "", next(iter(self.voices.values())))
+
+
+def _workers(device: str, threads: int | None) -> DeadlineExecutor:
+    """A thread each for engine, ears and voices; on a CPU they share as many as it has cores."""
+    if device == "cpu":
+        return DeadlineExecutor("viva-model", threads or min(3, os.cpu_count() or 1))
+    # Threads only wait for the device, on which work that begins early takes nothing from what is urgent.
+    if threads is None:
+        return ThreadPerTaskExecutor("viva", early=AS_EARLY_AS_CAN_BE)
+    return DeadlineExecutor("viva-model", threads, early=AS_EARLY_AS_CAN_BE)
+
+
+def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
+    """How chunks grow: on a CPU one pass of two costs little more than of one; graphs serve a crowd by long hops."""
+    if is_graphed:
+        return LeadPolicy(grain, share=0.8, doubles=True, making=SOON_SECONDS)
+    if device == "cpu":
+        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds, end=1.6)
+    return LeadPolicy(grain)

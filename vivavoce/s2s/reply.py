@@ -1,0 +1,356 @@
+"""One reply of MOSS-Speech: rows of the language model gathered into chunks, and chunks made into sound."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from vivavoce.audio.chunking import next_chunk
+from vivavoce.audio.level import OnsetGate
+from vivavoce.audio.stretch import FASTEST, SLOWEST, TimeStretch
+from vivavoce.dialogue.backend import Ended, Piece, ReplyPlan, Spoke, Wrote
+from vivavoce.dialogue.events import Samples, Usage
+from vivavoce.dialogue.replies import PieceQueue, failed
+from vivavoce.dialogue.reply import longest_loop
+from vivavoce.engine.sampling import Generation
+from vivavoce.engine.sequence import PlaybackDeadline
+from vivavoce.engine.sequence import Sequence as EngineSequence
+from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
+from vivavoce.models.flow.state import FlowVoice
+from vivavoce.models.interface import Row
+from vivavoce.models.moss_speech.codec import VOICE_RATE, SpokenState
+from vivavoce.models.moss_speech.model import AUDIO, TEXT
+from vivavoce.runtime.reply import Reply
+from vivavoce.s2s.captions import Captions
+
+if TYPE_CHECKING:
+    from vivavoce.s2s.moss_speech import MossSpeechBackend
+
+
+class ChunkedDecoder:
+    """The sound of a growing row of codes, chunk by chunk."""
+
+    def __init__(self, pipeline: "MossSpeechBackend", voice: str | None, speed: float) -> None:
+        self._pipeline = pipeline
+        self._state: SpokenState | FlowVoice = pipeline.voice_of(voice)
+        self._gate = OnsetGate(VOICE_RATE)
+        self._onset = self._gate.initial_state()
+        self._stretch = TimeStretch(VOICE_RATE, speed)
+        self._stretched = self._stretch.initial_state()
+        self._spoken = self._fed = self._chunks = 0
+
+    @property
+    def left_out(self) -> float:
+        """Seconds of silence before the first word."""
+        return self._onset.dropped / VOICE_RATE
+
+    def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
+        """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
+        policy, waiting = self._pipeline.chunks, len(codes) - self._spoken
+        if is_last and self._chunks and waiting <= policy.end * policy.wanted(self._chunks, lead):
+            return waiting
+        return next_chunk(policy, waiting, is_last, self._chunks, lead)
+
+    def lacks(self, codes: list[int], lead: float) -> int:
+        """How many more codes to wait for before looking again: those of the next chunk, a grain at a time at most."""
+        policy = self._pipeline.chunks
+        wanted = policy.wanted(self._chunks, lead) + policy.grain.lookahead
+        most = policy.later * policy.grain.frames + policy.grain.lookahead
+        return max(0, min(most, wanted - (len(codes) - self._spoken)))
+
+    async def say(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
+        """The next chunk of sound, of `size` codes, and its codes; it is needed in `urgency` seconds."""
+        if not codes:
+            return np.zeros(0, np.float32), []
+        # A chunk is fed with the codes that follow it, which the decoder keeps for the next one.
+        lookahead = self._pipeline.policy.grain.lookahead
+        until = len(codes) if is_last else self._spoken + size + lookahead
+        given = torch.tensor(codes[self._fed : until], dtype=torch.long)
+        sound, self._state = await self._pipeline.voice.do((self._state, given, is_last), urgency)
+        said = codes[self._spoken : until if is_last else self._spoken + size]
+        self._fed, self._spoken, self._chunks = until, self._spoken + size, self._chunks + 1
+        heard, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)
+        samples, self._stretched = self._stretch.step(self._stretched, heard[None])
+        rest = self._stretch.flush(self._stretched) if is_last else samples[:, :0]
+        return np.concatenate([samples[0], rest[0]]), said
+
+
+@dataclass
+class FirstSound:
+    """When, on the event loop's clock, a reply came how far. 0: not yet."""
+
+    asked: float
+    heard: float = 0.0
+    """All of the turn is codes."""
+    begun: float = 0.0
+    """The engine has taken it on."""
+    written: float = 0.0
+    """The codes of its first sound are there."""
+    made: float = 0.0
+    """The voice has made sound of them."""
+    out: float = 0.0
+    """It was let out."""
+
+    PARTS: ClassVar = ("heard", "begun", "written", "made", "out")
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long each part took."""
+        times = [self.asked, *(getattr(self, part) for part in self.PARTS)]
+        return {part: after - before for part, (before, after) in zip(self.PARTS, pairwise(times), strict=True)}
+
+
+logger = logging.getLogger(__name__)
+
+MOST_UNREAD_ROWS = 24
+HELD_URGENCY = 0.1  # seconds: somebody's turn is likely over, but nobody hears a gap yet
+FIRST_URGENCY = 0.5  # who waits for a first sound lets those go first who would run dry within this
+SAFETY_SECONDS = 0.05  # by which sound is made before the listener has heard the last of it
+VOICE_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be made of them
+
+Order = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+class MossSpeechReply:
+    """A `ReplyStream` on a sequence of its own, a fork of the conversation's."""
+
+    def __init__(
+        self,
+        pipeline: "MossSpeechBackend",
+        plan: ReplyPlan,
+        order: Order,
+        adopt: Callable[["MossSpeechReply", str | None], Awaitable[None]],
+        ended: Callable[["MossSpeechReply"], Awaitable[None]],
+    ) -> None:
+        self.plan = plan
+        self.sequence: EngineSequence | None = None
+        self.sequence_is_kept = False
+        self.rows: list[Row] = []
+        self.turn_codes: list[int] | None = None
+        self.codes: list[int] = []
+        self.is_dropped = self.is_released = False
+        self.speed = float(np.clip(plan.settings.speed, SLOWEST, FASTEST))
+        self._pipeline, self._order, self._adopt, self._ended = pipeline, order, adopt, ended
+        self._pieces = PieceQueue()
+        self._task: asyncio.Task[None] | None = None
+        self.left_out = 0.0
+        """Seconds of silence that its codes begin with and its sound does not."""
+        self._made_seconds = 0.0
+        self._kept: list[Samples] = []
+        self._waiting: asyncio.TimerHandle | None = None  # until what is kept is let out
+        self._made_chunks, self._made_at = 0, 0.0  # and when the last of them was
+        self._is_out = False  # whether any sound of it was let out
+        self._is_whole = False
+        self._written: list[int] = []
+        self.first = FirstSound(asyncio.get_running_loop().time())
+
+    def pieces(self) -> AsyncIterator[Piece]:
+        """What it consists of, as it is made."""
+        return self._pieces.until_ended()
+
+    def release(self, turn: str | None) -> None:
+        """It is meant."""
+        self.is_released = True
+        self._order(lambda: self._adopt(self, turn))
+
+    def drop(self) -> None:
+        """No more of it is wanted."""
+        if not self.is_dropped:
+            self.is_dropped = True
+            self._stop_waiting()
+            if self._task is not None:
+                self._task.cancel()
+            self._order(lambda: self._ended(self))
+
+    @property
+    def usage(self) -> Usage:
+        """What it has cost so far."""
+        pad = self._pipeline.prompt.config.modality_pad_token_id
+        spoken = sum(row[TEXT] == pad for row in self.rows)
+        return Usage(len(self.rows) - spoken, spoken, len(self._written), len(self.codes))
+
+    async def begin(
+        self, past: EngineSequence | None, same: int, rows: list[Row], turn_codes: list[int] | None
+    ) -> None:
+        """Start to generate behind these rows, the first `same` of which are those of `past`."""
+        self.rows, self.turn_codes = rows, turn_codes
+        self.first.heard = asyncio.get_running_loop().time()
+        is_spoken = self.plan.settings.modality != "text"
+        listener = self._listener() if is_spoken else None
+        reply = await self._pipeline.engine.answer(
+            past, rows, same, self._generation(), MOST_UNREAD_ROWS, listener=listener
+        )
+        self.sequence = reply.sequence
+        self.first.begun = asyncio.get_running_loop().time()
+        make = self._speak if is_spoken else self._write
+        self._task = asyncio.get_running_loop().create_task(self._make(make, reply))
+
+    def _listener(self) -> PlaybackDeadline:
+        grain = self._pipeline.policy.grain
+        return PlaybackDeadline(grain.frame_seconds, grain.frames + grain.lookahead, asyncio.get_running_loop().time())
+
+    def fail(self, error: Exception) -> None:
+        """It cannot be made."""
+        with suppress(asyncio.QueueFull):
+            self._pieces.put_nowait(failed(error))
+
+    async def closed(self) -> None:
+        """Until nothing of it is left but what the mind keeps."""
+        self._stop_waiting()
+        task, self._task = self._task, None  # a cancelled task keeps its frames, and they all that was spoken
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        sequence, self.sequence = self.sequence, None
+        if sequence is not None and not self.sequence_is_kept:
+            with suppress(VivaError):
+                await self._pipeline.engine.close(sequence)
+
+    def _generation(self) -> Generation:
+        options, settings = self._pipeline.options, self.plan.settings
+        most = settings.most_output_tokens or options.most_output_tokens
+        room = self._pipeline.core.capacity - len(self.rows)
+        seed = options.seed if options.seed is not None else int(np.random.default_rng().integers(2**31))
+        return Generation(
+            settings.sampling or options.sampling,
+            max_new_rows=max(1, min(most, room)),
+            min_new_rows=options.least_output_tokens,
+            seed=seed,
+        )
+
+    async def _make(self, make: Callable[[Reply], Awaitable[None]], reply: Reply) -> None:
+        try:
+            async with reply:
+                await make(reply)
+            is_whole = reply.finish == "stop" or self._is_whole
+            await self._pieces.put(Ended("completed" if is_whole else "max_output_tokens"))
+        except Exception as error:  # torch's errors too: the reply fails, the conversation goes on
+            log_failure(logger, error, "a reply failed")
+            await self._pieces.put(failed(error))
+
+    async def _write(self, reply: Reply) -> None:
+        """Text as it comes, in whole characters."""
+        told = 0
+        async for row in reply:
+            if self._pipeline.model.ends(row):
+                continue
+            self._written.append(row[TEXT])
+            text = self._pipeline.tokenizer.decode(self._written)
+            if not text.endswith("\ufffd") and len(text) > told:
+                await self._pieces.put(Wrote(text[told:]))
+                told = len(text)
+
+    async def _speak(self, reply: Reply) -> None:
+        """Codes to sound, in chunks that grow with the lead over the player."""
+        voice = ChunkedDecoder(self._pipeline, self.plan.settings.voice, self.speed)
+        captions = Captions(self._pipeline, self.plan, self._pieces.put)
+        self._pipeline.speaking += 1
+        self._pipeline.beginning.add(self)
+        try:
+            is_last = False
+            while not is_last:
+                lacks = voice.lacks(self.codes, self._made_seconds - self.plan.played())
+                rows = await reply.several(lacks)
+                is_last = not all(self._take(row) for row in rows) or len(rows) < lacks
+                lead = self._made_seconds - self.plan.played()
+                size = voice.ready(self.codes, is_last, lead)
+                if size == 0 and not is_last:
+                    continue
+                self._need_more(reply, size)
+                self.first.written = self.first.written or asyncio.get_running_loop().time()
+                samples, said = await voice.say(self.codes, size, is_last, lead - SAFETY_SECONDS + self._spare)
+                self.left_out = voice.left_out
+                if said or captions.are_first:
+                    captions.hear(samples, said)
+                if len(samples):
+                    if not self._made_seconds:
+                        self._pipeline.engine.sounds(reply.sequence)
+                    self._made_seconds += len(samples) / VOICE_RATE
+                    self._need_more(reply)
+                    if not captions.are_first:
+                        await self._let_out(samples, is_last)
+            await captions.finish()
+        finally:
+            self._pipeline.speaking -= 1
+            self._pipeline.beginning.discard(self)
+            captions.stop()
+
+    @property
+    def _spare(self) -> float:
+        """Seconds until the listener needs sound, besides those of sound he has."""
+        return (0.0 if self.is_released else HELD_URGENCY) + (0.0 if self._made_seconds else FIRST_URGENCY)
+
+    def _need_more(self, reply: Reply, frames: int = 0) -> None:
+        """Say when codes are needed after these: soon enough before the listener has heard all that is made of them."""
+        now, played = asyncio.get_running_loop().time(), self.plan.played()
+        made = self._made_seconds + frames * self._pipeline.policy.grain.frame_seconds
+        reply.needed_by(now + made - played + self._spare - VOICE_SECONDS)
+        if played:
+            self._pipeline.engine.heard(reply.sequence, played)
+
+    async def _let_out(self, samples: Samples, is_last: bool) -> None:
+        """The next sound; a first chunk too short to last until the second comes waits for as long as it lacks.
+
+        In a crowd it waits for the second itself, or for more: how long that takes is too uncertain there, and a gap is
+        worse than a later beginning.
+        """
+        bridge, loop = self._pipeline.bridge, asyncio.get_running_loop()
+        crowd = 1.0 if bridge.are_together else self._pipeline.crowd
+        self._note_made(loop.time(), crowd)
+        self._kept.append(samples)
+        if not self._is_out and not is_last and self._made_seconds < self._pipeline.cushion:
+            return
+        wait = bridge.wait(len(samples) / VOICE_RATE, crowd) if self._made_chunks == 1 and not is_last else 0.0
+        if wait:
+            self._waiting = loop.call_later(wait, self._let_kept_out)
+            return
+        self._stop_waiting()
+        self._note_out()
+        await self._pieces.put(Spoke(np.concatenate(self._kept)))
+        self._kept.clear()
+
+    def _note_made(self, now: float, crowd: float) -> None:
+        """One more chunk was made: how long after the one before it."""
+        if self._made_chunks == 0:
+            self.first.made = now
+        elif self._made_chunks == 1:
+            self._pipeline.bridge.note(now - self._made_at, crowd)
+        elif self._made_chunks == 2:
+            self._pipeline.third.note(now - self._made_at, crowd)
+        self._made_chunks, self._made_at = self._made_chunks + 1, now
+
+    def _let_kept_out(self) -> None:
+        if not self._pieces.full():
+            self._note_out()
+            self._pieces.put_nowait(Spoke(np.concatenate(self._kept)))
+            self._kept.clear()
+
+    def _note_out(self) -> None:
+        self._is_out = True
+        self._pipeline.beginning.discard(self)
+        if not self.first.out:
+            self.first.out = asyncio.get_running_loop().time()
+            self._pipeline.first_sounds.append(self.first)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _take(self, row: Row) -> bool:
+        """Take a row's code; False where the speech is over, or stuck."""
+        config = self._pipeline.prompt.config
+        if row[TEXT] != config.modality_pad_token_id or row[AUDIO] == config.eosp_token_id:
+            self._is_whole = True
+            return False
+        self.codes.append(row[AUDIO])
+        limit = self._pipeline.options.longest_loop
+        if limit is None or len(self.codes) % 8:
+            return True
+        return longest_loop(self.codes[-limit - 32 :]) < limit

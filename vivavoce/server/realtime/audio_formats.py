@@ -1,0 +1,280 @@
+"""How sound looks on the wire: 16-bit PCM, G.711, Opus packets; each a stream with its own state."""
+
+import base64
+import binascii
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
+from vivavoce.audio.resample import LiveResampler
+from vivavoce.dialogue.events import Samples
+from vivavoce.errors import MissingDependencyError
+from vivavoce.server.wire_error import WireError
+
+PCM, MU_LAW, A_LAW = "audio/pcm", "audio/pcmu", "audio/pcma"
+LEGACY = {"pcm16": PCM, "g711_ulaw": MU_LAW, "g711_alaw": A_LAW}
+PCM_RATES = (24_000, 8_000, 16_000, 48_000)  # 24 kHz is the protocol's own, the others an extension
+TELEPHONE_RATE = 8_000
+
+
+@dataclass(frozen=True)
+class WireFormat:
+    """One of the protocol's formats; mono."""
+
+    type: str = PCM
+    rate: int = PCM_RATES[0]
+
+    @property
+    def bytes_per_sample(self) -> int:
+        return 2 if self.type == PCM else 1
+
+    def as_wire(self) -> dict[str, Any]:
+        """The format object of a session."""
+        return {"type": self.type, "rate": self.rate} if self.type == PCM else {"type": self.type}
+
+    def seconds(self, size: int) -> float:
+        """How long sound of so many bytes lasts."""
+        return size / (self.bytes_per_sample * self.rate)
+
+
+def parse_format(value: Any, param: str) -> WireFormat:
+    """The format a client named, in today's or in the beta protocol's words."""
+    if isinstance(value, str):
+        value = {"type": LEGACY.get(value, value)}
+    kind = value.get("type", PCM) if isinstance(value, dict) else None
+    if kind in (MU_LAW, A_LAW):
+        return WireFormat(kind, TELEPHONE_RATE)
+    if kind != PCM:
+        raise WireError(f"the format {value!r} is not one of {PCM}, {MU_LAW}, {A_LAW}", param=param)
+    rate = value.get("rate") or PCM_RATES[0]
+    if rate not in PCM_RATES:
+        raise WireError(f"16-bit PCM is taken at {_listed(PCM_RATES)} Hz, not {rate!r}", param=f"{param}.rate")
+    return WireFormat(PCM, int(rate))
+
+
+def sound_bytes(audio: Any, param: str = "audio") -> bytes:
+    """The bytes a base64 text stands for."""
+    if not isinstance(audio, str):
+        raise WireError(f"{param} must be base64 text, not {type(audio).__name__}", "invalid_type", param)
+    try:
+        return base64.b64decode(audio, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise WireError(f"{param} is not base64: {error}", "invalid_base64", param) from None
+
+
+def decode(data: bytes, format: WireFormat) -> Samples:
+    """The samples of whole sound, at the format's own rate."""
+    if format.type == MU_LAW:
+        return _mu_law_samples()[np.frombuffer(data, np.uint8)]
+    if format.type == A_LAW:
+        return _a_law_samples()[np.frombuffer(data, np.uint8)]
+    if len(data) % 2:
+        raise WireError(f"16-bit PCM has two bytes a sample; {len(data)} bytes end in half a sample", "invalid_audio")
+    return pcm16_to_float(data)
+
+
+def encode(samples: Samples, format: WireFormat) -> bytes:
+    """Samples at the format's own rate as its bytes."""
+    pcm = float_to_pcm16(samples)
+    if format.type == MU_LAW:
+        return _mu_law_bytes()[pcm.view(np.uint16)].tobytes()
+    if format.type == A_LAW:
+        return _a_law_bytes()[pcm.view(np.uint16)].tobytes()
+    return pcm.astype("<i2", copy=False).tobytes()
+
+
+def converted(samples: Samples, from_rate: int, to_rate: int) -> Samples:
+    """A whole sound at another rate."""
+    return resampler(from_rate, to_rate).forward(samples[None])[0]
+
+
+@cache
+def resampler(from_rate: int, to_rate: int) -> LiveResampler:
+    """The filters between two rates, made once."""
+    return LiveResampler(from_rate, to_rate)
+
+
+class SoundReader(Protocol):
+    """Bytes of a client to samples at the conversation's rate."""
+
+    def read(self, data: bytes) -> Samples:
+        """The samples these bytes complete."""
+        ...
+
+
+class SoundWriter(Protocol):
+    """Samples of a conversation to bytes for a client."""
+
+    def write(self, samples: Samples) -> list[bytes]:
+        """The packets these samples complete; may be none."""
+        ...
+
+    def flush(self) -> list[bytes]:
+        """What is left when the sound has ended; the next sound may follow."""
+        ...
+
+
+class FormatReader:
+    """A stream in one of the protocol's formats."""
+
+    def __init__(self, format: WireFormat, rate: int) -> None:
+        self.format = format
+        self._resampler = resampler(format.rate, rate)
+        self._state = self._resampler.initial_state()
+
+    def read(self, data: bytes) -> Samples:
+        output, self._state = self._resampler.step(self._state, decode(data, self.format)[None])
+        return output[0]
+
+
+class FormatWriter:
+    """The way back."""
+
+    def __init__(self, rate: int, format: WireFormat) -> None:
+        self.format = format
+        self._resampler = resampler(rate, format.rate)
+        self._state = self._resampler.initial_state()
+
+    def write(self, samples: Samples) -> list[bytes]:
+        output, self._state = self._resampler.step(self._state, samples[None])
+        return [encode(output[0], self.format)] if output.size else []
+
+    def flush(self) -> list[bytes]:
+        rest = self._resampler.flush(self._state)[0]
+        self._state = self._resampler.initial_state()
+        return [encode(rest, self.format)] if rest.size else []
+
+
+def _listed(rates: tuple[int, ...]) -> str:
+    return ", ".join(str(rate) for rate in rates)
+
+
+# ITU-T G.711. Both laws are piecewise linear with 8 segments of 16 steps, the step doubling with the segment.
+
+_ALL_PCM = np.arange(65_536, dtype=np.uint16).view(np.int16).astype(np.int32)  # every int16, in the order of its bits
+_MU_BIAS, _MU_CLIP = 132, 32_635
+
+
+@cache
+def _mu_law_samples() -> Samples:
+    code = ~np.arange(256, dtype=np.int32) & 0xFF
+    magnitude = ((((code & 0x0F) << 3) + _MU_BIAS) << ((code & 0x70) >> 4)) - _MU_BIAS
+    return _scaled(np.where(code & 0x80, -magnitude, magnitude))
+
+
+@cache
+def _mu_law_bytes() -> NDArray[np.uint8]:
+    magnitude = np.minimum(np.abs(_ALL_PCM), _MU_CLIP) + _MU_BIAS
+    segment = np.floor(np.log2(magnitude)).astype(np.int32) - 7
+    code = np.where(_ALL_PCM < 0, 0x80, 0) | segment << 4 | magnitude >> (segment + 3) & 0x0F
+    return (~code & 0xFF).astype(np.uint8)
+
+
+@cache
+def _a_law_samples() -> Samples:
+    code = np.arange(256, dtype=np.int32) ^ 0x55
+    segment, step = (code & 0x70) >> 4, (code & 0x0F) << 4
+    magnitude = np.where(segment == 0, step + 8, (step + 0x108) << np.maximum(segment - 1, 0))
+    return _scaled(np.where(code & 0x80, magnitude, -magnitude))
+
+
+@cache
+def _a_law_bytes() -> NDArray[np.uint8]:
+    is_negative = _ALL_PCM < 0
+    magnitude = np.where(is_negative, -_ALL_PCM - 1, _ALL_PCM) >> 3  # 13 bits are left
+    segment = np.maximum(np.floor(np.log2(np.maximum(magnitude, 1))).astype(np.int32) - 4, 0)
+    code = segment << 4 | magnitude >> np.maximum(segment, 1) & 0x0F
+    return (code ^ np.where(is_negative, 0x55, 0xD5)).astype(np.uint8)
+
+
+def _scaled(pcm: NDArray[np.int32]) -> Samples:
+    return pcm16_to_float(pcm.astype(np.int16))
+
+
+RATE = 48_000  # what every Opus decoder can give
+FRAME = 960
+BITS_PER_SECOND = 32_000
+
+
+class OpusReader:
+    """A client's packets to samples at `rate`."""
+
+    def __init__(self, rate: int) -> None:
+        self._codec = _av().CodecContext.create("libopus", "r")
+        self._codec.sample_rate, self._codec.layout = RATE, "mono"
+        self._resampler = resampler(RATE, rate)
+        self._state = self._resampler.initial_state()
+
+    def read(self, data: bytes) -> Samples:
+        """The samples of one packet."""
+        av = _av()
+        try:
+            frames = self._codec.decode(av.Packet(data)) if data else []
+        except (av.error.FFmpegError, ValueError) as error:
+            raise WireError(f"{len(data)} bytes are no Opus packet: {error}", "invalid_audio") from None
+        pieces = [mono(frame) for frame in frames]
+        samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        output, self._state = self._resampler.step(self._state, samples[None])
+        return output[0]
+
+
+class OpusWriter:
+    """Samples at `rate` to packets."""
+
+    def __init__(self, rate: int) -> None:
+        self._codec = _av().CodecContext.create("libopus", "w")
+        self._codec.sample_rate, self._codec.layout, self._codec.format = RATE, "mono", "s16"
+        self._codec.bit_rate = BITS_PER_SECOND
+        self._codec.options = {"application": "voip", "frame_duration": "20"}
+        self._codec.open()
+        self._resampler = resampler(rate, RATE)
+        self._state = self._resampler.initial_state()
+        self._waiting: Samples = np.zeros(0, np.float32)
+        self._sent = 0
+
+    def write(self, samples: Samples) -> list[bytes]:
+        """The packets these samples complete."""
+        output, self._state = self._resampler.step(self._state, samples[None])
+        return self._packets(output[0])
+
+    def flush(self) -> list[bytes]:
+        """The rest, filled up with silence to a packet."""
+        rest = self._resampler.flush(self._state)[0]
+        self._state = self._resampler.initial_state()
+        missing = -(len(self._waiting) + len(rest)) % FRAME
+        return self._packets(np.concatenate([rest, np.zeros(missing, np.float32)]))
+
+    def _packets(self, samples: Samples) -> list[bytes]:
+        waiting = np.concatenate([self._waiting, samples])
+        whole = len(waiting) - len(waiting) % FRAME
+        self._waiting = waiting[whole:]
+        return [packet for begin in range(0, whole, FRAME) for packet in self._encode(waiting[begin : begin + FRAME])]
+
+    def _encode(self, samples: Samples) -> list[bytes]:
+        frame = _av().AudioFrame.from_ndarray(float_to_pcm16(samples)[None], format="s16", layout="mono")
+        frame.sample_rate, frame.time_base, frame.pts = RATE, Fraction(1, RATE), self._sent
+        self._sent += FRAME
+        return [bytes(packet) for packet in self._codec.encode(frame)]
+
+
+def mono(frame: Any) -> Samples:
+    """One channel of float samples, whatever the decoder gave."""
+    array = frame.to_ndarray()
+    channels = len(frame.layout.channels)
+    if array.shape[0] != channels:  # packed: one row with the channels interleaved
+        array = array.reshape(-1, channels).T
+    scale = 1.0 if array.dtype.kind == "f" else float(2 ** (8 * array.dtype.itemsize - 1))
+    return np.asarray(array.mean(axis=0) / scale, np.float32)
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise MissingDependencyError("Opus needs PyAV: pip install 'vivavoce[media]'") from error
+    return av

@@ -1,0 +1,284 @@
+"""The way out of replies: events in order, sound in pieces at its time, and nothing after it was cleared."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from vivavoce.dialogue.events import Samples
+
+LATE_SECONDS = 0.02  # a timer's own lateness is no missed deadline
+RAMP_SECONDS = 0.01
+
+
+@dataclass
+class Schedule:
+    """One reply's sound: when the next piece is due, and how much the listener has heard. Times are of any clock."""
+
+    lead: float
+    """Seconds by which sound is sent before it is to be heard."""
+    began: float | None = None
+    """When the first sample was sent, shifted by every gap since."""
+    sent: float = 0.0
+    """Seconds of sound."""
+    underruns: int = 0
+    missed: int = 0
+    slack: float = math.inf
+    """The least time that was left before the listener ran dry; less than nothing where it did."""
+    is_cut: bool = False
+
+    def due(self, now: float) -> float:
+        """When the next piece may be sent: at once for the first, then at its place in the sound minus the lead."""
+        return now if self.began is None else self.began + self.sent - self.lead
+
+    def send(self, now: float, seconds: float, was_waiting: bool) -> None:
+        """A piece goes out; `was_waiting` tells that it had been there at its deadline."""
+        if self.began is None:
+            self.began = now
+        else:
+            self.slack = min(self.slack, self.began + self.sent - now)
+        if now > self.began + self.sent:  # the listener ran dry: go on from here, without a burst to catch up
+            self.underruns += 1
+            self.began = now - self.sent
+        if was_waiting and now - self.due(now) > LATE_SECONDS:
+            self.missed += 1
+        self.sent += seconds
+
+    def resume(self, now: float) -> None:
+        """Somebody listens again after a while: what was sent before is heard by now, and the gap is not ours."""
+        if self.began is not None:
+            self.began = max(self.began, now - self.sent)
+
+    def cut(self, now: float) -> None:
+        """What was not heard yet will not be."""
+        self.sent, self.is_cut = self.heard(now), True
+
+    def heard(self, now: float) -> float:
+        """Seconds that a listener who plays at once has heard."""
+        return 0.0 if self.began is None else min(max(now - self.began, 0.0), self.sent)
+
+
+@dataclass
+class Volume:
+    """How loud the sound goes out; changes are ramped, so that they do not click."""
+
+    rate: int
+    gain: float = 1.0
+    _reached: float = 1.0
+
+    def apply(self, samples: Samples) -> Samples:
+        """The samples at the volume asked for, going there from the one before."""
+        if self._reached == self.gain == 1.0:
+            return samples
+        curve = np.full(len(samples), self.gain, np.float32)
+        ramp = min(len(samples), round(RAMP_SECONDS * self.rate))
+        if self._reached != self.gain and ramp:
+            curve[:ramp] = np.linspace(self._reached, self.gain, ramp + 1, dtype=np.float32)[1:]
+        if len(samples):
+            self._reached = self.gain
+        return samples * curve
+
+
+REPORT_SECONDS = 0.05  # how often it is told what was heard
+
+SendEvent = Callable[[], None]
+"""Tells events, built at the moment they go out."""
+
+
+@dataclass(frozen=True)
+class OutputPiece:
+    """Sound that waits, or goes out."""
+
+    reply: str
+    item: str
+    samples: Samples
+    is_end: bool = False
+    """The item's sound ends here."""
+
+
+@dataclass
+class PlayingReply:
+    """How far the sound of one reply is."""
+
+    schedule: Schedule
+    volume: Volume
+    reported_ms: int = 0
+    is_whole: bool = False
+    """No more sound comes."""
+    is_cleared: bool = False
+
+
+class ClientPlayer(Protocol):
+    """Who is told what leaves a lane."""
+
+    def sound(self, piece: OutputPiece) -> None:
+        """This sound goes out now."""
+        ...
+
+    def heard(self, reply: str, milliseconds: int) -> None:
+        """So much of a reply has been heard by now."""
+        ...
+
+    def finished(self, reply: str, schedule: Schedule) -> None:
+        """All sound of a reply was heard, or dropped."""
+        ...
+
+
+class PacedOutput:
+    """A queue with a clock. What waits behind no sound goes out at once."""
+
+    def __init__(self, listener: ClientPlayer, rate: int, lead: Callable[[float], float], piece_seconds: float) -> None:
+        self._listener, self._rate, self._lead = listener, rate, lead
+        self._piece = max(1, round(piece_seconds * rate))
+        self._queue: deque[SendEvent | OutputPiece] = deque()
+        self._playing: dict[str, PlayingReply] = {}
+        self._changed = asyncio.Event()
+        self._is_open = True
+        self._has_waited = False
+
+    @property
+    def held_seconds(self) -> float:
+        """Sound that waits here."""
+        return sum(len(entry.samples) for entry in self._queue if isinstance(entry, OutputPiece)) / self._rate
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing is being heard."""
+        return not self._queue and not self._playing
+
+    def tell(self, tell: SendEvent) -> None:
+        """These events come next."""
+        if self._queue:
+            self._queue.append(tell)
+        else:
+            tell()
+
+    def add(self, piece: OutputPiece, gain: float = 1.0) -> None:
+        """This sound comes next; its gain is in force at once, also for what waits already."""
+        if piece.reply not in self._playing:
+            self._playing[piece.reply] = PlayingReply(Schedule(self._lead(self._now())), Volume(self._rate))
+        playing = self._playing[piece.reply]
+        playing.volume.gain = gain
+        if len(piece.samples) and not playing.is_cleared:
+            self._queue.append(piece)
+            self._changed.set()
+
+    def end_item(self, reply: str, item: str) -> None:
+        """The sound of an item ends with what was added."""
+        if reply in self._playing and not self._playing[reply].is_cleared:
+            self._queue.append(OutputPiece(reply, item, np.zeros(0, np.float32), is_end=True))
+            self._changed.set()
+
+    def clear(self, reply: str) -> bool:
+        """Drop what was not heard of a reply; whether there was anything. Its events go out now."""
+        playing = self._playing.get(reply)
+        if playing is None:
+            return False
+        heard, sent = playing.schedule.heard(self._now()), playing.schedule.sent
+        playing.schedule.cut(self._now())
+        playing.is_cleared = True
+        before = self.held_seconds
+        self._queue = deque(
+            entry for entry in self._queue if not (isinstance(entry, OutputPiece) and entry.reply == reply)
+        )
+        had_sound = heard < sent or self.held_seconds < before
+        self._tell_up_to_sound()
+        self._changed.set()
+        return had_sound
+
+    def end(self, reply: str) -> bool:
+        """No more sound of this reply comes; whether there was any."""
+        if reply not in self._playing:
+            return False
+        self._playing[reply].is_whole = True
+        self._changed.set()
+        return True
+
+    def heard_ms(self, reply: str) -> int:
+        """Milliseconds of a reply heard by now."""
+        playing = self._playing.get(reply)
+        return 0 if playing is None else round(playing.schedule.heard(self._now()) * 1000)
+
+    def pause(self) -> None:
+        """Nobody listens: sound waits here."""
+        self._is_open = False
+
+    def resume(self) -> None:
+        """Somebody listens again."""
+        self._is_open = True
+        for playing in self._playing.values():
+            playing.schedule.resume(self._now())
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Send what is due, for ever."""
+        while True:
+            self._changed.clear()
+            delay = self._advance()
+            try:
+                async with asyncio.timeout(delay):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _advance(self) -> float | None:
+        """Let out whatever is due; seconds until there is more to do, None if nothing waits for the clock."""
+        delays = [self._send_due(), self._report()]
+        return min((delay for delay in delays if delay is not None), default=None)
+
+    def _send_due(self) -> float | None:
+        while self._queue:
+            self._tell_up_to_sound()
+            if not self._queue or not self._is_open:
+                return None
+            piece = self._queue[0]
+            assert isinstance(piece, OutputPiece)
+            playing, now = self._playing[piece.reply], self._now()
+            playing.schedule.lead = self._lead(now)
+            due = playing.schedule.due(now) if len(piece.samples) else now
+            if due > now:
+                self._has_waited = True
+                return due - now
+            self._send(piece, playing, now)
+        return None
+
+    def _send(self, piece: OutputPiece, playing: PlayingReply, now: float) -> None:
+        samples, rest = piece.samples[: self._piece], piece.samples[self._piece :]
+        if len(rest):
+            self._queue[0] = OutputPiece(piece.reply, piece.item, rest, piece.is_end)
+        else:
+            self._queue.popleft()
+        if len(samples):
+            playing.schedule.send(now, len(samples) / self._rate, self._has_waited)
+        self._has_waited = False
+        self._listener.sound(
+            OutputPiece(piece.reply, piece.item, playing.volume.apply(samples), piece.is_end and not len(rest))
+        )
+
+    def _report(self) -> float | None:
+        """Tell what was heard since the last time, and forget replies that are over."""
+        for reply, playing in list(self._playing.items()):
+            milliseconds = self.heard_ms(reply)
+            if milliseconds != playing.reported_ms:
+                playing.reported_ms = milliseconds
+                self._listener.heard(reply, milliseconds)
+            if playing.is_whole and playing.schedule.heard(self._now()) >= playing.schedule.sent:
+                del self._playing[reply]
+                self._listener.finished(reply, playing.schedule)
+        return REPORT_SECONDS if self._playing else None
+
+    def _tell_up_to_sound(self) -> None:
+        while self._queue:
+            entry = self._queue[0]
+            if isinstance(entry, OutputPiece):
+                return
+            self._queue.popleft()
+            entry()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

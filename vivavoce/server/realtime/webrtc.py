@@ -1,0 +1,270 @@
+"""Realtime over WebRTC: sound on tracks, events on the data channel `oai-events`."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from vivavoce.audio.io import float_to_pcm16
+from vivavoce.dialogue.events import Samples
+from vivavoce.errors import MissingDependencyError
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.realtime.audio_formats import mono, resampler
+from vivavoce.server.realtime.event_log import Cursor
+from vivavoce.server.realtime.output import OutputPiece
+from vivavoce.server.realtime.session import Opening, RealtimeSession
+from vivavoce.server.realtime.sessions import Sessions
+from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire_reply import WireReply
+
+RATE = 48_000
+PACKET = RATE // 50
+FADE = RATE // 200  # 5 ms at the edges of a gap
+
+
+class CallAudioSink:
+    """Sound of replies, on its way to the packets."""
+
+    def __init__(self) -> None:
+        self._waiting: Samples = np.zeros(0, np.float32)
+        self._is_sounding = False
+        self._is_ending = False
+        self._resampler = resampler(RATE, RATE)
+        self._state = self._resampler.initial_state()
+
+    def start(self, rate: int) -> None:
+        """The rate at which sound will come."""
+        self._resampler = resampler(rate, RATE)
+        self._state = self._resampler.initial_state()
+
+    def say(self, reply: WireReply, piece: OutputPiece) -> None:
+        """This sound comes next."""
+        output, self._state = self._resampler.step(self._state, piece.samples[None])
+        pieces = [self._waiting, output[0]]
+        if piece.is_end:
+            pieces.append(self._resampler.flush(self._state)[0])
+            self._state = self._resampler.initial_state()
+        self._waiting = np.concatenate(pieces)
+        self._is_ending = piece.is_end
+
+    def clear(self) -> None:
+        """Drop what waits, but for a short fade."""
+        self._waiting = self._waiting[:FADE]
+        self._is_ending = True
+        self._state = self._resampler.initial_state()
+
+    def packet(self) -> Samples:
+        """The next 20 ms. A piece that is not whole waits for its rest, unless none comes."""
+        if len(self._waiting) < PACKET and not (self._is_ending and len(self._waiting)):
+            self._is_sounding = False
+            return np.zeros(PACKET, np.float32)
+        samples, self._waiting = self._waiting[:PACKET].copy(), self._waiting[PACKET:]
+        ramp = np.linspace(0, 1, min(FADE, len(samples)), dtype=np.float32)
+        if not self._is_sounding:
+            samples[: len(ramp)] *= ramp
+        if self._is_ending and not len(self._waiting):
+            samples[len(samples) - len(ramp) :] *= ramp[::-1]
+        self._is_sounding = True
+        return np.pad(samples, (0, PACKET - len(samples)))
+
+
+def new_track(speaker: CallAudioSink) -> Any:
+    """An aiortc track that plays a speaker."""
+    import av
+    from aiortc.mediastreams import MediaStreamTrack
+
+    class CallTrack(MediaStreamTrack):
+        kind = "audio"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._began: float | None = None
+            self._sent = 0
+
+        async def recv(self) -> Any:
+            """The next packet, at its time; slots missed in a stall are skipped, not sent in a burst."""
+            loop = asyncio.get_running_loop()
+            self._began = loop.time() if self._began is None else self._began
+            wait = self._began + self._sent * PACKET / RATE - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            else:
+                self._sent += int(-wait * RATE / PACKET)
+            frame = av.AudioFrame.from_ndarray(float_to_pcm16(speaker.packet())[None], format="s16", layout="mono")
+            frame.sample_rate, frame.time_base, frame.pts = RATE, Fraction(1, RATE), self._sent * PACKET
+            self._sent += 1
+            return frame
+
+    return CallTrack()
+
+
+logger = logging.getLogger(__name__)
+
+LONGEST_MESSAGE = 200_000  # what every browser takes on a data channel
+MOST_BUFFERED = 1 << 20
+LOST_SECONDS = 5.0
+OFFER_SECONDS = 10.0
+
+
+class WebRTCCall:
+    """A peer connection that speaks for a session."""
+
+    def __init__(self, peer: Any, session: RealtimeSession, speaker: CallAudioSink) -> None:
+        self.peer, self.session = peer, session
+        self._options = session.options
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._received: asyncio.Queue[str | bytes] = asyncio.Queue(maxsize=1024)
+        speaker.start(session.conversation.output_rate)
+        peer.addTrack(new_track(speaker))
+        peer.on("track", self._on_track)
+        peer.on("datachannel", self._on_channel)
+        peer.on("connectionstatechange", self._on_state)
+
+    async def answer(self, offer: str) -> str:
+        """The SDP that answers an offer; WireError where it is none."""
+        from aiortc import RTCSessionDescription
+
+        if "m=audio" not in offer:
+            raise WireError("the SDP offer has no audio track (a line m=audio …)", "invalid_sdp", "sdp")
+        try:
+            async with asyncio.timeout(OFFER_SECONDS):
+                await self.peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
+                await self.peer.setLocalDescription(await self.peer.createAnswer())
+        except Exception as error:
+            logger.info("an SDP offer could not be answered: %s", type(error).__name__)
+            raise WireError(f"the SDP offer cannot be answered: {error}", "invalid_sdp", "sdp") from error
+        self._start(self._watch())
+        return str(self.peer.localDescription.sdp)
+
+    def drop(self, code: int, reason: str) -> None:
+        """What is told is no longer read; the session ends with the call."""
+        self._start(self.session.close(code, reason))
+
+    def hang_up(self) -> None:
+        """The session is over."""
+        self._start(self._close())
+
+    def _on_track(self, track: Any) -> None:
+        if track.kind == "audio":
+            self._start(self._listen(track))
+
+    def _on_channel(self, channel: Any) -> None:
+        if channel.label != "oai-events":
+            return
+        cursor = self.session.attach(self, 0)
+        channel.on("message", self._on_message)
+        channel.on("close", lambda: self.session.detach(self))
+        self._start(self._send(channel, cursor))
+        self._start(self._handle())
+
+    def _on_message(self, message: str | bytes) -> None:
+        try:
+            self._received.put_nowait(message)
+        except asyncio.QueueFull:
+            self.session.tell_error(WireError("events come faster than they can be handled", "rate_limit_exceeded"))
+
+    def _on_state(self) -> None:
+        if self.peer.connectionState in ("failed", "closed"):
+            self._start(self.session.close(1001, "the call ended"))
+
+    async def _handle(self) -> None:
+        while True:
+            message = await self._received.get()
+            if isinstance(message, bytes):
+                message = message.decode("utf8", "replace")
+            await self.session.receive_text(message)
+
+    async def _listen(self, track: Any) -> None:
+        from aiortc.mediastreams import MediaStreamError
+
+        filters: Any = None
+        with contextlib.suppress(MediaStreamError):
+            while True:
+                frame = await track.recv()
+                if filters is None or filters.from_rate != frame.sample_rate:
+                    filters = resampler(frame.sample_rate, self.session.conversation.input_rate)
+                    state = filters.initial_state()
+                output, state = filters.step(state, mono(frame)[None])
+                self.session.sound.hear(output[0])
+                self.session.stay_awake()
+
+    async def _send(self, channel: Any, cursor: Cursor) -> None:
+        while channel.readyState == "open":
+            entry = await cursor.next()
+            if not await self._has_room(channel):
+                self.session.metrics.dropped.labels("stalled").inc()
+                await self.session.close(1013, "the data channel was not read")
+                return
+            if isinstance(entry.payload, str):
+                channel.send(fitting(entry.payload))
+            cursor.advance(entry)
+
+    async def _has_room(self, channel: Any) -> bool:
+        """Wait until the channel takes more; false if it does not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.stall_seconds):
+                while channel.bufferedAmount > MOST_BUFFERED:
+                    await asyncio.sleep(0.02)
+                return True
+        return False
+
+    async def _watch(self) -> None:
+        """A caller that never comes, or is gone for a while, is hung up on."""
+        missing = 0.0
+        while not self.session.is_closed:
+            await asyncio.sleep(0.5)
+            missing = 0.0 if self.peer.connectionState == "connected" else missing + 0.5
+            is_coming = self.peer.connectionState in ("new", "connecting")
+            limit = self._options.resume_seconds if is_coming else LOST_SECONDS
+            if missing > limit:
+                await self.session.close(1001, "the caller is gone")
+
+    async def _close(self) -> None:
+        self.session.detach(self)
+        await self.peer.close()
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def fitting(payload: str) -> str:
+    """The event, without its sound where it is too large for a data channel."""
+    if len(payload) <= LONGEST_MESSAGE:
+        return payload
+    event = json.loads(payload)
+    for part in event.get("item", {}).get("content", []):
+        part.pop("audio", None)
+    return json.dumps(event, ensure_ascii=False)
+
+
+async def open_call(sessions: Sessions, opening: Opening, offer: str, address: str) -> tuple[RealtimeSession, str]:
+    """A new session over a new peer connection, and the answer to its offer."""
+    speaker = CallAudioSink()
+    peer = new_peer(sessions.options)
+    session = sessions.open(opening, address, "webrtc", speaker)
+    call = WebRTCCall(peer, session, speaker)
+    session.on_closed.append(call.hang_up)
+    session.start()
+    try:
+        return session, await call.answer(offer)
+    except WireError:
+        await session.close(1008, "no SDP")
+        raise
+
+
+def new_peer(options: ServerOptions) -> Any:
+    """A peer connection; no STUN server is asked unless one was named."""
+    try:
+        from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection
+    except ImportError as error:
+        raise MissingDependencyError("calls need aiortc: pip install 'vivavoce[server]'") from error
+    return RTCPeerConnection(RTCConfiguration(iceServers=[RTCIceServer(urls=url) for url in options.ice_servers]))

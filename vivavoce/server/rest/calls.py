@@ -1,0 +1,109 @@
+"""HTTP around Realtime: calls, and keys for browsers."""
+
+from typing import TYPE_CHECKING, Any
+
+from vivavoce.server.auth import Identity, Keys
+from vivavoce.server.realtime.session import OBJECTS, Opening
+from vivavoce.server.realtime.session_config import Configuration
+from vivavoce.server.realtime.sessions import Sessions, served_model
+from vivavoce.server.rest.http import LARGEST_BODY, body, json_answer, json_body, json_object
+from vivavoce.server.wire_error import WireError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+Wire = dict[str, Any]
+SHORTEST_KEY_SECONDS, LONGEST_KEY_SECONDS = 10, 7200
+
+
+class CallsApi:
+    """What browsers ask for before they speak."""
+
+    def __init__(self, sessions: Sessions, keys: Keys) -> None:
+        self.sessions, self.keys = sessions, keys
+
+    async def create(self, request: "Request", caller: Identity) -> "Response":
+        """A call: an SDP offer in, the answer out, and where the call is."""
+        from starlette.responses import Response
+
+        from vivavoce.server.realtime.webrtc import open_call
+
+        offer, asked = await _offer(request)
+        session = (caller.session or {}) | asked
+        model = served_model(self.sessions, request.query_params.get("model") or session.get("model"))
+        opening = Opening(model, session.get("type", "realtime"), session or None)
+        address = request.client.host if request.client else "unknown"
+        opened, answer = await open_call(self.sessions, opening, offer, address)
+        call_id = opened.id.replace("sess_", "rtc_", 1)
+        headers = {"Location": f"/v1/realtime/calls/{call_id}"}
+        return Response(answer, 201, headers, "application/sdp")
+
+    async def hang_up(self, request: "Request", caller: Identity) -> "Response":
+        """End a call."""
+        from starlette.responses import Response
+
+        call_id = request.path_params["call_id"]
+        session = self.sessions.find(call_id)
+        if session is None or not session.is_call:
+            raise WireError(f"there is no call {call_id}", "call_not_found", status=404)
+        await session.close(1000, "hung up")
+        return Response(status_code=200)
+
+    async def client_secret(self, request: "Request", caller: Identity) -> "Response":
+        """A browser key bound to a session."""
+        asked = await json_body(request)
+        key, expires_at, session = self._mint(caller, asked.get("session") or {}, _seconds(asked.get("expires_after")))
+        return json_answer({"value": key, "expires_at": expires_at, "session": session})
+
+    async def legacy_session(self, request: "Request", caller: Identity) -> "Response":
+        """The same as the beta protocol had it."""
+        asked = await json_body(request)
+        secret = asked.pop("client_secret", None)
+        seconds = _seconds(secret.get("expires_after") if isinstance(secret, dict) else None)
+        if request.url.path.endswith("/transcription_sessions"):
+            asked = {"type": "transcription", **asked}
+        key, expires_at, session = self._mint(caller, asked, seconds)
+        return json_answer(session | {"client_secret": {"value": key, "expires_at": expires_at}})
+
+    def _mint(self, caller: Identity, asked: Any, seconds: float | None) -> tuple[str, int, Wire]:
+        if caller.is_browser:
+            raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
+        if not isinstance(asked, dict):
+            raise WireError("session must be an object", "invalid_type", "session")
+        kind = asked.get("type", "realtime")
+        if kind not in tuple(OBJECTS):  # which also takes what cannot be hashed
+            raise WireError(f"a session is {' or '.join(OBJECTS)}, not {kind!r}", param="session.type")
+        model = served_model(self.sessions, asked.get("model"))
+        configuration = Configuration(self.sessions.host, model, kind, asked)
+        key, expires_at = self.keys.mint(asked | {"type": kind, "model": model}, seconds)
+        session = {"object": OBJECTS[kind], "id": f"sess_{key[3:15]}", "expires_at": 0} | configuration.wire
+        return key, expires_at, session
+
+
+async def _offer(request: "Request") -> tuple[str, Wire]:
+    """The SDP and the session of a request: a raw SDP, or a form with both."""
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        async with request.form(max_files=2, max_fields=4, max_part_size=LARGEST_BODY) as form:
+            sdp, session = [await _part(form.get(name)) for name in ("sdp", "session")]
+    else:
+        sdp, session = (await body(request)).decode("utf8", "replace"), ""
+    if not sdp.strip():
+        raise WireError("there is no SDP offer", "invalid_sdp", "sdp")
+    return sdp, json_object(session) if session.strip() else {}
+
+
+async def _part(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else (await value.read()).decode("utf8", "replace")
+
+
+def _seconds(after: Any) -> float | None:
+    if after is None:
+        return None
+    seconds = after.get("seconds") if isinstance(after, dict) else None
+    if not isinstance(seconds, int) or not SHORTEST_KEY_SECONDS <= seconds <= LONGEST_KEY_SECONDS:
+        limits = f"{SHORTEST_KEY_SECONDS} to {LONGEST_KEY_SECONDS}"
+        raise WireError(f"expires_after.seconds must be {limits}, not {seconds!r}", param="expires_after.seconds")
+    return float(seconds)

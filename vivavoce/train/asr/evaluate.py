@@ -1,0 +1,200 @@
+"""How well a Whisper writes what recordings say: greedy texts of many windows at once, and their word error rate."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce.audio.mel import WhisperMel
+from vivavoce.bench.scoring import edit_distance
+from vivavoce.errors import InputError
+from vivavoce.models.whisper.decoding import LogitRule, Suppress, decode
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr.checkpoint import LANGUAGE, Vocabulary
+from vivavoce.train.asr.windows import RATE, Recordings
+from vivavoce.train.augment import at_snr, noise
+from vivavoce.train.corpus import Corpus, human_recordings
+from vivavoce.train.front_desk.answers import normalise
+
+Padding = Literal["full", "trim"]
+WAYS_TO_JUDGE: tuple[tuple[str, Padding, float | None], ...] = (
+    ("whole windows", "full", None),
+    ("trimmed windows", "trim", None),
+    ("at 15 dB", "full", 15.0),
+)
+SHORTEST = 2 * RATE  # a trimmed window is never shorter than those it learnt from
+ROWS = 64
+MOST_TOKENS = 100  # no sentence that is judged by has more; a text that does not end stops there
+
+
+@dataclass(frozen=True)
+class RecognitionScores:
+    """Errors among words and letters, and the worst texts beside what was meant."""
+
+    words: int
+    word_errors: int
+    letters: int
+    letter_errors: int
+    sentences: int
+    right_sentences: int
+    worst: list[tuple[str, str]]
+
+    @property
+    def word_error_rate(self) -> float:
+        """Errors for each word that was said."""
+        return self.word_errors / max(1, self.words)
+
+    def line(self) -> str:
+        """The figures in a line."""
+        letters = self.letter_errors / max(1, self.letters)
+        whole = self.right_sentences / max(1, self.sentences)
+        return f"WER {self.word_error_rate:.1%}  CER {letters:.1%}  whole sentences {whole:.1%} of {self.sentences}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures as JSON."""
+        return {
+            "wer": round(self.word_error_rate, 4),
+            "cer": round(self.letter_errors / max(1, self.letters), 4),
+            "right_sentences": round(self.right_sentences / max(1, self.sentences), 4),
+            "sentences": self.sentences,
+            "worst": self.worst,
+        }
+
+
+def judge_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> RecognitionScores:
+    """Texts against what was meant, both as plain words."""
+    pairs = [(normalise(one), normalise(other)) for one, other in zip(said, meant, strict=True)]
+    by_words = [edit_distance(one.split(), other.split()) for one, other in pairs]
+    by_letters = [edit_distance(one, other) for one, other in pairs]
+    order = sorted(range(len(pairs)), key=lambda index: -by_words[index])
+    return RecognitionScores(
+        words=sum(len(other.split()) for _, other in pairs),
+        word_errors=sum(by_words),
+        letters=sum(len(other) for _, other in pairs),
+        letter_errors=sum(by_letters),
+        sentences=len(pairs),
+        right_sentences=sum(errors == 0 for errors in by_words),
+        worst=[pairs[index] for index in order[:shown] if by_words[index]],
+    )
+
+
+@torch.inference_mode()
+def transcribe_all(
+    model: Whisper,
+    vocabulary: Vocabulary,
+    recordings: Recordings,
+    padding: Padding = "full",
+    decibels: float | None = None,
+    rows: int = ROWS,
+) -> list[str]:
+    """The greedy text of each recording, cut at one window; with `trim`, a window is as long as its longest row.
+
+    With `decibels`, the recordings are that much louder than pink noise under them.
+    """
+    tokens = vocabulary.tokens
+    rules: list[LogitRule] = [Suppress([*tokens.specials, *range(tokens.notimestamps, vocabulary.size)])]
+    order = sorted(range(len(recordings)), key=lambda index: int(recordings.lengths[index]))
+    texts = [""] * len(recordings)
+    generator = torch.Generator(recordings.samples.device).manual_seed(0)
+    mel = WhisperMel(model.config.num_mel_bins).to(recordings.samples.device)
+    for first in range(0, len(order), rows):
+        chosen = order[first : first + rows]
+        windows = windows_of(model, recordings, chosen, padding)
+        if decibels is not None:
+            lengths = recordings.lengths[chosen].to(windows.device)
+            windows = at_snr(windows, noise("pink", windows, generator), decibels, lengths)
+        memory = model.decoder.remember(model.encoder(mel(windows)))
+        prompt = tokens.prompt(LANGUAGE)
+        most = min(MOST_TOKENS, model.config.max_target_positions - len(prompt))
+        decoded = decode(model, tokens, memory, [prompt] * len(chosen), rules, most=most)
+        for index, text in zip(chosen, decoded, strict=True):
+            texts[index] = vocabulary.decode(text.tokens).strip()
+    return texts
+
+
+def windows_of(model: Whisper, recordings: Recordings, chosen: Sequence[int], padding: Padding) -> Tensor:
+    """The chosen recordings, zeros behind them.  # [row, time]"""
+    most = int(model.config.window_seconds * RATE)
+    lengths = [min(most, int(recordings.lengths[index])) for index in chosen]
+    size = most if padding == "full" else min(most, max(SHORTEST, -(-max(lengths) // 320) * 320))
+    windows = torch.zeros(len(chosen), size, device=recordings.samples.device)
+    for row, (index, length) in enumerate(zip(chosen, lengths, strict=True)):
+        start = int(recordings.starts[index])
+        windows[row, :length] = recordings.samples[start : start + length].float() / 32768.0
+    return windows
+
+
+def _people(model: Whisper) -> Corpus:
+    """Recordings of people that fit into a window."""
+    most = int(model.config.window_seconds * RATE)
+    found = [recorded for recorded in human_recordings() if len(recorded[0]) <= most]
+    if not found:
+        raise InputError("no recordings of people here: apt install asterisk-core-sounds-en-g722 pocketsphinx-testdata")
+    return Corpus.of([((samples * 32767).astype(np.int16), text, source) for samples, text, source in found])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`viva train judge-asr --model DIR --corpus PATH`: error rates of a saved miniature."""
+    parser = argparse.ArgumentParser(description="Word error rates of a trained mini-asr on a corpus, or on people.")
+    parser.add_argument("--model", type=Path, required=True)
+    heard = parser.add_mutually_exclusive_group(required=True)
+    heard.add_argument("--corpus", type=Path)
+    heard.add_argument("--people", action="store_true", help="the recordings of people that Debian packages hold")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args(arguments)
+    model, vocabulary = Whisper.load(options.model, options.device), Vocabulary.read(options.model)
+    recordings = Recordings.of_corpus(_people(model) if options.people else Corpus.load(options.corpus))
+    recordings = recordings.to(options.device)
+    for way, padding, decibels in WAYS_TO_JUDGE:
+        texts = transcribe_all(model, vocabulary, recordings, padding, decibels)
+        judgement = judge_texts(texts, recordings.texts)
+        print(f"{way}: {judgement.line()}")
+        for said, meant in judgement.worst[:5]:
+            print(f"    {meant!r} was written {said!r}")
+
+
+if __name__ == "__main__":
+    main()
+
+
+COUNT = 4
+POSITIONS_PER_SECOND = 50
+
+
+@torch.inference_mode()
+def timing_heads(
+    model: Whisper, vocabulary: Vocabulary, recordings: Recordings, count: int = COUNT
+) -> list[tuple[int, int]]:
+    """Layer and head of those that move on most steadily through recordings while the text of each is written."""
+    config, tokens = model.config, vocabulary.tokens
+    pairs = [(layer, head) for layer in range(config.decoder_layers) for head in range(config.decoder_attention_heads)]
+    prompt = tokens.prompt(LANGUAGE)
+    mel = WhisperMel(config.num_mel_bins).to(recordings.samples.device)
+    found = torch.zeros(len(pairs))
+    for index, text in enumerate(recordings.texts):
+        windows = windows_of(model, recordings, [index], "full")
+        memory = model.decoder.remember(model.encoder(mel(windows)))
+        room = config.max_target_positions - len(prompt) - 1
+        written = torch.tensor([[*prompt, *vocabulary.encode(text)[:room]]], device=windows.device)
+        sound = min(int(recordings.lengths[index]), windows.shape[1]) * POSITIONS_PER_SECOND // RATE + 1
+        looks = model.decoder.attention(written, memory, pairs, sound)[0, :, len(prompt) - 1 :]
+        found += steadiness(looks).cpu()
+    best = found.topk(min(count, len(pairs))).indices.sort().values
+    return [pairs[index] for index in best.tolist()]
+
+
+def steadiness(looks: Tensor) -> Tensor:
+    """How evenly the middle of what is looked at moves with the tokens: 1 where it keeps pace, -1 where it goes back.
+
+    # [head, token, position] → [head]
+    """
+    places = torch.arange(looks.shape[-1], device=looks.device, dtype=torch.float32)
+    middle = (looks.float() * places).sum(-1) / looks.float().sum(-1)
+    steps = torch.arange(looks.shape[1], device=looks.device, dtype=torch.float32)
+    steps, middle = steps - steps.mean(), middle - middle.mean(-1, keepdim=True)
+    return (middle * steps).sum(-1) / (middle.norm(dim=-1) * steps.norm()).clamp_min(1e-6)

@@ -1,0 +1,152 @@
+"""The fundamental frequency of speech, frame by frame: what an f0 predictor learns from.
+
+Peaks of the autocorrelation of each frame, freed of its window's own (Boersma 1993), are candidates; the cheapest path
+through them, and through "no voice", is the pitch. Whole batches at once, on any device.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.audio.mel import WHISPER_SPEECH_MAXIMUM, WhisperMel, whisper_normalise, whisper_normalise_running
+
+TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class PitchSettings:
+    """What a voice may do, and what it costs to jump."""
+
+    low: float = 60.0
+    high: float = 400.0
+    candidates: int = 6
+    voicing: float = 0.45  # autocorrelation under which a loud frame is not voiced
+    silence: float = 0.03  # of the sound's peak; quieter frames are rather not voiced
+    octave: float = 0.02  # how much a candidate an octave up is preferred
+    octave_jump: float = 0.35
+    voicing_change: float = 0.14
+
+
+class Candidates(NamedTuple):
+    """States of the path, the last of each frame being "no voice"."""
+
+    frequency: Tensor  # [batch, frame, state] in Hz, 0 where there is no voice
+    strength: Tensor  # [batch, frame, state]
+
+
+def pitch(samples: Tensor, rate: int, hop: int, settings: PitchSettings | None = None) -> Tensor:
+    """f0 in Hz around the centre of each hop, 0 where there is no voice.  # [batch, time] → [batch, time // hop]"""
+    settings = settings or PitchSettings()
+    candidates = pitch_candidates(samples.float(), rate, hop, settings)
+    return _cheapest_path(candidates, settings, rate / hop)
+
+
+def pitch_candidates(samples: Tensor, rate: int, hop: int, settings: PitchSettings) -> Candidates:
+    """The highest peaks of each frame's autocorrelation."""
+    length = 2 * round(1.5 * rate / settings.low)  # three periods of the lowest voice
+    count = samples.shape[-1] // hop
+    frames = functional.pad(samples, (length // 2 - hop // 2, length)).unfold(-1, length, hop)[:, :count]
+    loudest = samples.abs().amax(-1)[:, None].clamp(min=TINY)
+    loudness = frames[..., length // 4 : -length // 4].abs().amax(-1) / loudest
+    shortest, longest = math.floor(rate / settings.high), math.ceil(rate / settings.low)
+    heights = _autocorrelation(frames, longest + 2)
+    frequency, height = _peaks(heights, shortest, longest, rate, settings)
+    unvoiced = settings.voicing + (2 - loudness * (1 + settings.voicing) / settings.silence).clamp(min=0)
+    strength = height - settings.octave * torch.log2(settings.low / frequency.clamp(min=settings.low))
+    strength = strength.masked_fill(height <= 0, -1.0)
+    return Candidates(functional.pad(frequency, (0, 1)), torch.cat([strength, unvoiced[..., None]], -1))
+
+
+def _autocorrelation(frames: Tensor, lags: int) -> Tensor:  # [batch, frame, time] → [batch, frame, lag]
+    length = frames.shape[-1]
+    window = torch.hann_window(length, device=frames.device)
+    frames = (frames - frames.mean(-1, keepdim=True)) * window
+    size = 2 ** math.ceil(math.log2(length + lags))
+
+    def correlate(x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x, size).abs().square())[..., :lags]
+
+    raw, own = correlate(frames), correlate(window)
+    return raw / (raw[..., :1] + TINY) / (own / own[0])
+
+
+def _peaks(heights: Tensor, shortest: int, longest: int, rate: int, settings: PitchSettings) -> tuple[Tensor, Tensor]:
+    """Frequency and height of the highest peaks, by a parabola through each.  # [batch, frame, candidate]"""
+    before, here, after = (heights[..., shortest + shift : longest + 1 + shift] for shift in (-1, 0, 1))
+    curve = (2 * here - before - after).clamp(min=TINY)
+    is_peak = (here > before) & (here >= after)
+    offset = ((after - before) / (2 * curve)).clamp(-0.5, 0.5)
+    height = torch.where(is_peak, here + (after - before) * offset / 4, 0.0)
+    frequency = rate / (torch.arange(shortest, longest + 1, device=heights.device) + offset)
+    preferred = height + settings.octave * torch.log2(frequency / settings.low)
+    best = preferred.masked_fill(~is_peak, -1.0).topk(settings.candidates, dim=-1).indices
+    return frequency.gather(-1, best), height.gather(-1, best)
+
+
+def _cheapest_path(candidates: Candidates, settings: PitchSettings, frames_per_second: float) -> Tensor:
+    frequency, strength = candidates
+    octaves = torch.log2(frequency.clamp(min=1.0))
+    voiced = frequency > 0
+    unhurried = 100 / frames_per_second  # the published costs are for 100 frames a second
+    total, steps = strength[:, 0], []
+    for frame in range(1, frequency.shape[1]):
+        jump = (octaves[:, frame - 1, :, None] - octaves[:, frame, None, :]).abs() * settings.octave_jump
+        was, is_ = voiced[:, frame - 1, :, None], voiced[:, frame, None, :]
+        cost = torch.where(was & is_, jump, torch.where(was ^ is_, settings.voicing_change, 0.0)) / unhurried
+        best = (total[:, :, None] - cost).max(dim=1)
+        total = best.values + strength[:, frame]
+        steps.append(best.indices)
+    state = total.argmax(-1, keepdim=True)
+    path = [state]
+    for step in reversed(steps):
+        state = step.gather(-1, state)
+        path.append(state)
+    chosen = torch.stack(path[::-1], dim=1)  # [batch, frame, 1]
+    return frequency.gather(-1, chosen).squeeze(-1)
+
+
+SILENCE = -10.0  # log10 of the smallest power that a log-mel holds
+REACH = WhisperMel.N_FFT // 2  # how far a frame sees past its centre
+
+
+class BatchMel(nn.Module):
+    """Rows of samples, each with its own length, to normalised log-mels; frames past a row's end are silence."""
+
+    def __init__(self, bins: int, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.mel = WhisperMel(bins).to(device)
+
+    @torch.no_grad()
+    def forward(self, samples: Tensor, lengths: Tensor, running: bool = False) -> Tensor:
+        """Each row by its own maximum, or as a stream hears it by the maximum so far.
+
+        # [batch, time], [batch] → [batch, bins, time // 160]
+        """
+        power = self.log_mel_power(samples, lengths)
+        if running:
+            return whisper_normalise_running(power, power.new_full((len(power),), WHISPER_SPEECH_MAXIMUM))[0]
+        return whisper_normalise(power, power.amax(dim=(-2, -1)))
+
+    @torch.no_grad()
+    def log_mel_power(self, samples: Tensor, lengths: Tensor) -> Tensor:
+        """The log-mels before normalisation.  # [batch, time], [batch] → [batch, bins, time // 160]"""
+        with torch.autocast(samples.device.type, enabled=False):
+            power = self.mel.log_mel_power(_reflected(samples.float(), lengths))
+        power = power[..., : samples.shape[-1] // WhisperMel.HOP]
+        frame = torch.arange(power.shape[-1], device=power.device)
+        past = frame >= (lengths // WhisperMel.HOP)[:, None]
+        return power.masked_fill(past[:, None], SILENCE)
+
+
+def _reflected(samples: Tensor, lengths: Tensor) -> Tensor:
+    """Rows that go on as their own mirror image where they end, for as long as a frame sees.  # [batch, time + 200]"""
+    time = torch.arange(samples.shape[-1] + REACH, device=samples.device)
+    past = time - lengths[:, None]  # [batch, time], 0 at the first sample that is not there
+    mirrored = torch.where(past < 0, time, lengths[:, None] - 2 - past)
+    known = (past < REACH) & ((past < 0) | (lengths[:, None] > REACH))
+    padded = samples.gather(1, mirrored.clamp(0, samples.shape[-1] - 1))
+    return padded.masked_fill(~known, 0.0)

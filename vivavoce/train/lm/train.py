@@ -1,0 +1,403 @@
+"""Train the miniature MOSS-Speech language model, the published way, in three stages.
+
+    viva train lm --data DATA --out OUT --seconds 420
+
+First the text trunk alone; then, the trunk frozen, the audio embedding, layers (begun as copies of the text layers) and
+head; then all together, on all modes. Then an exam on what was held out.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.models.checkpoint import save_weights
+from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech, MossSpeechConfig
+from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.train.front_desk import general_sentences
+from vivavoce.train.lm.augment import Straying
+from vivavoce.train.lm.batches import (
+    FULL_MIX,
+    HEARD,
+    READ,
+    SAID,
+    SPOKEN,
+    SYSTEMS,
+    TEXT_ONLY,
+    TRANSCRIBE,
+    WRITTEN,
+    LMBatches,
+)
+from vivavoce.train.lm.corpus import HELD_OUT, TRAIN, SpokenDialogues
+from vivavoce.train.lm.evaluate import Evaluation
+from vivavoce.train.lm.model import (
+    MODALITY_PAD,
+    PAD,
+    SPARE,
+    SPEECH_START,
+    TURN_END,
+    hidden_states,
+    train_tokenizer,
+    within_segments,
+)
+from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
+
+AHEAD = 6  # batches made before they are needed
+GOING_ON = 0.7  # of the rate, where a model has learned before
+LAST_STATES = "courses"  # folder of the stages' logs and states
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingStage:
+    """One of the three: what learns, from what, for which share of the time."""
+
+    name: str
+    share: float
+    mix: Mapping[str, float]
+    peak_rate: float
+    learns_text: bool
+    learns_audio: bool
+
+    @property
+    def is_last(self) -> bool:
+        return self.learns_text and self.learns_audio
+
+
+STAGES = (
+    TrainingStage("text", 0.08, TEXT_ONLY, 3e-3, learns_text=True, learns_audio=False),
+    TrainingStage("audio", 0.12, FULL_MIX, 3e-3, learns_text=False, learns_audio=True),
+    TrainingStage("both", 0.80, FULL_MIX, 2.5e-3, learns_text=True, learns_audio=True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LMRecipe:
+    """All that is chosen for one run."""
+
+    hidden: int = 320
+    inner: int = 640
+    shared_layers: int = 5
+    modality_layers: int = 2
+    heads: int = 5
+    kv_heads: int = 1
+    head_dim: int = 64
+    text_entries: int = 768
+    lines: int = 32
+    length: int = 512
+    dropout: float = 0.15
+    heard_noise: float = 0.15
+    """Most of a guest's codes that are replaced or hidden; the share is drawn for each line."""
+    heard_stray: float = 0.06
+    """Chance, at most, that a number of a guest's code is one step off, by noise and by voice each."""
+    lattice: tuple[int, ...] = (4, 4, 4, 4, 3, 3)
+    """Levels of the ear's codes; codes of another count have no neighbours and do not stray."""
+    said_noise: float = 0.03
+    heard_weight: float = 0.1
+    weight_decay: float = 0.05
+    average: float = 0.998
+    """Decay of the averaged weights, which the last stage ends with."""
+    warmup: int = 200
+    log_every: int = 100
+    use_graph: bool = True
+    exam_seconds: float = 24.0
+    steps: tuple[int, int, int] = (100_000, 100_000, 1_000_000)
+    """Most steps of each stage, where time does not end it first."""
+
+
+TINY = LMRecipe(
+    hidden=64, inner=128, shared_layers=1, modality_layers=1, heads=2, head_dim=32, text_entries=320, lines=4,
+    length=256, average=0.8, dropout=0.0, heard_noise=0.0, said_noise=0.0, heard_stray=0.0, warmup=5, log_every=10,
+    exam_seconds=0.0, steps=(40, 20, 120),
+)  # fmt: skip
+
+
+def make_config(recipe: LMRecipe, tokenizer: TextTokenizer, entries: int, code_count: int) -> MossSpeechConfig:
+    """The sizes of a recipe, and ids by the tokenizer. The published filler is also a code; ours is none."""
+    ids = {token: tokenizer.id_of(token) for token in (PAD, TURN_END, SPEECH_START, MODALITY_PAD)}
+    return MossSpeechConfig(
+        vocab_size=-(-(entries + SPARE) // 8) * 8,
+        audio_vocab_size=code_count + 8,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.inner,
+        num_shared_layers=recipe.shared_layers,
+        num_modality_layers=recipe.modality_layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.head_dim,
+        max_position_embeddings=4096,
+        rope_theta=10_000.0,
+        pad_token_id=ids[PAD] or 0,
+        eos_token_id=ids[TURN_END] or 0,
+        sosp_token_id=ids[SPEECH_START] or 0,
+        modality_pad_token_id=ids[MODALITY_PAD] or 0,
+        eosp_token_id=code_count,
+        audio_pad_token_id=code_count + 1,
+    )
+
+
+@torch.no_grad()
+def initialise(model: MossSpeech, seed: int) -> None:
+    """Fresh weights: matrices small, those that write into the residual stream smaller with depth, norms 1."""
+    generator = torch.Generator(model.text_lm_head.weight.device).manual_seed(seed)
+    layers = model.config.num_shared_layers + model.config.num_modality_layers
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(1.0)
+            continue
+        writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+        parameter.normal_(0.0, 0.02 / (2 * layers) ** 0.5 if writes else 0.02, generator=generator)
+
+
+@torch.no_grad()
+def copy_text_layers(model: MossSpeech) -> None:
+    """The audio tail begins as the text tail is."""
+    trunk = model.model
+    pairs = ((trunk.audio_block, trunk.text_block), (trunk.audio_norm, trunk.text_norm))
+    for ours, theirs in pairs:
+        for mine, given in zip(ours.parameters(), theirs.parameters(), strict=True):
+            mine.copy_(given)
+
+
+def let_learn(model: MossSpeech, text: bool, audio: bool) -> None:
+    """Free the text trunk, the audio parts, or both; freeze the rest."""
+    trunk = model.model
+    audio_parts: tuple[nn.Module, ...] = (trunk.audio_embed, trunk.audio_block, trunk.audio_norm, model.audio_lm_head)
+    model.requires_grad_(text)
+    for part in audio_parts:
+        part.requires_grad_(audio)
+
+
+def make_loss(model: MossSpeech, recipe: LMRecipe, dropout: float) -> LossFunction:
+    """Next-row loss of a packed batch: reply text, reply speech, and a little of what guests say."""
+
+    is_lattice = math.prod(recipe.lattice) == model.config.eosp_token_id
+    straying = Straying(recipe.lattice, model.text_lm_head.weight.device) if is_lattice else None
+
+    def loss(batch: Batch) -> dict[str, Tensor]:
+        packed = batch["packed"].long()
+        rows, positions, segments, kinds = packed[..., :2], packed[..., 2], packed[..., 3], packed[..., 4]
+        given = rows if straying is None else strayed(straying, rows, kinds, recipe.heard_stray)
+        given = spoiled(model.config, given, kinds, recipe.heard_noise, recipe.said_noise)
+        text, audio = hidden_states(model, given, positions, within_segments(segments), dropout)
+        following, kind = rows[:, 1:], kinds[:, 1:]
+        written = _cross_entropy(model.text_lm_head(text[:, :-1]), following[..., TEXT])
+        spoken, is_right = _audio_cross_entropy(model.audio_lm_head(audio[:, :-1]), following[..., AUDIO])
+        parts = {
+            "text": _mean(written, kind == WRITTEN),
+            "speech": _mean(spoken, kind == SPOKEN),
+            "heard": _mean(spoken, kind == HEARD),
+        }
+        total = parts["text"] + parts["speech"] + recipe.heard_weight * parts["heard"]
+        return {"loss": total, **parts, "speech_right": _mean(is_right.float(), kind == SPOKEN)}
+
+    return loss
+
+
+def strayed(straying: Straying, rows: Tensor, kinds: Tensor, most: float) -> Tensor:
+    """The rows with guests' codes as other voices and noises would have them.  # [line, row, 2]"""
+    if not most:
+        return rows
+    audio, text = rows[..., AUDIO], rows[..., TEXT]
+    near = straying(audio.clamp(max=straying.size - 1), most * torch.rand(rows.shape[0], 1, device=rows.device))
+    return torch.stack([text, torch.where((kinds == HEARD) & (audio < straying.size), near, audio)], dim=-1)
+
+
+def spoiled(config: MossSpeechConfig, rows: Tensor, kinds: Tensor, heard: float, said: float) -> Tensor:
+    """The rows as the model is shown them: some codes hidden, some replaced by others.  # [line, row, 2]"""
+    if not heard and not said:
+        return rows
+    audio, text = rows[..., AUDIO], rows[..., TEXT]
+    share = torch.rand(rows.shape[0], 1, device=rows.device)
+    of_desk = (kinds == SPOKEN) | (kinds == SAID)
+    rate = torch.where(kinds == HEARD, heard, torch.where(of_desk, said, 0.0)) * share
+    rate = rate.masked_fill(audio == config.eosp_token_id, 0.0)
+    chance = torch.rand(audio.shape, device=rows.device)
+    others = torch.randint(0, config.eosp_token_id, audio.shape, device=rows.device)
+    instead = torch.where(chance < rate * 0.5, config.audio_pad_token_id, others)
+    return torch.stack([text, torch.where(chance < rate, instead, audio)], dim=-1)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+
+
+def _audio_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return _cross_entropy(logits, targets), logits.detach().argmax(-1) == targets
+
+
+def _mean(values: Tensor, chosen: Tensor) -> Tensor:
+    return (values * chosen).sum() / chosen.sum().clamp(min=1)
+
+
+def batches(lessons: LMBatches, recipe: LMRecipe, seed: int, first: int, device: torch.device) -> Iterator[Batch]:
+    """Batch after batch, made ahead by a thread; the batch of a step depends on seed and step alone."""
+
+    def make(number: int) -> Tensor:
+        packed = lessons.batch(np.random.default_rng([seed, number]), recipe.lines, recipe.length)
+        return packed.pin_memory() if device.type == "cuda" else packed
+
+    with ThreadPoolExecutor(1) as pool:
+        made: list[Future[Tensor]] = [pool.submit(make, first + number) for number in range(AHEAD)]
+        number = first + AHEAD
+        try:
+            while True:
+                packed = made.pop(0).result()
+                made.append(pool.submit(make, number))
+                number += 1
+                yield {"packed": packed.to(device, non_blocking=True)}
+        finally:
+            for future in made:
+                future.cancel()
+
+
+def train(
+    recipe: LMRecipe,
+    data: SpokenDialogues,
+    out: Path,
+    seconds: float | None,
+    device: torch.device,
+    seed: int = 0,
+    report: Callable[[str], None] = print,
+    earlier: Path | None = None,
+) -> tuple[MossSpeech, TextTokenizer]:
+    """All stages, or the last from an earlier model; the averaged weights, saved with config and tokenizer."""
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    model, tokenizer = begin(recipe, data, out, device, seed) if earlier is None else begin_as(earlier, out, device)
+    config = model.config
+    size = sum(parameter.numel() for parameter in model.parameters())
+    report(f"{size / 1e6:.2f} M parameters, {config.vocab_size} text ids, {config.audio_vocab_size} audio ids")
+    strange = general_sentences(500, seed + 3)
+    last = dataclasses.replace(STAGES[-1], share=1.0, peak_rate=GOING_ON * STAGES[-1].peak_rate)
+    for number, stage in enumerate(STAGES) if earlier is None else [(len(STAGES) - 1, last)]:
+        lessons = LMBatches(config, tokenizer, data, stage.mix, strange)
+        budget = Budget(recipe.steps[number], seconds * stage.share if seconds else None, recipe.warmup)
+        _run_stage(model, stage, recipe, lessons, budget, out, seed + 1000 * number, report)
+        save_weights(model, out)
+    return model, tokenizer
+
+
+def begin(
+    recipe: LMRecipe, data: SpokenDialogues, out: Path, device: torch.device, seed: int
+) -> tuple[MossSpeech, TextTokenizer]:
+    """Fresh weights, and a tokenizer learned from what is written in the data."""
+    frames = [f"{role}\n" for role in ("system", "user", "assistant")]
+    frames += [TRANSCRIBE, READ, *(text for texts in SYSTEMS.values() for text in texts)]
+    backend = train_tokenizer([*data.written, *frames * 200], recipe.text_entries)
+    backend.save(str(out / "tokenizer.json"))
+    tokenizer = TextTokenizer(backend)
+    config = make_config(recipe, tokenizer, backend.get_vocab_size(), data.code_count)
+    config.write(out)
+    model = MossSpeech.random(config, device=device, seed=seed)
+    initialise(model, seed)
+    return model, tokenizer
+
+
+def begin_as(folder: Path, out: Path, device: torch.device) -> tuple[MossSpeech, TextTokenizer]:
+    """The model of a folder that `train` wrote, for codes of an ear that went on from the one it knows."""
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy2(folder / name, out / name)
+    return MossSpeech.load(folder, device=device, dtype=torch.float32), TextTokenizer.load(folder)
+
+
+def _run_stage(
+    model: MossSpeech,
+    stage: TrainingStage,
+    recipe: LMRecipe,
+    lessons: LMBatches,
+    budget: Budget,
+    out: Path,
+    seed: int,
+    report: Callable[[str], None],
+) -> None:
+    """One stage from its beginning, or from where it was stopped, to its end."""
+    if stage.learns_audio and not stage.learns_text:
+        copy_text_layers(model)
+    let_learn(model, stage.learns_text, stage.learns_audio)
+    learner = Learner(
+        {"model": model},
+        make_loss(model, recipe, recipe.dropout),
+        stage.peak_rate,
+        weight_decay=recipe.weight_decay,
+        average=recipe.average if stage.is_last else None,
+        use_graph=recipe.use_graph,
+        orthogonal=True,
+    )
+    folder = out / LAST_STATES / stage.name
+    course = TrainingRun(
+        folder, {"lm": learner}, budget, seed, recipe.log_every, report=lambda line: report(f"{stage.name}: {line}")
+    )
+    source = batches(lessons, recipe, seed, course.number, learner.device)
+    for step in course:
+        course.record(learner.step(next(source), step.rate_share))
+    source.close()  # type: ignore[attr-defined]
+    if stage.is_last:
+        learner.swap_average()
+    model.requires_grad_(False)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder that vivavoce.train.lm.corpus wrote")
+    parser.add_argument("--out", type=Path, required=True, help="where the model, its figures and curves go")
+    parser.add_argument("--init", type=Path, help="folder of an earlier model, for the last stage to begin with")
+    parser.add_argument("--seconds", type=float, help="time for training and exam; the default is by steps")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other values of the recipe")
+    parser.add_argument("--eager", action="store_true", help="without captured graphs")
+    parser.add_argument("--tiny", action="store_true", help="a model of a moment, to see that everything runs")
+    given = parser.parse_args(arguments)
+    begun = time.monotonic()
+    recipe = TINY if given.tiny else LMRecipe()
+    changes = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
+    recipe = dataclasses.replace(recipe, **changes, use_graph=not given.eager)
+    data, held_out = (SpokenDialogues.load(given.data / name) for name in (TRAIN, HELD_OUT))
+    left = given.seconds - recipe.exam_seconds - (time.monotonic() - begun) if given.seconds else None
+    model, tokenizer = train(recipe, data, given.out, left, torch.device(given.device), given.seed, _say, given.init)
+    picture = plot_curves(given.out / LAST_STATES / STAGES[-1].name)
+    if picture is not None:
+        shutil.copy(picture, given.out / "curves.png")
+    examine(
+        model,
+        tokenizer,
+        held_out,
+        given.out,
+        {"seed": given.seed, "seconds": given.seconds, "recipe": dataclasses.asdict(recipe)},
+    )
+
+
+def examine(
+    model: MossSpeech, tokenizer: TextTokenizer, data: SpokenDialogues, out: Path, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The figures of an exam, printed in short and written to `metrics.json`."""
+    begun = time.monotonic()
+    figures = Evaluation(model, tokenizer, data).sit()
+    figures |= {"run": dict(facts), "exam_seconds": round(time.monotonic() - begun, 1)}
+    (out / "metrics.json").write_text(json.dumps(figures, indent=1), encoding="utf8")
+    for name, part in figures.items():
+        if isinstance(part, dict):
+            shown = [f"{key} {value:.3f}" for key, value in part.items() if isinstance(value, float)]
+            _say(f"exam {name}: {'  '.join(shown)}")
+    _say(f"the exam took {figures['exam_seconds']} s")
+    return figures
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Training of the ear: a causal Whisper encoder with one codebook at 12.5 Hz, from whose codes the words can be read.
+
+Every sentence is heard twice, clean and as in the world; the letters must be readable from both, and the second must
+get the codes of the first. Rounding to codes is faded in: at first the probe reads what would be rounded.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from vivavoce.errors import InputError
+from vivavoce.models.checkpoint import published_tensors
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
+from vivavoce.train.losses import ctc_loss
+from vivavoce.train.speech_encoder.batches import (
+    AcousticAugmentation,
+    EncoderBatches,
+    EncoderBatchOptions,
+    EncoderBatchShape,
+    EncoderSpeech,
+)
+from vivavoce.train.speech_encoder.model import STEPS, Lattice, Probe, features, new_encoder
+from vivavoce.train.speech_encoder.report import EncoderReport, measure
+from vivavoce.train.voices import TEACHER
+
+SPREAD = 0.6  # standard deviation that a bounded dimension should have at least
+REACH = 2.5  # where tanh is nearly flat
+
+
+@dataclass(frozen=True)
+class EncoderPlan:
+    """Sizes, weights and times of one training."""
+
+    levels: tuple[int, ...] = (4, 4, 4, 4, 3, 3)
+    d_model: int = 256
+    layers: int = 8
+    heads: int = 4
+    bins: int = 80
+    probe_size: int = 256
+    probe_slow: int = 4
+    probe_fast: int = 2
+    batch_seconds: float = 240.0  # of sound in a batch, heard twice
+    seconds: tuple[float, ...] = (2.56, 4.16, 6.4)  # rows of one sentence
+    joined_seconds: float = 12.8  # rows of several
+    habits: EncoderBatchOptions = dataclasses.field(default_factory=EncoderBatchOptions)
+    peak_rate: float = 2e-3
+    warmup: int = 300
+    average: float = 0.998
+    dropout: float = 0.05
+    strength: float = 1.0
+    rounding_from: float = 0.2  # of the course: until here nothing is rounded
+    rounding_to: float = 0.45  # from here on everything is
+    agreement: float = 1.0  # weight of: the noisy hearing gets the code of the clean one
+    commitment: float = 0.1  # weight of: what is rounded stands near a level
+    spread: float = 1.0  # weight of: every dimension varies, on its own, within the reach of tanh
+    reply_mel: float = 0.3  # weight of: the mel of the reply voice can be told from its codes
+    steps: int = 100_000
+
+    @classmethod
+    def tiny(cls) -> "EncoderPlan":
+        """A course of seconds on a CPU: proof that everything runs, not of hearing."""
+        return cls(
+            levels=(3, 3, 3, 3), d_model=32, layers=2, heads=2, probe_size=32, probe_slow=1, probe_fast=1,
+            batch_seconds=12.0, seconds=(1.92,), joined_seconds=4.8, warmup=2, steps=16, average=0.8, peak_rate=3e-3,
+        )  # fmt: skip
+
+    @property
+    def config(self) -> SpeechEncoderConfig:
+        """The encoder's sizes, by their published names."""
+        return SpeechEncoderConfig(
+            d_model=self.d_model,
+            encoder_attention_heads=self.heads,
+            encoder_ffn_dim=4 * self.d_model,
+            num_mel_bins=self.bins,
+            quantize_position=self.layers,
+            quantize_vocab_size=Lattice(self.levels).size,
+        )
+
+    @property
+    def shapes(self) -> list[EncoderBatchShape]:
+        """The shapes of batches."""
+        single = [EncoderBatchShape(seconds, max(1, round(self.batch_seconds / seconds))) for seconds in self.seconds]
+        return [
+            *single,
+            EncoderBatchShape(self.joined_seconds, max(1, round(self.batch_seconds / self.joined_seconds)), 3),
+        ]
+
+    @property
+    def going_on(self) -> "EncoderPlan":
+        """The plan for an ear that knows its codes: all is rounded at once, and it learns in smaller steps."""
+        return dataclasses.replace(self, rounding_from=-1.0, rounding_to=0.0, peak_rate=0.6 * self.peak_rate)
+
+    def rounded_share(self, progress: float) -> float:
+        """Share of rows that are rounded."""
+        return min(1.0, max(0.0, (progress - self.rounding_from) / (self.rounding_to - self.rounding_from)))
+
+
+class EncoderLoss:
+    """What one batch costs; nothing in it waits for the device."""
+
+    def __init__(self, plan: EncoderPlan, encoder: SpeechEncoder, probe: Probe, lattice: Lattice) -> None:
+        self.plan, self.encoder, self.probe, self.lattice = plan, encoder, probe, lattice
+
+    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+        """The scalars of a batch of `EncoderBatches`, to which the share of rounded rows was added."""
+        plan, rows = self.plan, len(batch["codes"])
+        mel = torch.cat([batch["clean"], batch["heard"]])
+        codes, starts = batch["codes"].repeat(2), batch["starts"].repeat(2)
+        raw = features(self.encoder, mel, starts, plan.dropout)
+        bounded = self.lattice.bounded(raw)
+        rounds = (torch.rand(rows, device=mel.device) < batch["rounded"]).repeat(2)[:, None, None]
+        levels = torch.where(rounds, self.lattice.straight_through(bounded), bounded)
+        logits, told = self.probe(levels, codes, plan.dropout)
+        symbols, counts = batch["symbols"].repeat(2, 1), batch["counts"].repeat(2)
+        letters = ctc_loss(logits.float().log_softmax(-1), symbols, STEPS * codes, counts) / counts
+        there = (torch.arange(levels.shape[1], device=mel.device) < batch["codes"][:, None])[..., None]
+        agreement = _mean((bounded[rows:] - levels[:rows].detach()).square(), there)
+        commitment = _mean((bounded - self.lattice.rounded(bounded)).square(), there.repeat(2, 1, 1))
+        with torch.autocast(mel.device.type, enabled=False):
+            spread = self._spread(raw, bounded, there.repeat(2, 1, 1))
+        reply_mel = self._reply_mel(told[:rows], batch, there)
+        # A code that is the same for everything agrees best: agreement is asked for once there is something to keep.
+        steadiness = plan.agreement * agreement + plan.commitment * commitment
+        loss = letters.mean() + plan.reply_mel * reply_mel + batch["rounded"] * steadiness + plan.spread * spread
+        return {
+            "loss": loss,
+            "clean_letters": letters[:rows].mean(),
+            "heard_letters": letters[rows:].mean(),
+            "agreement": agreement,
+            "commitment": commitment,
+            "spread": spread,
+            "reply_mel": reply_mel,
+            "same_code": self._same_code(bounded, there),
+        }
+
+    def _reply_mel(self, told: Tensor, batch: Batch, there: Tensor) -> Tensor:
+        """Mean distance of the told mel from the clean one, over rows of the reply voice."""
+        counted = there.repeat_interleave(self.encoder.config.frames_per_code, dim=1) * batch["reply"][:, None, None]
+        return _mean(functional.l1_loss(told.float(), batch["clean"].transpose(1, 2), reduction="none"), counted)
+
+    def _spread(self, raw: Tensor, bounded: Tensor, there: Tensor) -> Tensor:
+        """How far the dimensions are from varying freely: too little, together, or where tanh is flat."""
+        weight = there.float() / there.sum()
+        centred = bounded - (bounded * weight).sum((0, 1))
+        covariance = (centred * weight).flatten(0, 1).T.matmul(centred.flatten(0, 1))
+        deviation = covariance.diagonal().clamp(min=1e-6).sqrt()
+        correlation = covariance / (deviation[:, None] * deviation)
+        together = correlation.square().mean() - 1 / len(deviation)
+        too_little = (SPREAD - deviation).clamp(min=0).square().mean()
+        too_far = _mean((raw[..., : self.lattice.dimensions].abs() - REACH).clamp(min=0).square(), there)
+        return too_little + 0.2 * together + 0.1 * too_far
+
+    def _same_code(self, bounded: Tensor, there: Tensor) -> Tensor:
+        rounded = self.lattice.rounded(bounded)
+        clean, heard = rounded.chunk(2)
+        return _mean((clean == heard).all(-1, keepdim=True).float(), there)
+
+
+def train(
+    corpus: Corpus,
+    folder: Path,
+    plan: EncoderPlan,
+    device: torch.device,
+    seconds: float,
+    seed: int,
+    earlier: Path | None = None,
+) -> EncoderReport:
+    """An ear trained on a corpus for so long, from nothing or from an earlier one; the folder keeps log and state."""
+    torch.manual_seed(seed)
+    lattice = Lattice(plan.levels, device)
+    encoder = new_encoder(plan.config, Lattice(plan.levels)).to(device)
+    probe = Probe(lattice.dimensions, plan.probe_size, plan.heads, plan.probe_slow, plan.probe_fast, plan.bins).to(
+        device
+    )
+    if earlier is not None:
+        begin_as(earlier, encoder, probe)
+    loss = EncoderLoss(plan, encoder, probe, lattice)
+    learner = Learner({"encoder": encoder, "probe": probe}, loss, plan.peak_rate, average=plan.average, orthogonal=True)
+    speech = EncoderSpeech.of(corpus, TEACHER.name, device)
+    lessons = EncoderBatches(speech, plan.shapes, plan.config, AcousticAugmentation(device, plan.strength), plan.habits)
+    budget = Budget(plan.steps, seconds, plan.warmup)
+    course = TrainingRun(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
+    for step in course:
+        batch = lessons.batch(step.seed) | {
+            "rounded": torch.tensor(plan.rounded_share(step.progress), device=device),
+        }
+        course.record(learner.step(batch, step.rate_share))
+    learner.swap_average()
+    return EncoderReport(encoder.eval().requires_grad_(False), probe.eval().requires_grad_(False), lattice)
+
+
+def begin_as(folder: Path, encoder: SpeechEncoder, probe: Probe) -> None:
+    """Let an ear begin as the one of a folder that `save` wrote."""
+    known = SpeechEncoder.load(folder)
+    if known.config != encoder.config:
+        raise InputError(f"the ear of {folder} has other sizes than this plan; train from nothing")
+    encoder.load_state_dict(known.state_dict())
+    probe.load_state_dict(load_file(folder / "probe.safetensors"))
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """Mean over what counts; 0 where nothing does."""
+    weight = counted.float().expand_as(values)
+    return (values * weight).sum() / weight.sum().clamp(min=1.0)
+
+
+def save(hearing: EncoderReport, folder: Path) -> None:
+    """The ear in the published layout of a speech codec, the probe beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dataclasses.asdict(hearing.encoder.config)
+    config |= {"pooling_position": hearing.encoder.config.quantize_position, "lattice": hearing.lattice.levels}
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf8")
+    ear = {f"encoder.{name}": tensor.cpu() for name, tensor in published_tensors(hearing.encoder).items()}
+    save_file(ear, folder / "model.safetensors")
+    save_file({name: tensor.cpu() for name, tensor in hearing.probe.state_dict().items()}, folder / "probe.safetensors")
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Train, measure on what was held out, and write everything to a folder."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--init", type=Path, help="folder of an earlier ear: goes on from it, everything rounded")
+    parser.add_argument("--seconds", type=float, default=400.0, help="for everything, measuring included")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other values of the plan")
+    given = parser.parse_args(arguments)
+    started = time.monotonic()
+    plan = EncoderPlan.tiny() if given.tiny else EncoderPlan()
+    if given.init is not None:
+        plan = plan.going_on
+    changes: dict[str, Any] = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
+    if given.steps:
+        changes["steps"] = given.steps
+    plan = dataclasses.replace(plan, **changes)
+    corpus, held_out = Corpus.load(given.corpus), Corpus.load(given.held_out)
+    spent = time.monotonic() - started
+    for_measuring = min(25.0, 0.1 * given.seconds)
+    device = torch.device(given.device)
+    hearing = train(
+        corpus, given.out / "course", plan, device, given.seconds - spent - for_measuring, given.seed, given.init
+    )
+    save(hearing, given.out)
+    metrics = measure(hearing, held_out, corpus, TEACHER.name, most=40 if given.tiny else 600)
+    metrics |= {"plan": dataclasses.asdict(plan), "seed": given.seed, "seconds": round(time.monotonic() - started, 1)}
+    (given.out / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf8")
+    print(json.dumps({name: value for name, value in metrics.items() if name != "plan"}, indent=2))
+    plot_curves(given.out / "course")
+    return metrics
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Lessons for MOSS-TTS-Nano: sentences as codes, laid out as rows of the three kinds of prompts that are used later."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vivavoce.errors import InputError
+from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, MossTTSNanoPrompt, NanoTokenizerProtocol
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.tts.model import codes_of
+
+NOT_JUDGED = -100
+CLONED, CONTINUED = 0.4, 0.1  # shares of lessons: another sentence as reference; two in a row; else neither
+SHORT_SHARE = 0.4  # of a voice's sentences: those that two of are said in a row
+REFERENCE_FRAMES = (12, 44)
+ENCODED_SECONDS = 160.0  # of sound at once
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CodedSentence:
+    """Sentences as ids of text and frames of codes, by voice."""
+
+    texts: list[Ids]
+    frames: list[Ids]  # each [frame, codebook]
+    voices: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        corpus: Corpus,
+        indices: Sequence[int],
+        codec: MossAudioTokenizerNano,
+        tokenizer: NanoTokenizerProtocol,
+    ) -> "CodedSentence":
+        """Sentences of a corpus through a codec, each padded with silence to whole frames."""
+        if len(indices) == 0:
+            raise InputError("there is no sentence to learn from in the voices that are learned; give a larger corpus")
+        frame = codec.config.frame_samples
+        counts = {index: -(-int(corpus.starts[index + 1] - corpus.starts[index]) // frame) for index in indices}
+        codes: dict[int, Ids] = {}
+        for batch in _batches(sorted(indices, key=counts.__getitem__), counts, ENCODED_SECONDS / 0.08):
+            sounds = torch.zeros(len(batch), max(counts[index] for index in batch) * frame)
+            for row, index in enumerate(batch):
+                here = corpus.samples[corpus.starts[index] : corpus.starts[index + 1]]
+                sounds[row, : len(here)] = torch.from_numpy(here.astype(np.float32) / 32768)
+            given = sounds.to(codec.device)[:, None].expand(-1, codec.config.channels, -1)
+            made = codes_of(codec, given).transpose(1, 2).cpu().numpy()
+            codes |= {index: made[row, : counts[index]] for row, index in enumerate(batch)}
+        return cls(
+            [np.array(tokenizer.encode(corpus.texts[index], symbols=False)) for index in indices],
+            [codes[index] for index in indices],
+            [corpus.voices[index] for index in indices],
+        )
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class Room:
+    """The fixed size of a batch: lessons, rows of each, and frames of each to be learned."""
+
+    lessons: int
+    rows: int
+    frames: int
+
+
+class NanoBatches:
+    """Random batches of lessons, of a few fixed sizes: short sentences with short, long with long."""
+
+    def __init__(
+        self,
+        spoken: CodedSentence,
+        config: MossTTSNanoConfig,
+        tokenizer: NanoTokenizerProtocol,
+        own_voice: str,
+        rows_a_batch: int,
+        classes: int = 3,
+    ) -> None:
+        self.spoken, self.config = spoken, config
+        self.layout = PromptLayout(config, tokenizer)
+        self.own_voice = own_voice
+        lengths = np.array([len(frames) + len(text) for frames, text in zip(spoken.frames, spoken.texts, strict=True)])
+        by_length = np.argsort(lengths, kind="stable")
+        voices = np.array(spoken.voices)[by_length]
+        self.of_voice = {voice: by_length[voices == voice] for voice in set(spoken.voices)}
+        self.members = [part for part in np.array_split(by_length, classes) if len(part)]
+        self.rooms = [self._room(part, rows_a_batch) for part in self.members]
+        batches = np.array([len(part) / room.lessons for part, room in zip(self.members, self.rooms, strict=True)])
+        self.chances = batches / batches.sum()
+
+    def batch(self, random: np.random.Generator, device: torch.device | str) -> dict[str, Tensor]:
+        """Rows, where frames follow, their codes, and where speech stops."""
+        kind = int(random.choice(len(self.rooms), p=self.chances))
+        members, room = self.members[kind], self.rooms[kind]
+        return self.lay_out(random.choice(members, room.lessons), room, random, device)
+
+    def lay_out(
+        self, chosen: Sequence[int] | Ids, room: Room, random: np.random.Generator, device: torch.device | str
+    ) -> dict[str, Tensor]:
+        """Lessons on these sentences."""
+        config = self.config
+        rows = np.full((room.lessons, room.rows, 1 + config.n_vq), config.audio_pad_token_id, dtype=np.int64)
+        rows[:, :, 0] = config.pad_token_id
+        heads = np.zeros((room.lessons, room.frames + 1), dtype=np.int64)
+        codes = np.full((room.lessons, room.frames + 1, config.n_vq), NOT_JUDGED, dtype=np.int64)
+        stops = np.full((room.lessons, room.frames + 1), NOT_JUDGED, dtype=np.int64)
+        for lesson, index in enumerate(chosen):
+            prompt, frames = self._lesson(int(index), room, random)
+            length, count = len(prompt), len(frames)
+            rows[lesson, :length] = prompt
+            rows[lesson, length : length + count] = self.layout.frames(config.audio_assistant_slot_token_id, frames)
+            heads[lesson, : count + 1] = np.arange(length - 1, length + count)
+            codes[lesson, :count] = frames
+            stops[lesson, : count + 1] = np.arange(count + 1) == count
+        named = {"rows": rows, "heads": heads, "codes": codes, "stops": stops}
+        return {name: _sent(torch.from_numpy(each), torch.device(device)) for name, each in named.items()}
+
+    def _lesson(self, index: int, room: Room, random: np.random.Generator) -> tuple[Ids, Ids]:
+        """A prompt as rows, and the frames to say after it."""
+        spoken, layout = self.spoken, self.layout
+        text, frames, voice = spoken.texts[index], spoken.frames[index], spoken.voices[index]
+        chance = random.random()
+        if chance < CONTINUED:
+            first, second = (self._other(voice, random, SHORT_SHARE) for _ in range(2))
+            both = np.concatenate([spoken.frames[first], spoken.frames[second]])
+            prompt = layout.continuation(np.concatenate([spoken.texts[first], spoken.texts[second]]))
+            if len(both) <= room.frames and len(prompt) + len(both) <= room.rows:
+                return prompt, both
+        if chance > CLONED + CONTINUED and voice == self.own_voice:
+            return layout.continuation(text), frames
+        reference = spoken.frames[self._other(voice, random)]
+        count = min(len(reference), int(random.integers(REFERENCE_FRAMES[0], REFERENCE_FRAMES[1] + 1)))
+        begin = int(random.integers(0, len(reference) - count + 1))
+        return layout.clone(text, reference[begin : begin + count]), frames
+
+    def _other(self, voice: str, random: np.random.Generator, share: float = 1.0) -> int:
+        """Any sentence of a voice, or of the shortest share of its sentences."""
+        spoken = self.of_voice[voice]
+        return int(spoken[random.integers(max(1, int(share * len(spoken))))])
+
+    def _room(self, members: Ids, rows_a_batch: int) -> Room:
+        """What the longest of these sentences needs with the longest reference."""
+        frames = max(len(self.spoken.frames[index]) for index in members)
+        both = max(len(self.spoken.frames[index]) + len(self.spoken.texts[index]) for index in members)
+        around = len(self.layout.clone(np.zeros(0, np.int64), self.spoken.frames[int(members[0])][:1])) - 1
+        rows = -(-(around + REFERENCE_FRAMES[1] + both) // 8) * 8
+        return Room(max(2, rows_a_batch // rows), rows, frames)
+
+
+class PromptLayout:
+    """The rows of `MossTTSNanoPrompt`, built fast from parts that are tokenised once."""
+
+    def __init__(self, config: MossTTSNanoConfig, tokenizer: NanoTokenizerProtocol) -> None:
+        self.config = config
+        mark = tokenizer.encode("x", symbols=False)
+        prompt = MossTTSNanoPrompt(config, tokenizer)
+        speech = [row[0] for row in prompt.speech("x")]
+        if speech[: len(mark)] != mark:
+            raise InputError("this tokenizer does not keep a text apart from what follows it in the prompt")
+        self.tail = self._signs(speech[len(mark) :])
+        whole = [row[0] for row in prompt.continuation("x")]
+        self.unvoiced = self._signs(whole[: len(whole) - len(speech)])
+        voiced = [row[0] for row in prompt.voice([[0] * config.n_vq])]
+        slot = voiced.index(config.audio_user_slot_token_id)
+        self.before, self.after = self._signs(voiced[:slot]), self._signs(voiced[slot + 1 :])
+
+    def clone(self, text: Ids, reference: Ids) -> Ids:
+        """The prompt for a text in the voice of a reference.  # [row, channel]"""
+        voice = self.frames(self.config.audio_user_slot_token_id, reference)
+        return np.concatenate([self.before, voice, self.after, self._signs(text), self.tail])
+
+    def continuation(self, text: Ids) -> Ids:
+        """The prompt for a text without a reference.  # [row, channel]"""
+        return np.concatenate([self.unvoiced, self._signs(text), self.tail])
+
+    def frames(self, slot: int, frames: Ids) -> Ids:
+        """Rows of speech.  # [frame, codebook] → [row, channel]"""
+        return np.concatenate([np.full((len(frames), 1), slot), frames], axis=1)
+
+    def _signs(self, ids: Sequence[int] | Ids) -> Ids:
+        rows = np.full((len(ids), 1 + self.config.n_vq), self.config.audio_pad_token_id, dtype=np.int64)
+        rows[:, 0] = ids
+        return rows
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; from pinned memory nobody waits for it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _batches(indices: Sequence[int], counts: dict[int, int], most: float) -> list[list[int]]:
+    """Neighbours together while their number times the longest stays below `most`; `indices` rise in length."""
+    batches: list[list[int]] = [[]]
+    for index in indices:
+        if batches[-1] and (len(batches[-1]) + 1) * counts[index] > most:
+            batches.append([])
+        batches[-1].append(index)
+    return batches

@@ -1,0 +1,267 @@
+"""The codec of MOSS-TTS-Nano as it learns: whole sounds at once, with gradients, on the weights that streams use.
+
+Codes are chosen by angle, so what is rounded is a direction: of length one while learning, or its length would drift
+away from the codebook unseen. Codebooks do not learn by gradient but as running means of the directions that fall to
+them (k-means on a sphere); a code to which nothing falls any more starts anew at something that was just heard.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
+from vivavoce.models.moss_audio_tokenizer.model import CodecStage, MossAudioTokenizerNano
+from vivavoce.models.moss_tts_nano.model import TEXT, MossTTSNano, NanoLayer, NanoTransformer
+from vivavoce.nn.rope import RotaryTable, rotate_pairs, rotation
+from vivavoce.nn.vq import ProjectedCodebook, ProjectedResidualVQ, pointwise
+
+KEEP = 0.97  # share of a running mean that stays after a step
+LEAST_SHARE = 0.02  # of the mean number of vectors a code gets a step: with less it starts anew
+
+
+class TrainingWindow:
+    """Causal attention within a window over whole sounds: what `Extension` is to streams."""
+
+    def __init__(self, positions: int, window: int, device: torch.device) -> None:
+        place = torch.arange(positions, device=device)
+        behind = place[:, None] - place
+        self.positions = place[None]
+        self.mask = None if window >= positions else (behind >= 0) & (behind < window)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Every position looks at its window.  # [sound, head, time, head_dim]"""
+        return functional.scaled_dot_product_attention(
+            query, key.to(query.dtype), value.to(query.dtype), attn_mask=self.mask, is_causal=self.mask is None
+        )
+
+
+def run_stage(stage: CodecStage, x: Tensor) -> Tensor:
+    """A stage over whole sounds.  # [sound, time, input] → [sound, time, output]"""
+    streams = TrainingWindow(x.shape[1], stage.window, x.device)
+    cos, sin = rotation(streams.positions, stage.config.d_model // stage.config.num_heads, stage.config.max_period)
+    x = stage.input_proj(x)
+    for index, layer in enumerate(stage.transformer.layers):
+        x = layer(x, index, streams, cos, sin)
+    with torch.autocast(x.device.type, enabled=False):  # the last of these makes samples, too fine for 16 bits
+        return stage.output_proj(x.float() if x.dtype != torch.float64 else x)
+
+
+def run_chain(chain: nn.ModuleList, x: Tensor) -> Tensor:
+    """Either way of the codec over whole sounds.  # [sound, time, channel]"""
+    for module in chain:
+        x = run_stage(module, x) if isinstance(module, CodecStage) else module(x)
+    return x
+
+
+def analyse(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
+    """What the quantiser gets of whole sounds.  # [sound, channel, sample] → [sound, frame, input]"""
+    return run_chain(codec.encoder, sounds.transpose(1, 2).flatten(1)[..., None])
+
+
+def synthesise(codec: MossAudioTokenizerNano, hidden: Tensor) -> Tensor:
+    """Sounds of what the quantiser gives.  # [sound, frame, output] → [sound, channel, sample]"""
+    interleaved = run_chain(codec.decoder, hidden)[..., 0]
+    return interleaved.unflatten(1, (-1, codec.config.channels)).transpose(1, 2)
+
+
+@torch.no_grad()
+def codes_of(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
+    """Codes of many sounds of one length at once.  # [sound, channel, sample] → [sound, codebook, frame]"""
+    return codec.quantizer.encode(analyse(codec, sounds))
+
+
+@torch.no_grad()
+def sounds_of(codec: MossAudioTokenizerNano, codes: Tensor) -> Tensor:
+    """Sounds of many codes at once.  # [sound, codebook, frame] → [sound, channel, sample]"""
+    return synthesise(codec, codec.quantizer.decode(codes))
+
+
+class CodebookMeans(nn.Module):
+    """Running means behind every codebook: how many vectors a code gets a step, and their sum."""
+
+    counts: Tensor
+    sums: Tensor
+
+    def __init__(self, config: MossAudioTokenizerConfig) -> None:
+        super().__init__()
+        size = config.quantizer
+        self.register_buffer("counts", torch.zeros(size.num_quantizers, size.codebook_size))
+        self.register_buffer("sums", torch.zeros(size.num_quantizers, size.codebook_size, size.codebook_dim))
+
+    @torch.no_grad()
+    def learn(self, index: int, book: ProjectedCodebook, vectors: Tensor, codes: Tensor) -> None:
+        """Move a codebook to the mean directions of what fell to its codes.  # vectors [.., dim], codes [..]"""
+        vectors, codes = vectors.detach().flatten(0, -2), codes.flatten()
+        counts, sums = self.counts[index], self.sums[index]
+        counts.mul_(KEEP).index_add_(0, codes, torch.full_like(vectors[:, 0], 1 - KEEP))
+        sums.mul_(KEEP).index_add_(0, codes, vectors * (1 - KEEP))
+        mean_count = len(codes) / len(counts)
+        is_dead = counts < LEAST_SHARE * mean_count
+        heard = vectors[torch.randint(0, len(vectors), (len(counts),), device=vectors.device)]
+        counts.copy_(torch.where(is_dead, mean_count, counts))
+        sums.copy_(torch.where(is_dead[:, None], heard * mean_count, sums))
+        book.codebook.weight.copy_(functional.normalize(sums, dim=-1))
+
+    @torch.no_grad()
+    def begin(self, quantizer: ProjectedResidualVQ, vectors: int) -> None:
+        """Go on from codebooks that were learned before, as if all codes had been used alike."""
+        for index, book in enumerate(quantizer.quantizers):
+            assert isinstance(book, ProjectedCodebook)
+            self.counts[index] = vectors / self.counts.shape[-1]
+            self.sums[index] = functional.normalize(book.codebook.weight, dim=-1) * self.counts[index][:, None]
+
+    def perplexity(self) -> Tensor:
+        """How many codes of each codebook are in use, by the entropy of their shares.  # [codebook]"""
+        shares = self.counts / self.counts.sum(-1, keepdim=True)
+        return torch.special.entr(shares).sum(-1).exp()
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """What comes out of the quantiser, and what it minimises beside the codec's own loss."""
+
+    hidden: Tensor  # [sound, frame, output]
+    commitment: Tensor
+    """Squared distance of directions from their codes."""
+    leftover: Tensor
+    """Share of the input's power that is left after each codebook, their mean: it makes the codebooks residual."""
+
+
+def quantise(
+    quantizer: ProjectedResidualVQ, hidden: Tensor, used: Tensor, means: CodebookMeans | None = None
+) -> Quantised:
+    """Round by the first `used` codebooks of each sound, gradients going straight through; `means` learn from all.
+
+    # hidden [sound, frame, input], used [sound]
+    """
+    residual = pointwise(quantizer.input_proj, hidden)
+    power = residual.detach().square().mean().clamp(min=1e-6)
+    total, commitment, leftover = torch.zeros_like(residual), residual.new_zeros(()), residual.new_zeros(())
+    for index, book in enumerate(quantizer.quantizers):
+        assert isinstance(book, ProjectedCodebook)
+        direction = functional.normalize(pointwise(book.in_proj, residual), dim=-1)
+        with torch.no_grad():
+            codes = (direction @ functional.normalize(book.codebook.weight, dim=-1).T).argmax(dim=-1)
+            chosen = book.codebook(codes)
+        commitment = commitment + (direction - chosen).square().sum(-1).mean()
+        if means is not None:
+            means.learn(index, book, direction, codes)
+        vector = pointwise(book.out_proj, direction + (chosen - direction).detach())
+        meant = pointwise(book.out_proj, chosen)  # without a way around the rounding
+        leftover = leftover + functional.mse_loss(meant, residual) / power
+        total = total + vector * (index < used)[:, None, None]
+        residual = residual - vector
+    books = len(quantizer.quantizers)
+    return Quantised(pointwise(quantizer.output_proj, total), commitment / books, leftover / books)
+
+
+@torch.no_grad()
+def initialise(codec: MossAudioTokenizerNano, seed: int = 0, layer_scale: float = 0.3) -> None:
+    """Weights to start learning from; all but the codebooks get gradients."""
+    device = codec.device
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in codec.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else layer_scale if name.endswith("scale") else 1.0)
+        parameter.requires_grad_("codebook" not in name)
+    last = [stage for stage in codec.decoder if isinstance(stage, CodecStage)][-1]
+    last.output_proj.weight.mul_(0.05)  # speech is quiet
+
+
+@torch.no_grad()
+def calibrate(codec: MossAudioTokenizerNano, sounds: Tensor) -> None:
+    """Let the quantiser begin as one: inputs of unit power around zero, each codebook taking its share of them away.
+
+    A direction tells how far a vector is from where it points at rest, so `in_proj` begins with a bias as large as what
+    it adds to, and `out_proj` as the way back.
+    """
+    quantizer = codec.quantizer
+    projection, hidden = quantizer.input_proj, analyse(codec, sounds).float()
+    given = pointwise(projection, hidden).flatten(0, 1)
+    deviation = given.std(0, correction=0).clamp(min=1e-5)
+    projection.weight.div_(deviation[:, None, None])
+    _bias(projection).sub_(given.mean(0)).div_(deviation)
+    for book in quantizer.quantizers:
+        assert isinstance(book, ProjectedCodebook)
+        rows = book.in_proj.weight[..., 0]
+        rows.copy_(functional.normalize(rows, dim=-1))
+        rest = functional.normalize(torch.randn_like(rows[:, 0]), dim=0) * rows.shape[0] ** 0.5
+        _bias(book.in_proj).copy_(rest)
+        book.out_proj.weight[..., 0].copy_(rows.T * (2 * rows.shape[0]) ** 0.5)
+        _bias(book.out_proj).copy_(-rows.T @ rest)
+
+
+def _bias(conv: nn.Conv1d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias
+
+
+def run_transformer(transformer: NanoTransformer, rotary: RotaryTable, x: Tensor, dropout: float = 0.0) -> Tensor:
+    """Causal layers over whole sequences.  # [sequence, time, hidden]"""
+    cos, sin = rotary.cos[: x.shape[1]], rotary.sin[: x.shape[1]]
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        queries, keys = (rotate_pairs(each, cos, sin).transpose(1, 2) for each in (queries, keys))
+        mixed = functional.scaled_dot_product_attention(queries, keys, values.transpose(1, 2), is_causal=True)
+        return mixed.transpose(1, 2)
+
+    for layer in transformer.h:
+        assert isinstance(layer, NanoLayer)
+        x = x + functional.dropout(layer.attn(layer.ln_1(x), attend), dropout)
+        x = x + functional.dropout(layer.mlp(layer.ln_2(x)), dropout)
+    normed: Tensor = transformer.ln_f(x)
+    return normed
+
+
+def global_states(model: MossTTSNano, rows: Tensor, dropout: float = 0.0) -> Tensor:
+    """States of every row.  # [sequence, row, channel] → [sequence, row, hidden]"""
+    embedded = model.embed(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+    return run_transformer(model.transformer, model.rotary, functional.dropout(embedded, dropout), dropout)
+
+
+def frame_logits(model: MossTTSNano, hidden: Tensor, codes: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Whether speech stops, and every code given those before it in its frame; the last codebook's is not looked at.
+
+    # hidden [frame, hidden], codes [frame, codebook] → [frame, 2], [frame, codebook, code]
+    """
+    tables = model.audio_embeddings.weight
+    slot = model.transformer.wte.weight[model.config.audio_assistant_slot_token_id]
+    books, entries, _ = tables.shape
+    first = torch.arange(0, (books - 1) * entries, entries, device=codes.device)
+    before = functional.embedding(codes[:, :-1] + first, tables.flatten(0, 1))
+    given = torch.cat([hidden[:, None], slot.expand_as(hidden)[:, None], before], dim=1)
+    states = run_transformer(model.local_transformer, model.rotary, given, dropout)
+    logits = torch.einsum("fbh,bch->fbc", states[:, 1:], tables)
+    return model.stop_logits(states[:, 0]), logits.float()
+
+
+def corrupt(rows: Tensor, most: float, entries: int) -> Tensor:
+    """Rows some of whose codes are others than were said, up to this share of a sequence's.
+
+    What a model reads when it speaks is what it said itself, mistakes and all.  # [sequence, row, channel]
+    """
+    codes = rows[..., TEXT + 1 :]
+    share = torch.rand(len(rows), 1, 1, device=rows.device) * most
+    is_wrong = (torch.rand(codes.shape, device=rows.device) < share) & (codes < entries)
+    wrong = torch.where(is_wrong, torch.randint_like(codes, entries), codes)
+    return torch.cat([rows[..., : TEXT + 1], wrong], dim=-1)
+
+
+@torch.no_grad()
+def initialise_lm(model: MossTTSNano, seed: int = 0, deviation: float = 0.02) -> None:
+    """Weights to start learning from, as GPT-2 has them."""
+    device = model.transformer.wte.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    depth = {"transformer": len(model.transformer.h), "local_transformer": len(model.local_transformer.h)}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            into_residual = name.endswith(("c_proj.weight", "fc_out.weight"))
+            shrink = (2 * depth[name.partition(".")[0]]) ** -0.5 if into_residual else 1.0
+            parameter.normal_(0.0, deviation * shrink, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        parameter.requires_grad_(True)

@@ -1,0 +1,88 @@
+"""Text to speech: `say` for a whole sound, `speak_stream` for its pieces as they are made.
+
+What needs torch is loaded when it is asked for, so that the ONNX backend can be imported without.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.audio.io import Sound
+
+if TYPE_CHECKING:
+    from vivavoce.tts.interface import SpeakingStyle, SpeechModel
+    from vivavoce.tts.nano import NanoTTS
+    from vivavoce.tts.voices import StoredVoice, VoiceStore
+
+__all__ = [
+    "NanoTTS",
+    "SpeakingStyle",
+    "SpeechModel",
+    "StoredVoice",
+    "VoiceStore",
+    "say",
+    "speak_stream",
+    "speech_model",
+]
+DOORS = {
+    "StoredVoice": "voices",
+    "SpeakingStyle": "interface",
+    "NanoTTS": "nano",
+    "SpeechModel": "interface",
+    "VoiceStore": "voices",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in DOORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{DOORS[name]}"), name)
+
+
+@lru_cache(maxsize=2)
+def speech_model(model: str = "mini-tts", device: str = "auto") -> "SpeechModel":
+    """A speech model, loaded once and kept."""
+    from vivavoce.tts.interface import open_speech_model
+
+    return open_speech_model(model, device)
+
+
+def say(
+    text: str,
+    voice: str | Sound | None = None,
+    model: str = "mini-tts",
+    speed: float = 1.0,
+    pause: float = 1.0,
+    seed: int = 0,
+    device: str = "auto",
+    rate: int | None = None,
+) -> Sound:
+    """A text as sound, in a voice by name or like a recording, at this rate or the model's own."""
+    from vivavoce.tts.interface import SpeakingStyle
+
+    sound = speech_model(model, device).say(text, voice, SpeakingStyle(speed, pause, seed))
+    return sound if rate is None else sound.resampled(rate)
+
+
+def speak_stream(
+    text: str,
+    voice: str | Sound | None = None,
+    model: str = "mini-tts",
+    speed: float = 1.0,
+    pause: float = 1.0,
+    seed: int = 0,
+    device: str = "auto",
+    rate: int | None = None,
+) -> Iterator[NDArray[np.float32]]:
+    """The same, piece by piece from the first frame on.  # [channel, time]"""
+    from vivavoce.tts.interface import SpeakingStyle
+    from vivavoce.tts.output import shaped
+
+    speaks = speech_model(model, device)
+    pieces = speaks.stream(text, voice, SpeakingStyle(speed, pause, seed))
+    return shaped(pieces, speaks.channels, speaks.rate, rate or speaks.rate, mono=False)

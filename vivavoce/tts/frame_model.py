@@ -1,0 +1,280 @@
+"""A text told by a model of frames: cut into parts, each part's frames made and decoded, its speed and pauses set.
+
+What makes the frames and decodes them is left to who derives from it. Nothing here needs torch.
+"""
+
+import itertools
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.audio.chunking import Grain, LeadPolicy, next_chunk
+from vivavoce.audio.io import Sound
+from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.stretch import TimeStretch
+from vivavoce.errors import InputError
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
+from vivavoce.models.moss_tts_nano.text import Chunk, chunks
+from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
+from vivavoce.tts.text import cleaned, numbers_as_words
+from vivavoce.tts.voices import StoredVoice, VoiceStore
+
+Samples = NDArray[np.float32]
+Frame = tuple[int, ...]
+State = TypeVar("State")
+"""Where a codec's stream stands; a value."""
+LONGEST, LONGEST_BESIDE = 1.6, 0.32  # seconds of a chunk
+
+
+def spare_cores() -> int:
+    """Cores this process may use besides the one that makes frames."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return allowed - 1
+
+
+def beside() -> Executor | None:
+    """Where chunks can be decoded while frames are made; None where there is no core for it."""
+    return ThreadPoolExecutor(spare_cores(), "viva-sound") if spare_cores() > 0 else None
+
+
+class Decoder(Protocol[State]):
+    """The next sound of a stream of frames, by whoever is best placed to make it."""
+
+    def __call__(self, state: State, codes: list[Frame]) -> tuple[Samples, State]:
+        """# [channel, time]"""
+        ...
+
+
+@dataclass
+class ChunkedPlayback(Generic[State]):
+    """The codec's side of one stretch of speech."""
+
+    decode: Decoder[State]
+    state: State
+    frame_seconds: float
+    player: SimulatedPlayer
+    clock: Callable[[], float]
+    beside: Executor | None = None
+    is_live: bool = True
+    """Whether sound is wanted as soon as it is there; if not, the chunks are always the same ones."""
+
+    def __post_init__(self) -> None:
+        longest = LONGEST if self.beside is None else LONGEST_BESIDE
+        self.policy = LeadPolicy(Grain(frame_seconds=self.frame_seconds), longest=longest)
+        self.chunks = 0
+
+    def sounds(self, frames: Iterator[Frame]) -> Iterator[Samples]:
+        """The sound of frames, as they come.  # pieces [channel, time]"""
+        waiting: list[Frame] = []
+        under_way: Future[tuple[Samples, State]] | None = None
+        for frame in frames:
+            waiting.append(frame)
+            if under_way is not None and (under_way.done() if self.is_live else self._due(len(waiting), False)):
+                yield self._taken(under_way.result())
+                under_way = None
+            if under_way is None and (count := self._due(len(waiting), False)):
+                codes, waiting = waiting[:count], waiting[count:]
+                if self.beside is None or self.chunks == 0:
+                    yield self._taken(self._decoded(codes))
+                else:
+                    under_way = self.beside.submit(self._decoded, codes)
+        if under_way is not None:
+            yield self._taken(under_way.result())
+        while count := self._due(len(waiting), True):
+            codes, waiting = waiting[:count], waiting[count:]
+            yield self._taken(self._decoded(codes))
+
+    def _due(self, waiting: int, is_last: bool) -> int:
+        """How many of the waiting frames are to be decoded now."""
+        lead = self.player.lead(self.clock())
+        count = next_chunk(self.policy, waiting, is_last, self.chunks, lead) if waiting else 0
+        if count and self.is_live and self.beside is not None:  # the codec may be slower than the language model
+            return min(waiting, round(LONGEST / self.frame_seconds))
+        return count
+
+    def _decoded(self, codes: list[Frame]) -> tuple[Samples, State]:
+        return self.decode(self.state, codes)
+
+    def _taken(self, made: tuple[Samples, State]) -> Samples:
+        sound, self.state = made
+        self.chunks += 1
+        return sound
+
+
+Codes = tuple[Frame, ...]  # [frame, codebook]; none stand for the model's own voice
+
+
+class SpokenPrefix(NamedTuple):
+    """What stands before a text: a voice to sound like, or speech to go on from, with its words."""
+
+    reference: Codes = ()
+    words: str = ""
+    said: Codes = ()
+
+
+class Frames(Protocol):
+    """Frames as they are made."""
+
+    def __iter__(self) -> Iterator[Frame]: ...
+    def __next__(self) -> Frame: ...
+    def close(self) -> None:
+        """Stop making them."""
+        ...
+
+
+class FrameTTS(ABC):
+    """Says texts. Who derives from it has a prompt, settings and a shelf."""
+
+    prompt: MossTTSNanoPrompt
+    settings: SpeechSettings
+    shelf: VoiceStore
+
+    def warm_up(self) -> None:  # noqa: B027 - nothing is what most need
+        """Do ahead what would make the first text slow."""
+
+    def tuned_threads(self) -> AbstractContextManager[None]:
+        """Threads of the process as this model wants them, for callers that own the process."""
+        return nullcontext()
+
+    @property
+    @abstractmethod
+    def rate(self) -> int:
+        """Samples a second of what comes out."""
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Of what comes out."""
+
+    @property
+    @abstractmethod
+    def mark(self) -> str:
+        """Whose codes its voices have."""
+
+    @property
+    @abstractmethod
+    def _at_once(self) -> int:
+        """Parts of a text that are worth making side by side."""
+
+    @abstractmethod
+    def _frames(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Frames:
+        """The frames of a part, begun now."""
+
+    @abstractmethod
+    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> ChunkedPlayback[Any]:
+        """The codec before the first frame of a part."""
+
+    @abstractmethod
+    def _codes_of(self, sound: Sound) -> list[list[int]]:
+        """A recording as codes.  # [frame, codebook]"""
+
+    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
+        """Keep a voice on this machine under a name, from a recording of three to eight seconds and its words."""
+        voice = StoredVoice(name, self._codes_of(sound), self.mark, consent, text=text)
+        return self.shelf.add(voice, sound)
+
+    def stream(
+        self,
+        text: str,
+        voice: str | Sound | None = None,
+        manner: SpeakingStyle | None = None,
+        clock: Callable[[], float] | None = time.monotonic,
+    ) -> Iterator[Samples]:
+        """The sound of a text, as it is made.  # pieces [channel, time]
+
+        `voice` is a name, or a recording to sound like; none is the model's own. Leaving off half-way costs nothing.
+        Without a clock nobody waits for the sound, and its last bits are the same each time.
+        """
+        manner = manner or SpeakingStyle()
+        stretch = TimeStretch(self.rate, manner.speed)
+        parts = chunks(self.prepared(text, manner.clean), self.prompt.count_tokens, self.settings.chunk_tokens)
+        return self._stream(parts, self._before(voice, manner), manner, stretch, clock)
+
+    def say(self, text: str, voice: str | Sound | None = None, manner: SpeakingStyle | None = None) -> Sound:
+        """The whole sound of a text."""
+        pieces = list(self.stream(text, voice, manner, clock=None))
+        return Sound(np.concatenate(pieces, axis=1), self.rate)
+
+    def prepared(self, text: str, clean: bool = True) -> str:
+        """The text as the model gets it."""
+        text = cleaned(text) if clean else text
+        return numbers_as_words(text) if self.settings.spells_numbers else text
+
+    def _stream(
+        self,
+        parts: list[Chunk],
+        before: SpokenPrefix,
+        manner: SpeakingStyle,
+        stretch: TimeStretch,
+        live_clock: Callable[[], float] | None,
+    ) -> Iterator[Samples]:
+        player, channels, clock = SimulatedPlayer(), self.channels, live_clock or (lambda: 0.0)
+        with closing(self._begun(parts, before, manner)) as begun:
+            for part, frames in begun:
+                sounding = self._sounding(player, clock, live_clock is not None)
+                state = stretch.initial_state(channels)
+                for sound in sounding.sounds(frames):
+                    stretched, state = stretch.step(state, sound)
+                    yield from self._heard(stretched, player, clock)
+                silence = np.zeros((channels, round(part.pause * manner.pause * self.rate)), np.float32)
+                yield from self._heard(np.concatenate([stretch.flush(state), silence], axis=1), player, clock)
+
+    def _begun(
+        self, parts: list[Chunk], before: SpokenPrefix, manner: SpeakingStyle
+    ) -> Generator[tuple[Chunk, Frames], None, None]:
+        """The parts in order with their frames; where parts can be made side by side, the next ones are begun too."""
+        under_way: deque[tuple[Chunk, Frames]] = deque()
+        coming = iter(enumerate(parts))
+        try:
+            while True:
+                for number, part in itertools.islice(coming, self._at_once - len(under_way)):
+                    under_way.append((part, self._frames(part.text, before, manner.seed + number, manner.greedy)))
+                if not under_way:
+                    return
+                yield under_way[0]
+                under_way.popleft()[1].close()
+        finally:
+            for _, frames in under_way:
+                frames.close()
+
+    def _heard(self, sound: Samples, player: SimulatedPlayer, clock: Callable[[], float]) -> Iterator[Samples]:
+        """Hand a piece on, and let the imagined player have it."""
+        if sound.shape[1]:
+            player.feed(clock(), sound.shape[1] / self.rate)
+            yield sound
+
+    def _before(self, voice: str | Sound | None, manner: SpeakingStyle) -> SpokenPrefix:
+        """What stands before each part."""
+        if not manner.continues:
+            return SpokenPrefix(self._reference(voice))
+        words = self.shelf.get(voice).text.strip() if isinstance(voice, str) and voice in self.shelf else ""
+        if not words:
+            raise InputError("to go on from a recording its words must be known: keep the voice with its --text")
+        return SpokenPrefix(words=words + " ", said=self._reference(voice))
+
+    def _reference(self, voice: str | Sound | None) -> Codes:
+        """The codes of a voice; none for the model's own."""
+        if isinstance(voice, Sound):
+            codes = self._codes_of(voice)
+        else:
+            codes = [] if voice is None or voice == self.settings.own_voice else self._kept_codes(voice)
+        return tuple(tuple(frame) for frame in codes)
+
+    def _kept_codes(self, name: str) -> list[list[int]]:
+        """A kept voice's codes; those of another model's codec are made anew from its recording."""
+        voice = self.shelf.get(name)
+        if voice.codes and voice.codec in ("", self.mark):
+            return voice.codes
+        recording = self.shelf.recording(name)
+        if recording is None:
+            raise InputError(f"the voice {name!r} was made for another model and has no recording; add it anew")
+        return self._codes_of(recording)

@@ -1,0 +1,204 @@
+"""What every text-to-speech model can do, whatever is inside."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce import hub
+from vivavoce.audio.io import Sound
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.moss_tts_nano.prompt import NanoSampling
+from vivavoce.models.moss_tts_nano.text import MAX_CHUNK_TOKENS
+from vivavoce.tts.voices import StoredVoice, VoiceStore
+
+if TYPE_CHECKING:
+    from vivavoce.engine.sampling import Generation
+
+
+Samples = NDArray[np.float32]
+LONGEST_PAUSE = 10.0
+
+
+@dataclass(frozen=True)
+class SpeakingStyle:
+    """How a text is said."""
+
+    speed: float = 1.0
+    """0.5 to 2, at the voice's own pitch."""
+    pause: float = 1.0
+    """Times the usual silence between sentences that are said apart."""
+    seed: int = 0
+    greedy: bool = False
+    """Always the likeliest code: the same whatever the seed, and duller."""
+    clean: bool = True
+    """Whether markup and the like are taken out of the text first."""
+    continues: bool = False
+    """Whether to go on from the voice's recording, whose words must be known, rather than only to sound like it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.pause <= LONGEST_PAUSE:
+            raise InputError(f"pause must be 0 to {LONGEST_PAUSE:.0f} times the usual, not {self.pause}")
+
+
+class SpeechModel(Protocol):
+    """Text in, sound out. May be asked from several threads."""
+
+    shelf: VoiceStore
+
+    @property
+    def rate(self) -> int:
+        """Samples a second of what comes out."""
+        ...
+
+    @property
+    def channels(self) -> int:
+        """Of what comes out."""
+        ...
+
+    def stream(
+        self,
+        text: str,
+        voice: str | Sound | None = None,
+        manner: SpeakingStyle | None = None,
+        clock: Callable[[], float] | None = time.monotonic,
+    ) -> Iterator[Samples]:
+        """The sound of a text, as it is made.  # pieces [channel, time]
+
+        `voice` is a name, or a recording to sound like; none is the model's own. Without a clock nobody waits for the
+        sound, and its last bits are the same each time.
+        """
+        ...
+
+    def say(self, text: str, voice: str | Sound | None = None, manner: SpeakingStyle | None = None) -> Sound:
+        """The whole sound of a text."""
+        ...
+
+    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
+        """Keep a voice on this machine under a name, from a recording and, where known, its words."""
+        ...
+
+
+@dataclass(frozen=True)
+class TTSKind:
+    """A kind of model: what its folders look like, and the class whose `load(folder, device, dtype)` opens them."""
+
+    name: str
+    is_here: Callable[[Path], bool]
+    loader: str
+    """`module:class`, loaded when such a model is."""
+
+
+def model_type(folder: Path) -> str | None:
+    """What a folder's `config.json` says it is."""
+    try:
+        given: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf8"))
+        return str(given.get("model_type"))
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+KINDS = (
+    TTSKind("moss-tts-nano", lambda folder: model_type(folder) == "moss_tts_nano", "vivavoce.tts.nano:NanoTTS"),
+    TTSKind(
+        "moss-tts-nano-onnx",
+        lambda folder: (folder / "moss_tts_prefill.onnx").is_file(),
+        "vivavoce.tts.onnx:OnnxTTS",
+    ),
+    TTSKind(
+        "cosyvoice",
+        lambda folder: any((folder / name).is_file() for name in ("cosyvoice2.yaml", "cosyvoice3.yaml")),
+        "vivavoce.tts.cosyvoice:CosyVoiceTTS",
+    ),
+)
+
+
+def open_speech_model(name: str, device: str = "auto", dtype: str = "auto") -> SpeechModel:
+    """A model by its bundled name, folder or hub id."""
+    folder = hub.resolve(name)
+    kind = next((kind for kind in KINDS if kind.is_here(folder)), None)
+    if kind is None:
+        known = ", ".join(kind.name for kind in KINDS)
+        raise CheckpointError(f"{folder} holds none of the text-to-speech models that are known: {known}")
+    module, _, name_of_class = kind.loader.partition(":")
+    opened: SpeechModel = getattr(import_module(module), name_of_class).load(str(folder), device, dtype)
+    return opened
+
+
+def read_text(text: str | None, file: Path | None, standard_input: Callable[[], bytes]) -> str:
+    """What is to be said: given as it is, in a file, or on standard input."""
+    if text is not None and file is not None:
+        raise InputError("give a text or --file, not both")
+    try:
+        content = text.encode("utf8", "surrogateescape") if text is not None else None
+        if content is None or text == "-":
+            content = standard_input() if file is None else file.read_bytes()
+        return content.decode("utf8")
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the text is not UTF-8 ({error.reason} at byte {error.start}); convert it first") from error
+
+
+FILE = "speech.json"
+
+
+@dataclass(frozen=True)
+class SpeechSettings:
+    """Sampling, the size of what is said in one breath, and the voices that come along."""
+
+    sampling: NanoSampling = field(default_factory=NanoSampling)
+    chunk_tokens: int = MAX_CHUNK_TOKENS
+    frames_a_token: float | None = None
+    """Speech longer than this many frames for each token of its text has lost its way, and is ended."""
+    spells_numbers: bool = False
+    """Whether the model has learned English letters but no digits."""
+    own_voice: str | None = None
+    """The voice that speaks without a reference, by name."""
+    voices: dict[str, StoredVoice] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "SpeechSettings":
+        """The settings of a model's folder."""
+        file = Path(folder) / FILE
+        if not file.is_file():
+            return cls()
+        try:
+            given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+            given["sampling"] = NanoSampling(**given.get("sampling", {}))
+            voices = given.pop("voices", {})
+            return cls(**given, voices={name: StoredVoice(name, codes) for name, codes in voices.items()})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{file} cannot be read ({error}); fetch the model again") from error
+
+    def write(self, folder: str | Path) -> None:
+        """Write `speech.json`."""
+        content = dataclasses.asdict(self) | {"voices": {name: voice.codes for name, voice in self.voices.items()}}
+        (Path(folder) / FILE).write_text(json.dumps(content), encoding="utf8")
+
+    def longest(self, tokens: int) -> int:
+        """Frames after which a text of so many tokens is ended."""
+        frames = self.sampling.max_new_frames
+        return frames if self.frames_a_token is None else min(frames, 25 + round(self.frames_a_token * tokens))
+
+    def fewest(self, tokens: int) -> int:
+        """Frames before a text of so many tokens may end by itself."""
+        return 1
+
+    def generation(self, codebooks: int, tokens: int, seed: int, greedy: bool = False) -> "Generation":
+        """How a text of so many tokens is drawn."""
+        from vivavoce.engine.sampling import Generation, Sampling
+
+        samplings = tuple(
+            Sampling(0.0 if greedy else temperature, top_k, top_p, penalty)
+            for temperature, top_k, top_p, penalty in self.sampling.per_channel(codebooks)
+        )
+        most, least = self.longest(tokens) + 1, self.fewest(tokens) + 1
+        return Generation(samplings, max_new_rows=most, min_new_rows=least, seed=seed, penalise_prompt=False)
