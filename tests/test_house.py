@@ -56,6 +56,8 @@ NOT_ON_A_BARE_BOX = [
     *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),
     *("transformers", "triton", "flash_attn", "scipy", "torchaudio", "torch_npu"),
 ]
+OPTIONAL_IN = {"server": {"msgspec"}}
+"""Packages of an extra that a room needs whenever it is used."""
 BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
 TOP_COMMANDS = ["pip install -e . && viva demo", "pip install -e '.[test]' && pytest"]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *PACKAGE.glob("minis/*/README.md")])
@@ -165,7 +167,7 @@ def test_importing_a_file_needs_only_what_a_plain_install_has(room):
     plain = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in PROJECT["dependencies"]}
     may = (ON_A_BARE_BOX if room in BARE else plain) | set(sys.stdlib_module_names) | {"vivavoce"}
     for name, path in ROOMS[room]:
-        here = may | {"triton"} if is_kernel(name) else may
+        here = may | OPTIONAL_IN.get(room, set()) | ({"triton"} if is_kernel(name) else set())
         needed = [item for item in imports_of(path) if item.needed]
         assert not [(name, item.line, item.module) for item in needed if item.module.partition(".")[0] not in here]
 

@@ -242,7 +242,7 @@ async def test_the_figures(server):
         await client.say("hello")
         await client.send("nonsense")
         await client.error()
-        await eventually(lambda: next(iter(server.sessions)).teller.main.is_idle, "the reply was heard")
+        await eventually(lambda: next(iter(server.sessions)).encoder.main.is_idle, "the reply was heard")
         async with httpx.AsyncClient() as http:
             page = (await http.get(f"{server.http}/metrics")).text
     figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))

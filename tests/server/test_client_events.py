@@ -12,6 +12,7 @@ from vivavoce.dialogue import events as said
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
+TRUNCATE = {"type": "conversation.item.truncate", "item_id": "nobody", "content_index": 0}
 
 
 def says(text: str, role: str = "user", **fields) -> dict:
@@ -229,24 +230,26 @@ async def test_eight_sessions_at_once_hear_their_own_answers(server):
         ({"type": None}, "unknown_event_type"),
         ({"type": ["session.update"]}, "unknown_event_type"),
         ({}, "unknown_event_type"),
-        ({"type": "session.update"}, "invalid_type"),
+        ({"type": "session.update"}, "missing_required_parameter"),
         ({"type": "session.update", "session": []}, "invalid_type"),
-        ({"type": "input_audio_buffer.append"}, "invalid_type"),
+        ({"type": "input_audio_buffer.append"}, "missing_required_parameter"),
         ({"type": "input_audio_buffer.append", "audio": "abc"}, "invalid_base64"),
         ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "invalid_audio"),
-        ({"type": "input_audio_buffer.commit"}, "invalid_value"),
-        ({"type": "conversation.item.create"}, "invalid_type"),
+        ({"type": "input_audio_buffer.commit"}, "input_audio_buffer_commit_empty"),
+        ({"type": "conversation.item.create"}, "missing_required_parameter"),
         ({"type": "conversation.item.create", "item": {"type": "message", "role": "ghost"}}, "invalid_value"),
         ({"type": "conversation.item.create", "item": says("x") | {"id": "i" * 65}}, "invalid_value"),
-        ({"type": "conversation.item.retrieve"}, "invalid_type"),
+        ({"type": "conversation.item.retrieve"}, "missing_required_parameter"),
         ({"type": "conversation.item.retrieve", "item_id": "nobody"}, "invalid_value"),
-        ({"type": "conversation.item.truncate", "item_id": "nobody", "audio_end_ms": 1}, "invalid_value"),
-        ({"type": "conversation.item.truncate", "item_id": "nobody", "audio_end_ms": -1}, "invalid_value"),
+        ({"type": "conversation.item.truncate", "item_id": "x", "audio_end_ms": 1}, "missing_required_parameter"),
+        (TRUNCATE | {"audio_end_ms": 1}, "invalid_value"),
+        (TRUNCATE | {"audio_end_ms": -1}, "invalid_value"),
+        (TRUNCATE | {"audio_end_ms": 1, "content_index": 1}, "invalid_value"),
         ({"type": "conversation.item.delete", "item_id": 7}, "invalid_type"),
-        ({"type": "response.create", "response": {"metadata": {"a": 1}}}, "invalid_value"),
+        ({"type": "response.create", "response": {"metadata": {"a": 1}}}, "invalid_type"),
         ({"type": "response.create", "response": {"conversation": "other"}}, "invalid_value"),
         ({"type": "response.cancel"}, "response_cancel_not_active"),
-        ({"type": "viva.played", "response_id": "x", "audio_ms": "1"}, "invalid_value"),
+        ({"type": "viva.played", "response_id": "x", "audio_ms": "1"}, "invalid_type"),
     ],
 )
 async def test_what_is_wrong_is_an_error_that_names_the_event(server, event, code):

@@ -13,8 +13,8 @@ from websockets.exceptions import ConnectionClosed
 from tests.server.harness import DEADLINE, Client, RunningServer, connected, eventually
 from tests.server.scripted import ScriptedHost
 from tests.server.test_live_conversation import LiveHost
-from vivavoce.server.client_events import HANDLERS
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.realtime.client_events import CLIENT_EVENTS
 
 MOST_BYTES = 200_000
 
@@ -46,7 +46,7 @@ likely = st.recursive(
 )
 events = st.builds(
     lambda kind, fields: {"type": kind, **fields},
-    st.sampled_from(sorted(HANDLERS)),
+    st.sampled_from(sorted(CLIENT_EVENTS)),
     st.dictionaries(st.sampled_from(FIELDS), likely, max_size=4),
 )
 sound = st.binary(max_size=3000).map(lambda data: base64.b64encode(data).decode())

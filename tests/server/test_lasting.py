@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedConversation
 from vivavoce.server.realtime import sessions as upkeep
+from vivavoce.server.realtime.encoder import EventEncoder
 from vivavoce.server.realtime.session import RealtimeSession
-from vivavoce.server.telling import EventEncoder
 
 
 def alive(*kinds: type) -> int:

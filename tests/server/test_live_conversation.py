@@ -136,7 +136,7 @@ async def test_a_spoken_turn(live):
         assert done["status"] == "completed"
         said = done["output"][0]["content"][0]
         assert said["type"] == "output_audio" and said["transcript"].strip() == "You said: something spoken."
-        await eventually(lambda: not live.sessions or next(iter(live.sessions)).teller.main.is_idle, "it was heard")
+        await eventually(lambda: not live.sessions or next(iter(live.sessions)).encoder.main.is_idle, "it was heard")
         sound = decode(client.sound(), WireFormat())
         assert len(sound) / RATE == pytest.approx(0.8, abs=0.01)
         assert abs(pitch(sound[: RATE // 5], RATE) - watermark("You")) < 15

@@ -71,7 +71,7 @@ async def test_sound_waits_for_the_listener(server):
         session, token = await started(client, "a long one")
         vanish(client)
     await eventually(lambda: not any(each.connections for each in server.sessions), "the server noticed")
-    lane = next(iter(server.sessions)).teller.main
+    lane = next(iter(server.sessions)).encoder.main
     held = lane.held_seconds
     assert held > 15
     await asyncio.sleep(0.3)

@@ -6,6 +6,9 @@ from typing import Protocol
 
 from vivavoce.dialogue.events import Conversation, ConversationSettings
 
+STOCK_VOICES = ("alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "verse", "marin", "cedar")
+"""Names that stock clients send; they stand for the default voice where we have none of that name."""
+
 
 @dataclass(frozen=True)
 class ModelCard:

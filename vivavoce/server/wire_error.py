@@ -15,9 +15,10 @@ class WireError(VivaError):
         param: str | None = None,
         status: int = 400,
         kind: str = "invalid_request_error",
+        event_id: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.code, self.param, self.status, self.kind = code, param, status, kind
+        self.code, self.param, self.status, self.kind, self.event_id = code, param, status, kind, event_id
 
     def as_error(self, event_id: str | None = None) -> dict[str, Any]:
         """The protocol's error object."""

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vivavoce.server.realtime.audio_formats import WireFormat
-from vivavoce.server.wire_settings import input_format, output_format
+import msgspec
+
+from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
+from vivavoce.server.realtime.session_types import AudioFormat
 
 Wire = dict[str, Any]
 BEGIN = '{"type":"'  # how every event of our journal begins
@@ -289,7 +291,7 @@ class SessionMirror:
     @property
     def input_format(self) -> WireFormat:
         """How the client's sound comes."""
-        return input_format(self.session) if self.session else WireFormat()
+        return _format(self.session, "input") if self.session else WireFormat()
 
     def _as_told(self, reply: ActiveReply, id: str, item: Wire) -> Wire:
         words, sound = reply.words.get(id, ""), reply.sound.get(id)
@@ -312,7 +314,7 @@ class SessionMirror:
         is_ours = part["type"].startswith("output_")
         if part["type"].endswith("_text"):
             return part if part["text"] else None
-        is_readable = not is_ours or input_format(self.session) == output_format(self.session)
+        is_readable = not is_ours or self.input_format == _format(self.session, "output")
         if part.get("audio") and is_readable:
             return part
         words = part.get("transcript")
@@ -348,7 +350,7 @@ class SessionMirror:
         left = self.kept_sound_seconds * 1000
         for id in reversed(self._order):
             for part in self._items[id].get("content", ()):
-                format = output_format(self.session) if part["type"] == "output_audio" else self.input_format
+                format = _format(self.session, "output") if part["type"] == "output_audio" else self.input_format
                 left -= len(part.get("audio") or "") * 0.75 / _bytes_per_ms(format)
                 if left < 0:
                     part.pop("audio", None)
@@ -391,7 +393,12 @@ def _take(counter: Counter[str], id: str) -> None:
 
 
 def _formats(session: Wire) -> tuple[WireFormat, WireFormat]:
-    return input_format(session), output_format(session)
+    return _format(session, "input"), _format(session, "output")
+
+
+def _format(session: Wire, side: str) -> WireFormat:
+    audio = session["audio"].get(side)
+    return WireFormat() if audio is None else wire_format(msgspec.convert(audio["format"], AudioFormat))
 
 
 def _bytes_per_ms(format: WireFormat) -> float:

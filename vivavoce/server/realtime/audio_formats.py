@@ -1,7 +1,5 @@
 """How sound looks on the wire: 16-bit PCM, G.711, Opus packets; each a stream with its own state."""
 
-import base64
-import binascii
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -14,11 +12,12 @@ from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
+from vivavoce.server.realtime.session_types import AudioFormat, BetaFormat
 from vivavoce.server.wire_error import WireError
 
 PCM, MU_LAW, A_LAW = "audio/pcm", "audio/pcmu", "audio/pcma"
-LEGACY = {"pcm16": PCM, "g711_ulaw": MU_LAW, "g711_alaw": A_LAW}
-PCM_RATES = (24_000, 8_000, 16_000, 48_000)  # 24 kHz is the protocol's own, the others an extension
+BETA_FORMATS: dict[BetaFormat, str] = {"pcm16": PCM, "g711_ulaw": MU_LAW, "g711_alaw": A_LAW}
+PCM_RATE = 24_000
 TELEPHONE_RATE = 8_000
 
 
@@ -27,44 +26,25 @@ class WireFormat:
     """One of the protocol's formats; mono."""
 
     type: str = PCM
-    rate: int = PCM_RATES[0]
+    rate: int = PCM_RATE
 
     @property
     def bytes_per_sample(self) -> int:
         return 2 if self.type == PCM else 1
 
-    def as_wire(self) -> dict[str, Any]:
+    def as_wire(self) -> AudioFormat:
         """The format object of a session."""
-        return {"type": self.type, "rate": self.rate} if self.type == PCM else {"type": self.type}
+        return AudioFormat(self.type, self.rate) if self.type == PCM else AudioFormat(self.type)  # type: ignore[arg-type]
 
     def seconds(self, size: int) -> float:
         """How long sound of so many bytes lasts."""
         return size / (self.bytes_per_sample * self.rate)
 
 
-def parse_format(value: Any, param: str) -> WireFormat:
+def wire_format(format: AudioFormat | BetaFormat) -> WireFormat:
     """The format a client named, in today's or in the beta protocol's words."""
-    if isinstance(value, str):
-        value = {"type": LEGACY.get(value, value)}
-    kind = value.get("type", PCM) if isinstance(value, dict) else None
-    if kind in (MU_LAW, A_LAW):
-        return WireFormat(kind, TELEPHONE_RATE)
-    if kind != PCM:
-        raise WireError(f"the format {value!r} is not one of {PCM}, {MU_LAW}, {A_LAW}", param=param)
-    rate = value.get("rate") or PCM_RATES[0]
-    if rate not in PCM_RATES:
-        raise WireError(f"16-bit PCM is taken at {_listed(PCM_RATES)} Hz, not {rate!r}", param=f"{param}.rate")
-    return WireFormat(PCM, int(rate))
-
-
-def sound_bytes(audio: Any, param: str = "audio") -> bytes:
-    """The bytes a base64 text stands for."""
-    if not isinstance(audio, str):
-        raise WireError(f"{param} must be base64 text, not {type(audio).__name__}", "invalid_type", param)
-    try:
-        return base64.b64decode(audio, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise WireError(f"{param} is not base64: {error}", "invalid_base64", param) from None
+    kind, rate = (BETA_FORMATS[format], None) if isinstance(format, str) else (format.type or PCM, format.rate)
+    return WireFormat(kind, rate or PCM_RATE) if kind == PCM else WireFormat(kind, TELEPHONE_RATE)
 
 
 def decode(data: bytes, format: WireFormat) -> Samples:
@@ -148,10 +128,6 @@ class FormatWriter:
         rest = self._resampler.flush(self._state)[0]
         self._state = self._resampler.initial_state()
         return [encode(rest, self.format)] if rest.size else []
-
-
-def _listed(rates: tuple[int, ...]) -> str:
-    return ", ".join(str(rate) for rate in rates)
 
 
 # ITU-T G.711. Both laws are piecewise linear with 8 segments of 16 steps, the step doubling with the segment.

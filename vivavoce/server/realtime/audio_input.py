@@ -1,4 +1,4 @@
-"""The way in of a client's sound: bytes to samples at the conversation's rate, a slice at a time."""
+"""A client's audio: bytes to samples at the conversation's rate, a slice at a time."""
 
 import asyncio
 
@@ -8,17 +8,17 @@ from vivavoce.server.realtime.audio_formats import FormatReader, OpusReader, Sou
 from vivavoce.server.realtime.session_config import Configuration
 from vivavoce.server.wire_error import WireError
 
-SLICE_SECONDS = 0.2  # given to the conversation at once; between slices others have their turn
+SLICE_SECONDS = 0.2  # given to the conversation at once; between slices other sessions run
 
 
-class SoundInput:
-    """One session's ears."""
+class AudioInputStream:
+    """The input audio of one session."""
 
     def __init__(
-        self, conversation: Conversation, configuration: Configuration, clock: TurnClock, most_bytes: int
+        self, conversation: Conversation, configuration: Configuration, clock: TurnClock, max_bytes: int
     ) -> None:
         self._conversation, self._configuration, self._clock = conversation, configuration, clock
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._waiting_bytes = 0
         self.configure()
 
@@ -38,24 +38,24 @@ class SoundInput:
         """What waited for a commit was committed or cleared."""
         self._waiting_bytes = 0
 
-    async def hear_text(self, data: bytes) -> None:
-        """Sound that came as base64."""
+    async def append(self, data: bytes) -> None:
+        """Audio that came as base64."""
         if self._binary == "opus":
             raise WireError("this session's sound comes as binary Opus packets, not as base64", "binary_negotiated")
-        await self._hear(data)
+        await self._append(data)
 
-    async def hear_binary(self, data: bytes) -> None:
-        """Sound that came as a binary message."""
+    async def append_binary(self, data: bytes) -> None:
+        """Audio that came as a binary message."""
         if self._binary is None:
             raise WireError("binary messages need session.viva.binary to be raw or opus", "binary_not_negotiated")
-        await self._hear(data)
+        await self._append(data)
 
     def hear(self, samples: Samples) -> None:
         """Samples at the conversation's rate."""
         self._conversation.hear(samples)
         self._clock.heard(len(samples) / self._conversation.input_rate)
 
-    async def _hear(self, data: bytes) -> None:
+    async def _append(self, data: bytes) -> None:
         self._check_room(len(data))
         for piece in [data] if self._binary == "opus" else slices(data, self._format):
             self.hear(self._reader.read(piece))
@@ -66,8 +66,8 @@ class SoundInput:
         """Without turn detection sound waits for its commit, and must not fill the memory."""
         if self._configuration.ends_turns:
             return
-        if self._waiting_bytes + size > self._most_bytes:
-            limit = self._most_bytes >> 20
+        if self._waiting_bytes + size > self._max_bytes:
+            limit = self._max_bytes >> 20
             raise WireError(f"{limit} MiB of sound wait for a commit already; commit or clear them", "buffer_full")
         self._waiting_bytes += size
 

@@ -1,42 +1,42 @@
-"""What a session has told, numbered: every connection reads on from where it stands; who comes back misses nothing."""
+"""The events a session has sent, numbered: a connection reads on from where it stands, a resumed one misses nothing."""
 
 import asyncio
-import json
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+
+from vivavoce.server.realtime.server_events import ServerEvent, encode
 
 KEPT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One event as it goes over the wire: JSON text, or the bytes of a sound frame."""
+    """One event as it goes over the wire: JSON text, or the bytes of an audio frame."""
 
     sequence: int
     payload: str | bytes
     at: float
     end: int
-    """Bytes told up to and with this one."""
+    """Bytes logged up to and with this one."""
     is_sound: bool
 
 
 class Cursor:
     """How far one connection has read."""
 
-    def __init__(self, journal: "EventLog", sequence: int) -> None:
-        self.journal, self.sequence = journal, sequence
-        self.offset = journal.offset_of(sequence)
+    def __init__(self, log: "EventLog", sequence: int) -> None:
+        self.log, self.sequence = log, sequence
+        self.offset = log.offset_of(sequence)
 
     @property
     def pending_bytes(self) -> int:
-        """What is told and not yet read."""
-        return self.journal.end - self.offset
+        """What is logged and not yet read."""
+        return self.log.end - self.offset
 
     async def next(self) -> Entry:
         """The next entry, when there is one; call `advance` once it is sent."""
-        while (entry := self.journal.after(self.sequence)) is None:
-            await self.journal.grown()
+        while (entry := self.log.after(self.sequence)) is None:
+            await self.log.grown()
         return entry
 
     def advance(self, entry: Entry) -> None:
@@ -55,15 +55,14 @@ class EventLog:
         self._entries: deque[Entry] = deque()
         self._growth = asyncio.Event()
 
-    def append(self, event: dict[str, Any], is_sound: bool = False) -> dict[str, Any]:
-        """Number an event and keep it; the event with its id."""
-        numbered = {"type": event["type"], "event_id": self.event_id(self.last + 1), **event}
-        self._append(json.dumps(numbered, ensure_ascii=False, separators=(",", ":")), is_sound)
-        return numbered
+    def append(self, event: ServerEvent, is_sound: bool = False) -> None:
+        """Give an event its id, encode and keep it."""
+        event.event_id = self.event_id(self.last + 1)
+        self._append(encode(event).decode(), is_sound)
 
-    def append_frame(self, header: bytes, sound: bytes) -> None:
-        """A frame of sound: header, its number, the sound."""
-        self._append(header + (self.last + 1).to_bytes(4, "little") + sound, is_sound=True)
+    def append_frame(self, header: bytes, audio: bytes) -> None:
+        """A frame of audio: header, its number, the audio."""
+        self._append(header + (self.last + 1).to_bytes(4, "little") + audio, is_sound=True)
 
     def open_cursor(self, after: int) -> Cursor:
         """A new reader, of everything after an entry."""
@@ -101,7 +100,7 @@ class EventLog:
         return self._entries[index] if index < len(self._entries) else None
 
     def offset_of(self, sequence: int) -> int:
-        """Bytes told before the entry that follows a number."""
+        """Bytes logged before the entry that follows a number."""
         entry = self.after(sequence)
         return self.end if entry is None else entry.end - len(entry.payload)
 
@@ -119,7 +118,7 @@ class EventLog:
         self._growth = asyncio.Event()
 
     def _trim(self, now: float) -> None:
-        """Drop what is old or too much, but never what a present reader has still to read or nobody has read yet."""
+        """Drop what is old or too much, but never what a present reader has still to read or no reader has read yet."""
         read = min((cursor.sequence for cursor in self.cursors), default=0)
         while self._entries and (oldest := self._entries[0]).sequence <= read:
             if now - oldest.at < self.keep_seconds and self.end - oldest.end < KEPT_BYTES:

@@ -1,56 +1,301 @@
-"""What is in force for one session: the session object, and what it means for the conversation and for the sound."""
+"""The session object in force: its defaults, a client's changes, and what it asks of the conversation."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace as replaced
+from typing import Literal, TypeVar
 
-from vivavoce.dialogue.events import ConversationSettings
-from vivavoce.server.host import Host
-from vivavoce.server.realtime.audio_formats import WireFormat
-from vivavoce.server.wire_settings import (
-    conversation_settings,
-    default_session,
-    input_format,
-    merged,
-    output_format,
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict, replace
+
+from vivavoce.dialogue.events import ConversationSettings, Tool, TurnSettings
+from vivavoce.server.host import STOCK_VOICES, Host
+from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
+from vivavoce.server.realtime.session_types import (
+    AudioInput,
+    AudioInputParams,
+    AudioOutput,
+    AudioOutputParams,
+    AudioParams,
+    Binary,
+    Maybe,
+    Modality,
+    RealtimeSessionObject,
+    ResponseOptions,
+    SemanticVad,
+    ServerVad,
+    SessionAudio,
+    SessionObject,
+    SessionParams,
+    SessionType,
+    Transcription,
+    TranscriptionSessionAudio,
+    TranscriptionSessionObject,
+    TurnDetection,
+    TurnDetectionParams,
+    VivaSession,
+    Voice,
 )
+from vivavoce.server.wire_error import WireError
 
-Wire = dict[str, Any]
+T = TypeVar("T")
+Options = TypeVar("Options", bound=ResponseOptions)
+
+DETECTORS: dict[str, Literal["silence", "semantic"]] = {"server_vad": "silence", "semantic_vad": "semantic"}
+WHEN_NULL = {
+    "instructions": "",
+    "output_modalities": ["audio"],
+    "tools": [],
+    "tool_choice": "auto",
+    "max_output_tokens": "inf",
+    "truncation": "auto",
+}
+"""What null means for a field of the session that cannot be null."""
+TOP_LEVEL = (*WHEN_NULL, "parallel_tool_calls", "prompt", "reasoning", "include", "tracing")
+BETA_RENAMED = {"modalities": "output_modalities", "max_response_output_tokens": "max_output_tokens"}
+BETA_MOVED = {  # the beta protocol's name, and its place under `audio`
+    "input_audio_format": ("input", "format"),
+    "input_audio_transcription": ("input", "transcription"),
+    "input_audio_noise_reduction": ("input", "noise_reduction"),
+    "turn_detection": ("input", "turn_detection"),
+    "output_audio_format": ("output", "format"),
+    "voice": ("output", "voice"),
+    "speed": ("output", "speed"),
+}
 
 
 class Configuration:
-    """A session object that is always whole and valid."""
+    """A session object that is always complete and valid."""
 
-    def __init__(self, host: Host, model: str, kind: str = "realtime", change: Wire | None = None) -> None:
+    def __init__(
+        self, host: Host, model: str, kind: SessionType = "realtime", change: SessionParams | None = None
+    ) -> None:
         self._base, self._voices = host.settings, tuple(host.voices)
-        self.wire = default_session(self._base, model, kind)
+        self.session = default_session(self._base, model, kind)
         if change is not None:
-            self.wire = self.changed(change)
+            self.session = self.changed(change)
 
-    def changed(self, change: Any, param: str = "session") -> Wire:
+    def changed(self, change: ResponseOptions, param: str = "session") -> SessionObject:
         """The session object after a change; WireError where it cannot be made."""
-        return merged(self.wire, change, self._base.turn, self._voices, param)
+        return merged(self.session, change, self._base.turn, self._voices, param)
 
-    def settings(self, wire: Wire | None = None) -> ConversationSettings:
+    def settings(self, session: SessionObject | None = None) -> ConversationSettings:
         """What this session object, or another, asks of the conversation."""
-        return conversation_settings(wire or self.wire, self._base, self._voices)
+        return conversation_settings(session or self.session, self._base, self._voices)
 
     @property
     def input_format(self) -> WireFormat:
-        return input_format(self.wire)
+        return wire_format(self.session.audio.input.format)
 
     @property
     def output_format(self) -> WireFormat:
-        return output_format(self.wire)
+        return output_format(self.session)
 
     @property
-    def binary(self) -> str | None:
-        """How sound comes and goes in binary frames: raw, opus, or not at all."""
-        return (self.wire.get("viva") or {}).get("binary")
+    def binary(self) -> Binary | None:
+        """How audio comes and goes in binary frames; None: not at all."""
+        return given(self.session.viva, VivaSession()).binary or None
 
     @property
     def is_transcription(self) -> bool:
-        return bool(self.wire["type"] == "transcription")
+        return isinstance(self.session, TranscriptionSessionObject)
 
     @property
     def ends_turns(self) -> bool:
-        """Whether we find the end of a turn; else the client commits it."""
-        return self.wire["audio"]["input"]["turn_detection"] is not None
+        """Whether the server finds the end of a turn; else the client commits it."""
+        return self.session.audio.input.turn_detection is not None
+
+
+def given(value: Maybe[T], default: T) -> T:
+    """The value of a field, or another where it is absent or null."""
+    return default if value is None or isinstance(value, UnsetType) else value
+
+
+def default_session(settings: ConversationSettings, model: str, kind: SessionType = "realtime") -> SessionObject:
+    """The complete session object of a client that asked for nothing."""
+    is_transcribed = settings.transcribe_input or kind == "transcription"
+    audio_input = AudioInput(
+        format=WireFormat().as_wire(),
+        transcription=Transcription(model="default") if is_transcribed else None,
+        noise_reduction=None,
+        turn_detection=_turn_detection(settings.turn),
+    )
+    if kind == "transcription":
+        return TranscriptionSessionObject(model=model, include=None, audio=TranscriptionSessionAudio(audio_input))
+    return RealtimeSessionObject(
+        model=model,
+        output_modalities=[settings.modality],
+        instructions=settings.instructions,
+        tools=[],
+        tool_choice=settings.tool_choice,  # type: ignore[arg-type]
+        max_output_tokens=settings.most_output_tokens or "inf",
+        tracing=None,
+        truncation="auto",
+        prompt=None,
+        include=None,
+        audio=SessionAudio(
+            audio_input, AudioOutput(WireFormat().as_wire(), settings.voice or "default", settings.speed)
+        ),
+    )
+
+
+def merged(
+    session: SessionObject, change: ResponseOptions, turn: TurnSettings, voices: Sequence[str], param: str = "session"
+) -> SessionObject:
+    """The session after a change: only what is named changes. `turn` holds the defaults."""
+    change = without_beta_names(change)
+    if isinstance(change, SessionParams):
+        session = _of_type(session, change.type, f"{param}.type")
+        if (viva := given(change.viva, None)) is not None and viva.binary is not UNSET:
+            session = replace(session, viva=replace(given(session.viva, VivaSession()), binary=viva.binary))
+    names = {name for name in TOP_LEVEL if hasattr(session, name)}
+    fields = {name: value for name in names if (value := getattr(change, name, UNSET)) is not UNSET}
+    session = replace(
+        session, **{name: WHEN_NULL.get(name) if value is None else value for name, value in fields.items()}
+    )
+    audio = given(change.audio, AudioParams())
+    session = replace(
+        session, audio=replace(session.audio, input=_merged_input(session.audio.input, audio.input, turn))
+    )
+    if isinstance(session, RealtimeSessionObject):
+        # the beta protocol said ["text", "audio"] for what is now ["audio"]
+        modalities: list[Modality] = ["audio"] if "audio" in session.output_modalities else ["text"]
+        output = _merged_output(session.audio.output, audio.output, voices, f"{param}.audio.output")
+        session = replace(session, output_modalities=modalities, audio=replace(session.audio, output=output))
+    return session
+
+
+def without_beta_names(change: Options) -> Options:
+    """Every field in its present place; where both are given the present one counts."""
+    fields = {new: getattr(change, old) for old, new in BETA_RENAMED.items() if getattr(change, new) is UNSET}
+    moved = {old: getattr(change, old) for old in BETA_MOVED if getattr(change, old) is not UNSET}
+    if moved:
+        audio = given(change.audio, AudioParams())
+        sides = {
+            "input": given(audio.input, AudioInputParams()),
+            "output": given(audio.output, AudioOutputParams()),
+        }
+        for old, value in moved.items():
+            side, name = BETA_MOVED[old]
+            if getattr(sides[side], name) is UNSET:
+                sides[side] = replace(sides[side], **{name: value})
+        fields["audio"] = AudioParams(**sides)  # type: ignore[arg-type]
+    return replace(change, **fields)
+
+
+def _of_type(session: SessionObject, kind: SessionType | UnsetType, param: str) -> SessionObject:
+    """The session, or what is left of it when it shall only transcribe."""
+    if kind is UNSET or kind == session.__struct_config__.tag:
+        return session
+    if kind != "transcription":
+        raise WireError(f"this is a transcription session; it cannot become {kind!r}", param=param)
+    audio_input = session.audio.input
+    audio_input = replace(audio_input, transcription=audio_input.transcription or Transcription(model="default"))
+    return TranscriptionSessionObject(
+        model=session.model,
+        include=session.include,
+        audio=TranscriptionSessionAudio(audio_input),
+        viva=session.viva,
+    )
+
+
+def _merged_input(current: AudioInput, change: Maybe[AudioInputParams], turn: TurnSettings) -> AudioInput:
+    change = given(change, AudioInputParams())
+    fields = {name: getattr(change, name) for name in ("transcription", "noise_reduction")}
+    result = replace(current, **{name: value for name, value in fields.items() if value is not UNSET})
+    if (format := given(change.format, None)) is not None:
+        result = replace(result, format=wire_format(format).as_wire())
+    if change.turn_detection is None:
+        return replace(result, turn_detection=None)
+    if change.turn_detection is not UNSET:
+        detection = _merged_turn(current.turn_detection, change.turn_detection, turn)
+        result = replace(result, turn_detection=detection)
+    return result
+
+
+def _merged_turn(current: TurnDetection | None, change: TurnDetectionParams, defaults: TurnSettings) -> TurnDetection:
+    present = "server_vad" if current is None else str(current.__struct_config__.tag)
+    kind = given(change.type, present)
+    if current is None or kind != present:
+        current = _turn_detection(replaced(defaults, detector=DETECTORS[kind]))
+    assert current is not None
+    fields = {name: getattr(change, name) for name in current.__struct_fields__}
+    return replace(
+        current,
+        **{
+            name: value
+            for name, value in fields.items()
+            if value is not UNSET and (value is not None or name == "idle_timeout_ms")
+        },
+    )
+
+
+def _turn_detection(turn: TurnSettings) -> TurnDetection | None:
+    if turn.detector == "none":
+        return None
+    if turn.detector == "semantic":
+        return SemanticVad(turn.eagerness, turn.create_response, turn.interrupt_response)
+    return ServerVad(
+        threshold=turn.threshold,
+        prefix_padding_ms=turn.prefix_padding_ms,
+        silence_duration_ms=turn.silence_duration_ms,
+        idle_timeout_ms=turn.idle_timeout_ms,
+        create_response=turn.create_response,
+        interrupt_response=turn.interrupt_response,
+    )
+
+
+def _merged_output(
+    current: AudioOutput, change: Maybe[AudioOutputParams], voices: Sequence[str], param: str
+) -> AudioOutput:
+    change = given(change, AudioOutputParams())
+    if (voice := given(change.voice, None)) is not None:
+        if voice_name(voice) not in (*voices, *STOCK_VOICES, "default"):
+            known = ", ".join(voices) or "only the default one"
+            raise WireError(f"there is no voice {voice_name(voice)!r}; there is {known}", param=f"{param}.voice")
+        current = replace(current, voice=voice)
+    if (format := given(change.format, None)) is not None:
+        current = replace(current, format=wire_format(format).as_wire())
+    return replace(current, speed=given(change.speed, current.speed))
+
+
+def conversation_settings(
+    session: SessionObject, base: ConversationSettings, voices: Sequence[str]
+) -> ConversationSettings:
+    """What a session object asks of the conversation."""
+    transcription = session.audio.input.transcription
+    settings = replaced(
+        base,
+        turn=turn_settings(session.audio.input.turn_detection, base.turn),
+        transcribe_input=transcription is not None,
+        language=None if transcription is None else transcription.language or None,
+    )
+    if isinstance(session, TranscriptionSessionObject):
+        return replaced(settings, turn=replaced(settings.turn, create_response=False, interrupt_response=False))
+    output, limit, choice = session.audio.output, session.max_output_tokens, session.tool_choice
+    voice = voice_name(output.voice)
+    return replaced(
+        settings,
+        instructions=session.instructions,
+        modality=session.output_modalities[0],
+        voice=voice if voice in voices else base.voice,
+        speed=output.speed,
+        most_output_tokens=None if limit == "inf" else limit,
+        tools=tuple(Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in session.tools),
+        tool_choice=choice if isinstance(choice, str) else choice.name,
+    )
+
+
+def turn_settings(detection: TurnDetection | None, base: TurnSettings) -> TurnSettings:
+    """How a turn ends, as the session object has it."""
+    if detection is None:
+        return replaced(base, detector="none")
+    return replaced(base, detector=DETECTORS[str(detection.__struct_config__.tag)], **asdict(detection))
+
+
+def output_format(session: SessionObject) -> WireFormat:
+    """The format of the audio a client gets."""
+    return wire_format(session.audio.output.format) if isinstance(session, RealtimeSessionObject) else WireFormat()
+
+
+def voice_name(voice: Voice) -> str:
+    return voice if isinstance(voice, str) else voice.id

@@ -14,8 +14,8 @@ from vivavoce.errors import CapacityError
 from vivavoce.server.config import OpenRate, ServerOptions
 from vivavoce.server.host import Host
 from vivavoce.server.metrics import Metrics
+from vivavoce.server.realtime.audio_sinks import AudioSink
 from vivavoce.server.realtime.session import Opening, RealtimeSession
-from vivavoce.server.telling import AudioSink
 from vivavoce.server.wire_error import WireError
 
 TOGETHER_SECONDS = 5.0  # those that end at about the same time are tidied up after together: whoever speaks feels it
@@ -144,11 +144,11 @@ class Sessions:
             self.end(session, 1001, "nobody came back")
         elif idle > options.idle_seconds:
             error = WireError(f"nothing was sent for {options.idle_seconds:g} s", "session_idle")
-            session.tell_error(error)
+            session.send_error(error)
             self.end(session, 1001, str(error))
         elif options.session_seconds is not None and session.age_seconds > options.session_seconds:
             error = WireError(f"a session lasts at most {options.session_seconds:g} s", "session_expired")
-            session.tell_error(error)
+            session.send_error(error)
             self.end(session, 1001, str(error))
 
     def _end_one_that_waits(self) -> bool:

@@ -1,125 +1,41 @@
-"""Realtime over WebRTC: sound on tracks, events on the data channel `oai-events`."""
+"""Realtime over WebRTC: audio on tracks, events on the data channel `oai-events`."""
 
 import asyncio
 import contextlib
-import json
 import logging
-from fractions import Fraction
 from typing import Any
 
-import numpy as np
+import msgspec
 
-from vivavoce.audio.io import float_to_pcm16
-from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.audio_formats import mono, resampler
+from vivavoce.server.realtime.audio_sinks import CallOutput, new_track
 from vivavoce.server.realtime.event_log import Cursor
-from vivavoce.server.realtime.output import OutputPiece
+from vivavoce.server.realtime.item_types import InputAudio, MessageItem, OutputAudio
+from vivavoce.server.realtime.server_events import ConversationItemRetrieved, encode
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.wire_error import WireError
-from vivavoce.server.wire_reply import WireReply
-
-RATE = 48_000
-PACKET = RATE // 50
-FADE = RATE // 200  # 5 ms at the edges of a gap
-
-
-class CallAudioSink:
-    """Sound of replies, on its way to the packets."""
-
-    def __init__(self) -> None:
-        self._waiting: Samples = np.zeros(0, np.float32)
-        self._is_sounding = False
-        self._is_ending = False
-        self._resampler = resampler(RATE, RATE)
-        self._state = self._resampler.initial_state()
-
-    def start(self, rate: int) -> None:
-        """The rate at which sound will come."""
-        self._resampler = resampler(rate, RATE)
-        self._state = self._resampler.initial_state()
-
-    def say(self, reply: WireReply, piece: OutputPiece) -> None:
-        """This sound comes next."""
-        output, self._state = self._resampler.step(self._state, piece.samples[None])
-        pieces = [self._waiting, output[0]]
-        if piece.is_end:
-            pieces.append(self._resampler.flush(self._state)[0])
-            self._state = self._resampler.initial_state()
-        self._waiting = np.concatenate(pieces)
-        self._is_ending = piece.is_end
-
-    def clear(self) -> None:
-        """Drop what waits, but for a short fade."""
-        self._waiting = self._waiting[:FADE]
-        self._is_ending = True
-        self._state = self._resampler.initial_state()
-
-    def packet(self) -> Samples:
-        """The next 20 ms. A piece that is not whole waits for its rest, unless none comes."""
-        if len(self._waiting) < PACKET and not (self._is_ending and len(self._waiting)):
-            self._is_sounding = False
-            return np.zeros(PACKET, np.float32)
-        samples, self._waiting = self._waiting[:PACKET].copy(), self._waiting[PACKET:]
-        ramp = np.linspace(0, 1, min(FADE, len(samples)), dtype=np.float32)
-        if not self._is_sounding:
-            samples[: len(ramp)] *= ramp
-        if self._is_ending and not len(self._waiting):
-            samples[len(samples) - len(ramp) :] *= ramp[::-1]
-        self._is_sounding = True
-        return np.pad(samples, (0, PACKET - len(samples)))
-
-
-def new_track(speaker: CallAudioSink) -> Any:
-    """An aiortc track that plays a speaker."""
-    import av
-    from aiortc.mediastreams import MediaStreamTrack
-
-    class CallTrack(MediaStreamTrack):
-        kind = "audio"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self._began: float | None = None
-            self._sent = 0
-
-        async def recv(self) -> Any:
-            """The next packet, at its time; slots missed in a stall are skipped, not sent in a burst."""
-            loop = asyncio.get_running_loop()
-            self._began = loop.time() if self._began is None else self._began
-            wait = self._began + self._sent * PACKET / RATE - loop.time()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            else:
-                self._sent += int(-wait * RATE / PACKET)
-            frame = av.AudioFrame.from_ndarray(float_to_pcm16(speaker.packet())[None], format="s16", layout="mono")
-            frame.sample_rate, frame.time_base, frame.pts = RATE, Fraction(1, RATE), self._sent * PACKET
-            self._sent += 1
-            return frame
-
-    return CallTrack()
-
 
 logger = logging.getLogger(__name__)
 
-LONGEST_MESSAGE = 200_000  # what every browser takes on a data channel
-MOST_BUFFERED = 1 << 20
+MAX_MESSAGE = 200_000  # what every browser takes on a data channel
+MAX_BUFFERED = 1 << 20
 LOST_SECONDS = 5.0
 OFFER_SECONDS = 10.0
 
 
-class WebRTCCall:
+class WebRtcCall:
     """A peer connection that speaks for a session."""
 
-    def __init__(self, peer: Any, session: RealtimeSession, speaker: CallAudioSink) -> None:
+    def __init__(self, peer: Any, session: RealtimeSession, output: CallOutput) -> None:
         self.peer, self.session = peer, session
         self._options = session.options
         self._tasks: set[asyncio.Task[None]] = set()
         self._received: asyncio.Queue[str | bytes] = asyncio.Queue(maxsize=1024)
-        speaker.start(session.conversation.output_rate)
-        peer.addTrack(new_track(speaker))
+        output.start(session.conversation.output_rate)
+        peer.addTrack(new_track(output))
         peer.on("track", self._on_track)
         peer.on("datachannel", self._on_channel)
         peer.on("connectionstatechange", self._on_state)
@@ -141,7 +57,7 @@ class WebRTCCall:
         return str(self.peer.localDescription.sdp)
 
     def drop(self, code: int, reason: str) -> None:
-        """What is told is no longer read; the session ends with the call."""
+        """The event log is no longer read; the session ends with the call."""
         self._start(self.session.close(code, reason))
 
     def hang_up(self) -> None:
@@ -165,7 +81,7 @@ class WebRTCCall:
         try:
             self._received.put_nowait(message)
         except asyncio.QueueFull:
-            self.session.tell_error(WireError("events come faster than they can be handled", "rate_limit_exceeded"))
+            self.session.send_error(WireError("events come faster than they can be handled", "rate_limit_exceeded"))
 
     def _on_state(self) -> None:
         if self.peer.connectionState in ("failed", "closed"):
@@ -189,7 +105,7 @@ class WebRTCCall:
                     filters = resampler(frame.sample_rate, self.session.conversation.input_rate)
                     state = filters.initial_state()
                 output, state = filters.step(state, mono(frame)[None])
-                self.session.sound.hear(output[0])
+                self.session.audio.hear(output[0])
                 self.session.stay_awake()
 
     async def _send(self, channel: Any, cursor: Cursor) -> None:
@@ -200,14 +116,14 @@ class WebRTCCall:
                 await self.session.close(1013, "the data channel was not read")
                 return
             if isinstance(entry.payload, str):
-                channel.send(fitting(entry.payload))
+                channel.send(without_large_audio(entry.payload))
             cursor.advance(entry)
 
     async def _has_room(self, channel: Any) -> bool:
         """Wait until the channel takes more; false if it does not."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.stall_seconds):
-                while channel.bufferedAmount > MOST_BUFFERED:
+                while channel.bufferedAmount > MAX_BUFFERED:
                     await asyncio.sleep(0.02)
                 return True
         return False
@@ -236,22 +152,27 @@ class WebRTCCall:
         task.add_done_callback(self._tasks.discard)
 
 
-def fitting(payload: str) -> str:
-    """The event, without its sound where it is too large for a data channel."""
-    if len(payload) <= LONGEST_MESSAGE:
+def without_large_audio(payload: str) -> str:
+    """The event, without its audio where it is too large for a data channel."""
+    if len(payload) <= MAX_MESSAGE:
         return payload
-    event = json.loads(payload)
-    for part in event.get("item", {}).get("content", []):
-        part.pop("audio", None)
-    return json.dumps(event, ensure_ascii=False)
+    try:
+        event = msgspec.json.decode(payload, type=ConversationItemRetrieved)
+    except msgspec.ValidationError:
+        return payload
+    if isinstance(event.item, MessageItem):
+        for part in event.item.content:
+            if isinstance(part, InputAudio | OutputAudio):
+                part.audio = msgspec.UNSET
+    return encode(event).decode()
 
 
 async def open_call(sessions: Sessions, opening: Opening, offer: str, address: str) -> tuple[RealtimeSession, str]:
     """A new session over a new peer connection, and the answer to its offer."""
-    speaker = CallAudioSink()
+    output = CallOutput()
     peer = new_peer(sessions.options)
-    session = sessions.open(opening, address, "webrtc", speaker)
-    call = WebRTCCall(peer, session, speaker)
+    session = sessions.open(opening, address, "webrtc", output)
+    call = WebRtcCall(peer, session, output)
     session.on_closed.append(call.hang_up)
     session.start()
     try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from vivavoce.log import log_failure
 from vivavoce.server.auth import Identity, offered_protocols
 from vivavoce.server.config import Bucket
+from vivavoce.server.realtime import server_events as events
+from vivavoce.server.realtime.client_events import session_params
 from vivavoce.server.realtime.event_log import Cursor
 from vivavoce.server.realtime.session import Opening, RealtimeSession
+from vivavoce.server.realtime.session_types import Binary, SessionType
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.wire_error import WireError
 
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BINARY_PROTOCOLS = {"viva.raw": "raw", "viva.opus": "opus"}
-FAREWELL_SECONDS = 2.0
-BURST_SECONDS = 360.0  # of sound at once: more than the largest event can hold
+BINARY_PROTOCOLS: dict[str, Binary] = {"viva.raw": "raw", "viva.opus": "opus"}
+CLOSE_SECONDS = 2.0
+BURST_SECONDS = 360.0  # of audio at once: more than the largest event can hold
 DELIBERATE = {1000, 1001, 1005}  # a client that closes like this does not mean to come back
 REPLACED = 4001
 
@@ -42,7 +44,7 @@ async def serve_socket(websocket: "WebSocket", caller: Identity, sessions: Sessi
 
 
 class SocketConnection:
-    """A socket that reads a session's journal and feeds it events."""
+    """A socket that reads a session's event log and feeds it events."""
 
     def __init__(self, websocket: "WebSocket", session: RealtimeSession) -> None:
         self._websocket, self._session, self._options = websocket, session, session.options
@@ -53,7 +55,7 @@ class SocketConnection:
         if not self._dropped.done():
             self._dropped.set_result((code, reason))
 
-    async def run(self, after: int, greeting: list[dict[str, Any]]) -> int:
+    async def run(self, after: int, greeting: list[events.ServerEvent]) -> int:
         """Read and write until one side is gone; the code it closed with."""
         cursor = self._session.attach(self, after)
         sender = asyncio.create_task(self._send(cursor, greeting))
@@ -62,23 +64,23 @@ class SocketConnection:
             ends: set[asyncio.Future[Any]] = {sender, receiver, self._dropped}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._dropped.done():
-                return await self._say_goodbye(sender, cursor, *self._dropped.result())
+                return await self._close(sender, cursor, *self._dropped.result())
             if receiver.done():
                 return receiver.result()
             if (error := sender.exception()) is not None:
                 log_failure(logger, error, "session %s: sending failed", self._session.id)
-            return await self._say_goodbye(sender, cursor, 1011, "an event could not be sent")
+            return await self._close(sender, cursor, 1011, "an event could not be sent")
         finally:
             for task in (sender, receiver):
                 task.cancel()
             await asyncio.gather(sender, receiver, return_exceptions=True)
             self._session.detach(self)
 
-    async def _send(self, cursor: Cursor, greeting: list[dict[str, Any]]) -> None:
+    async def _send(self, cursor: Cursor, greeting: list[events.ServerEvent]) -> None:
         from starlette.websockets import WebSocketDisconnect
 
         for event in greeting:
-            await self._websocket.send_text(json.dumps(event, ensure_ascii=False))
+            await self._websocket.send_text(events.encode(event).decode())
         while True:
             entry = await cursor.next()
             try:
@@ -96,8 +98,8 @@ class SocketConnection:
             cursor.advance(entry)
 
     async def _receive(self) -> int:
-        events = Bucket(self._options.events_per_second, 4 * self._options.events_per_second)
-        sound = Bucket(self._options.sound_per_second, BURST_SECONDS)
+        event_rate = Bucket(self._options.events_per_second, 4 * self._options.events_per_second)
+        audio_rate = Bucket(self._options.sound_per_second, BURST_SECONDS)
         heard_ms = self._session.clock.heard_ms
         while True:
             message = await self._websocket.receive()
@@ -108,19 +110,19 @@ class SocketConnection:
             else:
                 await self._session.receive_sound(message["bytes"])
             seconds, heard_ms = (self._session.clock.heard_ms - heard_ms) / 1000, self._session.clock.heard_ms
-            wait = max(events.take(1), sound.take(seconds))
+            wait = max(event_rate.take(1), audio_rate.take(seconds))
             if wait > 0:  # what comes too fast waits in the socket
                 await asyncio.sleep(wait)
 
-    async def _say_goodbye(self, sender: asyncio.Task[None], cursor: Cursor, code: int, reason: str) -> int:
-        """Let what was told reach the client, if it reads, then close."""
+    async def _close(self, sender: asyncio.Task[None], cursor: Cursor, code: int, reason: str) -> int:
+        """Let what was logged reach the client, if it reads, then close."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(CLOSE_SECONDS):
                 while cursor.pending_bytes and not sender.done():
                     await asyncio.sleep(0.01)
         sender.cancel()
         try:
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(CLOSE_SECONDS):
                 await self._websocket.close(code, reason)
         except Exception:  # the client may be gone
             logger.debug("session %s: the socket could not be closed", self._session.id, exc_info=True)
@@ -129,8 +131,8 @@ class SocketConnection:
 
 def _session_for(
     websocket: "WebSocket", caller: Identity, sessions: Sessions
-) -> tuple[RealtimeSession, int, list[dict[str, Any]]]:
-    """The session of a connection, the event it reads on from, and what it is told first."""
+) -> tuple[RealtimeSession, int, list[events.ServerEvent]]:
+    """The session of a connection, the event it reads on from, and what it is sent first."""
     asked = websocket.query_params
     if "resume_token" in asked:
         return _resumed(asked.get("session_id", ""), asked["resume_token"], asked.get("last_event_id"), sessions)
@@ -138,15 +140,14 @@ def _session_for(
         session = sessions.find(asked["call_id"])
         if session is None or caller.is_browser:
             raise WireError(f"there is no call {asked['call_id']}", "call_not_found", "call_id", status=404)
-        event_id = session.journal.event_id(session.journal.last)
-        greeting = {"type": "session.created", "event_id": event_id, "session": session.session_object()}
-        return session, session.journal.last, [greeting]
-    kind = "transcription" if asked.get("intent") == "transcription" else "realtime"
-    bound = caller.session or {}
+        event_id = session.log.event_id(session.log.last)
+        return session, session.log.last, [events.SessionCreated(session.session_object(), event_id=event_id)]
+    kind: SessionType = "transcription" if asked.get("intent") == "transcription" else "realtime"
+    bound = session_params(caller.session or {})
     opening = Opening(
-        model=served_model(sessions, asked.get("model") or bound.get("model")),
-        kind=bound.get("type", kind),
-        session=bound or None,
+        model=served_model(sessions, asked.get("model") or bound.model or None),
+        kind=bound.type or kind,
+        session=bound,
         binary=next(
             (BINARY_PROTOCOLS[name] for name in offered_protocols(websocket.headers) if name in BINARY_PROTOCOLS), None
         ),
@@ -159,23 +160,21 @@ def _session_for(
 
 def _resumed(
     id: str, token: str, last_event_id: str | None, sessions: Sessions
-) -> tuple[RealtimeSession, int, list[dict[str, Any]]]:
+) -> tuple[RealtimeSession, int, list[events.ServerEvent]]:
     session = sessions.reclaim(id, token)
     for connection in list(session.connections):
         connection.drop(REPLACED, "the session was resumed elsewhere")
         session.detach(connection)
-    journal = session.journal
-    last = 0 if last_event_id is None else journal.sequence_of(last_event_id)
+    last = 0 if last_event_id is None else session.log.sequence_of(last_event_id)
     if last is None:
         raise WireError(f"{last_event_id} is not an event of this session", "unknown_event", "last_event_id")
-    greeting = {
-        "type": "viva.session.resumed",
-        "event_id": journal.event_id(last),
-        "session": session.session_object(),
-        "lost_events": max(journal.first - 1 - last, 0),
-        "received_audio_ms": round(session.clock.heard_ms),
-        "last_client_event_id": session.last_client_event,
-    }
+    greeting = events.SessionResumed(
+        session.session_object(),
+        lost_events=max(session.log.first - 1 - last, 0),
+        received_audio_ms=round(session.clock.heard_ms),
+        last_client_event_id=session.last_client_event,
+        event_id=session.log.event_id(last),
+    )
     return session, last, [greeting]
 
 
@@ -191,10 +190,11 @@ def chosen_protocol(offered: list[str]) -> str | None:
 
 async def refuse(websocket: "WebSocket", error: WireError) -> None:
     """The protocol's error, then the code that tells clients whether to try again."""
-    event = {"type": "error", "event_id": "event_refused", "error": error.as_error()}
+    event = events.error_event(error)
+    event.event_id = "event_refused"
     code = 1013 if error.status in (429, 503) else 1008
     try:
-        await websocket.send_text(json.dumps(event))
+        await websocket.send_text(events.encode(event).decode())
         await websocket.close(code, str(error)[:120])
     except Exception:  # the client may be gone
         logger.debug("a refused socket could not be closed", exc_info=True)

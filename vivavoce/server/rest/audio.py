@@ -1,8 +1,6 @@
 """`/v1/audio/speech`, `transcriptions` and `translations`, for whoever can speak and whoever can listen."""
 
 import asyncio
-import base64
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,10 +9,20 @@ from vivavoce.audio.io import read
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.auth import Identity
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.host import STOCK_VOICES
+from vivavoce.server.realtime.server_events import DurationUsage
 from vivavoce.server.rest.audio_stream import CONTENT_TYPES, encoded
-from vivavoce.server.rest.http import json_answer, json_body, uploaded
+from vivavoce.server.rest.http import json_answer, json_body, one_of, text, uploaded, within
+from vivavoce.server.rest.stream_events import (
+    SpeechAudioDelta,
+    SpeechAudioDone,
+    SpeechUsage,
+    TranscriptTextDelta,
+    TranscriptTextDone,
+    TranscriptTextSegment,
+    sse,
+)
 from vivavoce.server.wire_error import WireError
-from vivavoce.server.wire_settings import STOCK_VOICES, one_of, text, within
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -63,7 +71,7 @@ def rendered(segments: Sequence[WireSegment], format: str, seconds: float, with_
     if format == "verbose_json":
         return _verbose(segments, seconds, with_words) | {"usage": usage}
     if format == "diarized_json":
-        parts = [diarized(segment, index) for index, segment in enumerate(segments)]
+        parts = [_diarized(segment, index) for index, segment in enumerate(segments)]
         return {
             "task": "transcribe",
             "duration": seconds,
@@ -74,7 +82,7 @@ def rendered(segments: Sequence[WireSegment], format: str, seconds: float, with_
     return {"text": whole_text(segments), "usage": usage}
 
 
-def diarized(segment: WireSegment, index: int) -> Wire:
+def _diarized(segment: WireSegment, index: int) -> Wire:
     """A segment with its speaker."""
     times = {"start": segment.start, "end": segment.end}
     kind = {"type": "transcript.text.segment", "id": f"seg_{index}"}
@@ -262,7 +270,7 @@ def _listening(asked: Mapping[str, str], fields: Sequence[tuple[str, str]], tran
     )
 
 
-def _words(body: Wire) -> str:
+def _words(body: Mapping[str, Any]) -> str:
     words = text(body.get("input"), "input")
     if not words.strip() or len(words) > LONGEST_INPUT:
         raise WireError(f"input must have 1 to {LONGEST_INPUT} characters, not {len(words)}", param="input")
@@ -276,24 +284,21 @@ async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator
         yield data
 
 
-async def _speech_events(first: bytes, rest: AsyncIterator[bytes], characters: int) -> AsyncIterator[str]:
+async def _speech_events(first: bytes, rest: AsyncIterator[bytes], characters: int) -> AsyncIterator[bytes]:
     async for data in _with_first(first, rest):
-        yield _sse({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode("ascii")})
-    usage = {"input_tokens": characters, "output_tokens": 0, "total_tokens": characters}
-    yield _sse({"type": "speech.audio.done", "usage": usage})
+        yield sse(SpeechAudioDelta(data))
+    yield sse(SpeechAudioDone(SpeechUsage(characters, 0, characters)))
 
 
-async def _transcript_events(found: AsyncIterator[WireSegment], seconds: float, by_speaker: bool) -> AsyncIterator[str]:
+async def _transcript_events(
+    found: AsyncIterator[WireSegment], seconds: float, by_speaker: bool
+) -> AsyncIterator[bytes]:
     segments: list[WireSegment] = []
     async for segment in found:
         if by_speaker:
-            yield _sse(diarized(segment, len(segments)))
+            place = f"seg_{len(segments)}", segment.start, segment.end
+            yield sse(TranscriptTextSegment(*place, segment.speaker or "A", segment.text.strip()))
         delta = segment.text if segments else segment.text.lstrip()
         segments.append(segment)
-        yield _sse({"type": "transcript.text.delta", "delta": delta})
-    usage = {"type": "duration", "seconds": round(seconds)}
-    yield _sse({"type": "transcript.text.done", "text": whole_text(segments), "usage": usage})
-
-
-def _sse(event: Wire) -> str:
-    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+        yield sse(TranscriptTextDelta(delta))
+    yield sse(TranscriptTextDone(whole_text(segments), DurationUsage(round(seconds))))

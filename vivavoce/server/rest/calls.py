@@ -2,8 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from vivavoce.server.auth import Identity, Keys
-from vivavoce.server.realtime.session import OBJECTS, Opening
+from vivavoce.server.realtime.client_events import session_params
+from vivavoce.server.realtime.session import Opening
 from vivavoce.server.realtime.session_config import Configuration
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.rest.http import LARGEST_BODY, body, json_answer, json_body, json_object
@@ -30,9 +33,9 @@ class CallsApi:
         from vivavoce.server.realtime.webrtc import open_call
 
         offer, asked = await _offer(request)
-        session = (caller.session or {}) | asked
-        model = served_model(self.sessions, request.query_params.get("model") or session.get("model"))
-        opening = Opening(model, session.get("type", "realtime"), session or None)
+        session = session_params((caller.session or {}) | asked)
+        model = served_model(self.sessions, request.query_params.get("model") or session.model or None)
+        opening = Opening(model, session.type or "realtime", session)
         address = request.client.host if request.client else "unknown"
         opened, answer = await open_call(self.sessions, opening, offer, address)
         call_id = opened.id.replace("sess_", "rtc_", 1)
@@ -69,16 +72,13 @@ class CallsApi:
     def _mint(self, caller: Identity, asked: Any, seconds: float | None) -> tuple[str, int, Wire]:
         if caller.is_browser:
             raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
-        if not isinstance(asked, dict):
-            raise WireError("session must be an object", "invalid_type", "session")
-        kind = asked.get("type", "realtime")
-        if kind not in tuple(OBJECTS):  # which also takes what cannot be hashed
-            raise WireError(f"a session is {' or '.join(OBJECTS)}, not {kind!r}", param="session.type")
-        model = served_model(self.sessions, asked.get("model"))
-        configuration = Configuration(self.sessions.host, model, kind, asked)
+        params = session_params(asked)
+        kind = params.type or "realtime"
+        model = served_model(self.sessions, params.model or None)
+        session = Configuration(self.sessions.host, model, kind, params).session
         key, expires_at = self.keys.mint(asked | {"type": kind, "model": model}, seconds)
-        session = {"object": OBJECTS[kind], "id": f"sess_{key[3:15]}", "expires_at": 0} | configuration.wire
-        return key, expires_at, session
+        session = msgspec.structs.replace(session, id=f"sess_{key[3:15]}", expires_at=0)
+        return key, expires_at, msgspec.to_builtins(session)
 
 
 async def _offer(request: "Request") -> tuple[str, Wire]:

@@ -1,11 +1,11 @@
 """Bodies of requests, read within limits."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vivavoce.server.realtime.client_events import decode_json
 from vivavoce.server.wire_error import WireError
-from vivavoce.server.wire_json import parsed
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -63,10 +63,36 @@ async def body(request: "Request", most: int = LARGEST_BODY) -> bytes:
 
 def json_object(written: str) -> Wire:
     """The JSON object that a text is."""
-    value = parsed(written)
+    value = decode_json(written)
     if not isinstance(value, dict):
         raise WireError("the body must be a JSON object", "invalid_type")
     return value
+
+
+def text(value: Any, param: str) -> str:
+    """A text, or an error that says it is none."""
+    if not isinstance(value, str):
+        raise WireError(f"{param} must be text, not {type(value).__name__}", "invalid_type", param)
+    return value
+
+
+def one_of(value: Any, known: Iterable[str], param: str) -> str:
+    """A value of these, or an error that names them."""
+    if value not in (names := tuple(known)):  # which also takes what cannot be hashed
+        raise WireError(f"{value!r} is not one of {', '.join(names)}", param=param)
+    return str(value)
+
+
+def within(low: float, high: float) -> Callable[[Any, str], float]:
+    """A check that a number lies between two."""
+
+    def check(value: Any, param: str) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:
+            raise WireError(f"{param} must be {low:g} to {high:g}, not {value!r}", param=param)
+        return float(value)
+
+    return check
 
 
 async def uploaded(form: Mapping[str, Any], name: str, most_bytes: int) -> bytes:

@@ -1,0 +1,235 @@
+"""We accept and refuse what the types of the `openai` package do; each difference has a reason."""
+
+import asyncio
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.server.harness import DEADLINE, connected
+from tests.server.openai_types import CLIENT_EVENTS, SERVER_EVENTS, accepted, refused, required
+from tests.server.scripted import tone
+from vivavoce.dialogue import events as dialogue
+from vivavoce.server.realtime.audio_sinks import CallOutput
+from vivavoce.server.realtime.client_events import CLIENT_EVENTS as OURS
+from vivavoce.server.realtime.client_events import decode_client_event
+from vivavoce.server.realtime.server_events import ServerEvent
+from vivavoce.server.realtime.session import Opening
+from vivavoce.server.wire_error import WireError
+
+WE_REFUSE = {  # where in an event, and why, although the type accepts it
+    r"tools\[\]<(Mcp|RealtimeResponseCreateMcpTool)>": "MCP tools are not run yet",
+    r"tool_choice<ToolChoiceMcp>": "MCP tools are not run yet",
+    r"(item|input\[\])<RealtimeMcp": "there are no MCP items yet",
+    r"content\[\]<Content>\.type=input_image": "no model here sees images",
+    r"content\[\]<Content>\.(type|text):NoneType": "a part without its type or its text says nothing",
+    r"<RealtimeFunctionTool>\.name:NoneType": "a tool without a name cannot be called",
+    r"\.conversation:str": "the documented values are auto and none",
+}
+WE_ACCEPT = {  # although the type refuses it
+    r"^session(<\w+>\.type missing| = \{)": "the beta protocol's session has no type",
+    r"turn_detection(<\w+>\.type missing| = \{)": "an update may change one field of the detector in force",
+    r"content\[\]<Content>\.(audio|transcript|detail|image_url) = ": "fields of another kind of part are ignored",
+}
+NEVER_SENT = {
+    **dict.fromkeys(
+        [
+            *("mcp_list_tools.in_progress", "mcp_list_tools.completed", "mcp_list_tools.failed"),
+            *("response.mcp_call_arguments.delta", "response.mcp_call_arguments.done"),
+            *("response.mcp_call.in_progress", "response.mcp_call.completed", "response.mcp_call.failed"),
+        ],
+        "MCP tools are not run yet",
+    ),
+    "conversation.item.created": "the beta protocol's name of conversation.item.added",
+    "conversation.item.input_audio_transcription.segment": "input is not divided by speaker",
+    "input_audio_buffer.dtmf_event_received": "there is no telephone",
+    "rate_limits.updated": "there are no limits by tokens",
+}
+CODES = {"invalid_value", "invalid_type", "invalid_base64", "missing_required_parameter", "unknown_event_type"}
+EXTENSIONS = {"viva.played", "transcription_session.update", "viva.session.resumed"}
+
+
+def is_accepted(event: dict) -> bool:
+    try:
+        decode_client_event(json.dumps(event))
+    except WireError as error:
+        if error.code not in CODES:
+            raise
+        return False
+    return True
+
+
+def is_theirs(kind: str, event: dict) -> bool:
+    try:
+        CLIENT_EVENTS[kind].model_validate(event)
+    except ValueError:
+        return False
+    return True
+
+
+def unexplained(paths: list[str], reasons: dict[str, str]) -> list[str]:
+    return [path for path in paths if not any(re.search(place, path) for place in reasons)]
+
+
+def test_we_know_their_client_events_and_they_ours():
+    assert OURS.keys() - EXTENSIONS == CLIENT_EVENTS.keys()
+
+
+@pytest.mark.parametrize("kind", CLIENT_EVENTS)
+def test_what_their_types_accept_we_accept(kind):
+    samples = accepted(CLIENT_EVENTS[kind])
+    assert len(samples) > 1 and all(is_theirs(kind, sample.value) for sample in samples)
+    assert not unexplained([sample.path for sample in samples if not is_accepted(sample.value)], WE_REFUSE)
+
+
+@pytest.mark.parametrize("kind", CLIENT_EVENTS)
+def test_what_their_types_refuse_we_refuse(kind):
+    samples = [sample for sample in refused(CLIENT_EVENTS[kind]) if not is_theirs(kind, sample.value)]
+    assert len(samples) > 5
+    assert not unexplained([sample.path for sample in samples if is_accepted(sample.value)], WE_ACCEPT)
+
+
+def test_every_reason_is_needed():
+    lenient = [s.path for kind in CLIENT_EVENTS for s in accepted(CLIENT_EVENTS[kind]) if not is_accepted(s.value)]
+    strict = [
+        sample.path
+        for kind in CLIENT_EVENTS
+        for sample in refused(CLIENT_EVENTS[kind])
+        if not is_theirs(kind, sample.value) and is_accepted(sample.value)
+    ]
+    assert all(any(re.search(place, path) for path in lenient) for place in WE_REFUSE)
+    assert all(any(re.search(place, path) for path in strict) for place in WE_ACCEPT)
+
+
+def session(**fields) -> dict:
+    return {"type": "session.update", "session": {"type": "realtime", **fields}}
+
+
+def turn_detection(**fields) -> dict:
+    return session(audio={"input": {"turn_detection": {"type": "server_vad", **fields}}})
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        session(max_output_tokens=0),
+        session(max_output_tokens=4097),
+        session(output_modalities=[]),
+        session(audio={"output": {"speed": 1.6}}),
+        turn_detection(threshold=1.5),
+        turn_detection(prefix_padding_ms=-1),
+        turn_detection(silence_duration_ms=10_001),
+        turn_detection(idle_timeout_ms=10),
+        session(tools=[{"type": "function"}]),
+        session(tools=[{"type": "function", "name": "look", "parameters": []}]),
+        {"type": "response.create", "response": {"metadata": {"key": "x" * 513}}},
+        {"type": "conversation.item.delete", "item_id": "x" * 65},
+        {"type": "conversation.item.truncate", "item_id": "x", "content_index": 0, "audio_end_ms": -1},
+        {"type": "conversation.item.truncate", "item_id": "x", "content_index": 1, "audio_end_ms": 0},
+        {"type": "conversation.item.truncate", "item_id": "x", "content_index": 0, "audio_end_ms": "5"},
+        {"type": "conversation.item.truncate", "item_id": "x", "content_index": 0, "audio_end_ms": 5.0},
+    ],
+)
+def test_values_beyond_the_documented_ranges_are_refused_although_the_types_take_them(event):
+    """Nor is text taken for a number, as pydantic does."""
+    assert is_theirs(event["type"], event) and not is_accepted(event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        session(audio={"input": {"format": {"type": "audio/pcm", "rate": 16_000}}}),
+        session(audio={"input": {"format": "g711_ulaw"}}),
+        {"type": "session.update", "session": {"modalities": ["text"], "input_audio_format": "pcm16"}},
+        {"type": "response.create", "response": {"input": [{"type": "item_reference", "id": "item"}]}},
+    ],
+)
+def test_extensions_and_the_beta_protocol_are_accepted_although_the_types_refuse_them(event):
+    assert not is_theirs(event["type"], event) and is_accepted(event)
+
+
+# Server events
+
+
+def leaves(kind: type) -> list[type]:
+    return [leaf for child in kind.__subclasses__() for leaf in (leaves(child) or [child])]
+
+
+SENT = {str(event.__struct_config__.tag): event for event in leaves(ServerEvent)}
+
+
+def test_every_server_event_of_theirs_is_one_of_ours_or_has_a_reason():
+    assert SENT.keys() - EXTENSIONS == SERVER_EVENTS.keys() - NEVER_SENT.keys()
+    for kind, model in SERVER_EVENTS.items():
+        assert kind in NEVER_SENT or required(model) <= {"type", *SENT[kind].__struct_fields__}, kind
+
+
+async def test_what_we_send_their_types_take_strictly(server):
+    """A conversation with every event that we ever send."""
+    events = [*await over_a_socket(server), *await over_a_call(server), *await a_transcription(server)]
+    assert {event["type"] for event in events} == SENT.keys() - EXTENSIONS
+    for event in events:
+        SERVER_EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
+
+
+async def over_a_socket(server) -> list[dict]:
+    tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    async with connected(server) as client:
+        await client.until("conversation.created")
+        heard = {"transcription": {"model": "any", "language": "en"}}
+        voice = {"voice": {"id": "ben"}}
+        await client.send("session.update", session={"tools": [tool], "audio": {"input": heard, "output": voice}})
+        await client.speak(np.concatenate([tone(500, 0.5, 24_000), np.zeros(12_000, np.float32)]))
+        spoken = (await client.until("response.done"))["response"]["output"][0]["id"]
+        await client.send("conversation.item.retrieve", item_id=spoken)
+        await client.until("conversation.item.retrieved")
+        await client.send("conversation.item.truncate", item_id=spoken, content_index=0, audio_end_ms=10)
+        await client.until("conversation.item.truncated")
+        await client.send("conversation.item.delete", item_id=spoken)
+        await client.until("conversation.item.deleted")
+        call = (await client.say("the weather, please"))["output"][0]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        await client.send("conversation.item.create", item=output)
+        await client.say("go on", output_modalities=["text"], metadata={"topic": "x"}, max_output_tokens=9)
+        await client.say("please fail")
+        await client.send("input_audio_buffer.clear")
+        await client.until("input_audio_buffer.cleared")
+        await client.send("output_audio_buffer.clear")
+        await client.until("output_audio_buffer.cleared")
+        conversation = server.host.opened[-1]
+        conversation._tell(dialogue.TurnTimedOut("item", 1000, 6000))
+        conversation._tell(dialogue.InputTranscriptFailed("item", "the recogniser failed"))
+        await client.until("conversation.item.input_audio_transcription.failed")
+        await client.send("conversation.item.delete", item_id="nobody", event_id="mine")
+        await client.error()
+        return client.events
+
+
+async def over_a_call(server) -> list[dict]:
+    session = server.sessions.open(Opening("scripted-1"), "here", "webrtc", CallOutput())
+    cursor = session.attach(Reader(), 0)
+    session.start()
+    await session.receive_text(json.dumps({"type": "response.create"}))
+    events: list[dict] = []
+    async with asyncio.timeout(DEADLINE):
+        while not events or events[-1]["type"] != "output_audio_buffer.stopped":
+            entry = await cursor.next()
+            cursor.advance(entry)
+            events.append(json.loads(entry.payload))
+    await session.close()
+    return events
+
+
+async def a_transcription(server) -> list[dict]:
+    async with connected(server, "?intent=transcription") as client:
+        await client.until("session.created")
+        include = ["item.input_audio_transcription.logprobs"]
+        await client.send("session.update", session={"type": "transcription", "include": include})
+        await client.until("session.updated")
+        return client.events
+
+
+class Reader:
+    def drop(self, code: int, reason: str) -> None:
+        """Nothing is to be closed."""

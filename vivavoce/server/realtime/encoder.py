@@ -1,0 +1,333 @@
+"""Events of a conversation to events of the protocol, in its order."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivavoce.dialogue import events as dialogue
+from vivavoce.errors import InputError, VivaError
+from vivavoce.log import log_failure
+from vivavoce.server.metrics import Metrics, TraceSpan, TurnClock, new_span
+from vivavoce.server.realtime import server_events as events
+from vivavoce.server.realtime.audio_sinks import AudioSink
+from vivavoce.server.realtime.items import wire_item
+from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
+from vivavoce.server.realtime.response import ResponseEncoder
+from vivavoce.server.realtime.server_events import ServerEvent
+from vivavoce.server.realtime.session_types import RealtimeSessionObject, ServerVad, SessionObject
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CUTS_SECONDS = 0.2  # in which a client that stops playing by itself has said how far it was
+
+
+@dataclass
+class Requested:
+    """What a client asked of a response."""
+
+    session: SessionObject
+    metadata: dict[str, str] | None = None
+    is_out_of_band: bool = False
+
+
+@dataclass
+class EventEncoder:
+    """Events of one conversation to events of one session. `send` takes each when it is to go out."""
+
+    conversation: dialogue.Conversation
+    send: Callable[[ServerEvent], None]
+    output: AudioSink
+    metrics: Metrics
+    clock: TurnClock
+    conversation_id: str
+    session: SessionObject
+    lead: Callable[[float], float]
+    """Seconds by which audio is sent before it is to be played, at a moment."""
+    piece_seconds: float
+    plays_itself: bool
+    """Over WebRTC the server plays the audio, and reports when it begins and ends."""
+    requested: dict[str, Requested] = field(default_factory=dict)
+    answered_commits: set[str] = field(default_factory=set)
+    """Turns that the client ended and that were announced; the conversation reports them once more."""
+    truncated: tuple[str, int] | None = None
+    """The item cut last, and where."""
+    last_reply: str = ""
+    _replies: dict[str, ResponseEncoder] = field(default_factory=dict)
+    _transcripts: dict[str, str] = field(default_factory=dict)
+    _lanes: dict[str, PacedOutput] = field(default_factory=dict)
+    _side_tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _has_sounded: set[str] = field(default_factory=set)
+    _client_playback: str | None = None
+    _spans: dict[str, TraceSpan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.main = self._new_lane()
+
+    async def run(self) -> None:
+        """Encode everything until the conversation is closed."""
+        async with asyncio.TaskGroup() as self._tasks:  # a lane that fails ends the session, not its sound alone
+            main = self._tasks.create_task(self.main.run())
+            async for event in self.conversation.events():
+                self._encode_one(event)
+            for task in (main, *self._side_tasks.values()):
+                task.cancel()
+
+    def pause(self) -> None:
+        """No client is connected: audio waits."""
+        for lane in (self.main, *self._lanes.values()):
+            lane.pause()
+
+    def resume(self) -> None:
+        """A client is connected again."""
+        for lane in (self.main, *self._lanes.values()):
+            lane.resume()
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether a reply is under way, or its sound is."""
+        return bool(self._replies) or not self.main.is_idle
+
+    def cut(self, reply: str | None, truncates: bool = True) -> bool:
+        """Cut a reply that is made but not yet heard to its end; whether there was one."""
+        waiting = [known for known in self._replies.values() if reply in (None, known.id) and not known.is_out_of_band]
+        has_cut = False
+        for known in waiting:
+            milliseconds = self._lane(known.id).heard_ms(known.id)
+            known.cut = known.cut or "client_cancelled"
+            if self._clear(known.id):
+                has_cut = True
+                if truncates:
+                    self._truncate_unheard(known, milliseconds)
+        return has_cut
+
+    def reply_with(self, item: str) -> str | None:
+        """The reply that is still sending this item, or has its sound on the way."""
+        return next((reply.id for reply in self._replies.values() if item in reply.items), None)
+
+    def announce_turn(self, item: dialogue.Item, previous: str | None) -> None:
+        """The user's turn became an item."""
+        wire = wire_item(item)
+        self.send(events.InputAudioBufferCommitted(item.id, previous))
+        self.send(events.ConversationItemAdded(previous, wire))
+        self.send(events.ConversationItemDone(previous, wire))
+
+    def client_played(self, reply: str, milliseconds: int) -> None:
+        """The client reports its playback position, which is better than an estimate."""
+        self._client_playback = reply
+        self.conversation.played(reply, milliseconds)
+
+    # Lane's listener
+
+    def sound(self, piece: OutputPiece) -> None:
+        """Sound of a reply goes out."""
+        reply = self._replies.get(piece.reply)
+        if reply is None:
+            return
+        if len(piece.samples) and piece.reply not in self._has_sounded:
+            self._has_sounded.add(piece.reply)
+            self.clock.sounded()
+            self._spans[piece.reply].sounded()
+            if self.plays_itself:
+                self.send(events.OutputAudioBufferStarted(piece.reply))
+        try:
+            self.output.send(reply, piece)
+        except VivaError as error:
+            log_failure(logger, error, "sound of a reply could not be sent")
+            self._warned(dialogue.Warned("sound_lost", f"a piece of the reply's sound could not be sent: {error}"))
+
+    def heard(self, reply: str, milliseconds: int) -> None:
+        """The estimated playback position; a client that reports its own is believed instead."""
+        if reply != self._client_playback:
+            self.conversation.played(reply, milliseconds)
+
+    def finished(self, reply: str, schedule: Schedule) -> None:
+        """A reply's sound is over."""
+        self._has_sounded.discard(reply)
+        self._close_side_lane(reply)
+        self.metrics.sound_sent(schedule)
+        if self.plays_itself and not schedule.is_cut:
+            self.send(events.OutputAudioBufferStopped(reply))
+
+    # One method for each event of a conversation
+
+    def _encode_one(self, event: dialogue.Event) -> None:
+        reply = (
+            None if isinstance(event, dialogue.ReplyStarted | dialogue.OutputCleared) else getattr(event, "reply", None)
+        )
+        if reply is None or reply in self._replies:  # what comes after a reply's end is stale
+            _HANDLERS[type(event)](self, event)
+
+    def _speech_started(self, event: dialogue.SpeechStarted) -> None:
+        self.send(events.InputAudioBufferSpeechStarted(event.item, event.audio_start_ms))
+
+    def _speech_stopped(self, event: dialogue.SpeechStopped) -> None:
+        detection = self.session.audio.input.turn_detection
+        silence_ms = detection.silence_duration_ms if isinstance(detection, ServerVad) else 0
+        self.clock.turn_ended(event.audio_end_ms - silence_ms)
+        self.send(events.InputAudioBufferSpeechStopped(event.item, event.audio_end_ms))
+
+    def _turn_committed(self, event: dialogue.TurnCommitted) -> None:
+        if event.item.id in self.answered_commits:
+            self.answered_commits.remove(event.item.id)
+        else:
+            self.announce_turn(event.item, event.previous)
+
+    def _turn_timed_out(self, event: dialogue.TurnTimedOut) -> None:
+        self.send(events.InputAudioBufferTimeoutTriggered(event.item, event.audio_start_ms, event.audio_end_ms))
+
+    def _input_transcript(self, event: dialogue.InputTranscript) -> None:
+        """Deltas cannot be taken back on the wire: words that were revised wait for the whole text."""
+        sent = self._transcripts.get(event.item, "")
+        if event.text.startswith(sent) and len(event.text) > len(sent):
+            self._transcripts[event.item] = event.text
+            self.send(events.TranscriptionDelta(event.item, event.text[len(sent) :]))
+        if event.is_final:
+            self._transcripts.pop(event.item, None)
+            usage = events.DurationUsage(event.seconds)
+            self.send(events.TranscriptionCompleted(event.item, event.text, usage))
+
+    def _input_transcript_failed(self, event: dialogue.InputTranscriptFailed) -> None:
+        error = events.server_error("transcription_failed", event.message)
+        self.send(events.TranscriptionFailed(event.item, error))
+
+    def _reply_started(self, event: dialogue.ReplyStarted) -> None:
+        request = self.requested.pop(event.reply, None) or Requested(self.session)
+        if not isinstance(request.session, RealtimeSessionObject):  # it became a transcription session meanwhile
+            with suppress(VivaError):
+                self.conversation.cancel(event.reply)
+            return
+        reply = ResponseEncoder(
+            event.reply, request.session, self.conversation_id, request.metadata, request.is_out_of_band
+        )
+        self._replies[event.reply] = reply
+        self.last_reply = event.reply
+        self._spans[event.reply] = new_span(self.conversation_id, event.reply, self.clock.waiting_seconds)
+        if reply.is_out_of_band:
+            self._open_side_lane(event.reply)
+        self._send_in_order(event.reply, reply.created)
+
+    def _reply_item_started(self, event: dialogue.ReplyItemStarted) -> None:
+        reply = self._replies[event.reply]
+        reply.items.append(event.item)
+        if event.kind == "message" and reply.modality == "audio":
+            reply.spoken = event.item
+        self._send_in_order(event.reply, lambda: reply.item_started(event))
+
+    def _reply_audio(self, event: dialogue.ReplyAudio) -> None:
+        self._lane(event.reply).add(OutputPiece(event.reply, event.item, event.samples), event.gain)
+
+    def _reply_text(self, event: dialogue.ReplyText) -> None:
+        reply = self._replies[event.reply]
+        self._send_in_order(event.reply, lambda: reply.text(event.item, event.delta))
+
+    def _tool_arguments(self, event: dialogue.ToolArguments) -> None:
+        reply = self._replies[event.reply]
+        self._send_in_order(event.reply, lambda: reply.arguments(event.item, event.delta))
+
+    def _reply_item_done(self, event: dialogue.ReplyItemDone) -> None:
+        reply = self._replies[event.reply]
+        if isinstance(event.item.content, dialogue.Message) and reply.modality == "audio":
+            self._lane(event.reply).end_item(event.reply, event.item.id)
+        self._send_in_order(event.reply, lambda: reply.item_done(event.item))
+
+    def _reply_done(self, event: dialogue.ReplyDone) -> None:
+        reply, lane = self._replies[event.reply], self._lane(event.reply)
+
+        def finish() -> None:
+            if reply.is_done:
+                return
+            for sent in reply.done(event.reason, event.usage, event.error):
+                self.send(sent)
+            self.metrics.replied(event.reason)
+            self._spans.pop(event.reply).end(event.reason)
+            del self._replies[event.reply]
+            if not lane.end(event.reply):
+                self._close_side_lane(event.reply)
+
+        lane.tell(finish)
+
+    def _output_cleared(self, event: dialogue.OutputCleared) -> None:
+        reply = self._replies.get(event.reply)
+        if reply is not None:
+            reply.cut = reply.cut or "turn_detected"
+        self._clear(event.reply)
+
+    def _item_truncated(self, event: dialogue.ItemTruncated) -> None:
+        """Sent once: a client that plays the audio itself may be about to say where it stopped, and is answered."""
+        if self.truncated == (event.item.id, event.audio_end_ms):
+            return
+        cut = self.truncated = (event.item.id, event.audio_end_ms)
+
+        def send() -> None:
+            is_answered = self.truncated is not cut and self.truncated is not None and self.truncated[0] == cut[0]
+            if not is_answered:
+                self.send(events.ConversationItemTruncated(*cut))
+
+        if self.plays_itself:
+            send()
+        else:
+            asyncio.get_running_loop().call_later(CLIENT_CUTS_SECONDS, send)
+
+    def _warned(self, event: dialogue.Warned) -> None:
+        self.send(events.Error(events.server_error(event.code, event.message)))
+
+    def _clear(self, reply: str) -> bool:
+        had_sound = self._lane(reply).clear(reply)
+        if had_sound:
+            self.output.clear()
+            self.send(events.OutputAudioBufferCleared(reply))
+        return had_sound
+
+    def _truncate_unheard(self, reply: ResponseEncoder, milliseconds: int) -> None:
+        """The conversation took the reply as said; what was not heard is not history."""
+        if reply.spoken is None or reply.is_out_of_band:
+            return
+        with suppress(InputError):  # it ended sooner
+            self.conversation.truncate(reply.spoken, milliseconds)
+            self.truncated = (reply.spoken, milliseconds)
+            self.send(events.ConversationItemTruncated(reply.spoken, milliseconds))
+
+    def _send_in_order(self, reply: str, made: Callable[[], list[ServerEvent]]) -> None:
+        def send() -> None:
+            for event in made():
+                self.send(event)
+
+        self._lane(reply).tell(send)
+
+    def _lane(self, reply: str) -> PacedOutput:
+        return self._lanes.get(reply, self.main)
+
+    def _new_lane(self) -> PacedOutput:
+        return PacedOutput(self, self.conversation.output_rate, self.lead, self.piece_seconds)
+
+    def _open_side_lane(self, reply: str) -> None:
+        """An out-of-band reply does not wait for the conversation's."""
+        lane = self._lanes[reply] = self._new_lane()
+        self._side_tasks[reply] = self._tasks.create_task(lane.run())
+
+    def _close_side_lane(self, reply: str) -> None:
+        if self._lanes.pop(reply, None) is not None:
+            self._side_tasks.pop(reply).cancel()
+
+
+_HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {
+    dialogue.SpeechStarted: EventEncoder._speech_started,
+    dialogue.SpeechStopped: EventEncoder._speech_stopped,
+    dialogue.TurnCommitted: EventEncoder._turn_committed,
+    dialogue.TurnTimedOut: EventEncoder._turn_timed_out,
+    dialogue.InputTranscript: EventEncoder._input_transcript,
+    dialogue.InputTranscriptFailed: EventEncoder._input_transcript_failed,
+    dialogue.ReplyStarted: EventEncoder._reply_started,
+    dialogue.ReplyItemStarted: EventEncoder._reply_item_started,
+    dialogue.ReplyAudio: EventEncoder._reply_audio,
+    dialogue.ReplyText: EventEncoder._reply_text,
+    dialogue.ToolArguments: EventEncoder._tool_arguments,
+    dialogue.ReplyItemDone: EventEncoder._reply_item_done,
+    dialogue.ReplyDone: EventEncoder._reply_done,
+    dialogue.OutputCleared: EventEncoder._output_cleared,
+    dialogue.ItemTruncated: EventEncoder._item_truncated,
+    dialogue.Warned: EventEncoder._warned,
+}

@@ -1,0 +1,165 @@
+"""What each client event does to a conversation."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vivavoce.dialogue.events import Conversation, ReplyRequest
+from vivavoce.errors import InputError, VivaError
+from vivavoce.server.metrics import TurnClock
+from vivavoce.server.realtime import client_events as client
+from vivavoce.server.realtime import server_events as events
+from vivavoce.server.realtime.audio_input import AudioInputStream
+from vivavoce.server.realtime.encoder import EventEncoder, Requested
+from vivavoce.server.realtime.item_types import ResponseParams
+from vivavoce.server.realtime.items import audio_ms, content_of, contents_of, wire_item
+from vivavoce.server.realtime.session_config import Configuration, given
+from vivavoce.server.wire_error import WireError
+
+
+@dataclass
+class ClientEventHandlers:
+    """Events of one session's client. An event that is refused has changed nothing."""
+
+    conversation: Conversation
+    configuration: Configuration
+    encoder: EventEncoder
+    audio: AudioInputStream
+    clock: TurnClock
+    updated: Callable[[], None]
+    """Sends the session as it is now."""
+
+    async def handle(self, event: client.AnyClientEvent) -> None:
+        outcome = _HANDLERS[type(event)](self, event)
+        if outcome is not None:
+            await outcome
+
+    def session_update(self, event: client.SessionUpdate) -> None:
+        session = self.configuration.changed(event.session)
+        events.check_depth(session)
+        settings = self.configuration.settings(session)
+        self.conversation.update(lambda _: settings)
+        self.configuration.session = self.encoder.session = session
+        self.audio.configure_if_changed()
+        self.updated()
+
+    async def append(self, event: client.InputAudioBufferAppend) -> None:
+        await self.audio.append(event.audio)
+
+    def commit(self, event: client.InputAudioBufferCommit) -> None:
+        previous = self.conversation.items[-1].id if self.conversation.items else None
+        try:
+            item = self.conversation.commit()
+        except InputError as error:
+            raise WireError(str(error), "input_audio_buffer_commit_empty") from error
+        self.audio.forget_waiting()
+        self.clock.asked()
+        self.encoder.answered_commits.add(item.id)
+        self.encoder.announce_turn(item, previous)
+
+    def clear_input(self, event: client.InputAudioBufferClear) -> None:
+        self.conversation.clear_input()
+        self.audio.forget_waiting()
+        self.encoder.send(events.InputAudioBufferCleared())
+
+    def clear_output(self, event: client.OutputAudioBufferClear) -> None:
+        with suppress(VivaError):
+            self.conversation.cancel()
+        if not self.encoder.cut(None):
+            self.encoder.send(events.OutputAudioBufferCleared(self.encoder.last_reply))
+
+    def item_create(self, event: client.ConversationItemCreate) -> None:
+        content = content_of(event.item, self.configuration.input_format, self.conversation.input_rate)
+        id = given(event.item.id, None)
+        if id is not None and any(item.id == id for item in self.conversation.items):
+            raise WireError(f"there is an item {id!r} already", "item_exists", "item.id")
+        item, previous = self.conversation.add(content, id, event.previous_item_id)
+        added = wire_item(item)
+        self.encoder.send(events.ConversationItemAdded(previous, added))
+        self.encoder.send(events.ConversationItemDone(previous, added))
+
+    def item_retrieve(self, event: client.ConversationItemRetrieve) -> None:
+        formats = (self.configuration.input_format, self.configuration.output_format)
+        item = wire_item(self.conversation.item(event.item_id), audio=formats)
+        self.encoder.send(events.ConversationItemRetrieved(item))
+
+    def item_truncate(self, event: client.ConversationItemTruncate) -> None:
+        end = self._cut_to(event.item_id, event.audio_end_ms)
+        self.encoder.truncated = (event.item_id, end)
+        self.encoder.send(events.ConversationItemTruncated(event.item_id, end))
+
+    def _cut_to(self, id: str, end: int) -> int:
+        """Cut an item; where it ends then. Stock clients do this to stop a response, and expect nothing more of it."""
+        reply, cut = self.encoder.reply_with(id), self.encoder.truncated
+        if reply is not None:
+            with suppress(VivaError):
+                self.conversation.cancel(reply)
+            self.encoder.cut(reply, truncates=False)
+        try:
+            self.conversation.truncate(id, end)
+        except VivaError:
+            length = audio_ms(self.conversation.item(id))
+            if length is None or length > end or (reply is None and (cut is None or cut[0] != id)):
+                raise
+            return length  # it was interrupted meanwhile, and cut to what was heard
+        return end
+
+    def item_delete(self, event: client.ConversationItemDelete) -> None:
+        self.conversation.delete(event.item_id)
+        self.encoder.send(events.ConversationItemDeleted(event.item_id))
+
+    def response_create(self, event: client.ResponseCreate) -> None:
+        if self.configuration.is_transcription:
+            raise WireError("a transcription session has no responses", "transcription_session")
+        requested, request = self._request(given(event.response, None))
+        try:
+            reply = self.conversation.reply(request)
+        except InputError as error:
+            code = "rate_limit_exceeded" if requested.is_out_of_band else "conversation_already_has_active_response"
+            raise WireError(str(error), code) from error
+        self.clock.asked()
+        self.encoder.requested[reply] = requested
+
+    def _request(self, params: ResponseParams | None) -> tuple[Requested, ReplyRequest | None]:
+        if params is None:
+            return Requested(self.configuration.session), None
+        session = self.configuration.changed(params, "response")
+        content = None
+        if (items := given(params.input, None)) is not None:
+            rate, format = self.conversation.input_rate, self.configuration.input_format
+            content = contents_of(items, format, rate, self.conversation.item)
+        settings = replace(self.configuration.settings(session), turn=self.conversation.settings.turn)
+        is_out_of_band = params.conversation == "none"
+        requested = Requested(session, given(params.metadata, None), is_out_of_band)
+        return requested, ReplyRequest(settings, is_out_of_band, content)
+
+    def response_cancel(self, event: client.ResponseCancel) -> None:
+        reply = event.response_id
+        try:
+            self.conversation.cancel(reply)
+        except VivaError as error:
+            if not self.encoder.cut(reply):  # made, but still being sent
+                raise WireError(str(error), "response_cancel_not_active") from error
+        else:
+            self.encoder.cut(reply, truncates=self.encoder.plays_itself)  # other clients say themselves what they heard
+
+    def played(self, event: client.VivaPlayed) -> None:
+        self.encoder.client_played(event.response_id, event.audio_ms)
+
+
+_HANDLERS: dict[type, Callable[[ClientEventHandlers, Any], Awaitable[None] | None]] = {
+    client.SessionUpdate: ClientEventHandlers.session_update,
+    client.TranscriptionSessionUpdate: ClientEventHandlers.session_update,
+    client.InputAudioBufferAppend: ClientEventHandlers.append,
+    client.InputAudioBufferCommit: ClientEventHandlers.commit,
+    client.InputAudioBufferClear: ClientEventHandlers.clear_input,
+    client.OutputAudioBufferClear: ClientEventHandlers.clear_output,
+    client.ConversationItemCreate: ClientEventHandlers.item_create,
+    client.ConversationItemRetrieve: ClientEventHandlers.item_retrieve,
+    client.ConversationItemTruncate: ClientEventHandlers.item_truncate,
+    client.ConversationItemDelete: ClientEventHandlers.item_delete,
+    client.ResponseCreate: ClientEventHandlers.response_create,
+    client.ResponseCancel: ClientEventHandlers.response_cancel,
+    client.VivaPlayed: ClientEventHandlers.played,
+}

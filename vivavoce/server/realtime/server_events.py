@@ -1,0 +1,249 @@
+"""The events a server sends, and their encoding. The event log gives each its `event_id`."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from vivavoce.server.realtime.item_types import ConversationItem, ErrorDetail, Response
+from vivavoce.server.realtime.session_types import SessionObject
+from vivavoce.server.wire_error import WireError
+
+
+class ServerEvent(Struct, kw_only=True, tag_field="type"):
+    event_id: str = ""
+
+
+class Error(ServerEvent, tag="error"):
+    error: ErrorDetail
+
+
+class SessionCreated(ServerEvent, tag="session.created"):
+    session: SessionObject
+
+
+class SessionUpdated(ServerEvent, tag="session.updated"):
+    session: SessionObject
+
+
+class SessionResumed(ServerEvent, tag="viva.session.resumed"):
+    """Our extension: the first event of a connection that resumes a session."""
+
+    session: SessionObject
+    lost_events: int
+    received_audio_ms: int
+    last_client_event_id: str | None
+
+
+class ConversationObject(Struct):
+    id: str
+    object: Literal["realtime.conversation"] = "realtime.conversation"
+
+
+class ConversationCreated(ServerEvent, tag="conversation.created"):
+    conversation: ConversationObject
+
+
+class ConversationItemAdded(ServerEvent, tag="conversation.item.added"):
+    previous_item_id: str | None
+    item: ConversationItem
+
+
+class ConversationItemDone(ServerEvent, tag="conversation.item.done"):
+    previous_item_id: str | None
+    item: ConversationItem
+
+
+class ConversationItemRetrieved(ServerEvent, tag="conversation.item.retrieved"):
+    item: ConversationItem
+
+
+class ConversationItemTruncated(ServerEvent, tag="conversation.item.truncated"):
+    item_id: str
+    audio_end_ms: int
+    content_index: int = 0
+
+
+class ConversationItemDeleted(ServerEvent, tag="conversation.item.deleted"):
+    item_id: str
+
+
+# The user's audio
+
+
+class InputAudioBufferSpeechStarted(ServerEvent, tag="input_audio_buffer.speech_started"):
+    item_id: str
+    audio_start_ms: int
+
+
+class InputAudioBufferSpeechStopped(ServerEvent, tag="input_audio_buffer.speech_stopped"):
+    item_id: str
+    audio_end_ms: int
+
+
+class InputAudioBufferCommitted(ServerEvent, tag="input_audio_buffer.committed"):
+    item_id: str
+    previous_item_id: str | None
+
+
+class InputAudioBufferCleared(ServerEvent, tag="input_audio_buffer.cleared"):
+    pass
+
+
+class InputAudioBufferTimeoutTriggered(ServerEvent, tag="input_audio_buffer.timeout_triggered"):
+    item_id: str
+    audio_start_ms: int
+    audio_end_ms: int
+
+
+class TranscriptionDelta(ServerEvent, tag="conversation.item.input_audio_transcription.delta"):
+    item_id: str
+    delta: str
+    content_index: int = 0
+
+
+class DurationUsage(Struct, tag_field="type", tag="duration"):
+    seconds: float
+
+
+class TranscriptionCompleted(ServerEvent, tag="conversation.item.input_audio_transcription.completed"):
+    item_id: str
+    transcript: str
+    usage: DurationUsage
+    content_index: int = 0
+
+
+class TranscriptionFailed(ServerEvent, tag="conversation.item.input_audio_transcription.failed"):
+    item_id: str
+    error: ErrorDetail
+    content_index: int = 0
+
+
+# The server's audio, where the server plays it
+
+
+class OutputAudioBufferStarted(ServerEvent, tag="output_audio_buffer.started"):
+    response_id: str
+
+
+class OutputAudioBufferStopped(ServerEvent, tag="output_audio_buffer.stopped"):
+    response_id: str
+
+
+class OutputAudioBufferCleared(ServerEvent, tag="output_audio_buffer.cleared"):
+    response_id: str
+
+
+# Responses
+
+
+class ResponseCreated(ServerEvent, tag="response.created"):
+    response: Response
+
+
+class ResponseDone(ServerEvent, tag="response.done"):
+    response: Response
+
+
+class OutputItemEvent(ServerEvent):
+    response_id: str
+    output_index: int
+    item: ConversationItem
+
+
+class OutputItemAdded(OutputItemEvent, tag="response.output_item.added"):
+    pass
+
+
+class OutputItemDone(OutputItemEvent, tag="response.output_item.done"):
+    pass
+
+
+class ItemEvent(ServerEvent):
+    response_id: str
+    item_id: str
+    output_index: int
+
+
+class ContentEvent(ItemEvent, kw_only=True):
+    """About the one part of a message."""
+
+    content_index: int = 0
+
+
+class ContentPartText(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class ContentPartAudio(Struct, tag_field="type", tag="audio"):
+    transcript: str
+
+
+class ContentPartAdded(ContentEvent, tag="response.content_part.added"):
+    part: ContentPartText | ContentPartAudio
+
+
+class ContentPartDone(ContentEvent, tag="response.content_part.done"):
+    part: ContentPartText | ContentPartAudio
+
+
+class OutputTextDelta(ContentEvent, tag="response.output_text.delta"):
+    delta: str
+
+
+class OutputTextDone(ContentEvent, tag="response.output_text.done"):
+    text: str
+
+
+class OutputAudioDelta(ContentEvent, tag="response.output_audio.delta"):
+    delta: bytes
+
+
+class OutputAudioDone(ContentEvent, tag="response.output_audio.done"):
+    pass
+
+
+class OutputAudioTranscriptDelta(ContentEvent, tag="response.output_audio_transcript.delta"):
+    delta: str
+
+
+class OutputAudioTranscriptDone(ContentEvent, tag="response.output_audio_transcript.done"):
+    transcript: str
+
+
+class FunctionCallArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta"):
+    call_id: str
+    delta: str
+
+
+class FunctionCallArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+DEPTH_MARGIN = 32  # levels of nesting left for the frames between a handler and the encoder
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(event: ServerEvent) -> bytes:
+    """The event as JSON; `type` comes first."""
+    return _encoder.encode(event)
+
+
+def check_depth(value: object) -> None:
+    """RecursionError where a value is nested so deeply that it might not be encoded from a deeper stack."""
+    for _ in range(DEPTH_MARGIN):
+        value = [value]
+    _encoder.encode(value)
+
+
+def error_event(error: WireError, event_id: str | None = None) -> Error:
+    """An error event; `event_id` is that of the client event at fault."""
+    fields = error.as_error(event_id or error.event_id)
+    return Error(error=ErrorDetail(**fields))
+
+
+def server_error(code: str, message: str) -> ErrorDetail:
+    return ErrorDetail(type="server_error", code=code, message=message, param=None)

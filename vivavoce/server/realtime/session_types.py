@@ -1,0 +1,290 @@
+"""Sessions in Realtime events: what a client may ask of one, and the object that is in force.
+
+`Maybe` fields tell an absent field (`UNSET`, never encoded) from an explicit null. `…Params` are what a client sends:
+every field optional, the beta protocol's names included. The others are what the server sends, and always complete.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+T = TypeVar("T")
+Maybe: TypeAlias = T | UnsetType | None
+
+Modality = Literal["text", "audio"]
+Modalities = Annotated[list[Modality], Meta(min_length=1)]
+TokenLimit = Annotated[int, Meta(ge=1, le=4096)] | Literal["inf"]
+Include = list[Literal["item.input_audio_transcription.logprobs"]]
+Binary = Literal["raw", "opus"]
+SessionType = Literal["realtime", "transcription"]
+
+
+# Audio
+
+
+class AudioFormat(Struct, frozen=True):
+    """PCM rates other than 24 kHz are an extension."""
+
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] | None = "audio/pcm"
+    rate: Maybe[Literal[8_000, 16_000, 24_000, 48_000]] = UNSET
+
+
+BetaFormat = Literal["pcm16", "g711_ulaw", "g711_alaw"]
+
+
+class VoiceId(Struct, frozen=True):
+    id: str
+
+
+Voice = str | VoiceId
+Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
+
+
+class NoiseReduction(Struct, frozen=True):
+    type: Maybe[Literal["near_field", "far_field"]] = UNSET
+    strength: Maybe[float] = UNSET
+
+
+class Transcription(Struct, frozen=True):
+    model: Maybe[str] = UNSET
+    language: Maybe[str] = UNSET
+    languages: Maybe[list[str]] = UNSET
+    prompt: Maybe[str] = UNSET
+    keywords: Maybe[list[str]] = UNSET
+    delay: Maybe[Literal["minimal", "low", "medium", "high", "xhigh"]] = UNSET
+
+
+Eagerness = Literal["low", "medium", "high", "auto"]
+Threshold = Annotated[float, Meta(ge=0, le=1)]
+PrefixPadding = Annotated[int, Meta(ge=0, le=5000)]
+SilenceDuration = Annotated[int, Meta(ge=0, le=10_000)]
+IdleTimeout = Annotated[int, Meta(ge=1000, le=600_000)]
+
+
+class ServerVad(Struct, frozen=True, tag_field="type", tag="server_vad"):
+    """Every field is sent: stock clients decide by `interrupt_response` whether they must cancel themselves."""
+
+    threshold: float
+    prefix_padding_ms: int
+    silence_duration_ms: int
+    idle_timeout_ms: int | None
+    create_response: bool
+    interrupt_response: bool
+
+
+class SemanticVad(Struct, frozen=True, tag_field="type", tag="semantic_vad"):
+    eagerness: Eagerness
+    create_response: bool
+    interrupt_response: bool
+
+
+TurnDetection = ServerVad | SemanticVad
+
+
+class TurnDetectionParams(Struct):
+    """Fields of both detectors; those of the other one are ignored. Without a type the present one is changed."""
+
+    type: Literal["server_vad", "semantic_vad"] | UnsetType = UNSET
+    threshold: Maybe[Threshold] = UNSET
+    prefix_padding_ms: Maybe[PrefixPadding] = UNSET
+    silence_duration_ms: Maybe[SilenceDuration] = UNSET
+    idle_timeout_ms: Maybe[IdleTimeout] = UNSET
+    eagerness: Maybe[Eagerness] = UNSET
+    create_response: Maybe[bool] = UNSET
+    interrupt_response: Maybe[bool] = UNSET
+
+
+class AudioInput(Struct, frozen=True):
+    format: AudioFormat
+    transcription: Transcription | None
+    noise_reduction: NoiseReduction | None
+    turn_detection: TurnDetection | None
+
+
+class AudioInputParams(Struct):
+    format: Maybe[AudioFormat | BetaFormat] = UNSET
+    transcription: Maybe[Transcription] = UNSET
+    noise_reduction: Maybe[NoiseReduction] = UNSET
+    turn_detection: Maybe[TurnDetectionParams] = UNSET
+
+
+class AudioOutput(Struct, frozen=True):
+    format: AudioFormat
+    voice: Voice
+    speed: float
+
+
+class AudioOutputParams(Struct):
+    format: Maybe[AudioFormat | BetaFormat] = UNSET
+    voice: Maybe[Voice] = UNSET
+    speed: Maybe[Speed] = UNSET
+
+
+class AudioParams(Struct):
+    input: Maybe[AudioInputParams] = UNSET
+    output: Maybe[AudioOutputParams] = UNSET
+
+
+# What sessions and responses have in common
+
+
+class FunctionTool(Struct, frozen=True):
+    name: Annotated[str, Meta(min_length=1)]
+    type: Literal["function"] | None = "function"
+    description: Maybe[str] = UNSET
+    parameters: Maybe[dict[str, Any]] = UNSET
+    """A JSON schema."""
+
+
+class ToolChoiceFunction(Struct, frozen=True):
+    type: Literal["function"]
+    name: str
+
+
+ToolChoice = Literal["none", "auto", "required"] | ToolChoiceFunction
+
+
+class Reasoning(Struct, frozen=True):
+    effort: Maybe[Literal["minimal", "low", "medium", "high", "xhigh"]] = UNSET
+
+
+class CacheBreakpoint(Struct, frozen=True):
+    mode: Literal["explicit"]
+    ttl: Maybe[Literal["30m", "12h"]] = UNSET
+
+
+class PromptText(Struct, frozen=True, tag_field="type", tag="input_text"):
+    text: str
+    prompt_cache_breakpoint: Maybe[CacheBreakpoint] = UNSET
+
+
+class PromptImage(Struct, frozen=True, tag_field="type", tag="input_image"):
+    detail: Literal["low", "high", "auto", "original"]
+    file_id: Maybe[str] = UNSET
+    image_url: Maybe[str] = UNSET
+    prompt_cache_breakpoint: Maybe[CacheBreakpoint] = UNSET
+
+
+class PromptFile(Struct, frozen=True, tag_field="type", tag="input_file"):
+    detail: Maybe[Literal["auto", "low", "high"]] = UNSET
+    file_data: Maybe[str] = UNSET
+    file_id: Maybe[str] = UNSET
+    file_url: Maybe[str] = UNSET
+    filename: Maybe[str] = UNSET
+    prompt_cache_breakpoint: Maybe[CacheBreakpoint] = UNSET
+
+
+class Prompt(Struct, frozen=True):
+    id: str
+    variables: Maybe[dict[str, str | PromptText | PromptImage | PromptFile]] = UNSET
+    version: Maybe[str] = UNSET
+
+
+class TracingConfiguration(Struct, frozen=True):
+    group_id: Maybe[str] = UNSET
+    metadata: Any = UNSET
+    workflow_name: Maybe[str] = UNSET
+
+
+class TokenLimits(Struct, frozen=True):
+    post_instructions: Maybe[int] = UNSET
+
+
+class RetentionRatio(Struct, frozen=True):
+    type: Literal["retention_ratio"]
+    retention_ratio: float
+    token_limits: Maybe[TokenLimits] = UNSET
+
+
+Tracing = Literal["auto"] | TracingConfiguration
+Truncation = Literal["auto", "disabled"] | RetentionRatio
+
+
+class ResponseOptions(Struct, kw_only=True):
+    """What both a session and a single response may say about responses, with the beta protocol's names below."""
+
+    instructions: Maybe[str] = UNSET
+    output_modalities: Maybe[Modalities] = UNSET
+    tools: Maybe[list[FunctionTool]] = UNSET
+    tool_choice: Maybe[ToolChoice] = UNSET
+    parallel_tool_calls: Maybe[bool] = UNSET
+    max_output_tokens: Maybe[TokenLimit] = UNSET
+    prompt: Maybe[Prompt] = UNSET
+    reasoning: Maybe[Reasoning] = UNSET
+    audio: Maybe[AudioParams] = UNSET
+
+    modalities: Maybe[Modalities] = UNSET
+    max_response_output_tokens: Maybe[TokenLimit] = UNSET
+    input_audio_format: Maybe[AudioFormat | BetaFormat] = UNSET
+    input_audio_transcription: Maybe[Transcription] = UNSET
+    input_audio_noise_reduction: Maybe[NoiseReduction] = UNSET
+    turn_detection: Maybe[TurnDetectionParams] = UNSET
+    output_audio_format: Maybe[AudioFormat | BetaFormat] = UNSET
+    voice: Maybe[Voice] = UNSET
+    speed: Maybe[Speed] = UNSET
+
+
+# Sessions
+
+
+class VivaParams(Struct):
+    """Our extension of the session object."""
+
+    binary: Maybe[Binary] = UNSET
+    """Audio in binary frames: as the session's format has it, or as Opus packets."""
+
+
+class SessionParams(ResponseOptions, kw_only=True):
+    type: SessionType | UnsetType = UNSET
+    model: Maybe[str] = UNSET
+    include: Maybe[Include] = UNSET
+    tracing: Maybe[Tracing] = UNSET
+    truncation: Maybe[Truncation] = UNSET
+    viva: Maybe[VivaParams] = UNSET
+
+
+class VivaSession(Struct, frozen=True):
+    binary: Maybe[Binary] = UNSET
+    resume_token: str | UnsetType = UNSET
+
+
+class SessionAudio(Struct, frozen=True):
+    input: AudioInput
+    output: AudioOutput
+
+
+class TranscriptionSessionAudio(Struct, frozen=True):
+    input: AudioInput
+
+
+class RealtimeSessionObject(Struct, frozen=True, kw_only=True, tag_field="type", tag="realtime"):
+    object: Literal["realtime.session"] = "realtime.session"
+    id: str | UnsetType = UNSET
+    model: str
+    output_modalities: list[Modality]
+    instructions: str
+    tools: list[FunctionTool]
+    tool_choice: ToolChoice
+    parallel_tool_calls: Maybe[bool] = UNSET
+    max_output_tokens: int | Literal["inf"]
+    tracing: Tracing | None
+    truncation: Truncation
+    prompt: Prompt | None
+    reasoning: Maybe[Reasoning] = UNSET
+    include: Include | None
+    audio: SessionAudio
+    expires_at: int | UnsetType = UNSET
+    viva: VivaSession | UnsetType = UNSET
+
+
+class TranscriptionSessionObject(Struct, frozen=True, kw_only=True, tag_field="type", tag="transcription"):
+    object: Literal["realtime.transcription_session"] = "realtime.transcription_session"
+    id: str | UnsetType = UNSET
+    model: str
+    include: Include | None
+    audio: TranscriptionSessionAudio
+    expires_at: int | UnsetType = UNSET
+    viva: VivaSession | UnsetType = UNSET
+
+
+SessionObject = RealtimeSessionObject | TranscriptionSessionObject
