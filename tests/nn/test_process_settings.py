@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from vivavoce.nn.modules import allocating
-from vivavoce.nn.process_settings import SharedSetting, frozen_heap, torch_threads
+from vivavoce.nn.process_settings import SharedSetting, frozen_heap, serving_pace, torch_threads
 from vivavoce.nn.quantised import prepacked
-from vivavoce.runtime.event_loop import serving_pace
 
 
 def test_holders_may_leave_in_any_order():

@@ -18,8 +18,8 @@ from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.asr.checkpoint import Vocabulary, save_whisper
 from vivavoce.train.asr.train import TINY
 from vivavoce.train.tts.config import TINY_CODEC, TINY_LM, write_tokenizer
+from vivavoce.train.tts.model import initialise as initialise_codec
 from vivavoce.train.tts.model import initialise_lm
-from vivavoce.train.tts.model import initialise_lm as initialise_codec
 from vivavoce.tts.interface import SpeechSettings
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

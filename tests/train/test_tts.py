@@ -22,7 +22,7 @@ from vivavoce.train.tts import codec as tts_codec
 from vivavoce.train.tts.batches import NOT_JUDGED, CodedSentence, NanoBatches, PromptLayout, Room
 from vivavoce.train.tts.config import LM, TINY_CODEC, TINY_LM, write_tokenizer
 from vivavoce.train.tts.model import corrupt, frame_logits, global_states, initialise_lm
-from vivavoce.train.tts.model import initialise_lm as initialise_codec
+from vivavoce.train.tts.model import initialise as initialise_codec
 from vivavoce.train.tts.train import TINY, SpeakerLoss, main
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
 

@@ -13,7 +13,7 @@ from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
 from vivavoce.cascade.remote import RemoteRecogniser, RemoteSynthesiser
 from vivavoce.dialogue.backend import Address, ReplyTranscriber, Resolver, is_address
 from vivavoce.dialogue.events import ConversationSettings
-from vivavoce.runtime.event_loop import serving_pace
+from vivavoce.nn.process_settings import serving_pace
 from vivavoce.tts.interface import open_speech_model
 
 DEFAULT_CHAT_MODEL = "default"

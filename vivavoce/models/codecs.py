@@ -12,7 +12,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.mel import VocoderMel, VocoderMelSpec
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.bigvgan import BigVGAN
-from vivavoce.models.checkpoint import read_config
+from vivavoce.models.config_file import read_config
 from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
 from vivavoce.models.xy_tokenizer.model import RATE as XY_RATE
 from vivavoce.models.xy_tokenizer.model import XYTokenizer

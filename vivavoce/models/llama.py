@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError, MissingDependencyError
-from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors, read_config
+from vivavoce.models.checkpoint import Checkpoint, load_weights, published_tensors
+from vivavoce.models.config_file import read_config
 from vivavoce.models.file_formats import GGUF
 from vivavoce.models.interface import Draw, Row
 from vivavoce.models.tokenizers import TextTokenizer

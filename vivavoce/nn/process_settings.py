@@ -4,10 +4,11 @@ Library calls leave the process as they found it, also when they overlap in seve
 """
 
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -92,3 +93,14 @@ def frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def serving_pace(on_cpu: bool, threads: int | None = None, switch_seconds: float | None = None) -> Iterator[None]:
+    """`on_cpu`, tensors have so many threads, or half the cores; threads give way to one another after so long."""
+    with ExitStack() as stack:
+        if switch_seconds:
+            stack.enter_context(switch_interval.held(switch_seconds))
+        if on_cpu:
+            stack.enter_context(torch_threads.held(threads or max(1, (os.cpu_count() or 2) // 2)))
+        yield

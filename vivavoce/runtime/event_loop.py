@@ -1,16 +1,14 @@
-"""Coroutines on the quickest event loop that is installed: whoever waits for many sockets wakes up all the time."""
+"""Event loops: uvloop where it is installed, and iterators that run on a thread and are read on the loop."""
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vivavoce.log import log_failure
-from vivavoce.nn.process_settings import switch_interval, torch_threads
 
 Result = TypeVar("Result")
 
@@ -28,17 +26,6 @@ def _factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-@contextmanager
-def serving_pace(on_cpu: bool, threads: int | None = None, switch_seconds: float | None = None) -> Iterator[None]:
-    """`on_cpu`, tensors have so many threads, or half the cores; threads give way to one another after so long."""
-    with ExitStack() as stack:
-        if switch_seconds:
-            stack.enter_context(switch_interval.held(switch_seconds))
-        if on_cpu:
-            stack.enter_context(torch_threads.held(threads or max(1, (os.cpu_count() or 2) // 2)))
-        yield
 
 
 logger = logging.getLogger(__name__)

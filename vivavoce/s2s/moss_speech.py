@@ -23,8 +23,8 @@ from vivavoce.models.moss_speech.cuda import GraphedCodec
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.nn.process_settings import serving_pace
 from vivavoce.runtime.async_engine import AsyncEngine
-from vivavoce.runtime.event_loop import serving_pace
 from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor
 from vivavoce.s2s.captions import MossSpeechTranscriber
 from vivavoce.s2s.conversation import MossSpeechConversation

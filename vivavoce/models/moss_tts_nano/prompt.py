@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.checkpoint import read_config
+from vivavoce.models.config_file import read_config
 
 if TYPE_CHECKING:
     from vivavoce.models.interface import Row

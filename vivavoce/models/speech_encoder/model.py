@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.checkpoint import Checkpoint, load_weights, read_config
+from vivavoce.models.checkpoint import Checkpoint, load_weights
+from vivavoce.models.config_file import read_config
 from vivavoce.models.whisper.layer import WhisperLayer
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.streaming import StreamCache, extend
