@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.audio.chunking import REPLY_SECONDS, ChunkBridge, FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.errors import InputError
 
 FLOW = Grain(frames=5, lookahead=3)
@@ -16,7 +16,7 @@ def steady(seconds: float):
 
 
 def test_the_player_starts_when_its_buffer_is_full_and_counts_when_it_runs_dry():
-    player = SimulatedPlayer(start_buffer=0.08)
+    player = PlaybackClock(start_buffer=0.08)
     player.feed(1.0, 0.05)
     assert player.started is None
     player.feed(1.1, 0.05)
@@ -30,7 +30,7 @@ def test_the_player_starts_when_its_buffer_is_full_and_counts_when_it_runs_dry()
 
 
 def test_the_end_of_a_reply_is_played_even_if_it_never_filled_the_buffer():
-    player = SimulatedPlayer(start_buffer=0.08)
+    player = PlaybackClock(start_buffer=0.08)
     player.feed(0.5, 0.03)
     player.finish(0.6)
     assert player.started == 0.6
@@ -38,7 +38,7 @@ def test_the_end_of_a_reply_is_played_even_if_it_never_filled_the_buffer():
 
 
 def test_time_does_not_go_back():
-    player = SimulatedPlayer()
+    player = PlaybackClock()
     player.advance(2.0)
     with pytest.raises(ValueError, match="went back"):
         player.advance(1.0)

@@ -11,47 +11,78 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dialogue.voices import talk
-from vivavoce.audio.player import SimulatedClock, WallClock
+from vivavoce.audio.player import PlaybackClock, SimulatedClock, WallClock
 from vivavoce.dialogue.front_end import OutputTimeline
 from vivavoce.dialogue.history import SpokenWords, first_kept, first_words
 from vivavoce.dialogue.moderation import CallableChecker, HttpChecker, Moderation, WordList
-from vivavoce.dialogue.playback import Playback
 from vivavoce.dialogue.reply import GuardLimits, SoundGuard, longest_loop
 from vivavoce.errors import InputError, VivaError
 
 SECOND = np.zeros(24_000, "f")
 
 
+def at_once() -> PlaybackClock:
+    return PlaybackClock(start_buffer=0.0)
+
+
 def test_without_reports_what_was_sent_is_played_at_pace():
-    playback = Playback(24_000)
-    playback.send(10.0, SECOND)
-    playback.send(10.2, SECOND)
-    assert [playback.heard(now) for now in (9.0, 10.0, 10.5, 11.5, 13.0)] == pytest.approx([0, 0, 0.5, 1.5, 2])
-    assert playback.is_audible(11.9) and not playback.is_audible(12.1)
+    playback = at_once()
+    playback.feed(10.0, 1.0)
+    playback.feed(10.2, 1.0)
+    assert [playback.played(now) for now in (9.0, 10.0, 10.5, 11.5, 13.0)] == pytest.approx([0, 0, 0.5, 1.5, 2])
+    assert playback.is_playing(11.9) and not playback.is_playing(12.1)
+    assert playback.ends == 12.0 and playback.lead(11.5) == pytest.approx(0.5)
 
 
 def test_a_reply_that_ran_dry_goes_on_when_more_comes():
-    playback = Playback(24_000)
-    playback.send(0.0, SECOND)
-    playback.send(3.0, SECOND)
-    assert [playback.heard(now) for now in (2.0, 3.0, 3.5)] == pytest.approx([1.0, 1.0, 1.5])
+    playback = at_once()
+    playback.feed(0.0, 1.0)
+    playback.feed(3.0, 1.0)
+    assert [playback.played(now) for now in (2.0, 3.0, 3.5)] == pytest.approx([1.0, 1.0, 1.5])
+    assert playback.underruns == 1 and playback.dry_seconds == 2.0
 
 
 def test_reports_count_more_than_the_clock_and_never_go_back():
-    playback = Playback(24_000)
-    playback.send(0.0, SECOND)
-    playback.report(0.3)
-    playback.report(0.2)
-    assert playback.heard(0.9) == 0.3 and playback.is_audible(1.5)
-    playback.report(7.0)
-    assert playback.heard(0.9) == 1.0 and not playback.is_audible(0.9)
+    playback = at_once()
+    playback.feed(0.0, 1.0)
+    playback.report(0.3, 0.3)
+    playback.report(0.2, 0.4)
+    assert playback.played(0.9) == 0.3 and playback.is_playing(1.5)
+    assert playback.position(0.5) == pytest.approx(0.4) and playback.position(9.0) == pytest.approx(0.5)
+    playback.report(7.0, 0.9)
+    assert playback.played(0.9) == 1.0 and not playback.is_playing(0.9)
+
+
+def test_a_client_that_was_away_is_playing_again_when_it_reports():
+    playback = at_once()
+    playback.feed(0.0, 5.0)
+    playback.report(1.0, 1.0)
+    assert not playback.is_playing(9.0), "it should have played all of it"
+    playback.report(1.2, 30.0)
+    assert playback.is_playing(31.0) and not playback.is_playing(36.0)
 
 
 def test_after_it_was_stopped_nothing_is_heard():
-    playback = Playback(24_000)
-    playback.send(0.0, SECOND)
+    playback = at_once()
+    playback.feed(0.0, 1.0)
     playback.stop(0.4)
-    assert playback.heard(5.0) == 0.4 and not playback.is_audible(0.5)
+    assert playback.played(5.0) == 0.4 and not playback.is_playing(0.5)
+
+
+def test_sound_behind_other_sound_is_played_when_that_is_over():
+    playback = at_once()
+    playback.feed(1.0, 1.0, not_before=4.0)
+    playback.feed(1.5, 1.0, not_before=4.0)
+    assert [playback.played(now) for now in (3.0, 4.5, 7.0)] == pytest.approx([0.0, 0.5, 2.0])
+    assert playback.is_playing(3.0) and playback.underruns == 0
+
+
+def test_a_gap_while_the_player_was_disconnected_is_no_underrun():
+    playback = at_once()
+    playback.feed(0.0, 1.0)
+    playback.resume(8.0)
+    playback.feed(8.0, 1.0)
+    assert playback.played(8.5) == pytest.approx(1.5) and playback.underruns == 0
 
 
 def test_the_reference_is_what_was_played_when():

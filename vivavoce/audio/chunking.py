@@ -7,7 +7,7 @@ Small chunks answer soon but cost a decoder pass each; large ones are cheap but 
 from dataclasses import dataclass
 from typing import Protocol
 
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.errors import InputError
 
 REPLY_SECONDS = 4.0
@@ -173,7 +173,7 @@ class DecodeTime(Protocol):
 
 def simulate(policy: ChunkPolicy, frames: int, seconds_per_frame: float, decode_time: DecodeTime) -> ChunkReport:
     """Play a reply of `frames` that the language model makes one every `seconds_per_frame`, decoding beside it."""
-    player = SimulatedPlayer()
+    player = PlaybackClock()
     now = decoding = 0.0
     chunks = decoded = 0
     while decoded < frames:

@@ -73,12 +73,12 @@ class Replies:
     def is_audible(self) -> bool:
         """Whether the user may be hearing a reply now."""
         now = self._shared.clock.now()
-        return any(each.playback.is_audible(now) for each in self._known.values())
+        return any(each.playback.is_playing(now) for each in self._known.values())
 
     @property
     def is_hardly_begun(self) -> bool:
         """Whether so little of the reply was heard that it seems to have come too soon."""
-        return self._said is not None and self._said.playback.heard(self._shared.clock.now()) < HARDLY_BEGUN_SECONDS
+        return self._said is not None and self._said.playback.played(self._shared.clock.now()) < HARDLY_BEGUN_SECONDS
 
     def hold(self) -> None:
         """Begin a reply to the open turn, and keep it back."""
@@ -133,7 +133,7 @@ class Replies:
         """The client plays no more of this item: what is said now is not said over it."""
         now = self._shared.clock.now()
         for speaking in self._known.values():
-            if speaking.spoken_item == item and speaking.playback.is_audible(now):
+            if speaking.spoken_item == item and speaking.playback.is_playing(now):
                 speaking.playback.stop(now)
                 self._shared.timeline.stop(now)
 
@@ -141,7 +141,7 @@ class Replies:
         """Stop whatever is being said or heard, and keep of it only what was heard."""
         self._is_owed = False
         now = self._shared.clock.now()
-        stopped = [each for each in self._known.values() if each.playback.is_audible(now)]
+        stopped = [each for each in self._known.values() if each.playback.is_playing(now)]
         if self._said is not None and self._said not in stopped:
             stopped.append(self._said)
         for speaking in stopped:
@@ -185,7 +185,7 @@ class Replies:
 
         def heard() -> float:
             known = self._known.get(reply)
-            return 0.0 if known is None else known.playback.reaches(shared.clock.now())
+            return 0.0 if known is None else known.playback.position(shared.clock.now())
 
         stream = shared.mind.reply(ReplyPlan(item, settings, heard, hears_turn, past))
         around = ReplyContext(
@@ -228,7 +228,7 @@ class Replies:
     def _silence(self, speaking: Speaking) -> None:
         """What was sent of it and not played is not to be heard, and is no history."""
         now, history = self._shared.clock.now(), self._shared.history
-        heard = speaking.playback.heard(now)
+        heard = speaking.playback.played(now)
         speaking.playback.stop(now)
         self._shared.timeline.stop(now)
         if speaking.has_sounded:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.audio.player import Clock
+from vivavoce.audio.player import Clock, PlaybackClock
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Piece, ReplyStream, Spoke, Wrote
 from vivavoce.dialogue.events import (
     AudioPart,
@@ -31,7 +31,6 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.history import History, SpokenWords, new_id
 from vivavoce.dialogue.moderation import Moderation
-from vivavoce.dialogue.playback import Playback
 from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 
@@ -174,7 +173,7 @@ class Speaking:
     ) -> None:
         self.reply, self.item, self.settings, self.stream = reply, item, settings, stream
         self.spoken_item = item
-        self.playback = Playback(around.rate)
+        self.playback = PlaybackClock(start_buffer=0.0)
         self.words = SpokenWords()
         self.reason: EndReason | None = None
         self.is_released = False
@@ -183,6 +182,7 @@ class Speaking:
         self._guard_state = self._guard.initial_state()
         self._held_back = np.zeros(0, np.float32)
         self._made = 0.0
+        self._sent: list[Samples] = []
         self._call: ToolCall | None = None
         self._open: str | None = None
         self._released = asyncio.Event()
@@ -220,11 +220,16 @@ class Speaking:
             self._around.emit(ReplyDone(self.reply, reason, self.stream.usage, error))
         self._around.on_over(self)
 
+    @property
+    def sound(self) -> Samples:
+        """The sound that was sent."""
+        return np.concatenate([np.zeros(0, np.float32), *self._sent])
+
     def content(self) -> Message:
         """What it said."""
         if self.settings.modality == "text" and not self.has_sounded:
             return Message("assistant", (TextPart(self.words.text),))
-        return Message("assistant", (AudioPart(self.playback.sound(), self._around.rate, self.words.text),))
+        return Message("assistant", (AudioPart(self.sound, self._around.rate, self.words.text),))
 
     async def until_sounding(self) -> None:
         """Until the first of it went out, or it is over."""
@@ -287,7 +292,8 @@ class Speaking:
                 return
             self._begin_message()
             piece = np.ascontiguousarray(samples[start : start + size], np.float32)
-            self.playback.send(clock.now(), piece)
+            self._sent.append(piece)
+            self.playback.feed(clock.now(), len(piece) / self._around.rate)
             self._sounded.set()
             self._around.on_sound(self, piece)
             self._around.emit(ReplyAudio(self.reply, self.item, piece, self._around.gain()))
@@ -344,7 +350,7 @@ class Speaking:
         if history is not None and any(known.id == item.id for known in history):
             history.replace(item)
             if self._call is None:
-                history.keep_uncut(item.id, self.playback.sound(), self._around.rate, self.words, is_complete)
+                history.keep_uncut(item.id, self.sound, self._around.rate, self.words, is_complete)
         self._around.emit(ReplyItemDone(self.reply, item))
         self._open = self._call = None
 

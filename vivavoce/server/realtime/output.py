@@ -4,11 +4,12 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.dialogue.events import Samples
 
 LATE_SECONDS = 0.02  # a timer's own lateness is no missed deadline
@@ -17,49 +18,57 @@ RAMP_SECONDS = 0.01
 
 @dataclass
 class Schedule:
-    """One reply's sound: when the next piece is due, and how much the listener has heard. Times are of any clock."""
+    """When the next piece of one reply is due, by the clock of a player that starts at once."""
 
     lead: float
-    """Seconds by which sound is sent before it is to be heard."""
-    began: float | None = None
-    """When the first sample was sent, shifted by every gap since."""
-    sent: float = 0.0
-    """Seconds of sound."""
-    underruns: int = 0
+    """Seconds by which sound is sent before it is played."""
+    clock: PlaybackClock = field(default_factory=lambda: PlaybackClock(start_buffer=0.0))
     missed: int = 0
+    """Pieces that were there at their deadline and left late."""
     slack: float = math.inf
-    """The least time that was left before the listener ran dry; less than nothing where it did."""
+    """The least time that was left before the player ran dry; negative where it did."""
     is_cut: bool = False
+    _cut_at: float = 0.0
+
+    @property
+    def sent(self) -> float:
+        """Seconds of sound; of a reply that was cut, those that were played."""
+        return self.clock.played(self._cut_at) if self.is_cut else self.clock.sent
+
+    @property
+    def underruns(self) -> int:
+        """How often the player ran dry."""
+        return self.clock.underruns
 
     def due(self, now: float) -> float:
-        """When the next piece may be sent: at once for the first, then at its place in the sound minus the lead."""
-        return now if self.began is None else self.began + self.sent - self.lead
+        """When the next piece may be sent: at once for the first, then when it is played minus the lead."""
+        return now if self.clock.started is None else self.clock.ends - self.lead
 
-    def send(self, now: float, seconds: float, was_waiting: bool) -> None:
-        """A piece goes out; `was_waiting` tells that it had been there at its deadline."""
-        if self.began is None:
-            self.began = now
-        else:
-            self.slack = min(self.slack, self.began + self.sent - now)
-        if now > self.began + self.sent:  # the listener ran dry: go on from here, without a burst to catch up
-            self.underruns += 1
-            self.began = now - self.sent
+    def send(self, now: float, seconds: float, was_waiting: bool, not_before: float = -math.inf) -> None:
+        """Note a piece that is sent; `was_waiting`: it had been there at its deadline."""
+        if self.clock.started is not None:
+            self.slack = min(self.slack, self.clock.ends - now)
         if was_waiting and now - self.due(now) > LATE_SECONDS:
             self.missed += 1
-        self.sent += seconds
+        self.clock.feed(now, seconds, not_before)
 
     def resume(self, now: float) -> None:
-        """Somebody listens again after a while: what was sent before is heard by now, and the gap is not ours."""
-        if self.began is not None:
-            self.began = max(self.began, now - self.sent)
+        """A client is connected again: it has played what it had."""
+        self.clock.resume(now)
 
     def cut(self, now: float) -> None:
-        """What was not heard yet will not be."""
-        self.sent, self.is_cut = self.heard(now), True
+        """Drop what was not played yet."""
+        if not self.is_cut:
+            self.clock.stop(now)
+            self.is_cut, self._cut_at = True, now
 
-    def heard(self, now: float) -> float:
-        """Seconds that a listener who plays at once has heard."""
-        return 0.0 if self.began is None else min(max(now - self.began, 0.0), self.sent)
+    def played(self, now: float) -> float:
+        """Seconds that a client which plays at once has played."""
+        return self.clock.played(now)
+
+    def is_over(self, now: float) -> bool:
+        """Whether all sound that was sent has been played or dropped."""
+        return self.is_cut or now >= self.clock.ends
 
 
 @dataclass
@@ -178,14 +187,14 @@ class PacedOutput:
         playing = self._playing.get(reply)
         if playing is None:
             return False
-        heard, sent = playing.schedule.heard(self._now()), playing.schedule.sent
+        was_playing = not playing.schedule.is_over(self._now())
         playing.schedule.cut(self._now())
         playing.is_cleared = True
         before = self.held_seconds
         self._queue = deque(
             entry for entry in self._queue if not (isinstance(entry, OutputPiece) and entry.reply == reply)
         )
-        had_sound = heard < sent or self.held_seconds < before
+        had_sound = was_playing or self.held_seconds < before
         self._tell_up_to_sound()
         self._changed.set()
         return had_sound
@@ -201,7 +210,7 @@ class PacedOutput:
     def heard_ms(self, reply: str) -> int:
         """Milliseconds of a reply heard by now."""
         playing = self._playing.get(reply)
-        return 0 if playing is None else round(playing.schedule.heard(self._now()) * 1000)
+        return 0 if playing is None else round(playing.schedule.played(self._now()) * 1000)
 
     def pause(self) -> None:
         """Nobody listens: sound waits here."""
@@ -253,11 +262,16 @@ class PacedOutput:
         else:
             self._queue.popleft()
         if len(samples):
-            playing.schedule.send(now, len(samples) / self._rate, self._has_waited)
+            playing.schedule.send(now, len(samples) / self._rate, self._has_waited, self._others_end(playing))
         self._has_waited = False
         self._listener.sound(
             OutputPiece(piece.reply, piece.item, playing.volume.apply(samples), piece.is_end and not len(rest))
         )
+
+    def _others_end(self, playing: PlayingReply) -> float:
+        """When the sound of the replies before this one has been played."""
+        others = (each.schedule for each in self._playing.values() if each is not playing)
+        return max((each.clock.ends for each in others if not each.is_cut), default=-math.inf)
 
     def _report(self) -> float | None:
         """Tell what was heard since the last time, and forget replies that are over."""
@@ -266,7 +280,7 @@ class PacedOutput:
             if milliseconds != playing.reported_ms:
                 playing.reported_ms = milliseconds
                 self._listener.heard(reply, milliseconds)
-            if playing.is_whole and playing.schedule.heard(self._now()) >= playing.schedule.sent:
+            if playing.is_whole and playing.schedule.is_over(self._now()):
                 del self._playing[reply]
                 self._listener.finished(reply, playing.schedule)
         return REPORT_SECONDS if self._playing else None
