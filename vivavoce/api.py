@@ -171,7 +171,7 @@ class Talk:
     async def _open(self) -> LiveConversation:
         await self._pipeline.__aenter__()
         settings = replace(self._settings, turn=TurnSettings(detector="none"), transcribe_input=True)
-        speaking = SpeakingOptions(most_ahead=None)
+        speaking = SpeakingOptions(max_ahead=None)
         options = DialogueOptions(speaking=speaking, echo=None, transcriber=self._pipeline.words)
         return LiveConversation(self._pipeline, settings, options, input_rate=RATE)
 

@@ -36,8 +36,13 @@ class ScriptedReply:
         self.released_for, self.is_released, self.is_dropped = None, False, False
 
     async def pieces(self):
+        made, pipeline = 0.0, self.mind.pipeline
         for piece in self._pieces:
             await asyncio.sleep(0)
+            while pipeline.ahead is not None and (early := made - self.plan.played() - pipeline.ahead) > 1e-6:
+                await pipeline.clock.until(pipeline.clock.now() + early)
+            if isinstance(piece, Spoke):
+                made += len(piece.samples) / pipeline.output_rate
             yield piece
 
     def release(self, turn):
@@ -93,12 +98,13 @@ class ScriptedMind:
 
 
 class ScriptedPipeline:
-    """Says the scripts one after another, then always the same."""
+    """Says the scripts one after another, then always the same; a reply is made `ahead` seconds before it is played."""
 
     input_rate, output_rate, transcribes = RATE, 24_000, False
 
-    def __init__(self, *scripts: Sequence):
+    def __init__(self, *scripts: Sequence, clock: SimulatedClock | None = None, ahead: float | None = None):
         self.scripts = list(scripts)
+        self.clock, self.ahead = clock, ahead
         self.open_replies: set[ScriptedReply] = set()
         self.made: list[ScriptedReply] = []
         self.minds = 0
@@ -121,8 +127,9 @@ class Stage:
     times: list = field(default_factory=list)
 
     @classmethod
-    def set(cls, *scripts, settings=None, options: DialogueOptions | None = None) -> "Stage":
-        pipeline, clock = ScriptedPipeline(*scripts), SimulatedClock()
+    def set(cls, *scripts, settings=None, options: DialogueOptions | None = None, ahead: float | None = 0.4) -> "Stage":
+        clock = SimulatedClock()
+        pipeline = ScriptedPipeline(*scripts, clock=clock, ahead=ahead)
         conversation = LiveConversation(pipeline, settings, options, input_rate=RATE, clock=clock)
         stage = cls(pipeline, conversation, clock)
         stage._reader = asyncio.get_running_loop().create_task(stage._read())
@@ -170,7 +177,7 @@ class Stage:
         for event in self.told:
             if isinstance(event, ReplyDone):
                 over.add(event.reply)
-            elif isinstance(event, ReplyAudio):
+            elif isinstance(event, ReplyAudio) and len(event.samples):
                 assert event.reply not in over, "sound after the end of its reply"
         ids = [item.id for item in self.conversation.items]
         assert len(ids) == len(set(ids))

@@ -125,7 +125,7 @@ async def converse(endpoint, play, settings=None, tools=()):
     """Play a conversation on a cascade until its first reply is over; what was told, the voice, the conversation."""
     voice, listener, told = Voice(), Listener(), []
     pipeline = CascadeBackend(WholeTurns(listener), ChatEndpoint(endpoint.url, "some-model", key="k"), voice)
-    options = DialogueOptions(speaking=SpeakingOptions(most_ahead=None))
+    options = DialogueOptions(speaking=SpeakingOptions(max_ahead=None))
     clock = SimulatedClock()
     conversation = LiveConversation(pipeline, settings, options, input_rate=16_000, clock=clock)
     over = asyncio.Event()

@@ -66,13 +66,15 @@ def command(stage: Stage, name: str, number: int) -> None:
     st.lists(st.sampled_from(range(len(SCRIPTS))), max_size=4),
     st.lists(st.tuples(st.sampled_from([*SOUNDS, *COMMANDS]), st.integers(0, 9)), min_size=1, max_size=14),
     st.booleans(),
+    st.sampled_from([0.4, None]),
 )
-def test_any_order_of_events_keeps_the_rules(turn, scripts, happenings, holds):
+def test_any_order_of_events_keeps_the_rules(turn, scripts, happenings, holds, ahead):
     async def play():
         stage = Stage.set(
             *(SCRIPTS[number] for number in scripts),
             settings=ConversationSettings(turn=turn),
             options=DialogueOptions(holds_replies=holds),
+            ahead=ahead,
         )
         for name, number in happenings:
             if name == "close":

@@ -20,7 +20,6 @@ from vivavoce.dialogue.events import (
     SpeechStarted,
     TurnCommitted,
 )
-from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -53,13 +52,14 @@ async def test_an_interruption_ducks_then_stops_and_keeps_what_was_heard():
     stage.check()
 
 
+@pytest.mark.parametrize("ahead", [0.4, None], ids=["being made", "complete"])
 @pytest.mark.parametrize("sound", [hum(0.4, seed=2), hum(0.3, seed=3), cough(1)], ids=["mm-hm", "mm", "cough"])
-async def test_a_backchannel_or_a_cough_does_not_stop_the_reply(sound):
-    stage = Stage.set(spoken(4.0))
+async def test_a_backchannel_or_a_cough_does_not_stop_the_reply(sound, ahead):
+    stage = Stage.set(spoken(4.0), ahead=ahead)
     await answered(stage)
     told = len(stage.told)
     await stage.hear(np.concatenate([sound, silence(1.0)]))
-    assert not stage.all(ReplyDone) and len(stage.all(SpeechStarted)) == 1
+    assert bool(stage.all(ReplyDone)) == (ahead is None) and len(stage.all(SpeechStarted)) == 1
     assert all(isinstance(event, ReplyAudio) for event in stage.told[told:])
     assert stage.all(ReplyAudio)[-1].gain == 1.0
     await stage.hear(silence(3.0))
@@ -106,22 +106,23 @@ async def test_an_interruption_before_the_first_sound_leaves_no_words():
 
 
 async def test_speech_after_the_reply_was_sent_but_while_it_is_heard_cuts_it():
-    options = DialogueOptions(speaking=SpeakingOptions(most_ahead=None))
-    stage = Stage.set(spoken(3.0), options=options)
+    stage = Stage.set(spoken(3.0), ahead=None)
     await answered(stage, 0.6)
     assert stage.all(ReplyDone)[0].reason == "completed"
     await stage.hear(talk(1.0, seed=6))
+    assert any(event.gain < 1 for event in stage.all(ReplyAudio)), "what was handed out is ducked too"
     assert [event.reply for event in stage.all(OutputCleared)] == [stage.all(ReplyDone)[0].reply]
     assert 500 < stage.all(ItemTruncated)[0].audio_end_ms < 1200
     await stage.close()
     stage.check()
 
 
-async def test_no_interruptions_where_the_client_wants_none():
-    stage = Stage.set(spoken(3.0), spoken(1.0), settings=with_turn(interrupt_response=False))
+@pytest.mark.parametrize("ahead", [0.4, None], ids=["being made", "complete"])
+async def test_no_interruptions_where_the_client_wants_none(ahead):
+    stage = Stage.set(spoken(3.0), spoken(1.0), settings=with_turn(interrupt_response=False), ahead=ahead)
     await answered(stage, 0.5)
     await stage.hear(np.concatenate([talk(0.8, seed=6), silence(0.4)]))
-    assert len(stage.all(TurnCommitted)) == 2 and not stage.all(ReplyDone)
+    assert len(stage.all(TurnCommitted)) == 2 and not stage.all(OutputCleared)
     await stage.hear(silence(3.5))
     assert [event.reason for event in stage.all(ReplyDone)] == ["completed", "completed"]
     await stage.close()

@@ -22,7 +22,7 @@ from vivavoce.dialogue.events import (
     Warned,
 )
 from vivavoce.dialogue.moderation import Moderation, WordList
-from vivavoce.dialogue.replies import MOST_BESIDE
+from vivavoce.dialogue.replies import MAX_OUT_OF_BAND
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
@@ -30,16 +30,51 @@ from vivavoce.errors import InputError
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-async def test_sound_is_sent_at_pace():
-    stage = Stage.set(spoken(3.0))
-    await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(4.0)]))
-    first = stage.time_of(ReplyAudio)
-    sent = 0.0
-    for event, time in zip(stage.told, stage.times, strict=True):
-        if isinstance(event, ReplyAudio):
-            assert sent - (time - first) <= 0.4 + 0.04, "never much more than the lead"
-            assert sent - (time - first) >= 0.25 or sent < 0.4, "and never near dry"
-            sent += len(event.samples) / 24_000
+async def test_sound_is_handed_out_as_soon_as_it_is_made():
+    stage = Stage.set(spoken(3.0), ahead=None)
+    stage.conversation.reply()
+    await stage.settle()
+    assert sum(len(event.samples) for event in stage.all(ReplyAudio)) == 3 * 24_000
+    assert stage.all(ReplyDone)[0].reason == "completed" and stage.clock.now() == 0.0
+    assert stage.pipeline.made[0].plan.played() == 0.0
+    stage.clock.advance(1.0)
+    assert stage.pipeline.made[0].plan.played() == 1.0, "when it is played is for the output to decide"
+    await stage.close()
+    stage.check()
+
+
+@pytest.mark.parametrize("ahead", [0.4, None], ids=["being made", "complete"])
+async def test_of_a_cancelled_reply_the_history_keeps_what_was_played(ahead):
+    stage = Stage.set(spoken(5.0, "one two three four five six seven eight nine ten"), ahead=ahead)
+    reply = stage.conversation.reply()
+    await stage.hear(silence(2.0))
+    stage.conversation.cancel(reply)
+    (part,) = stage.conversation.items[-1].content.parts
+    assert len(part.samples) / 24_000 == pytest.approx(2.0, abs=0.06)
+    assert part.transcript and "one two three four five six".startswith(part.transcript)
+    assert stage.pipeline.mind.past[-1] == stage.conversation.items[-1]
+    with pytest.raises(InputError, match="not under way"):
+        stage.conversation.cancel(reply)
+    stage.conversation.truncate(stage.conversation.items[-1].id, 2300)
+    (part,) = stage.conversation.items[-1].content.parts
+    assert len(part.samples) == round(2.3 * 24_000), "the client knows better"
+    await stage.close()
+    stage.check()
+
+
+async def test_a_reply_behind_another_is_played_when_that_is_over():
+    stage = Stage.set(spoken(2.0), spoken(2.0, "later words"), ahead=None)
+    stage.conversation.reply()
+    await stage.hear(silence(0.5))
+    stage.conversation.reply()
+    await stage.hear(silence(1.0))
+    assert stage.pipeline.made[1].plan.played() == 0.0
+    await stage.hear(silence(1.0))
+    assert stage.pipeline.made[1].plan.played() == pytest.approx(0.5, abs=0.1)
+    stage.conversation.cancel()
+    (part,) = stage.conversation.items[-1].content.parts
+    assert len(part.samples) / 24_000 == pytest.approx(0.5, abs=0.1)
+    assert len(stage.conversation.items[0].content.parts[0].samples) == 48_000
     await stage.close()
     stage.check()
 
@@ -111,10 +146,10 @@ async def test_a_reply_out_of_band_leaves_nothing_in_the_history():
 
 
 async def test_replies_out_of_band_are_bounded_and_do_not_hide_the_one_being_said():
-    stage = Stage.set(spoken(3.0), *[spoken(3.0)] * MOST_BESIDE)
+    stage = Stage.set(spoken(3.0), *[spoken(3.0)] * MAX_OUT_OF_BAND)
     said = stage.conversation.reply()
     await stage.hear(silence(1.5))
-    beside = [stage.conversation.reply(ReplyRequest(is_out_of_band=True)) for _ in range(MOST_BESIDE)]
+    beside = [stage.conversation.reply(ReplyRequest(is_out_of_band=True)) for _ in range(MAX_OUT_OF_BAND)]
     with pytest.raises(InputError, match="out of band"):
         stage.conversation.reply(ReplyRequest(is_out_of_band=True))
     for reply in beside:
@@ -149,9 +184,10 @@ async def test_sound_is_held_back_for_words_that_come_after_it():
     options = DialogueOptions(speaking=SpeakingOptions(moderation=moderation))
     noise = 0.05 * np.random.default_rng(0).standard_normal(12_000).astype("f")
     script = [Spoke(noise), Spoke(noise), Spoke(noise), Wrote("a secret", at=0.6), Spoke(noise), Ended("completed")]
-    stage = Stage.set(script, options=options)
+    stage = Stage.set(script, options=options, ahead=None)
     stage.conversation.reply()
     await stage.hear(silence(2.0))
+    assert stage.pipeline.made[0].plan.max_ahead == 7.0, "what is held back does not count as made ahead"
     assert stage.all(ReplyDone)[0].reason == "content_filter"
     assert sum(len(event.samples) for event in stage.all(ReplyAudio)) == 12_000, "0.5 s went out, not the word at 0.6"
     await stage.close()

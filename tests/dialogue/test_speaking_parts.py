@@ -88,14 +88,14 @@ def test_a_gap_while_the_player_was_disconnected_is_no_underrun():
 def test_the_reference_is_what_was_played_when():
     timeline = OutputTimeline(16_000, 16_000)
     first, second = talk(0.5, 1), talk(0.5, 2)
-    timeline.play(1.0, first)
-    timeline.play(1.5, second)
+    timeline.play(1.0, first, 1.0)
+    timeline.play(1.5, second, 1.0)
     timeline.set_gain(1.5, 0.5)
     np.testing.assert_array_equal(timeline.read(1.25, 4000), first[4000:])
     np.testing.assert_array_equal(timeline.read(1.5, 100), np.float32(0.5) * second[:100])
     assert not timeline.read(0.9, 1600).any() and not timeline.read(2.0, 100).any()
     timeline.set_gain(2.0, 1.0)
-    timeline.play(3.0, first)
+    timeline.play(3.0, first, 3.0)
     assert not timeline.read(2.5, 8000).any()
     np.testing.assert_array_equal(timeline.read(3.0, 8000), first)
     timeline.stop(3.25)
@@ -105,7 +105,7 @@ def test_the_reference_is_what_was_played_when():
 def test_the_reference_is_bounded_however_long_the_call():
     timeline = OutputTimeline(24_000, 16_000)
     for second in range(60):
-        timeline.play(float(second), SECOND)
+        timeline.play(float(second), SECOND, float(second))
         timeline.read(second + 0.5, 512)
     assert len(timeline._sound) < 12 * 16_000
 
@@ -256,8 +256,8 @@ def test_sound_that_nobody_reads_is_not_resampled_and_does_not_pile_up():
     sound = talk(1.0, 1)
     for number in range(600):
         moment, piece = 10 + number / 20, np.roll(sound, -number * 1200)[:1200]
-        timeline.play(moment, piece)
-        read.play(moment, piece)
+        timeline.play(moment, piece, moment)
+        read.play(moment, piece, moment)
         read.read(moment, 100)
     assert len(timeline._sound) == 0 and len(timeline._played) < 20 * 20
     np.testing.assert_allclose(timeline.read(35.0, 16_000), read.read(35.0, 16_000), atol=1e-5)

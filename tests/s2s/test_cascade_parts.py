@@ -175,7 +175,7 @@ async def test_a_spoken_question_goes_through_ear_chat_and_voice(parts):
     async with load_cascade(parts, "cpu") as cascade:
         settings = ConversationSettings(instructions="Be brief.", most_output_tokens=12, transcribe_input=True)
         await cascade.warm_up(settings)
-        options = DialogueOptions(speaking=SpeakingOptions(most_ahead=None))
+        options = DialogueOptions(speaking=SpeakingOptions(max_ahead=None))
         clock, over = SimulatedClock(), asyncio.Event()
         conversation = LiveConversation(cascade, settings, options, input_rate=16_000, clock=clock)
 

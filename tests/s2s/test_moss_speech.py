@@ -48,7 +48,7 @@ from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt,
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
-AT_ONCE = DialogueOptions(speaking=SpeakingOptions(most_ahead=None, guards=GuardLimits(stuck_seconds=None)))
+AT_ONCE = DialogueOptions(speaking=SpeakingOptions(max_ahead=None, guards=GuardLimits(stuck_seconds=None)))
 SHORT = ConversationSettings(most_output_tokens=12)
 WINDOW = 512
 

@@ -36,8 +36,8 @@ class PlaybackSpan:
 class PlaybackClock:
     """Seconds of sound sent to one player, seconds played at a moment, and when it runs dry.
 
-    The estimate is a player that plays at pace, in order, as soon as `start_buffer` seconds are there, also after it ran
-    dry. Reports of the client correct it. Times are seconds of any clock that only goes forward.
+    The estimate is a player that plays at pace and in order as soon as `start_buffer` seconds are there, also after it
+    ran dry. Reports of the client correct it. Times are seconds of any clock that only goes forward.
     """
 
     start_buffer: float = START_BUFFER_SECONDS

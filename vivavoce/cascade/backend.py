@@ -224,6 +224,7 @@ class CascadeReply:
         self._pieces = PieceQueue()
         self._voice: Synthesiser = mind.pipeline.synthesiser
         self._usage = Usage()
+        self._made_seconds = 0.0
         self._is_dropped = False
         self._task = asyncio.ensure_future(self._make())
 
@@ -294,6 +295,14 @@ class CascadeReply:
                 with suppress(NothingToSayError):  # a picture or a mark of a list is for the eye alone
                     async for samples in self._voice.speak(sentence.strip(), settings.voice, settings.speed):
                         await self._pieces.put(Spoke(samples))
+                        self._made_seconds += len(samples) / self._voice.rate
+                        await self._wait_for_playback()
+
+    async def _wait_for_playback(self) -> None:
+        """Make no more until what is made ahead has come down to the plan's limit."""
+        limit = self.plan.max_ahead
+        while limit is not None and (early := self._made_seconds - self.plan.played() - limit) > 0:
+            await asyncio.sleep(early)
 
 
 def _at_rate(part: AudioPart, rate: int) -> Samples:

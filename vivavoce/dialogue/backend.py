@@ -72,6 +72,8 @@ class ReplyPlan:
     """Whether it answers to the open turn too."""
     past: Sequence[Item] | None = None
     """What it answers to, instead of the history: then it leaves nothing in the mind."""
+    max_ahead: float | None = None
+    """Seconds of sound that it may be made ahead of what was played; None: all."""
 
 
 class ReplyStream(Protocol):

@@ -224,10 +224,10 @@ class OutputTimeline:
         """From this moment on it is played this loud."""
         self._gains.append((round(moment * self.rate), gain))
 
-    def play(self, moment: float, samples: Samples) -> None:
+    def play(self, moment: float, samples: Samples, now: float) -> None:
         """These samples are played from this moment on, or after those before where they are not done yet."""
         self._played.append((moment, samples))
-        while self._played[0][0] < moment - 2 * KEPT_SECONDS:
+        while self._played[0][0] < now - 2 * KEPT_SECONDS:
             self._played.popleft()
 
     def stop(self, moment: float) -> None:

@@ -1,6 +1,7 @@
-"""The replies of one conversation: at most one is being said, one may be held, others run beside; who hears what."""
+"""The replies of one conversation: at most one is generated and one held at a time, others run out of band."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ from vivavoce.dialogue.history import History, new_id
 from vivavoce.dialogue.reply import ReplyContext, Speaking, SpeakingOptions
 from vivavoce.errors import InputError, VivaError
 
-REMEMBERED_REPLIES = 8  # of those that are over, some of which may still be heard
-MOST_BESIDE = 16
+MAX_COMPLETED_REPLIES = 8  # that are still known, because they may be playing
+MAX_OUT_OF_BAND = 16
 HARDLY_BEGUN_SECONDS = 0.25  # a reply of which so little was heard came too soon, and yields to any speech
 
 
@@ -48,21 +49,32 @@ class Shared:
 
 
 class Replies:
-    """Begins, holds, releases, interrupts and ends replies."""
+    """Starts, holds, releases, interrupts and ends replies.
+
+    At most one reply of the conversation is generated at a time. It may be complete long before it has been played:
+    `active` are all that are generated or played.
+    """
 
     def __init__(self, shared: Shared, options: SpeakingOptions) -> None:
         self._shared, self._options = shared, options
-        self._said: Speaking | None = None
+        self._generating: Speaking | None = None
         self._held: Speaking | None = None
-        self._beside: dict[str, Speaking] = {}
+        self._out_of_band: dict[str, Speaking] = {}
         self._known: dict[str, Speaking] = {}
-        self._is_owed = False
+        self._is_pending = False
         self._is_closed = False
 
     @property
-    def said(self) -> Speaking | None:
-        """The reply that is being said."""
-        return self._said
+    def generating(self) -> Speaking | None:
+        """The released reply of the conversation that is not complete yet."""
+        return self._generating
+
+    @property
+    def active(self) -> list[Speaking]:
+        """Replies of the conversation that are generated or being played, oldest first."""
+        now = self._shared.clock.now()
+        mine = (each for each in self._known.values() if not each.is_out_of_band)
+        return [each for each in mine if each is self._generating or each.playback.is_playing(now)]
 
     @property
     def is_held(self) -> bool:
@@ -78,59 +90,66 @@ class Replies:
     @property
     def is_hardly_begun(self) -> bool:
         """Whether so little of the reply was heard that it seems to have come too soon."""
-        return self._said is not None and self._said.playback.played(self._shared.clock.now()) < HARDLY_BEGUN_SECONDS
+        active = self.active
+        return bool(active) and active[0].playback.played(self._shared.clock.now()) < HARDLY_BEGUN_SECONDS
 
     def hold(self) -> None:
-        """Begin a reply to the open turn, and keep it back."""
-        if self._held is None and self._said is None:
-            self._held = self._begin(ReplyRequest(), hears_turn=True)
+        """Start a reply to the open turn, and keep it back."""
+        if self._held is None and self._generating is None:
+            self._held = self._start(ReplyRequest(), hears_turn=True)
 
     def drop_held(self) -> None:
-        """The held reply was begun too soon."""
+        """The held reply was started too soon."""
         held, self._held = self._held, None
         if held is not None:
             held.end("turn_detected")
 
     def release_held(self, turn: str) -> bool:
-        """Say the held reply to the turn that became this item; False where none is held."""
+        """Release the held reply to the turn that became this item; False where none is held."""
         if self._held is None:
             return False
-        self._said, self._held = self._held, None
-        self._said.release(turn)
+        self._generating, self._held = self._held, None
+        self._generating.release(turn)
         return True
 
-    def owe(self) -> None:
-        """Reply to what was said, as soon as no other reply is being said."""
-        self._is_owed = True
-        self._pay()
+    def request(self) -> None:
+        """Reply to the history as soon as no other reply is generated."""
+        self._is_pending = True
+        self._start_pending()
 
     def ask(self, request: ReplyRequest) -> str:
-        """Say a reply now; its id."""
+        """Start a reply now; its id."""
         if request.is_out_of_band:
-            if len(self._beside) >= MOST_BESIDE:
-                raise InputError(f"{MOST_BESIDE} replies out of band are under way; wait for one of them, or cancel it")
-            speaking = self._begin(request, hears_turn=False)
-            self._beside[speaking.reply] = speaking
+            if len(self._out_of_band) >= MAX_OUT_OF_BAND:
+                raise InputError(
+                    f"{MAX_OUT_OF_BAND} replies out of band are under way; wait for one of them, or cancel it"
+                )
+            speaking = self._start(request, hears_turn=False)
+            self._out_of_band[speaking.reply] = speaking
         else:
-            if self._said is not None:
-                raise InputError(f"reply {self._said.reply} is under way; cancel it before asking for another")
+            if self._generating is not None:
+                raise InputError(f"reply {self._generating.reply} is under way; cancel it before asking for another")
             self.drop_held()
-            speaking = self._said = self._begin(request, hears_turn=False)
+            speaking = self._generating = self._start(request, hears_turn=False)
         speaking.release(None)
         return speaking.reply
 
     def cancel(self, reply: str | None) -> None:
-        """Stop a reply because the client says so."""
-        said = self._said
-        speaking = said if reply is None or (said is not None and said.reply == reply) else self._beside.get(reply)
-        if speaking is None:
+        """Stop one reply, or all that are active, because the client says so; the history keeps what was played."""
+        stopped = [each for each in self.active if reply in (None, each.reply)]
+        if reply in self._out_of_band:
+            stopped.append(self._out_of_band[reply])
+        if not stopped:
             raise InputError("no reply is under way" if reply is None else f"reply {reply!r} is not under way")
-        self._is_owed = False
-        speaking.end("client_cancelled")
-        self.mute(speaking.spoken_item)
+        self._is_pending = False
+        for speaking in stopped:
+            speaking.end("client_cancelled")
+            self._cut_to_played(speaking)
+            self.mute(speaking.spoken_item)
+        self._shared.remember()
 
     def mute(self, item: str) -> None:
-        """The client plays no more of this item: what is said now is not said over it."""
+        """The client plays no more of this item: what the user says now is not said over it."""
         now = self._shared.clock.now()
         for speaking in self._known.values():
             if speaking.spoken_item == item and speaking.playback.is_playing(now):
@@ -138,12 +157,12 @@ class Replies:
                 self._shared.timeline.stop(now)
 
     def interrupt(self) -> None:
-        """Stop whatever is being said or heard, and keep of it only what was heard."""
-        self._is_owed = False
+        """Stop whatever is generated or played, and keep of it only what was heard."""
+        self._is_pending = False
         now = self._shared.clock.now()
         stopped = [each for each in self._known.values() if each.playback.is_playing(now)]
-        if self._said is not None and self._said not in stopped:
-            stopped.append(self._said)
+        if self._generating is not None and self._generating not in stopped:
+            stopped.append(self._generating)
         for speaking in stopped:
             speaking.end("turn_detected")
             self._silence(speaking)
@@ -151,31 +170,31 @@ class Replies:
             self._shared.remember()
 
     def set_gain(self, gain: float) -> None:
-        """Play softer, or as before, at once: also what was told already and not played yet."""
+        """Play softer, or as before, at once: also what was handed out already and not played yet."""
         if gain == self._shared.gain:
             return
         self._shared.gain = gain
         self._shared.timeline.set_gain(self._shared.clock.now(), gain)
-        said = self._said
-        if said is not None and said.has_sounded:
-            self._shared.emit(ReplyAudio(said.reply, said.spoken_item, np.zeros(0, np.float32), gain))
+        for speaking in self.active:
+            if speaking.has_sounded:
+                self._shared.emit(ReplyAudio(speaking.reply, speaking.spoken_item, np.zeros(0, np.float32), gain))
 
     def played(self, reply: str, seconds: float) -> None:
-        """The client has played so much of a reply; of long-gone ones nobody needs to know."""
+        """The client has played this much of a reply; reports on replies long over are ignored."""
         if reply in self._known:
             self._known[reply].playback.report(seconds, self._shared.clock.now())
 
     async def close(self) -> None:
         """End them all."""
-        self._is_owed, self._is_closed = False, True
+        self._is_pending, self._is_closed = False, True
         self.drop_held()
-        last = [each for each in (self._said, *self._beside.values()) if each is not None]
+        last = [each for each in (self._generating, *self._out_of_band.values()) if each is not None]
         for speaking in last:
             speaking.end("client_cancelled")
         for speaking in last:
             await speaking.wait()
 
-    def _begin(self, request: ReplyRequest, hears_turn: bool) -> Speaking:
+    def _start(self, request: ReplyRequest, hears_turn: bool) -> Speaking:
         shared = self._shared
         settings = request.settings or shared.settings
         reply, item = new_id("resp"), new_id("item")
@@ -183,59 +202,74 @@ class Replies:
         if request.is_out_of_band or request.input is not None:
             past = [Item(new_id("item"), content) for content in request.input or ()]
 
-        def heard() -> float:
+        def played() -> float:
             known = self._known.get(reply)
             return 0.0 if known is None else known.playback.position(shared.clock.now())
 
-        stream = shared.mind.reply(ReplyPlan(item, settings, heard, hears_turn, past))
-        around = ReplyContext(
+        plan = ReplyPlan(item, settings, played, hears_turn, past, self._options.max_unplayed)
+        context = ReplyContext(
             shared.clock,
             shared.output_rate,
             None if request.is_out_of_band else shared.history,
             shared.emit,
             lambda: shared.gain,
-            self._sent,
-            self._over,
+            lambda: self._others_end(reply),
+            self._on_sent,
+            self._on_over,
         )
-        speaking = Speaking(reply, item, settings, stream, around, self._options)
+        speaking = Speaking(reply, item, settings, shared.mind.reply(plan), context, self._options)
         self._known[reply] = speaking
-        under_way = (self._said, self._held, *self._beside.values())
+        under_way = (self._generating, self._held, *self._out_of_band.values())
         over = [each for each, known in self._known.items() if known not in under_way]
-        for each in over[:-REMEMBERED_REPLIES]:
+        for each in over[:-MAX_COMPLETED_REPLIES]:
             del self._known[each]
         return speaking
 
-    def _sent(self, speaking: Speaking, samples: Samples) -> None:
-        self._shared.timeline.play(speaking.playback.ends - len(samples) / self._shared.output_rate, samples)
+    def _others_end(self, reply: str) -> float:
+        """When the sound of the other replies of the conversation has been played; one out of band does not wait."""
+        if self._known[reply].is_out_of_band:
+            return -math.inf
+        return max((each.playback.ends for each in self.active if each.reply != reply), default=-math.inf)
 
-    def _over(self, speaking: Speaking) -> None:
-        self._beside.pop(speaking.reply, None)
+    def _on_sent(self, speaking: Speaking, samples: Samples) -> None:
+        starts = speaking.playback.ends - len(samples) / self._shared.output_rate
+        self._shared.timeline.play(starts, samples, self._shared.clock.now())
+
+    def _on_over(self, speaking: Speaking) -> None:
+        self._out_of_band.pop(speaking.reply, None)
         if not speaking.is_released:
             self._known.pop(speaking.reply, None)
-        if speaking is self._said:
-            self._said = None
+        if speaking is self._generating:
+            self._generating = None
             if speaking.reason == "content_filter":
                 self._silence(speaking)
             self._shared.remember()
-            self._pay()
+            self._start_pending()
 
-    def _pay(self) -> None:
-        if self._is_owed and self._said is None and not self._is_closed:
-            self._is_owed = False
-            self._said = self._begin(ReplyRequest(), hears_turn=False)
-            self._said.release(None)
+    def _start_pending(self) -> None:
+        if self._is_pending and self._generating is None and not self._is_closed:
+            self._is_pending = False
+            self._generating = self._start(ReplyRequest(), hears_turn=False)
+            self._generating.release(None)
 
     def _silence(self, speaking: Speaking) -> None:
-        """What was sent of it and not played is not to be heard, and is no history."""
-        now, history = self._shared.clock.now(), self._shared.history
-        heard = speaking.playback.played(now)
+        """Drop what was handed out of it and not played, also from the history."""
+        now = self._shared.clock.now()
+        played = speaking.playback.played(now)
         speaking.playback.stop(now)
         self._shared.timeline.stop(now)
         if speaking.has_sounded:
             self._shared.emit(OutputCleared(speaking.reply))
-            if any(known.id == speaking.spoken_item for known in history):
-                cut = history.cut(speaking.spoken_item, heard)
-                self._shared.emit(ItemTruncated(cut, round(heard * 1e3)))
+            cut = self._cut_to_played(speaking)
+            if cut is not None:
+                self._shared.emit(ItemTruncated(cut, round(played * 1e3)))
+
+    def _cut_to_played(self, speaking: Speaking) -> Item | None:
+        """Cut its spoken item in the history to what was played; None where the history has no such item."""
+        history, item = self._shared.history, speaking.spoken_item
+        if not speaking.has_sounded or all(known.id != item for known in history):
+            return None
+        return history.cut(item, speaking.playback.played(self._shared.clock.now()))
 
 
 MOST_WAITING = 16

@@ -35,6 +35,7 @@ from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 
 BLOCK_SECONDS = 0.08
+MAX_AHEAD_SECONDS = 6.0
 
 
 @dataclass(frozen=True)
@@ -130,19 +131,21 @@ def longest_loop(codes: list[int], most_period: int = 25) -> int:
 
 logger = logging.getLogger(__name__)
 
-PIECE_SECONDS = 0.08
-MOST_AHEAD_SECONDS = 0.4
-
 
 @dataclass(frozen=True)
 class SpeakingOptions:
-    """How replies go out."""
+    """How replies are made and checked."""
 
-    most_ahead: float | None = MOST_AHEAD_SECONDS
-    """Seconds of sound sent before it is played: the fewer, the sooner a reply is softer or silent; None: all."""
-    piece_seconds: float = PIECE_SECONDS
+    max_ahead: float | None = MAX_AHEAD_SECONDS
+    """Seconds of sound that a backend makes before it is played: more is lost if the user interrupts; None: all."""
     moderation: Moderation | None = None
     guards: GuardLimits = field(default_factory=GuardLimits)
+
+    @property
+    def max_unplayed(self) -> float | None:
+        """Seconds of sound made and not played, what moderation holds back included."""
+        held_back = 0.0 if self.moderation is None else self.moderation.window
+        return None if self.max_ahead is None else self.max_ahead + held_back
 
 
 @dataclass
@@ -155,6 +158,8 @@ class ReplyContext:
     """None: it is out of band and leaves no trace there."""
     emit: Callable[[Event], None]
     gain: Callable[[], float]
+    not_before: Callable[[], float]
+    """When sound of the replies before it has been played."""
     on_sound: Callable[["Speaking", Samples], None]
     on_over: Callable[["Speaking"], None]
 
@@ -198,6 +203,11 @@ class Speaking:
     def has_sounded(self) -> bool:
         """Whether any of its sound went out."""
         return self.playback.sent > 0
+
+    @property
+    def is_out_of_band(self) -> bool:
+        """Whether it leaves nothing in the history."""
+        return self._around.history is None
 
     def release(self, turn: str | None) -> None:
         """It is meant: tell that it begins, and let out what has been made. `turn`: the item it answers to."""
@@ -257,7 +267,7 @@ class Speaking:
     async def _take(self, piece: Piece) -> None:
         match piece:
             case Spoke(samples):
-                await self._sound(samples)
+                self._sound(samples)
             case Wrote(text, at):
                 await self._text(text, at)
             case CallBegan(call_id, name):
@@ -265,10 +275,10 @@ class Speaking:
             case CallArguments(delta):
                 self._arguments(delta)
             case Ended(reason, error):
-                await self._send(self._held_back)
+                self._send(self._held_back)
                 self.end(reason, error)
 
-    async def _sound(self, samples: Samples) -> None:
+    def _sound(self, samples: Samples) -> None:
         complaint, self._guard_state = self._guard.step(self._guard_state, samples)
         if complaint is not None:
             self._around.emit(Warned("reply_guard", complaint))
@@ -280,23 +290,19 @@ class Speaking:
         waiting = np.concatenate([self._held_back, samples])
         ready = max(0, len(waiting) - window)
         self._held_back = waiting[ready:]
-        await self._send(waiting[:ready])
+        self._send(waiting[:ready])
 
-    async def _send(self, samples: Samples) -> None:
-        clock, options = self._around.clock, self._options
-        size = max(1, round(options.piece_seconds * self._around.rate))
-        for start in range(0, len(samples), size):
-            if options.most_ahead is not None and self.has_sounded:
-                await clock.until(self.playback.ends - options.most_ahead)
-            if self.is_over:
-                return
-            self._begin_message()
-            piece = np.ascontiguousarray(samples[start : start + size], np.float32)
-            self._sent.append(piece)
-            self.playback.feed(clock.now(), len(piece) / self._around.rate)
-            self._sounded.set()
-            self._around.on_sound(self, piece)
-            self._around.emit(ReplyAudio(self.reply, self.item, piece, self._around.gain()))
+    def _send(self, samples: Samples) -> None:
+        """Hand sound out as soon as it may be heard; the output decides when it leaves."""
+        if not len(samples):
+            return
+        self._begin_message()
+        samples = np.ascontiguousarray(samples, np.float32)
+        self._sent.append(samples)
+        self.playback.feed(self._around.clock.now(), len(samples) / self._around.rate, self._around.not_before())
+        self._sounded.set()
+        self._around.on_sound(self, samples)
+        self._around.emit(ReplyAudio(self.reply, self.item, samples, self._around.gain()))
 
     async def _text(self, text: str, at: float | None) -> None:
         moderation = self._options.moderation

@@ -175,10 +175,10 @@ class LiveConversation:
         self._require_open()
         if audio_end_ms < 0:
             raise InputError(f"a reply cannot be cut at {audio_end_ms} ms")
-        said = self._replies.said
-        if said is not None and said.spoken_item == id:
+        generating = self._replies.generating
+        if generating is not None and generating.spoken_item == id:
             self._history.find(id)
-            said.end("client_cancelled")
+            generating.end("client_cancelled")
         item = self._history.cut(id, audio_end_ms / 1e3)
         self._replies.mute(id)
         self._shared.remember()
@@ -218,8 +218,8 @@ class LiveConversation:
 
     async def _transcribe(self, item: str, sound: Samples, transcriber: ReplyTranscriber) -> None:
         """What was said, told after the reply can be heard: nobody waits for words as for an answer."""
-        if self._replies.said is not None:
-            await self._replies.said.until_sounding()
+        if self._replies.generating is not None:
+            await self._replies.generating.until_sounding()
         try:
             text = await transcriber.transcribe(sound, RATE, self.settings.language)
         except Exception as error:  # whatever it raises costs the caption, not the conversation

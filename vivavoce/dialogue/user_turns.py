@@ -203,7 +203,7 @@ class UserTurns:
         self._replies.set_gain(1.0)
 
     def _idle(self, is_audible: bool) -> None:
-        if is_audible or self._replies.said is not None or self._turn.voiced_ms:
+        if is_audible or self._replies.generating is not None or self._turn.voiced_ms:
             self._idle_ms = 0
             return
         self._idle_ms += WINDOW_MS
@@ -242,7 +242,7 @@ class UserTurns:
         self._shared.mind.keep_turn(item.id)
         self._shared.remember()
         if self._shared.settings.turn.create_response:
-            self._replies.owe()
+            self._replies.request()
 
     def _commit(self, turn: OpenTurn) -> Item:
         """The open turn becomes an item."""

@@ -103,6 +103,11 @@ class EventEncoder:
                     self._truncate_unheard(known, milliseconds)
         return has_cut
 
+    @property
+    def open_reply(self) -> str | None:
+        """The reply of the conversation whose `response.done` was not sent yet."""
+        return next((reply.id for reply in self._replies.values() if not reply.is_out_of_band), None)
+
     def reply_with(self, item: str) -> str | None:
         """The reply that is still sending this item, or has its sound on the way."""
         return next((reply.id for reply in self._replies.values() if item in reply.items), None)
@@ -241,8 +246,9 @@ class EventEncoder:
                 return
             for sent in reply.done(event.reason, event.usage, event.error):
                 self.send(sent)
-            self.metrics.replied(event.reason)
-            self._spans.pop(event.reply).end(event.reason)
+            reason = reply.final_reason(event.reason)
+            self.metrics.replied(reason)
+            self._spans.pop(event.reply).end(reason)
             del self._replies[event.reply]
             if not lane.end(event.reply):
                 self._close_side_lane(event.reply)

@@ -113,6 +113,10 @@ class ClientEventHandlers:
         if self.configuration.is_transcription:
             raise WireError("a transcription session has no responses", "transcription_session")
         requested, request = self._request(given(event.response, None))
+        active = self.encoder.open_reply
+        if active is not None and not requested.is_out_of_band:
+            message = f"reply {active} is under way; cancel it before asking for another"
+            raise WireError(message, "conversation_already_has_active_response")
         try:
             reply = self.conversation.reply(request)
         except InputError as error:

@@ -85,7 +85,9 @@ class ResponseEncoder:
         return sent
 
     def text(self, item: str, delta: str) -> list[ServerEvent]:
-        """Words: the text itself, or what the audio says."""
+        """Words: the text itself, or what the audio says; none of audio that was dropped."""
+        if self.cut is not None and self.modality == "audio":
+            return []
         self.open[item].text += delta
         kind = events.OutputAudioTranscriptDelta if self.modality == "audio" else events.OutputTextDelta
         return [kind(*self._place(item), delta=delta)]
@@ -102,7 +104,10 @@ class ResponseEncoder:
 
     def item_done(self, item: Item) -> list[ServerEvent]:
         """The item is whole, or ends here."""
-        opened, wire = self.open[item.id], wire_item(item)
+        opened = self.open[item.id]
+        if self.cut is not None and self.modality == "audio" and isinstance(item.content, dialogue.Message):
+            item = self._as_far_as_sent(opened)
+        wire = wire_item(item)
         sent = [*self._content_done(item, opened), events.OutputItemDone(self.id, opened.output_index, wire)]
         if not self.is_out_of_band:
             sent.append(events.ConversationItemDone(opened.started.previous, wire))
@@ -116,8 +121,12 @@ class ResponseEncoder:
         sent: list[ServerEvent] = []
         for opened in list(self.open.values()):
             sent += self.item_done(self._as_far_as_sent(opened))
-        reason = self.cut if self.cut and reason == "completed" else reason
+        reason = self.final_reason(reason)
         return [*sent, events.ResponseDone(self._response(STATUS[reason], _details(reason, error), usage))]
+
+    def final_reason(self, reason: EndReason) -> EndReason:
+        """Why it ended, also where its audio was cut after the conversation had made it whole."""
+        return self.cut if self.cut and reason == "completed" else reason
 
     def _content_done(self, item: Item, opened: OpenItem) -> list[ServerEvent]:
         place, content = self._place(item.id), item.content
