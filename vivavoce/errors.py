@@ -1,4 +1,11 @@
-"""Errors that speak to the person who can act: what was wrong, with which value, and what to do."""
+"""Errors that a user can act on: each message says what was wrong, with which value, and what to do.
+
+Modules that need an optional package import it at their top. Where such a module is loaded, `optional_packages` turns
+the ImportError into a MissingDependencyError that names the extra to install; the command line does so for all.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class VivaError(Exception):
@@ -25,6 +32,69 @@ class MissingDependencyError(VivaError):
     """A feature needs an extra that is not installed; the message names the pip command."""
 
 
+# The extra of pyproject.toml that installs a top-level module. A module of several extras has the smallest of them.
+EXTRA_OF_MODULE = {
+    "ai_edge_litert": "quality",
+    "aiohttp": "ray",
+    "aiortc": "server",
+    "av": "media",
+    "ctranslate2": "asr",
+    "faster_whisper": "asr",
+    "matplotlib": "plot",
+    "modelscope": "modelscope",
+    "msgspec": "server",
+    "multipart": "server",
+    "onnx": "export",
+    "onnxruntime": "onnx",
+    "onnxscript": "export",
+    "pesq": "quality",
+    "prometheus_client": "server",
+    "pystoi": "quality",
+    "python_multipart": "server",
+    "ray": "ray",
+    "sounddevice": "microphone",
+    "speechmos": "judge",
+    "starlette": "server",
+    "transformers": "peer",
+    "uvicorn": "server",
+    "uvloop": "server",
+    "visqol": "quality",
+    "websockets": "server",
+}
+# Packages of no extra: what pip installs for a module.
+PACKAGE_OF_MODULE = {
+    "huggingface_hub": "huggingface_hub",
+    "soundfile": "soundfile",
+    "soxr": "soxr",
+    "tokenizers": "tokenizers",
+    "triton": "triton",
+    "yaml": "pyyaml",
+}
+
+
+def missing_dependency(error: ImportError) -> MissingDependencyError | None:
+    """The error for a package that is not installed; None where the import failed for another reason."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    module = error.name.partition(".")[0]
+    if extra := EXTRA_OF_MODULE.get(module):
+        return MissingDependencyError(f"this needs the package {module}: pip install 'vivavoce[{extra}]'")
+    if package := PACKAGE_OF_MODULE.get(module):
+        return MissingDependencyError(f"this needs the package {module}: pip install {package}")
+    return None
+
+
+@contextmanager
+def optional_packages() -> Iterator[None]:
+    """For importing a module that has optional packages: MissingDependencyError where one is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        if (missing := missing_dependency(error)) is None:
+            raise
+        raise missing from error
+
+
 def shown(text: str) -> str:
-    """A text as a message quotes it: its beginning, where it is long."""
+    """A text quoted for a message, cut after 30 characters."""
     return repr(text if len(text) <= 30 else text[:30] + "…")

@@ -14,7 +14,7 @@ from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, ser
 from vivavoce.cli import bench_capacity as capacity
 from vivavoce.cli import bench_serve as crowd
 from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
-from vivavoce.errors import InputError, VivaError
+from vivavoce.errors import InputError, VivaError, missing_dependency
 
 if TYPE_CHECKING:
     from vivavoce.cli.doctor import DeviceReport, Diagnosis
@@ -57,6 +57,8 @@ def main() -> None:
         if error.filename is None:
             _fail(error, _fault(error))
         _fail(error, f"cannot use {error.filename}: {error.strerror}")
+    except ImportError as error:
+        _fail(error, str(missing_dependency(error) or _fault(error)))
     except Exception as error:
         _fail(error, _fault(error))
 
