@@ -28,7 +28,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["p
 MAY_IMPORT = {
     "errors": set(),
     "log": {"errors"},
-    "device": {"errors"},
+    "cpu_speed": {"nn.process_settings"},
+    "device": {"errors", "cpu_speed"},
+    "implementations": {"errors", "cpu_speed", "device"},
     "hub": {"errors", "hub"},
     "audio": {"errors", "audio"},
     "kernels": {"kernels", "nn.paged_kv", "nn.quantised_weight"},
@@ -46,11 +48,14 @@ MAY_IMPORT = {
     },
     "server": {"errors", "log", "audio", "dialogue", "engine.sequence", "server"},
 }
+for may_import in MAY_IMPORT.values():  # where the device is known, so is what is fast on it and which class runs
+    if "device" in may_import:
+        may_import.update({"cpu_speed", "implementations"})
 # Below `server`: loading models behind the wire may use everything but the tools.
 HOSTING = "server.hosting"
 TOOLS = {"cli", "bench", "plan", "quant", "export", "train", "minis"}
 FRONT_AND_TOOLS = {"__init__", "api", *TOOLS}
-BARE = {"errors", "log", "device", "nn", "kernels", "models", "engine"}
+BARE = {"errors", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors"}
 NOT_ON_A_BARE_BOX = [
     *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),

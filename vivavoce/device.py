@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from vivavoce.cpu_speed import is_multiplied_here
 from vivavoce.errors import InputError
 
 Kind = Literal["cpu", "cuda", "npu", "mps"]
-Attention = Literal["flash", "sdpa", "eager"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BATCH_MEMORY_SHARE = 0.6  # of what is free: the rest is for activations, graphs and neighbours
@@ -53,9 +53,11 @@ class Device:
     name: str
     dtype: torch.dtype
     dtypes: tuple[torch.dtype, ...]
-    attention: Attention
-    graphs: bool
-    triton: bool
+    graphs: bool = False
+    """Whether it replays CUDA graphs."""
+    triton: bool = False
+    """Whether Triton kernels run on it."""
+    has_flash_attention: bool = False
 
     def __str__(self) -> str:
         return str(self.torch_device)
@@ -115,40 +117,11 @@ def resolve_dtype(spec: str, device: Device) -> torch.dtype:
         able = ", ".join(dtype_name(dtype) for dtype in device.dtypes)
         raise InputError(f"{device} ({device.name}) does not run {spec}; use one of auto, {able}")
     if device.kind == "cpu" and spec != "float32" and not is_multiplied_here(DTYPES[spec]):
-        said = f"{device.name} has no products in {spec}, which takes a hundred times as long as float32; use auto"
-        warnings.warn(said, stacklevel=2)
+        slow = (
+            f"{device.name} has no products in {spec}, which takes up to a hundred times as long as float32; use auto"
+        )
+        warnings.warn(slow, stacklevel=2)
     return DTYPES[spec]
-
-
-def bfloat16_is_fast_here() -> bool:
-    """Whether this machine's CPU multiplies tiles of bfloat16 (AMX); elsewhere float32 is the faster one."""
-    return bool(torch.cpu._is_amx_tile_supported())
-
-
-def int8_is_fast_here() -> bool:
-    """Whether this machine has the kernels, and instructions that add up products of int8 without overflow.
-
-    On an Arm CPU with int8 dot products (Neoverse N1) torch's kernels take three times as long as float32's for a row.
-    """
-    have = torch.backends.quantized.supported_engines
-    return "fbgemm" in have and "onednn" in have and bool(torch.cpu._is_vnni_supported())
-
-
-def is_multiplied_here(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies matrices of a 16-bit dtype by this machine's vectors, if not faster than float32's.
-
-    On Arm CPUs it has no such products in float16, and in bfloat16 only where the CPU has instructions for it: it takes
-    one number after another, a hundred times as long.
-    """
-    if has_x86_kernels_here():
-        return True
-    has_instructions = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return dtype == torch.bfloat16 and bool(has_instructions)
-
-
-def has_x86_kernels_here() -> bool:
-    """Whether this machine's CPU is one that torch's kernels for narrow numbers were written for."""
-    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -183,7 +156,7 @@ def _describe(kind: Kind, index: int) -> Device:
 
 def _cpu(index: int) -> Device:
     dtypes = (torch.float32, torch.bfloat16)
-    return Device("cpu", index, torch.device("cpu"), _cpu_name(), dtypes[0], dtypes, "sdpa", graphs=False, triton=False)
+    return Device("cpu", index, torch.device("cpu"), _cpu_name(), dtypes[0], dtypes)
 
 
 def _cuda(index: int) -> Device:
@@ -197,9 +170,9 @@ def _cuda(index: int) -> Device:
         name=torch.cuda.get_device_name(index),
         dtype=dtypes[0],
         dtypes=dtypes,
-        attention="flash" if capability >= AMPERE and _imports("flash_attn") else "sdpa",
         graphs=True,
         triton=_imports("triton"),
+        has_flash_attention=capability >= AMPERE and _imports("flash_attn"),
     )
 
 
@@ -221,13 +194,13 @@ def _npu(index: int) -> Device:
     # FlashAttention has no kernels there, and Triton none that ours are written for: plain SDPA, float16 first.
     dtypes = (torch.float16, torch.float32, torch.bfloat16)
     name = str(_backend("npu").get_device_name(index))
-    return Device("npu", index, torch.device("npu", index), name, dtypes[0], dtypes, "sdpa", graphs=False, triton=False)
+    return Device("npu", index, torch.device("npu", index), name, dtypes[0], dtypes)
 
 
 def _mps(index: int) -> Device:
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     name = f"Apple {platform.machine()}"
-    return Device("mps", index, torch.device("mps"), name, dtypes[0], dtypes, "sdpa", graphs=False, triton=False)
+    return Device("mps", index, torch.device("mps"), name, dtypes[0], dtypes)
 
 
 def _backend(kind: Kind) -> Any:

@@ -8,7 +8,7 @@ from vivavoce.asr.backends import load_backend
 from vivavoce.asr.transcriber import Transcriber
 from vivavoce.audio.io import read
 from vivavoce.bench.asr import BUNDLED, spoken_sentences
-from vivavoce.device import int8_is_fast_here
+from vivavoce.cpu_speed import int8_is_fast_here
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.windows import TranscriptionOptions
 from vivavoce.train.asr.evaluate import judge_texts

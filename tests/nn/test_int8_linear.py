@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vivavoce.device import int8_is_fast_here
+from vivavoce.cpu_speed import int8_is_fast_here
 from vivavoce.nn.linear import Linear, PackedLinear
 from vivavoce.nn.quantised import Int8Linear, to_int8
 

@@ -9,7 +9,7 @@ import torch
 from tests.quant.checkpoints import write
 from vivavoce.audio.io import Sound
 from vivavoce.audio.io import write as write_sound
-from vivavoce.device import int8_is_fast_here
+from vivavoce.cpu_speed import int8_is_fast_here
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.nn.quantised import RangedInt8Linear, quantised_linear

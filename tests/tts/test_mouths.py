@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
-from vivavoce.device import int8_is_fast_here, pick
+from vivavoce.cpu_speed import int8_is_fast_here
+from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling, gumbel_noise
 from vivavoce.errors import CapacityError

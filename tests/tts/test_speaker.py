@@ -12,7 +12,8 @@ from tests.models.tiny_nano import LetterTokenizer, tiny_nano, tiny_nano_codec
 from vivavoce import tts as speech
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import buzz
-from vivavoce.device import int8_is_fast_here, pick
+from vivavoce.cpu_speed import int8_is_fast_here
+from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CheckpointError, InputError

@@ -21,6 +21,7 @@ from vivavoce.engine.speculative import Acceptance, Draft, DraftSource, Speculat
 from vivavoce.engine.step import GRAPHED_DRAFT
 from vivavoce.errors import CheckpointError
 from vivavoce.hub import resolve
+from vivavoce.implementations import choose_draft_heads, choose_draft_model
 from vivavoce.models.interface import Row
 from vivavoce.models.whisper.alignment import PieceGuesser
 from vivavoce.models.whisper.config import WhisperConfig
@@ -235,14 +236,15 @@ class Drafter:
 
     def join(self, engine: Engine, writer: WhisperWriter) -> None:
         """Guess for the texts of this engine from now on."""
-        if self.heads is not None and self.device.kind == "cpu":
+        dtype = writer.model.decoder.embed_tokens.weight.dtype
+        if self.heads is not None and choose_draft_heads(self.device, dtype).cls is GuessingHeads:
             self._by_heads = GuessingHeads(self.heads, writer, engine, self.choice.width)
         elif self.heads is not None:
             self._by_heads = HeadDrafts(WindowHeads(self.heads, writer), engine, self.choice.width)
         if self.small is not None:
             listener = self.listener
             self._small_writer = WhisperWriter(self.small, listener.tokens, listener.settings, writer.store.windows)
-            if self.device.kind == "cpu":
+            if choose_draft_model(self.device, dtype).cls is GuessingDecoder:
                 rounded = is_narrow(listener.model)
                 self._by_model = GuessingDecoder(self.small.decoder, self._small_writer, rounded)
                 return

@@ -32,6 +32,7 @@ from vivavoce.bench.codec_quality import (
 from vivavoce.bench.machine import median_seconds, stage, synchronize
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.errors import InputError
+from vivavoce.implementations import choose_moss_speech_codec
 from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
 from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, MossSpeechCodec, SpokenState
@@ -126,7 +127,7 @@ def run(
     place = pick(device)
     kind = resolve_dtype("float16" if dtype == "auto" and place.kind == "cuda" else dtype, place)
     plain, prompt = random_codec(shape, place, kind)
-    codec = GraphedCodec(plain) if place.graphs else plain
+    codec = GraphedCodec(plain) if choose_moss_speech_codec(place).cls is GraphedCodec else plain
     voice = codec.flow.voice(prompt)
     sessions = sessions or [1, 8, 32]
     if isinstance(codec, GraphedCodec):

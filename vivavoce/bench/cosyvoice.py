@@ -23,11 +23,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, CosyVoiceBenchSetup, finite
 from vivavoce.bench.machine import median_seconds, read_bandwidth, stage
-from vivavoce.device import bfloat16_is_fast_here, int8_is_fast_here, pick, resolve_dtype
+from vivavoce.cpu_speed import bfloat16_is_fast_here, int8_is_fast_here
+from vivavoce.device import pick, resolve_dtype
 from vivavoce.errors import InputError
+from vivavoce.implementations import choose_cosyvoice_flow
 from vivavoce.models.cosyvoice.cuda import graphed, warm_up
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM
-from vivavoce.models.flow.cuda import BUCKETS, bucket_of
+from vivavoce.models.flow.cuda import BUCKETS, GraphedFlow, bucket_of
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.tts.cosyvoice import RATE, ListenerLead, round_layers
@@ -137,7 +139,7 @@ class Bench:
     @cached_property
     def speech(self) -> FlowSpeech:
         """Flow and vocoder as they are served."""
-        return graphed(self.plain) if self.device.graphs else self.plain
+        return graphed(self.plain) if choose_cosyvoice_flow(self.device).cls is GraphedFlow else self.plain
 
     @cached_property
     def voice(self) -> FlowVoice:

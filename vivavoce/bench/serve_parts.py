@@ -15,6 +15,7 @@ from vivavoce.device import Device, resolve_dtype
 from vivavoce.dialogue.history import HistoryWindow
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.errors import InputError
+from vivavoce.implementations import choose_moss_speech_codec
 from vivavoce.minis.untrained import CONFIG as TINY
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow.state import VoicePrompt
@@ -112,9 +113,10 @@ def _random_voice(shape: str, device: Device) -> tuple[MossSpeechCodec, VoicePro
         voice = VoicePrompt(
             torch.arange(codes), torch.randn(codes * flow.ratio, flow.mel_bands), torch.randn(flow.speaker_dim)
         )
-    if device.graphs:
+    choice = choose_moss_speech_codec(device)
+    if choice.cls is GraphedCodec:
         return GraphedCodec(codec), voice
-    return (CpuCodec(codec) if device.kind == "cpu" else codec), voice
+    return (CpuCodec(codec) if choice.cls is CpuCodec else codec), voice
 
 
 @dataclass

@@ -11,13 +11,14 @@ from typing import Any, Self
 
 from vivavoce.cascade.chat_endpoint import ChatEnd, ChatPiece, ChatText
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
-from vivavoce.device import int8_is_fast_here, pick, resolve_dtype
+from vivavoce.device import pick, resolve_dtype
 from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
 from vivavoce.engine.sequence import rows_in_common
 from vivavoce.errors import InputError
+from vivavoce.implementations import choose_chat_model
 from vivavoce.models.interface import Row
 from vivavoce.models.llama import Llama, bundled_smollm2, chat_rows
 from vivavoce.models.tokenizers import TextTokenizer
@@ -25,7 +26,6 @@ from vivavoce.nn.quantised import to_int8
 from vivavoce.runtime.async_engine import AsyncEngine
 
 BUNDLED = "smollm2"
-SMALLEST_ROUNDED = 512  # hidden size from which on a row waits for memory
 UNFINISHED = "\ufffd"  # what a decoder writes for a letter of which bytes are missing
 
 
@@ -60,7 +60,7 @@ class LocalChat:
         if not source.exists():
             raise InputError(f"there is no chat model {name!r}; give an address, {BUNDLED}, a .gguf file or a folder")
         model, tokenizer = Llama.load(source, place.torch_device, dtype)
-        if place.kind == "cpu" and model.sizes.hidden_size >= SMALLEST_ROUNDED and int8_is_fast_here():
+        if choose_chat_model(place, model.sizes.hidden_size).is_int8:
             to_int8(model.model)
         return cls(Engine(model, place, dtype, EngineLimits(cache_rows=options.cache_rows)), tokenizer, options)
 

@@ -17,6 +17,7 @@ from vivavoce.audio.level import buzz
 from vivavoce.audio.stretch import FASTEST, SLOWEST
 from vivavoce.device import Device, pick
 from vivavoce.dialogue.events import Samples
+from vivavoce.implementations import choose_turn_recogniser
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
 from vivavoce.runtime.batcher import DynamicBatcher
@@ -52,7 +53,9 @@ class LocalRecogniser:
             "viva-recogniser", self._hear, most=1
         )
         self._together: RecognitionService | None = None
-        if isinstance(listener, WhisperTranscriber) and (device.kind != "cpu" if together is None else together):
+        if isinstance(listener, WhisperTranscriber) and (
+            choose_turn_recogniser(device).cls is RecognitionService if together is None else together
+        ):
             self._together = RecognitionService(TranscribingEngine(listener, device, TURNS_TOGETHER))
 
     @classmethod

@@ -69,7 +69,8 @@ class Engine:
             PagePool(pages), limits.page_size, limits.rows_per_step, limits.sequences_per_step, limits.sound
         )
         self.slack = Slack()
-        self.runner = Runner(model, cache, self.capacity, limits.sequences_per_step, use_graphs and device.graphs)
+        use_graphs = use_graphs and device.graphs and device.triton
+        self.runner = Runner(model, cache, self.capacity, limits.sequences_per_step, use_graphs)
         self.scheduler.spare_rows = int(self.runner.goes_ahead)
         if self.runner.use_graphs:  # a step without a graph takes as long as five
             self.scheduler.rows_beside_sound = BUCKETS[-1]

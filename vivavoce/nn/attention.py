@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce import kernels
+from vivavoce.device import AMPERE
 from vivavoce.nn.linear import Linear, PackedLinear
 from vivavoce.nn.norm import RMSNorm
 from vivavoce.nn.paged_kv import CachePiece, RowBatch
@@ -89,7 +90,7 @@ def attend(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
 def _attend_piece(queries: Tensor, keys: Tensor, values: Tensor, piece: CachePiece) -> Tensor:
     """Causal attention of a piece's rows to its sequence.  # queries [row, head, dim], keys [context, kv head, dim]"""
     is_half = queries.is_cuda and queries.dtype.itemsize == 2
-    flash = _flash_attention() if is_half and piece.visible is None else None
+    flash = _flash_attention(queries.device) if is_half and piece.visible is None else None
     if flash is not None:
         attended: Tensor = flash(queries[None], keys[None], values[None], causal=True)[0]
         return attended
@@ -124,8 +125,10 @@ def _visible(piece: CachePiece, device: torch.device) -> Tensor:
 
 
 @functools.cache
-def _flash_attention() -> Callable[..., Tensor] | None:
-    """FlashAttention's entry point where the package is installed; it aligns the causal mask to the last row."""
+def _flash_attention(device: torch.device) -> Callable[..., Tensor] | None:
+    """FlashAttention where it is installed and runs on a device; it aligns the causal mask to the last row."""
+    if torch.cuda.get_device_capability(device) < AMPERE:
+        return None
     try:
         from flash_attn import flash_attn_func
     except ImportError:

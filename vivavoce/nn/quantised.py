@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce import kernels
-from vivavoce.device import has_x86_kernels_here, int8_is_fast_here, is_multiplied_here
+from vivavoce.cpu_speed import int8_is_fast_here, is_multiplied_here, weight_only_rows
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.process_settings import quantised_kernels
 from vivavoce.nn.quantised_weight import CASTS, InputRange, QuantisedWeight, quantise, unpacked
@@ -98,7 +98,6 @@ def to_int8(module: nn.Module) -> None:
             to_int8(child)
 
 
-FEW_ROWS = 16 if has_x86_kernels_here() else 4  # up to which the CPU's weight-only kernels beat widening
 LEAST_INTEGER_ROWS = 32  # below which CUDA's int8 products are padding
 CPU_GROUPS = (32, 64, 128, 256)
 CPU_ROW_BLOCK, CPU_COLUMN_BLOCK = 16, 32  # of other sizes torch's weight-only kernels read and write past the matrix
@@ -186,7 +185,7 @@ class CpuInt8WeightLinear(QuantisedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
         flat = x.flatten(0, -2)
-        if flat.shape[0] > FEW_ROWS:
+        if flat.shape[0] > weight_only_rows():
             return super().forward(x)
         out = torch._weight_int8pack_mm(flat.bfloat16().contiguous(), self.data, self.ones)  # type: ignore[arg-type]
         return _finished(out * self.scale, x, self.bias)  # type: ignore[operator]
@@ -208,7 +207,7 @@ class CpuInt4WeightLinear(QuantisedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
         flat = x.flatten(0, -2)
-        if flat.shape[0] > FEW_ROWS:
+        if flat.shape[0] > weight_only_rows():
             return super().forward(x)
         out = torch._weight_int4pack_mm_for_cpu(
             flat.bfloat16().contiguous(),

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from vivavoce import hub
 from vivavoce.audio.io import read
-from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
+from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.sequence import Admission
 from vivavoce.errors import CheckpointError, InputError
+from vivavoce.implementations import choose_moss_speech_codec, choose_moss_speech_lm
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.models.moss_speech.cpu import CpuCodec, CpuMossSpeech
@@ -26,6 +28,23 @@ from vivavoce.s2s.remote_codec import RemoteCodec, RemoteCodecPipeline
 
 CODEC_FOLDER = "codec"  # inside a checkpoint that carries its own
 OWN_SETTINGS = "generation_config.json"
+
+
+def load_speech(
+    name: str,
+    device: str = "auto",
+    codec: str | RemoteCodec | None = None,
+    voice: Path | None = None,
+    options: MossSpeechOptions | None = None,
+    dtype: str = "auto",
+    limits: EngineLimits | None = None,
+) -> MossSpeechBackend:
+    """A speech-to-speech model with the codec it carries, the one that is named, or the one it was published with."""
+    folder, known = hub.resolve(name), hub.known(name)
+    if codec is None and known is not None and not (folder / CODEC_FOLDER).is_dir():
+        codec = known.codec
+    source = hub.resolve(codec) if isinstance(codec, str) else codec
+    return load_moss_speech(folder, source, voice, device, dtype, limits, options)
 
 
 def load_moss_speech(
@@ -70,18 +89,18 @@ def load_moss_speech(
 
 def _language_model(folder: Path, place: Device, dtype: str) -> MossSpeech:
     model = MossSpeech.load(folder, place.torch_device, resolve_dtype(dtype, place))
-    return CpuMossSpeech(model) if place.kind == "cpu" and CpuMossSpeech.suits(model) else model
+    choice = choose_moss_speech_lm(place, dtype, CpuMossSpeech.suits(model))
+    return CpuMossSpeech(model) if choice.cls is CpuMossSpeech else model
 
 
 def load_codec(folder: Path, place: Device) -> MossSpeechCodec:
     """The codec in a folder, as fast as the device has it."""
     codec = MossSpeechCodec.load(folder, place.torch_device)
-    if place.graphs:
-        codec.flow.to(torch.float16)  # what a reply keeps is read at every hop; the ear and the vocoder stay exact
+    choice = choose_moss_speech_codec(place)
+    if choice.cls is GraphedCodec:
+        codec.flow.to(choice.dtype)  # what a reply keeps is read at every hop; the ear and the vocoder stay exact
         return GraphedCodec(codec)
-    if place.kind == "cpu":
-        return CpuCodec(codec, torch.bfloat16 if bfloat16_is_fast_here() else torch.float32)
-    return codec
+    return CpuCodec(codec, choice.dtype) if choice.cls is CpuCodec else codec
 
 
 @torch.no_grad()

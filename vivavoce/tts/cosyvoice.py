@@ -17,13 +17,15 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.level import Limiter
 from vivavoce.audio.player import SimulatedPlayer
 from vivavoce.audio.stretch import TimeStretch
-from vivavoce.device import Device, bfloat16_is_fast_here, int8_is_fast_here, pick, resolve_dtype
+from vivavoce.device import Device, pick
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import InputError
+from vivavoce.implementations import choose_cosyvoice_flow, choose_cosyvoice_lm
 from vivavoce.models.cosyvoice.cuda import graphed
 from vivavoce.models.cosyvoice.folder import LONGEST_SECONDS, CosyVoiceParts, CosyVoiceSpeechTokenizer, load_cosyvoice
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.cosyvoice.prompt import CosyVoicePrompt, Interleave, PromptPrefix
+from vivavoce.models.flow.cuda import GraphedFlow
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.moss_tts_nano.text import Chunk
 from vivavoce.models.quantised import linears
@@ -77,7 +79,7 @@ class CosyVoiceTTS:
         self.version = parts.version
         self.prompt = CosyVoicePrompt(parts.lm, parts.tokenizer)
         self.references = References(VoiceStore(None, voices), lambda: parts.ear, f"cosyvoice{self.version}")
-        speech = graphed(parts.speech) if device.graphs else parts.speech
+        speech = graphed(parts.speech) if choose_cosyvoice_flow(device).cls is GraphedFlow else parts.speech
         self.mouth = CosyVoiceSynthesizer(parts.lm, speech, device, self.settings.left_chunks)
         chunk = speech.flow.config.chunk
         most = max(chunk, round(self.settings.prompt_seconds * CODES_A_SECOND))
@@ -321,13 +323,8 @@ class Dtypes(NamedTuple):
 
 def dtypes_for(spec: str, device: Device) -> Dtypes:
     """What a dtype by name means for each part."""
-    if device.kind != "cpu" or spec not in ("auto", "int8"):
-        dtype = resolve_dtype(spec, device)
-        return Dtypes(dtype, dtype)
-    if spec == "int8" and not int8_is_fast_here():
-        raise InputError(f"int8 speech needs an x86 CPU with VNNI, and this is {device.name}; use auto or float32")
-    flow = torch.bfloat16 if bfloat16_is_fast_here() else torch.float32
-    return Dtypes(torch.float32, flow, int8_is_fast_here())
+    lm = choose_cosyvoice_lm(device, spec)
+    return Dtypes(lm.dtype, choose_cosyvoice_flow(device, spec).dtype, lm.is_int8)
 
 
 def round_layers(lm: CosyVoiceLM) -> None:

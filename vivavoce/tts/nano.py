@@ -12,18 +12,18 @@ import torch
 from vivavoce import hub
 from vivavoce.audio.io import Sound
 from vivavoce.audio.player import SimulatedPlayer
-from vivavoce.device import Device, int8_is_fast_here, pick, resolve_dtype
-from vivavoce.errors import CheckpointError, InputError
+from vivavoce.device import Device, pick
+from vivavoce.errors import CheckpointError
+from vivavoce.implementations import choose_nano_generator, choose_nano_lm
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
-from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt, NanoTokenizerProtocol
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, MossTTSNanoPrompt, NanoTokenizerProtocol
 from vivavoce.models.tokenizers import SentencePieceTokenizer
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.nn.quantised import to_int8
 from vivavoce.runtime.device_loop import DeviceLoop
 from vivavoce.tts.frame_model import ChunkedPlayback, Frames, FrameTTS, SpokenPrefix, beside, spare_cores
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
-from vivavoce.tts.nano_cpu import SMALLEST_ROUNDED
 from vivavoce.tts.nano_engine import (
     BatchedDecoder,
     CpuFrameGenerator,
@@ -107,10 +107,9 @@ class NanoTTS(FrameTTS):
         self.prompt = MossTTSNanoPrompt(model.config, tokenizer)
         self.settings = settings or SpeechSettings()
         self.shelf = VoiceStore(self.settings.voices, voices)
-        alone = device.kind == "cpu" and model.transformer.wte.weight.dtype == torch.float32
         self.mouth: FrameGenerator
         self.decode: SingleDecoder | BatchedDecoder
-        if alone:
+        if choose_nano_generator(device, model.transformer.wte.weight.dtype).cls is CpuFrameGenerator:
             self.mouth, self.decode, self._beside = (
                 CpuFrameGenerator(model, self.prompt),
                 SingleDecoder(codec),
@@ -138,8 +137,9 @@ class NanoTTS(FrameTTS):
         folder, on = hub.resolve(name), pick(device)
         beside = folder / CODEC_FOLDER
         codec_folder = hub.resolve(codec or (str(beside) if beside.is_dir() else OFFICIAL_CODEC))
-        model = MossTTSNano.load(folder, on.torch_device, _dtype_of(dtype, on), codebooks)
-        if dtype == "int8" or (dtype == "auto" and _is_better_rounded(model, on)):
+        choice = choose_nano_lm(on, dtype, MossTTSNanoConfig.read(folder).hidden_size)
+        model = MossTTSNano.load(folder, on.torch_device, choice.dtype, codebooks)
+        if choice.is_int8:
             to_int8(model.transformer)
             to_int8(model.local_transformer)
         speaks = cls(
@@ -203,16 +203,3 @@ class NanoTTS(FrameTTS):
             return codes
 
         return encoded() if isinstance(self.decode, SingleDecoder) else self.decode.rounds.ask(encoded)
-
-
-def _dtype_of(name: str, device: Device) -> torch.dtype:
-    if name == "int8":
-        if device.kind != "cpu" or not int8_is_fast_here():
-            raise InputError(f"int8 speech needs an x86 CPU with VNNI, and this is {device.name}; use auto or float32")
-        return torch.float32
-    return resolve_dtype("float32" if device.kind == "cpu" and name == "auto" else name, device)
-
-
-def _is_better_rounded(model: MossTTSNano, device: Device) -> bool:
-    """Whether a row waits for memory: large layers on a CPU that multiplies int8."""
-    return device.kind == "cpu" and model.config.hidden_size >= SMALLEST_ROUNDED and int8_is_fast_here()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.device import bfloat16_is_fast_here
+from vivavoce.cpu_speed import bfloat16_is_fast_here
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CapacityError
 from vivavoce.models.interface import Row

@@ -17,18 +17,23 @@ from vivavoce.asr.backends.ctranslate2 import CONVERTED, load_converted
 from vivavoce.asr.backends.moonshine import Moonshine, moonshine_folder
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.drafts import DraftChoice, DraftReport
-from vivavoce.device import Device, bfloat16_is_fast_here, pick, resolve_dtype
+from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
+from vivavoce.implementations import Choice, choose_asr_backend, choose_whisper_encoder
 from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.whisper.config import WhisperConfig
-from vivavoce.models.whisper.encoder import narrow, optimise_encoder, to_int8
+from vivavoce.models.whisper.encoder import OptimisedEncoder, has_plain_products, narrow, optimise_encoder, to_int8
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
 
 BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
 BACKENDS: tuple[BackendName, ...] = ("auto", "ours", "faster-whisper", "moonshine")
-BIG = 768  # d_model from which on a CPU is left to faster-whisper
+BACKEND_OF_CLASS: dict[str, BackendName] = {
+    "OwnBackend": "ours",
+    "FasterWhisper": "faster-whisper",
+    "MoonshineBackend": "moonshine",
+}
 MOONSHINE_SECONDS = 30.0  # of sound it is given at once; its authors advise against more
 
 
@@ -150,17 +155,15 @@ def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTr
     if dtype == "int8":
         return int8_listener(source, device)
     listener = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
-    if dtype == "auto" and device.kind == "cpu" and bfloat16_is_fast_here():
-        narrow(listener.model)
-    elif device.kind == "cpu" and listener.model.encoder.conv1.weight.dtype == torch.float32:
-        optimise_encoder(listener.model)
+    choice = choose_whisper_encoder(device, dtype, has_plain_products(listener.model.encoder))
+    if choice.cls is OptimisedEncoder:
+        (narrow if choice.dtype == torch.bfloat16 else optimise_encoder)(listener.model)
     return listener
 
 
 def int8_listener(source: Path, device: Device) -> WhisperTranscriber:
     """A model with int8 products, which there are for CPUs only."""
-    if device.kind != "cpu":
-        raise InputError(f"int8 products run on CPUs, not on {device.name}; take auto, float16 or bfloat16")
+    choose_whisper_encoder(device, "int8")  # or it is refused
     listener = WhisperTranscriber.load(source, device.torch_device)
     to_int8(listener.model)
     return listener
@@ -168,11 +171,18 @@ def int8_listener(source: Path, device: Device) -> WhisperTranscriber:
 
 def fitting(source: Path, device: Device, drafts: DraftChoice | None = None) -> BackendName:
     """The backend for what is at a place: by its files, and on a CPU by its size."""
-    if moonshine_folder(source) is not None:
-        return "moonshine"
-    if (source / CONVERTED).is_file():
-        return "faster-whisper"
-    if device.kind != "cpu" or (drafts is not None and drafts.is_any) or not (source / "config.json").is_file():
-        return "ours"
-    is_big = WhisperConfig.read(source).d_model >= BIG
-    return "faster-whisper" if is_big and importlib.util.find_spec("faster_whisper") is not None else "ours"
+    return BACKEND_OF_CLASS[backend_choice(source, device, drafts).name]
+
+
+def backend_choice(source: Path, device: Device, drafts: DraftChoice | None = None) -> Choice:
+    """The backend for what is at a place, and why."""
+    is_moonshine, is_converted = moonshine_folder(source) is not None, (source / CONVERTED).is_file()
+    is_whisper = not is_moonshine and not is_converted and (source / "config.json").is_file()
+    return choose_asr_backend(
+        device,
+        WhisperConfig.read(source).d_model if is_whisper and device.kind == "cpu" else None,
+        is_moonshine,
+        is_converted,
+        drafts=drafts is not None and drafts.is_any,
+        has_faster_whisper=importlib.util.find_spec("faster_whisper") is not None,
+    )

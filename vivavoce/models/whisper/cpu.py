@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vivavoce.cpu_speed import onednn_is_slow_here
 from vivavoce.models.whisper.drafts import WhisperHeads
 from vivavoce.models.whisper.model import WhisperDecoder, WhisperDecoderLayer, WindowMemory
-from vivavoce.nn.linear import column_major, column_major_for_one_row, gelu, joined_weight, onednn_is_slow_here
+from vivavoce.nn.linear import column_major, column_major_for_one_row, gelu, joined_weight
 from vivavoce.nn.modules import scripted
 from vivavoce.nn.quantised import CPU_COLUMN_BLOCK, CPU_ROW_BLOCK
 from vivavoce.nn.quantised_weight import quantise

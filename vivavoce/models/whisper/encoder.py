@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.device import int8_is_fast_here
+from vivavoce.cpu_speed import has_int8_products_here, onednn_is_slow_here
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.alignment import PieceGuesser
 from vivavoce.models.whisper.layer import WhisperAttention, WhisperLayer
@@ -27,7 +27,6 @@ from vivavoce.nn.linear import (
     become_views,
     column_major,
     joined_weight,
-    onednn_is_slow_here,
 )
 from vivavoce.nn.modules import scripted
 from vivavoce.nn.quantised import INT8_SMALL_BATCH, MANY_ROWS, Int8Linear, int8_product
@@ -104,7 +103,7 @@ def narrow(model: Whisper) -> None:
     A quantised encoder has products of its own and is left alone.
     """
     encoder = model.encoder
-    if not _has_plain_products(encoder):
+    if not has_plain_products(encoder):
         return
     width = encoder.layer_norm.weight.dtype
     encoder.to(torch.bfloat16)
@@ -116,7 +115,7 @@ def narrow(model: Whisper) -> None:
 def optimise_encoder(model: Whisper) -> None:
     """Let an encoder of float32 on a CPU compute without Python, by weights that lie as its products read them."""
     encoder = model.encoder
-    if not _has_plain_products(encoder):
+    if not has_plain_products(encoder):
         return
     for layer in _layers(encoder):
         for part in (layer.self_attn.out_proj, layer.fc1, layer.fc2):
@@ -171,7 +170,8 @@ def _layers(encoder: WhisperEncoder) -> list[WhisperLayer]:
     return [layer for layer in encoder.layers if isinstance(layer, WhisperLayer)]
 
 
-def _has_plain_products(encoder: WhisperEncoder) -> bool:
+def has_plain_products(encoder: WhisperEncoder) -> bool:
+    """Whether none of its layers is quantised."""
     return all(isinstance(layer.fc1, nn.Linear) for layer in _layers(encoder))
 
 
@@ -230,7 +230,7 @@ class AfterNorm(Int8Linear):
 
 def to_int8(model: Whisper) -> Whisper:
     """The model with int8 products, in place; convolutions, norms and tables of positions stay as they are."""
-    if not int8_is_fast_here():
+    if not has_int8_products_here():
         raise InputError("int8 products need a CPU with VNNI, which this one lacks; take auto or float32")
     for half, kernels in ((model.encoder, MANY_ROWS), (model.decoder, INT8_SMALL_BATCH)):
         for module in list(half.modules()):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vivavoce.device import bfloat16_is_fast_here
+from vivavoce.cpu_speed import bfloat16_is_fast_here
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.alignment import BLANK, PieceGuesser
 from vivavoce.models.whisper.decoding import Text, decode
