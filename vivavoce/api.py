@@ -1,7 +1,6 @@
 """A conversation in a few lines: ask by voice or in writing, hear the answer; the next question knows the last."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce import hub
-from vivavoce.asr import load_transcriber
 from vivavoce.audio.io import Sound, read
 from vivavoce.cascade.loading import CascadeParts, LoadedCascade, load_cascade
 from vivavoce.device import pick
@@ -32,18 +30,15 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
-from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import CheckpointError, InputError, VivaError
 from vivavoce.models.codecs import Codec, open_codec
+from vivavoce.models.registry import family_of, model_type
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.s2s.loading import CODEC_FOLDER, load_moss_speech
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
-from vivavoce.s2s.remote_codec import RemoteCodec
-from vivavoce.tts.interface import KINDS as SPEECH_KINDS
-from vivavoce.tts.interface import SpeechModel, open_speech_model
+from vivavoce.s2s.loading import load_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.tts.interface import SpeechModel
 
 Model = MossSpeechBackend | SpeechModel | WhisperTranscriber | Codec
-SPEECH_TO_SPEECH, RECOGNITION = "moss_speech", "whisper"
 
 
 def load(name: str | Path, device: str = "auto", *, codec: str | None = None, voice: Path | None = None) -> Model:
@@ -53,44 +48,15 @@ def load(name: str | Path, device: str = "auto", *, codec: str | None = None, vo
     `WhisperTranscriber`, a codec a `Codec`. `codec` and `voice` are for a speech-to-speech model that carries none.
     """
     folder = hub.resolve(str(name))
-    kind = kind_of(folder)
-    if kind == SPEECH_TO_SPEECH:
-        return load_speech(str(name), device, codec, voice)
-    if kind == RECOGNITION:
-        return load_transcriber(str(name), device)
-    if any(each.is_here(folder) for each in SPEECH_KINDS):
-        return open_speech_model(str(name), device)
+    if (family := family_of(folder, "s2s", "tts", "asr")) is not None:
+        options = {"codec": codec, "voice": voice} if family.task == "s2s" else {}
+        model: Model = family.load(str(name), device, **options)
+        return model
     try:
         return open_codec(folder, pick(device).torch_device)
     except CheckpointError as error:
-        raise CheckpointError(f"{folder} holds no model that is known here (it says {kind or 'nothing'})") from error
-
-
-def load_speech(
-    name: str,
-    device: str = "auto",
-    codec: str | RemoteCodec | None = None,
-    voice: Path | None = None,
-    options: MossSpeechOptions | None = None,
-    dtype: str = "auto",
-    limits: EngineLimits | None = None,
-) -> MossSpeechBackend:
-    """A speech-to-speech model with the codec it carries, the one that is named, or the one it was published with."""
-    folder, known = hub.resolve(name), hub.known(name)
-    if codec is None and known is not None and not (folder / CODEC_FOLDER).is_dir():
-        codec = known.codec
-    carried = hub.resolve(codec) if isinstance(codec, str) else codec
-    return load_moss_speech(folder, carried, voice, device, dtype, limits, options)
-
-
-def kind_of(folder: Path) -> str | None:
-    """What a model's `config.json` says it is; None where it does not say."""
-    try:
-        given: Any = json.loads((folder / "config.json").read_text(encoding="utf8"))
-    except (OSError, ValueError):
-        return None
-    kind = given.get("model_type") if isinstance(given, dict) else None
-    return kind if isinstance(kind, str) else None
+        said = model_type(folder) or "nothing"
+        raise CheckpointError(f"{folder} holds no model that is known here (it says {said})") from error
 
 
 RATE = 16_000

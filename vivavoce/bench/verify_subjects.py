@@ -26,12 +26,12 @@ from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.moss_tts_nano.prompt import NanoSampling
+from vivavoce.models.registry import Task, family_of
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import TranscriptionOptions
 from vivavoce.nn.quantised import Int8Linear
-from vivavoce.tts.interface import KINDS as SPEECH_KINDS
-from vivavoce.tts.interface import SpeakingStyle, SpeechModel, model_type, open_speech_model
+from vivavoce.tts.interface import SpeakingStyle, SpeechModel, open_speech_model
 from vivavoce.tts.nano import NanoTTS
 
 TEXT = "Good evening. The train to the coast leaves at half past seven."
@@ -228,24 +228,26 @@ class CodecSubject:
 
 @dataclass(frozen=True)
 class VerifiableKind:
-    """A kind of model: what its folders look like, and how one is opened."""
+    """What a task's models are called, and how one is opened."""
 
     name: str
-    is_here: Callable[[Path], bool]
     load: Callable[[Path, Device, str], VerifiedModel]
 
 
-KINDS = (
-    VerifiableKind("speech to speech", lambda folder: model_type(folder) == "moss_speech", ConversationSubject),
-    VerifiableKind("recognition", lambda folder: model_type(folder) == "whisper" or folder.is_file(), VerifiedWhisper),
-    VerifiableKind("text to speech", lambda folder: any(kind.is_here(folder) for kind in SPEECH_KINDS), SpeechSubject),
-    VerifiableKind("codec", lambda folder: True, CodecSubject),
-)
+OTHERS = VerifiableKind("codec", CodecSubject)
+KINDS: dict[Task, VerifiableKind] = {
+    "s2s": VerifiableKind("speech to speech", ConversationSubject),
+    "asr": VerifiableKind("recognition", VerifiedWhisper),
+    "tts": VerifiableKind("text to speech", SpeechSubject),
+}
 
 
 def kind_of(folder: Path) -> VerifiableKind:
-    """The first kind that a folder looks like."""
-    return next(kind for kind in KINDS if kind.is_here(folder))
+    """The kind of a model by its family; a file is a Whisper, and what is of no family is opened as a codec."""
+    family = family_of(folder, *KINDS)
+    if family is None:
+        return KINDS["asr"] if folder.is_file() else OTHERS
+    return KINDS[family.task]
 
 
 def _numbers(logits: Tensor) -> NDArray[np.float32]:

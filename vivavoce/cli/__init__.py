@@ -17,7 +17,7 @@ from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print
 from vivavoce.errors import InputError, VivaError, missing_dependency
 
 if TYPE_CHECKING:
-    from vivavoce.cli.doctor import DeviceReport, Diagnosis
+    from vivavoce.cli.doctor import DeviceReport, Diagnosis, ModelStages
 
 app = typer.Typer(
     name="viva",
@@ -90,15 +90,23 @@ def _viva(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Tell what this machine has, and what to do about what is missing."""
-    from vivavoce.cli.doctor import examine
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="Show which class runs each stage of this model, and why.", show_default=False)
+    ] = None,
+    device: DeviceSpec = "auto",
+    as_json: Json = False,
+) -> None:
+    """Show what this machine has, what to do about what is missing, and with --model what will run of a model."""
+    from vivavoce.cli.doctor import ModelStages, examine, examine_model
 
-    diagnosis = examine()
+    found = examine() if model is None else examine_model(model, device)
     if as_json:
-        print_json(diagnosis.as_dict())
+        print_json(found.as_dict())
+    elif isinstance(found, ModelStages):
+        _print_stages(found)
     else:
-        _print_diagnosis(diagnosis)
+        _print_diagnosis(found)
 
 
 @app.command()
@@ -139,6 +147,13 @@ def demo(
             result = run(device, model or "mini-speech", wav, microphone, out)
     if as_json:
         print_json(result)
+
+
+def _print_stages(found: "ModelStages") -> None:
+    stages = table(f"{found.model} ({found.family}) on {found.device}", "stage", "class", "dtype", "why")
+    for stage in found.stages:
+        stages.add_row(stage.stage, stage.implementation, stage.dtype, escape(stage.why))
+    Console().print(stages)
 
 
 def _print_diagnosis(found: "Diagnosis") -> None:

@@ -1,20 +1,56 @@
-"""What this machine has, and what to do about what is missing."""
+"""`viva doctor`: what this machine has, what to do about what is missing, and what will run of a model."""
 
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from vivavoce import __version__, hub
-from vivavoce.device import Device, available, dtype_name, is_multiplied_here, npu_advice
+from vivavoce.asr.backends import backend_choice
+from vivavoce.cascade.local_chat import BUNDLED as BUNDLED_CHAT
+from vivavoce.cpu_speed import is_multiplied_here
+from vivavoce.device import Device, available, dtype_name, npu_advice, pick, resolve_dtype
+from vivavoce.errors import CheckpointError
 from vivavoce.export.trtllm.runner import usable_here
+from vivavoce.implementations import (
+    Choice,
+    choose_chat_model,
+    choose_cosyvoice_flow,
+    choose_cosyvoice_lm,
+    choose_cosyvoice_vocoder,
+    choose_decode_steps,
+    choose_flow,
+    choose_moss_speech_lm,
+    choose_nano_codec,
+    choose_nano_lm,
+    choose_prefill_attention,
+    choose_speech_encoder,
+    choose_vocoder,
+    choose_whisper_decoder,
+    choose_whisper_encoder,
+)
+from vivavoce.models.checkpoint import Checkpoint
+from vivavoce.models.cosyvoice.folder import version_of
+from vivavoce.models.file_formats import GGUF
+from vivavoce.models.hift.cpu import SMALLEST_ALPHA
+from vivavoce.models.llama import bundled_smollm2
+from vivavoce.models.moss_speech.codec import VOCODER
+from vivavoce.models.moss_speech.cpu import CpuMossSpeech
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig
+from vivavoce.models.quantised import QUANTISED
+from vivavoce.models.registry import family_of, model_type, read_model_config
+from vivavoce.models.whisper.encoder import has_plain_products
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.s2s.loading import CODEC_FOLDER
 
 EXTRAS = {
     "media": "m4a, webm, mp4 and whatever else FFmpeg reads",
@@ -37,8 +73,6 @@ REQUIREMENT = re.compile(r"^(?P<package>[\w.-]+).*;.*extra == ['\"](?P<extra>\w+
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device in words and bytes."""
-
     device: str
     name: str
     dtype: str
@@ -74,7 +108,7 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything `viva doctor` says; `devices` stand best first, and `advice` is what to do, one line each."""
+    """Everything `viva doctor` prints: devices, the best first, extras, models, and advice, one line each."""
 
     version: str
     python: str
@@ -89,7 +123,7 @@ class Diagnosis:
     advice: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain dicts and lists, for JSON."""
+        """As plain dicts and lists, for JSON."""
         return asdict(self)
 
 
@@ -120,7 +154,7 @@ def _device(device: Device) -> DeviceReport:
         name=device.name,
         dtype=dtype_name(device.dtype),
         dtypes=tuple(dtype_name(dtype) for dtype in device.dtypes),
-        attention=device.attention,
+        attention="flash" if device.has_flash_attention else "sdpa",
         graphs=device.graphs,
         triton=device.triton,
         memory_free=device.free_memory(),
@@ -195,3 +229,136 @@ def _model_advice(device: DeviceReport, models: tuple[ModelReport, ...], disk_fr
             yield f"{model.name} is not here ({model.bytes / 1e9:.1f} GB): `{model.fetch}`"
         if model.bytes > device.memory_total:
             yield f"{model.name} ({model.bytes / 1e9:.1f} GB) is larger than the memory of {device.device}"
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One stage of a model: the class that will run, the dtype of its products, and why."""
+
+    stage: str
+    implementation: str
+    module: str
+    dtype: str
+    why: str
+
+
+@dataclass(frozen=True)
+class ModelStages:
+    """What will run of a model on a device."""
+
+    model: str
+    family: str
+    device: str
+    stages: tuple[StageReport, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain dicts and lists, for JSON."""
+        return asdict(self)
+
+
+def examine_model(name: str, device: str = "auto", dtype: str = "auto") -> ModelStages:
+    """Every stage of a model, as its loader would choose it; weights are read only where they decide."""
+    path = Path(name).expanduser()
+    source = bundled_smollm2() if name == BUNDLED_CHAT else path if path.is_file() else hub.resolve(name)
+    family, picked = family_of(source), pick(device)
+    if family is None:
+        raise CheckpointError(f"{source} holds no model that is known here (it says {model_type(source) or 'nothing'})")
+    choices = STAGES.get(family.name, _reference)(source, picked, dtype)
+    stages = tuple(
+        StageReport(choice.stage, choice.name, choice.implementation.partition(":")[0], choice.dtype_name, choice.why)
+        for choice in choices
+    )
+    return ModelStages(name, family.name, str(picked), stages)
+
+
+def _moss_speech(folder: Path, device: Device, dtype: str) -> Iterator[Choice]:
+    is_plain = not _is_quantised(folder) or CpuMossSpeech.suits(MossSpeech.load(folder))
+    lm = choose_moss_speech_lm(device, dtype, is_plain)
+    yield lm
+    yield from _engine(device, lm.dtype)
+    yield from _moss_speech_codec(folder / CODEC_FOLDER, device)
+
+
+def _moss_speech_codec(folder: Path, device: Device) -> Iterator[Choice]:
+    """A folder that is not there counts as the published codec."""
+    yield choose_speech_encoder(device)
+    is_plain, is_steep = True, True
+    if folder.is_dir() and device.kind == "cpu":
+        is_plain, is_steep = not _is_quantised(folder / "flow"), _has_steep_snakes(folder / "flow")
+    yield choose_flow(device, is_plain)
+    yield choose_vocoder(device, is_steep)
+
+
+def _has_steep_snakes(flow: Path) -> bool:
+    file = next((file for file in sorted(flow.glob(f"{VOCODER}.*")) if file.suffix in (".safetensors", ".pt")), None)
+    if file is None:
+        raise CheckpointError(f"{flow} lacks {VOCODER}; fetch the model again")
+    with Checkpoint(file) as weights:
+        alphas = [weights.tensor(name) for name in weights.names() if name.endswith(".alpha")]
+    return all(float(alpha.abs().min()) >= SMALLEST_ALPHA for alpha in alphas)
+
+
+def _moss_tts_nano(folder: Path, device: Device, dtype: str) -> Iterator[Choice]:
+    lm = choose_nano_lm(device, dtype, MossTTSNanoConfig.read(folder).hidden_size)
+    yield lm
+    if lm.name == "EngineFrameGenerator":
+        yield from _engine(device, lm.dtype)
+    yield choose_nano_codec(device, lm)
+
+
+def _cosyvoice(folder: Path, device: Device, dtype: str) -> Iterator[Choice]:
+    version, lm = version_of(folder) or 2, choose_cosyvoice_lm(device, dtype)
+    yield lm
+    yield from _engine(device, lm.dtype)
+    yield choose_cosyvoice_flow(device, dtype, version)
+    yield choose_cosyvoice_vocoder(device, version)
+
+
+def _whisper(source: Path, device: Device, dtype: str) -> Iterator[Choice]:
+    backend = backend_choice(source, device)
+    yield backend
+    if backend.name != "OwnBackend":
+        return
+    is_plain = not _is_quantised(source) or has_plain_products(Whisper.load(source).encoder)
+    encoder = choose_whisper_encoder(device, dtype, is_plain)
+    yield encoder
+    decoder = choose_whisper_decoder(device, dtype, is_plain)
+    yield decoder
+    yield from _engine(device, decoder.dtype)
+
+
+def _llama(source: Path, device: Device, dtype: str) -> Iterator[Choice]:
+    sizes = GGUF(source).settings if source.suffix == ".gguf" else read_model_config(source)
+    lm = choose_chat_model(device, int(sizes.get("llama.embedding_length", sizes.get("hidden_size", 0))))
+    yield lm
+    yield from _engine(device, lm.dtype)
+
+
+def _engine(device: Device, dtype: torch.dtype) -> Iterator[Choice]:
+    yield choose_decode_steps(device, dtype)
+    if device.kind != "cpu":  # there it is part of each implementation
+        yield choose_prefill_attention(device, dtype)
+
+
+def _reference(source: Path, device: Device, dtype: str) -> Iterator[Choice]:
+    family = family_of(source)
+    assert family is not None
+    yield Choice(family.task, family.loader, resolve_dtype(dtype, device), "one implementation runs on every device")
+
+
+def _is_quantised(folder: Path) -> bool:
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            if QUANTISED in (tensors.metadata() or {}):
+                return True
+    return False
+
+
+STAGES: dict[str, Callable[[Path, Device, str], Iterator[Choice]]] = {
+    "moss-speech": _moss_speech,
+    "moss-speech-codec": lambda folder, device, _: _moss_speech_codec(folder, device),
+    "moss-tts-nano": _moss_tts_nano,
+    "cosyvoice": _cosyvoice,
+    "whisper": _whisper,
+    "llama": _llama,
+}

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,26 +18,21 @@ from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.llama import Llama
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.registry import family_of
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.xy_tokenizer.model import CHECKPOINT_NAMES, XYTokenizer
+from vivavoce.models.xy_tokenizer.model import XYTokenizer
 
 MANIFEST = "export.json"
-COSYVOICE = ("llm.pt", "llm.rl.pt")
 
 
 @dataclass(frozen=True)
 class OnnxKind:
-    """A sort of model: how its files are recognised, and the graphs of one."""
+    """A model family's graphs."""
 
     name: str
-    fits: Callable[[Path], bool]
     graphs: Callable[[Path], Iterator[OnnxExport]]
     beside: Callable[[Path, Path], None] | None = None
     """Writes what a runtime needs besides the graphs, from the model's folder into the new one."""
-
-
-def _of_type(model_type: str) -> Callable[[Path], bool]:
-    return lambda source: _config(source).get("model_type") == model_type
 
 
 def _moss_speech(folder: Path) -> Iterator[OnnxExport]:
@@ -55,31 +49,30 @@ def _cosyvoice(folder: Path) -> Iterator[OnnxExport]:
     yield from speech_graphs(load_speech(folder, sizes, "cpu", torch.float32))
 
 
-KINDS = (
-    OnnxKind("moss-speech", _of_type("moss_speech"), _moss_speech),
-    OnnxKind("moss-tts-nano", _of_type("moss_tts_nano"), nano_graphs, write_beside),
-    OnnxKind("moss-speech-codec", lambda s: (s / "flow").is_dir(), lambda s: codec_graphs(MossSpeechCodec.load(s))),
-    OnnxKind("whisper", lambda s: _of_type("whisper")(s) or (s.suffix == ".pt" and s.name not in COSYVOICE),
-         lambda s: whisper_graphs(Whisper.load(s))),
-    OnnxKind("cosyvoice", lambda s: version_of(s) is not None, _cosyvoice),
-    OnnxKind("cosyvoice-lm", lambda s: s.name in COSYVOICE, lambda s: lm_graphs(CosyVoiceLM.load(s))),
-    OnnxKind("llama", lambda s: s.suffix == ".gguf" or _of_type("llama")(s), lambda s: lm_graphs(Llama.load(s)[0])),
-    OnnxKind("bigvgan", lambda s: "upsample_rates" in _config(s), lambda s: bigvgan_graphs(BigVGAN.load(s))),
-    OnnxKind("xy-tokenizer", lambda s: s.suffix == ".ckpt" or any((s / name).is_file() for name in CHECKPOINT_NAMES),
-         lambda s: xy_graphs(XYTokenizer.load(s))),
-)  # fmt: skip
-"""One line a sort of model; the first that fits is taken."""
+KINDS = {
+    kind.name: kind
+    for kind in (
+        OnnxKind("moss-speech", _moss_speech),
+        OnnxKind("moss-tts-nano", nano_graphs, write_beside),
+        OnnxKind("moss-speech-codec", lambda source: codec_graphs(MossSpeechCodec.load(source))),
+        OnnxKind("whisper", lambda source: whisper_graphs(Whisper.load(source))),
+        OnnxKind("cosyvoice", _cosyvoice),
+        OnnxKind("cosyvoice-lm", lambda source: lm_graphs(CosyVoiceLM.load(source))),
+        OnnxKind("llama", lambda source: lm_graphs(Llama.load(source)[0])),
+        OnnxKind("bigvgan", lambda source: bigvgan_graphs(BigVGAN.load(source))),
+        OnnxKind("xy-tokenizer", lambda source: xy_graphs(XYTokenizer.load(source))),
+    )
+}
 
 
 def kind_of(source: Path) -> OnnxKind:
-    """The sort of model a folder or file holds."""
+    """The graphs of the family that a folder or file holds."""
     if not source.exists():
         raise CheckpointError(f"{source} does not exist; give the folder or file of a model")
-    for kind in KINDS:
-        if kind.fits(source):
-            return kind
-    known = ", ".join(kind.name for kind in KINDS)
-    raise InputError(f"{source} is no model that can be exported to ONNX; these can: {known}")
+    family = family_of(source)
+    if family is None or family.name not in KINDS:
+        raise InputError(f"{source} is no model that can be exported to ONNX; these can: {', '.join(KINDS)}")
+    return KINDS[family.name]
 
 
 def export_onnx(
@@ -107,14 +100,3 @@ def export_onnx(
 def _write_manifest(file: Path, kind: OnnxKind, written: Sequence[ExportedGraph]) -> None:
     graphs = [vars(graph) | {"file": graph.file.name} for graph in written]
     file.write_text(json.dumps({"kind": kind.name, "graphs": graphs}, indent=2, default=str), encoding="utf8")
-
-
-def _config(source: Path) -> dict[str, Any]:
-    file = source / "config.json"
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} cannot be read ({error})") from error
-    return content if isinstance(content, dict) else {}

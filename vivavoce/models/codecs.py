@@ -14,6 +14,7 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.config_file import read_config
 from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
+from vivavoce.models.registry import family_of
 from vivavoce.models.xy_tokenizer.model import RATE as XY_RATE
 from vivavoce.models.xy_tokenizer.model import XYTokenizer
 from vivavoce.models.xy_tokenizer.windows import XYCodec
@@ -118,24 +119,38 @@ class VocoderFolder:
         return _sound(self.vocoder(mel.to(weight))[0], self.mel.spec.rate)
 
 
+def load_moss_speech(folder: Path, device: torch.device | str = "cpu") -> Codec:
+    """MOSS-Speech's codec."""
+    return MossSpeechFolderCodec(MossSpeechCodec.load(folder, device))
+
+
+def load_bigvgan(folder: Path, device: torch.device | str = "cpu") -> Codec:
+    """BigVGAN."""
+    return VocoderFolder(BigVGAN.load(folder, device))
+
+
+def load_xy_tokenizer(folder: Path, device: torch.device | str = "cpu") -> Codec:
+    """XY-Tokenizer from its folder, its file, or a folder of `transformers`."""
+    return XYFolderCodec(XYTokenizer.load(folder, device))
+
+
 def open_codec(folder: str | Path, device: torch.device | str = "cpu") -> Codec:
     """The codec that a checkpoint folder (or an XY-Tokenizer file) holds; which one, its files tell."""
     folder = Path(folder)
     if (folder / "codec" / "flow").is_dir():  # a speech model that brings its codec, as the bundled one does
         folder = folder / "codec"
-    if (folder / "flow").is_dir():
-        return MossSpeechFolderCodec(MossSpeechCodec.load(folder, device))
+    if (family := family_of(folder, "codec")) is not None:
+        opened: Codec = family.load(folder, device)
+        return opened
+    if not folder.exists():
+        raise CheckpointError(f"{folder} does not exist; give the folder of a codec")
     config = folder / "config.json"
     said = read_config(config, "codec") if config.is_file() else {}
-    if "upsample_rates" in said:
-        return VocoderFolder(BigVGAN.load(folder, device))
     if "model_type" in said:
         raise CheckpointError(
             f"{folder} holds a {said['model_type']!r} model; give MOSS-Speech-Codec, XY-Tokenizer or BigVGAN"
         )
-    if not folder.exists():
-        raise CheckpointError(f"{folder} does not exist; give the folder of a codec")
-    return XYFolderCodec(XYTokenizer.load(folder, device))
+    return load_xy_tokenizer(folder, device)
 
 
 @dataclass(frozen=True)

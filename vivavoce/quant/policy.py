@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vivavoce.errors import InputError
 from vivavoce.models.cosyvoice.lm import UNUSED
+from vivavoce.models.registry import family_of, model_type
 from vivavoce.models.whisper.config import from_hugging_face
 from vivavoce.nn.quantised_weight import Activations, Scheme
 
@@ -109,6 +110,7 @@ COSYVOICE = QuantPolicy(
     "others found 4 bits too few for a language model of 0.5 B: voices stay, words do not",
 )
 POLICIES = {policy.kind: policy for policy in (MOSS_SPEECH, MOSS_TTS_NANO, WHISPER, COSYVOICE)}
+COSYVOICE_FILES = ("llm.pt", "llm.safetensors")  # a folder with its language model alone
 ALL_VOICE = "it is all vocoder and codebooks, whose errors are heard at once; it stays in float"
 REFUSED = {
     "MossAudioTokenizer": ALL_VOICE,
@@ -135,15 +137,14 @@ def policy_for(folder: Path, parts: Sequence[str] = ()) -> QuantPolicy:
 
 def kind_in(folder: Path) -> str | None:
     """What stands in a folder."""
-    from vivavoce.api import kind_of  # and with it all of the house, which a policy itself does not need
-
-    if any((folder / name).is_file() for name in ("cosyvoice2.yaml", "cosyvoice3.yaml", "llm.pt", "llm.safetensors")):
+    family = family_of(folder)
+    if (family and family.name == "cosyvoice") or any((folder / name).is_file() for name in COSYVOICE_FILES):
         return "cosyvoice"
     if any(folder.glob("*.gguf")):
         return "gguf"
-    if (folder / "flow").is_dir() or any(folder.glob("bigvgan*.pt")):
+    if (family and family.task == "codec") or any(folder.glob("bigvgan*.pt")):
         return "codec"
-    return kind_of(folder)
+    return model_type(folder)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

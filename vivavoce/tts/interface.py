@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +16,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.moss_tts_nano.prompt import NanoSampling
 from vivavoce.models.moss_tts_nano.text import MAX_CHUNK_TOKENS
+from vivavoce.models.registry import family_names, family_of
 from vivavoce.tts.voices import StoredVoice, VoiceStore
 
 if TYPE_CHECKING:
@@ -86,49 +86,14 @@ class SpeechModel(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class TTSKind:
-    """A kind of model: what its folders look like, and the class whose `load(folder, device, dtype)` opens them."""
-
-    name: str
-    is_here: Callable[[Path], bool]
-    loader: str
-    """`module:class`, loaded when such a model is."""
-
-
-def model_type(folder: Path) -> str | None:
-    """What a folder's `config.json` says it is."""
-    try:
-        given: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf8"))
-        return str(given.get("model_type"))
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-KINDS = (
-    TTSKind("moss-tts-nano", lambda folder: model_type(folder) == "moss_tts_nano", "vivavoce.tts.nano:NanoTTS"),
-    TTSKind(
-        "moss-tts-nano-onnx",
-        lambda folder: (folder / "moss_tts_prefill.onnx").is_file(),
-        "vivavoce.tts.onnx:OnnxTTS",
-    ),
-    TTSKind(
-        "cosyvoice",
-        lambda folder: any((folder / name).is_file() for name in ("cosyvoice2.yaml", "cosyvoice3.yaml")),
-        "vivavoce.tts.cosyvoice:CosyVoiceTTS",
-    ),
-)
-
-
 def open_speech_model(name: str, device: str = "auto", dtype: str = "auto") -> SpeechModel:
     """A model by its bundled name, folder or hub id."""
     folder = hub.resolve(name)
-    kind = next((kind for kind in KINDS if kind.is_here(folder)), None)
-    if kind is None:
-        known = ", ".join(kind.name for kind in KINDS)
+    family = family_of(folder, "tts")
+    if family is None:
+        known = ", ".join(family_names("tts"))
         raise CheckpointError(f"{folder} holds none of the text-to-speech models that are known: {known}")
-    module, _, name_of_class = kind.loader.partition(":")
-    opened: SpeechModel = getattr(import_module(module), name_of_class).load(str(folder), device, dtype)
+    opened: SpeechModel = family.load(str(folder), device, dtype)
     return opened
 
 

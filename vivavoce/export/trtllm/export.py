@@ -1,6 +1,5 @@
 """`viva export trtllm`: which checkpoint folders a model becomes, and writing them."""
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,10 @@ from vivavoce.export.trtllm.whisper import whisper_folders
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.registry import family_of, model_type
 from vivavoce.models.whisper.config import open_whisper
 
-COSYVOICE_FILES = ("llm.pt", "llm.rl.pt")
+EXPORTED = ("moss-speech", "cosyvoice-lm", "whisper")
 
 
 def export_trtllm(source: Path, out: Path, options: TrtLlmOptions, part: str = "whole") -> dict[str, Any]:
@@ -57,22 +57,13 @@ def kind_of(source: Path) -> str:
     """moss-speech, cosyvoice-lm or whisper."""
     if not source.exists():
         raise CheckpointError(f"{source} does not exist; give the folder or file of a model")
-    if source.name in COSYVOICE_FILES:
-        return "cosyvoice-lm"
-    if source.is_file():
-        return "whisper"
-    config = source / "config.json"
-    try:
-        said = json.loads(config.read_text(encoding="utf8")).get("model_type") if config.is_file() else None
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{config} cannot be read ({error})") from error
-    kinds = {"moss_speech": "moss-speech", "whisper": "whisper"}
-    if said not in kinds:
+    family = family_of(source)
+    if family is None or family.name not in EXPORTED:
+        said = model_type(source) or "nothing that says what it is"
         raise InputError(
-            f"{source} holds {said or 'nothing that says what it is'}; MOSS-Speech, Whisper and CosyVoice's llm.pt "
-            "can be exported to TensorRT-LLM"
+            f"{source} holds {said}; MOSS-Speech, Whisper and CosyVoice's llm.pt can be exported to TensorRT-LLM"
         )
-    return kinds[said]
+    return family.name
 
 
 def _folders(

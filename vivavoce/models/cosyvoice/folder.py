@@ -24,6 +24,7 @@ from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
 from vivavoce.models.hift.model import HiFT, HiFTConfig
 from vivavoce.models.hift.stream import HiFTStream
+from vivavoce.models.registry import COSYVOICE_LMS, COSYVOICE_VERSIONS
 from vivavoce.models.tokenizers import TextTokenizer
 
 RATE = KaldiFbank.RATE
@@ -107,8 +108,8 @@ def _samples(sound: Sound, rate: int) -> Tensor:
     return torch.from_numpy(sound.mono().resampled(rate).samples[0])
 
 
-VERSION_FILES = {2: "cosyvoice2.yaml", 3: "cosyvoice3.yaml"}
-LM, REINFORCED_LM, FLOW, VOCODER = "llm.pt", "llm.rl.pt", "flow.pt", "hift.pt"
+VERSION_FILES = COSYVOICE_VERSIONS
+(LM, REINFORCED_LM), FLOW, VOCODER = COSYVOICE_LMS, "flow.pt", "hift.pt"
 SIZES = "sizes.json"  # ours, for checkpoints of other sizes than the published ones, which have no such file
 VOCODER_LOOK_RIGHT = 8  # mel frames, of version 2
 

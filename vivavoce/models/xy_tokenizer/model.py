@@ -17,6 +17,7 @@ from torch.nn import functional
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import CheckpointError
 from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights
+from vivavoce.models.registry import XY_TOKENIZER_FILES
 from vivavoce.models.vocos import Vocos
 from vivavoce.models.whisper.layer import WhisperLayer
 from vivavoce.nn.rope import sinusoids
@@ -27,7 +28,7 @@ MEL_HOP = WhisperMel.HOP
 CONV_STRIDE = 2
 HEAD_DIM = 64
 FRAMES_PER_SECOND = RATE // MEL_HOP
-CHECKPOINT_NAMES = ("xy_tokenizer.ckpt", "MOSS_TTSD_tokenizer")
+CHECKPOINT_NAMES = XY_TOKENIZER_FILES
 TRAINING_ONLY = ("inited", "cluster_size", "embed_avg")
 
 

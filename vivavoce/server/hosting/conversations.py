@@ -5,7 +5,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vivavoce.api import load_speech
 from vivavoce.cascade.loading import LoadedCascade, load_cascade
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
@@ -13,6 +12,7 @@ from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import InputError
+from vivavoce.s2s.loading import load_speech
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 from vivavoce.server.host import ModelCard
 from vivavoce.server.hosting.audio import ASREndpoint, AudioHost, TTSEndpoint, requests
