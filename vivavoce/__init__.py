@@ -12,6 +12,8 @@ vivavoce.load("mini-speech")                             # any model, to be used
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vivavoce import _deprecated
+
 if TYPE_CHECKING:
     from vivavoce.api import converse as converse
     from vivavoce.api import load as load
@@ -36,3 +38,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+_deprecated.install()

@@ -1,0 +1,158 @@
+"""Names of version 0.1's documented Python API: old modules import with a DeprecationWarning, and forward to the new.
+
+`install` adds a finder to `sys.meta_path`; nothing else is imported until an old name is.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+
+PACKAGE = __name__.rpartition(".")[0]
+# An old module, the new one that has its content, and its public names that changed.
+MODULES: dict[str, tuple[str, dict[str, str]]] = {
+    "audio.decoding": ("audio.io", {}),
+    "audio.files": ("audio.io", {}),
+    "audio.limiter": ("audio.level", {}),
+    "audio.live_resample": ("audio.resample", {}),
+    "audio.pcm": ("audio.io", {}),
+    "audio.sound": ("audio.io", {}),
+    "audio.time_stretch": ("audio.stretch", {}),
+    "audio.turn_end": ("audio.vad", {}),
+    "audio.voice_activity": ("audio.vad", {}),
+    "bench.handover": ("bench.ipc", {}),
+    "bench.plan": ("plan", {"Load": "PlanLoad"}),
+    "codecs": ("models.codecs", {"MossSpeech": "MossSpeechFolderCodec", "Vocoder": "VocoderFolder"}),
+    "conversing": ("api", {}),
+    "dialogue.interface": ("dialogue.events", {}),
+    "doctor": ("cli.doctor", {}),
+    "engine.streaming": ("runtime.async_engine", {"StreamingEngine": "AsyncEngine"}),
+    "loading": ("api", {}),
+    "models.moss_speech_codec": ("models.moss_speech.codec", {"Sizes": "CodecSizes"}),
+    "models.moss_speech_prompt": ("models.moss_speech.prompt", {"Tokenizer": "SpeechTokenizerProtocol"}),
+    "models.sentencepiece_tokenizer": ("models.tokenizers", {}),
+    "models.tokenizer": ("models.tokenizers", {}),
+    "models.whisper_hearing": (
+        "models.whisper.windows",
+        {"Segment": "TranscriptSegment", "Wish": "TranscriptionOptions"},
+    ),
+    "models.whisper_transcriber": ("models.whisper.transcriber", {}),
+    "pipelines": ("s2s", {}),
+    "pipelines.cascade_loading": ("cascade.loading", {}),
+    "pipelines.loading": ("s2s.loading", {}),
+    "pipelines.local_chat": ("cascade.local_chat", {}),
+    "pipelines.moss_speech": ("s2s.moss_speech", {"MossSpeechPipeline": "MossSpeechBackend"}),
+    "pipelines.recogniser_ear": ("cascade.parts", {"RecogniserEar": "LocalRecogniser"}),
+    "pipelines.speaker_voice": ("cascade.parts", {"SpeakerVoice": "TTSSynthesiser"}),
+    "quick_loop": ("runtime.event_loop", {}),
+    "recognition": ("asr", {}),
+    "recognition.backends": ("asr.backends", {}),
+    "recognition.converted": ("asr.backends.ctranslate2", {}),
+    "recognition.drafting": ("asr.drafts", {}),
+    "recognition.many": ("asr.batch", {}),
+    "recognition.moonshine": ("asr.backends.moonshine", {}),
+    "recognition.service": ("asr.service", {"Recogniser": "RecognitionService"}),
+    "recognition.speech_gate": ("asr.transcriber", {}),
+    "recognition.streaming": ("asr.streaming", {"Policy": "CommitPolicy"}),
+    "recognition.transcriber": ("asr.transcriber", {}),
+    "server.options": ("server.config", {}),
+    "serving": ("server.hosting", {"ServingChoices": "ServingOptions"}),
+    "serving.choices": ("server.hosting.config", {"ServingChoices": "ServingOptions"}),
+    "serving.hosts": ("server.hosting.conversations", {}),
+    "speech": ("tts", {"Manner": "SpeakingStyle", "Speaker": "NanoTTS", "KeptVoice": "StoredVoice"}),
+    "speech.cleaning": ("tts.text", {}),
+    "speech.cosyvoice_speaker": ("tts.cosyvoice", {"CosyVoiceSpeaker": "CosyVoiceTTS"}),
+    "speech.interface": ("tts.interface", {"Manner": "SpeakingStyle"}),
+    "speech.loading": ("tts.interface", {}),
+    "speech.onnx_backend": ("tts.onnx", {"OnnxSpeaker": "OnnxTTS"}),
+    "speech.settings": ("tts.interface", {}),
+    "speech.sound_out": ("tts.output", {}),
+    "speech.speaker": ("tts.nano", {"Manner": "SpeakingStyle", "Speaker": "NanoTTS"}),
+    "speech.voices": ("tts.voices", {"KeptVoice": "StoredVoice", "VoiceShelf": "VoiceStore"}),
+}
+# Old modules that are packages now: what stood in them stands in this module of theirs.
+PACKAGES = {
+    "models.moss_speech": "model",
+    "models.moss_tts_nano": "model",
+    "models.xy_tokenizer": "model",
+}
+
+
+def install() -> None:
+    """Let old modules be imported."""
+    if not any(isinstance(finder, DeprecatedModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, DeprecatedModules())
+
+
+class DeprecatedModules:
+    """Finds the old modules, and the packages that were modules."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module of the tables; None for all others."""
+        name = fullname.removeprefix(f"{PACKAGE}.")
+        if name in MODULES:
+            is_package = any(other.startswith(f"{name}.") for other in MODULES)
+            return ModuleSpec(fullname, _ForwardingLoader(fullname, *MODULES[name]), is_package=is_package)
+        if name in PACKAGES and name != fullname:
+            spec = PathFinder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _PackageLoader(spec.loader, f"{fullname}.{PACKAGES[name]}")
+            return spec
+        return None
+
+
+class _ForwardingLoader:
+    def __init__(self, old: str, new: str, renamed: dict[str, str]) -> None:
+        self.old, self.new, self.renamed = old, f"{PACKAGE}.{new}", renamed
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """A plain module will do."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        warnings.warn(f"{self.old} is now {self.new}", DeprecationWarning, stacklevel=2)
+        vars(module)["__getattr__"] = _forward(self.old, self.new, self.renamed)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The new module's, for `python -m`."""
+        from importlib.util import find_spec  # which costs more than all of this file
+
+        spec = find_spec(self.new)
+        return None if spec is None or spec.loader is None else spec.loader.get_code(self.new)  # type: ignore[attr-defined]
+
+
+class _PackageLoader:
+    """Loads a package as it is, and lets the names of its main module be imported from it."""
+
+    def __init__(self, loader: "Loader", main: str) -> None:
+        self._loader, self._main = loader, main
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        warned = _forward(module.__name__, self._main, {}, warns=True)
+        vars(module).setdefault("__getattr__", warned)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _forward(old: str, new: str, renamed: dict[str, str], warns: bool = False) -> Callable[[str], Any]:
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        found = getattr(import_module(new), renamed.get(name, name))
+        if warns:
+            warnings.warn(f"{old}.{name} is now {new}.{name}", DeprecationWarning, stacklevel=2)
+        return found
+
+    return __getattr__
