@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from vivavoce.cli import app
 from vivavoce.cli.doctor import EXTRAS
+from vivavoce.errors import EXTRA_OF_MODULE
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vivavoce"
@@ -54,15 +55,31 @@ for may_import in MAY_IMPORT.values():  # where the device is known, so is what 
 # Below `server`: loading models behind the wire may use everything but the tools.
 HOSTING = "server.hosting"
 TOOLS = {"cli", "bench", "plan", "quant", "export", "train", "minis"}
-FRONT_AND_TOOLS = {"__init__", "api", *TOOLS}
+FRONT_AND_TOOLS = {"__init__", "_deprecated", "api", *TOOLS}
 BARE = {"errors", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors"}
 NOT_ON_A_BARE_BOX = [
     *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),
     *("transformers", "triton", "flash_attn", "scipy", "torchaudio", "torch_npu"),
 ]
-OPTIONAL_IN = {"server": {"msgspec"}}
-"""Packages of an extra that a room needs whenever it is used."""
+# Which modules may import the packages of which extras at their top; they are loaded only where the extra is asked for.
+NEEDS_EXTRAS = {
+    "asr.backends.ctranslate2": {"asr"},
+    "asr.backends.moonshine": {"onnx"},
+    "audio.media": {"media"},
+    "audio.onnx": {"onnx"},
+    "bench": {"asr", "judge", "media", "onnx", "peer", "plot", "server"},
+    "cli.demo": {"microphone"},
+    "export": {"export", "onnx", "peer"},
+    "models.file_formats": {"onnx"},
+    "plan": {"plot"},
+    "quant": {"onnx", "peer", "plot", "quality"},
+    "s2s.remote_codec": {"ray"},
+    "server": {"media", "server"},
+    "server.cluster": {"ray"},
+    "train": {"media", "onnx", "peer", "train"},
+    "tts.onnx": {"onnx"},
+}
 BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
 TOP_COMMANDS = ["pip install -e . && viva demo", "pip install -e '.[test]' && pytest"]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *PACKAGE.glob("minis/*/README.md")])
@@ -172,9 +189,33 @@ def test_importing_a_file_needs_only_what_a_plain_install_has(room):
     plain = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in PROJECT["dependencies"]}
     may = (ON_A_BARE_BOX if room in BARE else plain) | set(sys.stdlib_module_names) | {"vivavoce"}
     for name, path in ROOMS[room]:
-        here = may | OPTIONAL_IN.get(room, set()) | ({"triton"} if is_kernel(name) else set())
+        here = may | packages_of_extras(name) | ({"triton"} if is_kernel(name) else set())
         needed = [item for item in imports_of(path) if item.needed]
         assert not [(name, item.line, item.module) for item in needed if item.module.partition(".")[0] not in here]
+
+
+def packages_of_extras(name: str) -> set[str]:
+    """What a module may need besides a plain install."""
+    extras = {extra for prefix, some in NEEDS_EXTRAS.items() if allowed(name, {prefix}) for extra in some}
+    return {module for module, extra in EXTRA_OF_MODULE.items() if extra in extras}
+
+
+def test_a_plain_install_loads_the_command_line_and_the_models():
+    code = f"""
+import sys
+for absent in {sorted(EXTRA_OF_MODULE)}:
+    sys.modules[absent] = None
+import vivavoce.api, vivavoce.asr, vivavoce.cli, vivavoce.tts
+from vivavoce.cli import doctor
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_table_of_extras_is_that_of_the_project():
+    extras = PROJECT["optional-dependencies"]
+    assert set(EXTRA_OF_MODULE.values()) <= extras.keys()
+    assert {extra for some in NEEDS_EXTRAS.values() for extra in some} <= extras.keys()
 
 
 def is_kernel(name: str) -> bool:
