@@ -71,7 +71,7 @@ NEEDS_EXTRAS = {
     "bench": {"asr", "judge", "media", "onnx", "peer", "plot", "server"},
     "cli.demo": {"microphone"},
     "export": {"export", "onnx", "peer"},
-    "models.file_formats": {"onnx"},
+    "models.cosyvoice.folder": {"onnx"},
     "plan": {"plot"},
     "quant": {"onnx", "peer", "plot", "quality"},
     "s2s.remote_codec": {"ray"},

@@ -5,8 +5,7 @@ import torch
 
 from tests.models.tiny_codec import tiny_codec
 from vivavoce.models.flow.state import VoicePrompt
-from vivavoce.models.moss_speech.codec import MossSpeechCodec
-from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.codec import GraphedCodec, MossSpeechCodec
 
 LEFT, SIZES, SHORT = 2, (5, 10, 20), (5, 10)
 FIRST = 8  # a chunk and its look-ahead

@@ -6,7 +6,7 @@ import torch
 from tests.models.tiny_codec import tiny_codec
 from vivavoce.errors import InputError
 from vivavoce.models.flow.state import FlowCache, VoicePrompt
-from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.codec import GraphedCodec
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")

@@ -18,12 +18,13 @@ from vivavoce.device import pick
 from vivavoce.engine.cuda_graphs import BUCKETS
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
-from vivavoce.models.cosyvoice.cuda import GraphedCausalHiFT, graphed, warm_up
 from vivavoce.models.cosyvoice.dit import CosyVoice3Flow
+from vivavoce.models.cosyvoice.folder import graphed, warm_up
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
+from vivavoce.models.hift.stream import GraphedCausalHiFT
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.tts.cosyvoice import PUBLISHED
 

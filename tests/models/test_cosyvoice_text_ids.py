@@ -10,15 +10,15 @@ from transformers import Qwen2Tokenizer
 
 from tests.models.tiny_cosyvoice import MERGES, OWN_TOKENS, write_tokenizer
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.cosyvoice.prompt import (
-    ADDED,
+from vivavoce.models.cosyvoice.folder import ADDED, load_tokenizer
+from vivavoce.models.cosyvoice.lm import (
     SPEECH_CODES,
     TEXT_TOKENS,
+    CosyVoiceLM,
+    CosyVoiceLMConfig,
     CosyVoicePrompt,
     Interleave,
     PromptPrefix,
-    load_tokenizer,
 )
 
 CONFIGS = {2: CosyVoiceLMConfig.cosyvoice2(), 3: CosyVoiceLMConfig.cosyvoice3()}

@@ -11,8 +11,7 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import CheckpointError
-from vivavoce.models.file_formats import GGUF
-from vivavoce.models.llama import Llama, chat_rows
+from vivavoce.models.llama import GGUF, Llama, chat_rows
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LETTERS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.models.tiny_nano import CONFIG, LetterTokenizer
 from vivavoce.errors import InputError
-from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
-from vivavoce.models.moss_tts_nano.text import LONGEST_TEXT, chunks
+from vivavoce.models.moss_tts_nano.prompt import LONGEST_TEXT, MossTTSNanoPrompt, chunks
 
 PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())
 VOICE = [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]

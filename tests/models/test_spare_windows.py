@@ -8,7 +8,7 @@ import torch
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow.cuda import SpareWindows
 from vivavoce.models.flow.state import FlowCache, VoicePrompt
-from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.codec import GraphedCodec
 from vivavoce.s2s.local_codec import LocalCodec
 
 LEFT = 2

@@ -16,8 +16,7 @@ from tests.golden import weights
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import load_weights, published_tensors
-from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, encode_path_name
-from vivavoce.models.speech_encoder.stream import SpeechStream
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream, encode_path_name
 from vivavoce.models.whisper.layer import WhisperLayer
 
 KEYS = "moss_speech_encoder.tsv"

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from vivavoce.models.speech_encoder.cuda import GraphedSpeechEncoder
-from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
-from vivavoce.models.speech_encoder.stream import SpeechStream
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream
 from vivavoce.nn.modules import fill_randomly
 
 CONFIG = SpeechEncoderConfig(

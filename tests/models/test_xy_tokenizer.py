@@ -15,13 +15,13 @@ from tests.golden import weights
 from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import fold_weight_norm, load_weights, published_tensors
-from vivavoce.models.vocos import InverseSTFT
 from vivavoce.models.xy_tokenizer.model import (
     TRAINING_ONLY,
     XY_TOKENIZER_16KHZ,
     XY_TOKENIZER_24KHZ,
     XY_TOKENIZER_32KHZ,
     AudioEncoder,
+    InverseSTFT,
     XYTokenizer,
     XYTokenizerConfig,
     config_of,

@@ -12,9 +12,8 @@ from tests.golden import weights
 from tests.models.hift_cases import WAYS_TO_SPELL, quietened, spelled
 from vivavoce.models.checkpoint import published_tensors
 from vivavoce.models.cosyvoice.dit import CosyVoice3Flow, CosyVoice3FlowConfig, DiTConfig, LookaheadConfig
-from vivavoce.models.cosyvoice.folder import VERSION_FILES, CosyVoiceSizes
+from vivavoce.models.cosyvoice.folder import ADDED, VERSION_FILES, CosyVoiceSizes
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.cosyvoice.prompt import ADDED
 from vivavoce.models.flow.estimator import FlowEstimatorConfig
 from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig
 from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig

@@ -7,8 +7,8 @@ import torch
 
 from tests.s2s.test_codec_here import LEFT, codes, prompt
 from vivavoce.minis.untrained import untrained_codec
+from vivavoce.models.moss_speech.codec import GraphedCodec
 from vivavoce.models.moss_speech.cpu import CpuCodec
-from vivavoce.models.moss_speech.cuda import GraphedCodec
 from vivavoce.runtime.executor import DeadlineExecutor
 from vivavoce.s2s.local_codec import LocalCodec
 

@@ -9,7 +9,7 @@ import torch
 from vivavoce.errors import InputError
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow.state import VoicePrompt
-from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.codec import GraphedCodec
 from vivavoce.nn.process_settings import cudnn_benchmark
 from vivavoce.s2s.local_codec import SOON_SECONDS, LocalCodec
 

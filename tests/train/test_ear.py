@@ -10,8 +10,7 @@ from torch.nn import functional
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.bench.scoring import error_rate
 from vivavoce.errors import InputError
-from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
-from vivavoce.models.speech_encoder.stream import SpeechStream
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.corpus import Corpus, encode_corpus
 from vivavoce.train.losses import ctc_loss

@@ -11,8 +11,7 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CapacityError
-from vivavoce.models.cosyvoice.lm import CosyVoiceLM
-from vivavoce.models.cosyvoice.prompt import Interleave, PromptPrefix
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, Interleave, PromptPrefix
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.tts.cosyvoice import PUBLISHED
 from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer, UtteranceOptions

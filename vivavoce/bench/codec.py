@@ -35,8 +35,7 @@ from vivavoce.errors import InputError
 from vivavoce.implementations import choose_moss_speech_codec
 from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
-from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, MossSpeechCodec, SpokenState
-from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, GraphedCodec, MossSpeechCodec, SpokenState
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from vivavoce.cpu_speed import bfloat16_is_fast_here, int8_is_fast_here
 from vivavoce.device import pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.implementations import choose_cosyvoice_flow
-from vivavoce.models.cosyvoice.cuda import graphed, warm_up
+from vivavoce.models.cosyvoice.folder import graphed, warm_up
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.flow.cuda import BUCKETS, GraphedFlow, bucket_of
 from vivavoce.models.flow.model import FlowSpeech

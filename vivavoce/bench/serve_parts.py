@@ -19,9 +19,8 @@ from vivavoce.implementations import choose_moss_speech_codec
 from vivavoce.minis.untrained import CONFIG as TINY
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow.state import VoicePrompt
-from vivavoce.models.moss_speech.codec import EAR_RATE, MossSpeechCodec, SpokenState
+from vivavoce.models.moss_speech.codec import EAR_RATE, GraphedCodec, MossSpeechCodec, SpokenState
 from vivavoce.models.moss_speech.cpu import CpuCodec
-from vivavoce.models.moss_speech.cuda import GraphedCodec
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer

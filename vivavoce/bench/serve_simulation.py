@@ -29,8 +29,7 @@ from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import ON_GRAPHS
 from vivavoce.minis.untrained import CONFIG, untrained_codec
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
-from vivavoce.models.moss_speech.codec import SpokenState
-from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.codec import GraphedCodec, SpokenState
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.plan.figures import Curve

@@ -39,9 +39,8 @@ from vivavoce.implementations import (
 )
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.cosyvoice.folder import version_of
-from vivavoce.models.file_formats import GGUF
 from vivavoce.models.hift.cpu import SMALLEST_ALPHA
-from vivavoce.models.llama import bundled_smollm2
+from vivavoce.models.llama import GGUF, bundled_smollm2
 from vivavoce.models.moss_speech.codec import VOCODER
 from vivavoce.models.moss_speech.cpu import CpuMossSpeech
 from vivavoce.models.moss_speech.model import MossSpeech

@@ -12,9 +12,8 @@ from vivavoce.errors import InputError
 from vivavoce.export.onnx_graph import OnnxExport, Stream
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.interface import GenerativeModel
-from vivavoce.models.vocos import LOUDEST_BIN, FourierHead
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.xy_tokenizer.model import XYTokenizer
+from vivavoce.models.xy_tokenizer.model import LOUDEST_BIN, FourierHead, XYTokenizer
 from vivavoce.nn.paged_kv import CachePiece
 from vivavoce.nn.vocoder import ShortFourier
 

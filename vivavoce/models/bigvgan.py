@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models import read_config
 from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights
-from vivavoce.models.config_file import read_config
 from vivavoce.nn.vocoder import REACH, AntiAliased, SnakeBeta
 
 WEIGHTS_NAME = "bigvgan_generator.pt"

@@ -11,8 +11,8 @@ from torch import Tensor
 from vivavoce.audio.io import Sound
 from vivavoce.audio.mel import VocoderMel, VocoderMelSpec
 from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models import read_config
 from vivavoce.models.bigvgan import BigVGAN
-from vivavoce.models.config_file import read_config
 from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
 from vivavoce.models.registry import family_of
 from vivavoce.models.xy_tokenizer.model import RATE as XY_RATE

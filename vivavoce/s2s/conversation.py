@@ -24,7 +24,7 @@ from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, Turn
-from vivavoce.models.speech_encoder.stream import SpeechStreamState
+from vivavoce.models.speech_encoder.model import SpeechStreamState
 from vivavoce.s2s.reply import MossSpeechReply
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from vivavoce.engine.sequence import Admission
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.implementations import choose_moss_speech_codec, choose_moss_speech_lm
 from vivavoce.models.flow.state import FlowVoice
-from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.models.moss_speech.codec import GraphedCodec, MossSpeechCodec
 from vivavoce.models.moss_speech.cpu import CpuCodec, CpuMossSpeech
-from vivavoce.models.moss_speech.cuda import GraphedCodec
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer

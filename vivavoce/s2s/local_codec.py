@@ -12,9 +12,8 @@ from torch import Tensor
 
 from vivavoce.errors import InputError
 from vivavoce.models.flow.state import FlowVoice
-from vivavoce.models.moss_speech.codec import MossSpeechCodec, SpokenState
-from vivavoce.models.moss_speech.cuda import GraphedCodec
-from vivavoce.models.speech_encoder.stream import SpeechStreamState
+from vivavoce.models.moss_speech.codec import GraphedCodec, MossSpeechCodec, SpokenState
+from vivavoce.models.speech_encoder.model import SpeechStreamState
 from vivavoce.nn.cuda_graphs import CudaStream, compiling_ahead
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.executor import DeadlineExecutor

@@ -18,8 +18,7 @@ from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.sequence import Admission
 from vivavoce.errors import InputError
 from vivavoce.models.flow.state import FlowVoice
-from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, MossSpeechCodec
-from vivavoce.models.moss_speech.cuda import GraphedCodec
+from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, GraphedCodec, MossSpeechCodec
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer

@@ -21,13 +21,17 @@ from vivavoce.device import Device, pick
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import InputError
 from vivavoce.implementations import choose_cosyvoice_flow, choose_cosyvoice_lm
-from vivavoce.models.cosyvoice.cuda import graphed
-from vivavoce.models.cosyvoice.folder import LONGEST_SECONDS, CosyVoiceParts, CosyVoiceSpeechTokenizer, load_cosyvoice
-from vivavoce.models.cosyvoice.lm import CosyVoiceLM
-from vivavoce.models.cosyvoice.prompt import CosyVoicePrompt, Interleave, PromptPrefix
+from vivavoce.models.cosyvoice.folder import (
+    LONGEST_SECONDS,
+    CosyVoiceParts,
+    CosyVoiceSpeechTokenizer,
+    graphed,
+    load_cosyvoice,
+)
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoicePrompt, Interleave, PromptPrefix
 from vivavoce.models.flow.cuda import GraphedFlow
 from vivavoce.models.flow.state import FlowVoice
-from vivavoce.models.moss_tts_nano.text import Chunk
+from vivavoce.models.moss_tts_nano.prompt import Chunk
 from vivavoce.models.quantised import linears
 from vivavoce.nn.quantised import Int8Linear
 from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer, UtteranceOptions

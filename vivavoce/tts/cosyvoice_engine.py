@@ -20,9 +20,8 @@ from vivavoce.engine.cuda_graphs import BUCKETS
 from vivavoce.engine.engine import Emission, Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence
-from vivavoce.models.cosyvoice.cuda import warm_up
-from vivavoce.models.cosyvoice.lm import CosyVoiceLM, shorten_silence
-from vivavoce.models.cosyvoice.prompt import Interleave
+from vivavoce.models.cosyvoice.folder import warm_up
+from vivavoce.models.cosyvoice.lm import CosyVoiceLM, Interleave, shorten_silence
 from vivavoce.models.flow.cuda import GraphedFlow
 from vivavoce.models.flow.model import FlowSpeech, SpokenState
 from vivavoce.models.flow.state import FlowVoice

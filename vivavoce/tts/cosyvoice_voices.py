@@ -19,11 +19,10 @@ from torch import Tensor
 
 from vivavoce.audio.io import Sound
 from vivavoce.errors import CheckpointError, InputError, NothingToSayError
-from vivavoce.models.cosyvoice.folder import CosyVoiceSpeechTokenizer
-from vivavoce.models.cosyvoice.prompt import ADDED, EVENTS
+from vivavoce.models.cosyvoice.folder import ADDED, EVENTS, CosyVoiceSpeechTokenizer
 from vivavoce.models.flow.state import FlowCache, FlowVoice, VoicePrompt
 from vivavoce.models.flow.stream import StreamingFlow
-from vivavoce.models.moss_tts_nano.text import CLAUSE_ENDS, SENTENCE_ENDS, Chunk, chunks, has_cjk
+from vivavoce.models.moss_tts_nano.prompt import CLAUSE_ENDS, SENTENCE_ENDS, Chunk, chunks, has_cjk
 from vivavoce.tts.text import cleaned, numbers_as_words
 from vivavoce.tts.voices import VoiceStore
 

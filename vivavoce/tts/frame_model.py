@@ -22,8 +22,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.player import SimulatedPlayer
 from vivavoce.audio.stretch import TimeStretch
 from vivavoce.errors import InputError
-from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
-from vivavoce.models.moss_tts_nano.text import Chunk, chunks
+from vivavoce.models.moss_tts_nano.prompt import Chunk, MossTTSNanoPrompt, chunks
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
 from vivavoce.tts.text import cleaned, numbers_as_words
 from vivavoce.tts.voices import StoredVoice, VoiceStore

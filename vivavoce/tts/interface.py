@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from vivavoce import hub
 from vivavoce.audio.io import Sound
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.moss_tts_nano.prompt import NanoSampling
-from vivavoce.models.moss_tts_nano.text import MAX_CHUNK_TOKENS
+from vivavoce.models.moss_tts_nano.prompt import MAX_CHUNK_TOKENS, NanoSampling
 from vivavoce.models.registry import family_names, family_of
 from vivavoce.tts.voices import StoredVoice, VoiceStore
 

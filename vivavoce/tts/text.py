@@ -4,7 +4,7 @@ import re
 import unicodedata
 
 from vivavoce.errors import NothingToSayError, shown
-from vivavoce.models.moss_tts_nano.text import CLOSERS, SENTENCE_ENDS, has_cjk
+from vivavoce.models.moss_tts_nano.prompt import CLOSERS, SENTENCE_ENDS, has_cjk
 
 FENCE = re.compile(r"^\s*(```|~~~).*$", re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)

@@ -2,32 +2,59 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.mel import COSYVOICE3_24KHZ, MATCHA_24KHZ, KaldiFbank, VocoderMel, WhisperMel
-from vivavoce.errors import CheckpointError, InputError
+from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
 from vivavoce.models.cosyvoice.dit import CosyVoice3Flow, CosyVoice3FlowConfig, DiTConfig, LookaheadConfig
-from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
-from vivavoce.models.cosyvoice.prompt import load_tokenizer
-from vivavoce.models.file_formats import OnnxFile
+from vivavoce.models.cosyvoice.lm import END_OF_PROMPT, CosyVoiceLM, CosyVoiceLMConfig
+from vivavoce.models.flow.cuda import GraphedFlow
 from vivavoce.models.flow.estimator import FlowEstimatorConfig
 from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig, FlowSpeech
-from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.flow.state import FlowVoice, VoicePrompt
 from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
 from vivavoce.models.hift.model import HiFT, HiFTConfig
-from vivavoce.models.hift.stream import HiFTStream
+from vivavoce.models.hift.stream import GraphedCausalHiFT, GraphedVocoder, HiFTStream
 from vivavoce.models.registry import COSYVOICE_LMS, COSYVOICE_VERSIONS
 from vivavoce.models.tokenizers import TextTokenizer
 
 RATE = KaldiFbank.RATE
+
+
+class OnnxFile:
+    """Arrays in, the first output out."""
+
+    def __init__(self, file: str | Path, what: str) -> None:
+        """`what` it is needed for, as an error should say."""
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise MissingDependencyError(f"{what} needs onnxruntime: pip install 'vivavoce[onnx]'") from error
+        if not Path(file).is_file():
+            raise CheckpointError(f"{file} does not exist; the codec's folder must hold it")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        try:
+            self._session: Any = onnxruntime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            reason = str(error).strip().split("\n", maxsplit=1)[0][:200]
+            raise CheckpointError(f"{file} cannot be read as ONNX ({reason}); fetch it again") from error
+        self._inputs = [each.name for each in self._session.get_inputs()]
+
+    def run(self, *arrays: NDArray[Any]) -> NDArray[Any]:
+        """The first output for inputs in the file's order."""
+        made = self._session.run(None, dict(zip(self._inputs, arrays, strict=True)))
+        return np.asarray(made[0])
 
 
 class SpeakerEmbedder:
@@ -106,6 +133,64 @@ def check_reference(sound: Sound) -> None:
 
 def _samples(sound: Sound, rate: int) -> Tensor:
     return torch.from_numpy(sound.mono().resampled(rate).samples[0])
+
+
+TOKENIZER_FOLDER = "CosyVoice-BlankEN"
+EVENTS = (
+    *("[breath]", "<strong>", "</strong>", "[noise]", "[laughter]", "[cough]", "[clucking]", "[accent]"),
+    *("[quick_breath]", "<laughter>", "</laughter>", "[hissing]", "[sigh]", "[vocalized-noise]", "[lipsmack]", "[mn]"),
+)
+END_OF_SYSTEM = "<|endofsystem|>"
+ARPABET = """
+    AA AA0 AA1 AA2 AE AE0 AE1 AE2 AH AH0 AH1 AH2 AO AO0 AO1 AO2 AW AW0 AW1 AW2 AY AY0 AY1 AY2 B CH D DH EH EH0 EH1
+    EH2 ER ER0 ER1 ER2 EY EY0 EY1 EY2 F G HH IH IH0 IH1 IH2 IY IY0 IY1 IY2 JH K L M N NG OW OW0 OW1 OW2 OY OY0 OY1
+    OY2 P R S SH T TH UH UH0 UH1 UH2 UW UW0 UW1 UW2 V W Y Z ZH
+"""
+PINYIN = """
+    a ai an ang ao b c ch d e ei en eng f g h i ian in ing iu ià iàn iàng iào iá ián iáng iáo iè ié iòng ióng iù iú
+    iā iān iāng iāo iē iě iōng iū iǎ iǎn iǎng iǎo iǒng iǔ j k l m n o ong ou p q r s sh t u uang ue un uo uà uài uàn
+    uàng uá uái uán uáng uè ué uì uí uò uó uā uāi uān uāng uē uě uī uō uǎ uǎi uǎn uǎng uǐ uǒ vè w x y z zh à ài àn
+    àng ào á ái án áng áo è èi èn èng èr é éi én éng ér ì ìn ìng í ín íng ò òng òu ó óng óu ù ùn ú ún ā āi ān āng āo
+    ē ēi ēn ēng ě ěi ěn ěng ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu ǔ ǔn ǘ ǚ ǜ
+"""
+PHONEMES = tuple(f"[{phoneme}]" for phoneme in (ARPABET + PINYIN).split())
+ADDED = {2: (END_OF_PROMPT, *EVENTS), 3: (END_OF_PROMPT, *EVENTS, END_OF_SYSTEM, *PHONEMES)}
+"""By version, in the order of their ids."""
+
+# Where Qwen2 cuts a text before it merges bytes: contractions, words with what stands before them, single digits, marks
+# with the line ends behind them, line ends, and spaces.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def load_tokenizer(folder: str | Path, version: int) -> TextTokenizer:
+    """The tokenizer of a model's folder, with the tokens of its version behind Qwen2's own."""
+    try:
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    except ImportError as error:
+        raise MissingDependencyError("text needs the tokenizers package: pip install tokenizers") from error
+    folder = Path(folder) / TOKENIZER_FOLDER
+    files = [folder / name for name in ("vocab.json", "merges.txt", "tokenizer_config.json")]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise CheckpointError(f"{folder} lacks {', '.join(absent)}; fetch the model again")
+    try:
+        backend = Tokenizer(models.BPE.from_file(str(files[0]), str(files[1])))
+        own = json.loads(files[2].read_text(encoding="utf8"))["added_tokens_decoder"]
+        own_tokens = [own[number]["content"] for number in sorted(own, key=int)]
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{folder} does not hold Qwen2's tokenizer ({error}); fetch the model again") from error
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in (*own_tokens, *ADDED[version])])
+    return TextTokenizer(backend)
 
 
 VERSION_FILES = COSYVOICE_VERSIONS
@@ -232,3 +317,25 @@ def load_speech(folder: Path, sizes: CosyVoiceSizes, device: torch.device | str,
     assert isinstance(sizes.vocoder, CausalHiFTConfig)
     causal = CausalHiFT.load(folder / VOCODER, device, sizes.vocoder)
     return FlowSpeech(CosyVoice3Flow.load(folder / FLOW, sizes.flow, device, dtype), causal)
+
+
+PREFIX_STEP = 125  # codes: voices of up to five seconds share their graphs, and longer ones theirs
+
+
+def graphed(speech: FlowSpeech) -> FlowSpeech:
+    """The same flow and vocoder, replayed."""
+    flow, vocoder = GraphedFlow(speech.flow, PREFIX_STEP), speech.vocoder
+    if isinstance(vocoder, CausalHiFT):
+        return FlowSpeech(flow, GraphedCausalHiFT(vocoder))
+    assert isinstance(vocoder, HiFTStream)
+    return FlowSpeech(flow, GraphedVocoder(vocoder))
+
+
+def warm_up(speech: FlowSpeech, voice: FlowVoice, batches: Sequence[int], left_chunks: int | None) -> None:
+    """Capture the first hops and those that recur, so that no listener waits for it."""
+    config, first = speech.flow.config, speech.flow.first_hop(voice)
+    for streams in sorted(batches, reverse=True):  # the largest first: the smaller ones reuse its memory
+        states = [speech.start(voice, left_chunks, seed) for seed in range(streams)]
+        for size in (first + config.lookahead, config.chunk, config.chunk, 2 * config.chunk):
+            codes = [torch.zeros(size, dtype=torch.int64)] * streams
+            _, states = speech.step_batch(states, codes, [False] * streams)

@@ -13,9 +13,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, shown
 from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.interface import Draw, Row
+from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.nn.decoder import DecoderTrunk, TrunkSizes
 from vivavoce.nn.linear import Embedding, Linear
 from vivavoce.nn.modules import allocating, fill_randomly
@@ -257,3 +258,149 @@ def shorten_silence(codes: Iterable[int], silent_before: int = 0) -> tuple[list[
         if silent <= LONGEST_SILENCE:
             kept.append(code)
     return kept, silent
+
+
+END_OF_PROMPT = "<|endofprompt|>"
+SYSTEM = "You are a helpful assistant."  # of version 3
+
+
+@dataclass(frozen=True)
+class PromptPrefix:
+    """Text ids before the text, and the speech codes after it that belong to them."""
+
+    text: tuple[int, ...] = ()
+    codes: tuple[int, ...] = ()
+
+
+class CosyVoicePrompt:
+    """Prompts of one version."""
+
+    def __init__(self, lm: CosyVoiceLM, tokenizer: TextTokenizer) -> None:
+        self.lm, self.tokenizer = lm, tokenizer
+        self.version = lm.config.version
+
+    def zero_shot(self, transcript: str, codes: Sequence[int]) -> PromptPrefix:
+        """To go on in the voice of a reference that said this."""
+        words = self.tokenizer.encode(transcript)
+        check_transcript(transcript, len(words), len(codes))
+        return PromptPrefix((*self._opening(), *words), tuple(codes))
+
+    def cross_lingual(self) -> PromptPrefix:
+        """To speak any language: the reference's words and codes are left out, its sound is not."""
+        return PromptPrefix(self._opening())
+
+    def instructed(self, instruction: str) -> PromptPrefix:
+        """To speak as told."""
+        if not instruction.strip() or END_OF_PROMPT in instruction:
+            raise InputError(f"an instruction is a sentence without {END_OF_PROMPT}, not {instruction!r}")
+        return PromptPrefix(self._opening(instruction.strip()))
+
+    def text(self, text: str) -> list[int]:
+        """The ids of what is to be said."""
+        return self.tokenizer.encode(text)
+
+    def rows(self, before: PromptPrefix, text: Sequence[int]) -> list[Row]:
+        """The rows of a whole text that the language model replies to."""
+        return self.lm.prompt(text, before.text, before.codes)
+
+    def _opening(self, instruction: str = "") -> tuple[int, ...]:
+        """What begins a prompt: in version 3 always a system's line, in version 2 an instruction or nothing."""
+        if self.version == 2:
+            written = instruction + END_OF_PROMPT if instruction else ""
+        else:
+            written = f"{SYSTEM} {instruction}".rstrip() + END_OF_PROMPT
+        return tuple(self.tokenizer.encode(written)) if written else ()
+
+
+def check_transcript(transcript: str, tokens: int, codes: int) -> None:
+    """Raise if a reference of so many codes cannot have said so many tokens: then the words are not its own."""
+    if not tokens:
+        raise InputError("the transcript of the reference is empty; give its words, or none to go by its sound alone")
+    if not FEWEST_CODES * tokens <= codes <= MOST_CODES * tokens:
+        raise InputError(
+            f"the reference has {codes / 25:.1f} s, too {'short' if codes < FEWEST_CODES * tokens else 'long'} for the "
+            f"{tokens} tokens of {shown(transcript)}; give the words that are said in it, all of them"
+        )
+
+
+TEXT_TOKENS, SPEECH_CODES = 5, 15  # of one round
+
+
+@dataclass(frozen=True)
+class InterleaveRequest:
+    """What the model reads next, and how many codes it makes then; None: as many as it likes, up to `most`."""
+
+    rows: tuple[Row, ...]
+    codes: int | None
+    most: int
+
+
+class Interleave:
+    """The rounds of one reply. Text is given as it comes; `ask` says what to do with it."""
+
+    def __init__(self, config: CosyVoiceLMConfig, before: PromptPrefix) -> None:
+        self._config = config
+        opening = 0
+        if config.version == 3:  # what stands before the transcript is read at once
+            opening = len(before.text) - tuple(reversed(before.text)).index(config.end_of_prompt)
+        self._rows: list[Row] = [config.start, *self._written(before.text[:opening])]
+        self._text = list(before.text[opening:])
+        self._reference = list(before.codes)
+        self._due = -len(before.codes) % SPEECH_CODES  # codes that the reference leaves its last round short of
+        self._given = self._made = 0
+        self._is_ended = self._is_over = False
+
+    def give(self, text: Sequence[int]) -> None:
+        """More of the text."""
+        if self._is_ended:
+            raise InputError("the text was ended; begin a new one")
+        if any(not 0 <= token < self._config.vocab_size for token in text):
+            raise InputError(
+                f"text ids go from {min(text)} to {max(text)}; this model has 0…{self._config.vocab_size - 1}"
+            )
+        self._text += text
+        self._given += len(text)
+
+    def end(self) -> None:
+        """There is no more text."""
+        if not self._given:
+            raise InputError("there is no text to say; give at least one token")
+        self._is_ended = True
+
+    def ask(self) -> InterleaveRequest | None:
+        """The next round; None: more text is needed first, or everything was asked for."""
+        if self._is_over:
+            return None
+        while self._reference and len(self._text) >= TEXT_TOKENS:
+            self._read_round()
+        if self._reference and not self._is_ended:
+            return None
+        if not self._reference and self._due == 0 and len(self._text) >= TEXT_TOKENS:
+            self._read_round()
+            self._due = SPEECH_CODES
+        if self._due and not self._reference:
+            return self._asked(self._due)
+        return self._last() if self._is_ended else None
+
+    def _last(self) -> InterleaveRequest:
+        self._is_over = True
+        self._rows += [*self._written(self._text), self._config.task, *self._spoken(self._reference)]
+        self._text, self._reference = [], []
+        return self._asked(None)
+
+    def _asked(self, codes: int | None) -> InterleaveRequest:
+        rows, self._rows, self._due = tuple(self._rows), [], 0
+        most = max(1, MOST_CODES * self._given - self._made)
+        self._made += codes or 0
+        return InterleaveRequest(rows, codes, most)
+
+    def _read_round(self) -> None:
+        """Five tokens of text, and the reference's codes of the same round if there are any."""
+        self._rows += [*self._written(self._text[:TEXT_TOKENS]), *self._spoken(self._reference[:SPEECH_CODES])]
+        del self._text[:TEXT_TOKENS], self._reference[:SPEECH_CODES]
+
+    def _written(self, text: Sequence[int]) -> list[Row]:
+        return [(token, NO_CODE) for token in text]
+
+    def _spoken(self, codes: Sequence[int]) -> list[Row]:
+        return [(self._config.speech_mark, code) for code in codes]

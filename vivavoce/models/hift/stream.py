@@ -7,7 +7,8 @@ sound; with fewer it comes sooner, the frames not yet known being taken to be li
 every hop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,11 +16,16 @@ import torch
 from torch import Tensor
 
 from vivavoce.errors import InputError
+from vivavoce.models.flow.cuda import BUCKETS, bucket_of
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTState, split, stacked
 from vivavoce.models.hift.model import HiFT, SampleSpan, reach
 from vivavoce.nn.cuda_graphs import Graphed
 from vivavoce.nn.vocoder import SourceStart, stacked_starts
 
 PUBLISHED_OVERLAP = 8  # mel frames
+MAX_SHAPES = 64  # hops of odd sizes have a shape each
+MAX_CAUSAL_SHAPES = 48
+FIXED = ("mel", "f0_contexts", "source", "contexts", "spectrum")
 
 
 @dataclass(frozen=True)
@@ -228,3 +234,189 @@ class PublishedHiFTStream:
             mixed = sound[:, :overlap] * self.rising + state.sound * self.falling
             sound = torch.cat([mixed, sound[:, overlap:]], dim=1)
         return sound, source
+
+
+class GraphedVocoder(HiFTStream):
+    """A vocoder stream that replays its hops; until some were captured ahead, all but the last of a reply."""
+
+    def __init__(self, stream: HiFTStream) -> None:
+        super().__init__(stream.hift, stream.delay_frames, graphs=True)
+        self.eager = stream
+        self.buckets: Sequence[int] = BUCKETS
+        self.looks = True
+        """Whether it looks for numbers that are not finite, for which it waits for the flow; or who reads its sound."""
+        self.shapes: set[_Shape] = set()
+        """Of the hops that were captured ahead."""
+        self._is_learning = False
+
+    def beside(self) -> "GraphedVocoder":
+        """The same vocoder with graphs of its own; states go from one to the other."""
+        vocoder = GraphedVocoder(self.eager)
+        assert self._replay is not None
+        assert vocoder._replay is not None
+        vocoder._replay.blank, vocoder.looks = self._replay.blank, self.looks
+        return vocoder
+
+    def _look_at(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
+        if self.looks:
+            super()._look_at(mels, final)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """The hops that are made meanwhile are those that others will be made of."""
+        self.shapes, self._is_learning = set(), True
+        try:
+            yield
+        finally:
+            self._is_learning = False
+
+    def step_batch(
+        self, states: Sequence[HiFTState], mels: Sequence[Tensor], final: Sequence[bool]
+    ) -> tuple[list[Tensor], list[HiFTState]]:
+        """The next hop of several streams, in as many of those that were captured as it takes."""
+        if self._is_learning or not self.shapes:
+            return super().step_batch(states, mels, final)
+        given = list(zip(states, mels, final, strict=True))
+        if not any(last or self._hop(state, mel.shape[-1], last) != mel.shape[-1] for state, mel, last in given):
+            return super().step_batch(states, mels, final)
+        after, left = list(states), list(mels)
+        sounds = [[state.f0.new_empty(state.f0.shape[0], 0)] for state in states]
+        frames = [state.mel.shape[-1] - state.f0.shape[1] + mel.shape[-1] for state, mel, _ in given]
+        for index, (state, mel, is_last) in enumerate(given):
+            if is_last and frames[index]:
+                left[index] = self._gone_on(state, mel)
+        while some := [index for index, mel in enumerate(left) if mel.shape[-1]]:
+            hops = [self._hop(after[index], left[index].shape[-1], final[index]) for index in some]
+            pieces = [_filled(left[index], hop) for index, hop in zip(some, hops, strict=True)]
+            made, moved = super().step_batch([after[index] for index in some], pieces, [False] * len(some))
+            for index, hop, sound, state in zip(some, hops, made, moved, strict=True):
+                sounds[index].append(sound)
+                after[index], left[index] = state, left[index][..., hop:]
+        for index, is_last in enumerate(final):
+            if is_last:
+                after[index] = self._renewed(after[index])
+        ends = [count * self.hift.config.hop if last else None for count, last in zip(frames, final, strict=True)]
+        return [torch.cat(parts, dim=1)[:, :end] for parts, end in zip(sounds, ends, strict=True)], after
+
+    def _gone_on(self, state: HiFTState, mel: Tensor) -> Tensor:
+        """The last mel of a reply, its last frame repeated for as long as the sound waits for frames to come."""
+        last = mel[..., -1:] if mel.shape[-1] else state.mel[..., -1:]
+        return torch.cat([mel, last.to(mel).expand(-1, -1, self.delay_frames)], dim=-1)
+
+    def _hop(self, state: HiFTState, frames: int, is_last: bool) -> int:
+        """How many of these frames to take now; more than there are where the rest is silent anyway."""
+        held, start = state.mel.shape[-1], state.start
+        alike = (state.f0.shape[1], start.cycles is None, start.seed is not None)
+        hops = sorted(
+            shape.frames - held for shape in self.shapes if (shape.emit.start, shape.begins, shape.noisy) == alike
+        )
+        if is_last:
+            return next((hop for hop in hops if hop >= frames), hops[-1] if hops else frames)
+        return max((hop for hop in hops if hop <= frames), default=frames)
+
+    def _recurs(self, shape: _Shape) -> bool:
+        waits = shape.frames - shape.emit.stop == self.delay_frames
+        return waits and shape.guessed == self.reach.right - self.delay_frames
+
+    def _advance(self, state: HiFTState, shape: _Shape) -> tuple[Tensor, HiFTState]:
+        rows = state.mel.shape[0]
+        if rows > self.buckets[-1] or not self._recurs(shape):
+            return self.eager._advance(state, shape)
+        if self._is_learning:
+            self.shapes.add(shape)
+        bucket = bucket_of(rows, self.buckets)
+        if not self._has_room((shape, bucket)):
+            return self.eager._advance(state, shape)
+        missing = bucket - rows
+        sound, after = super()._advance(_stacked([state, *[_rows(state, slice(1))] * missing]), shape)
+        return sound[:rows], _rows(after, slice(rows))
+
+    def _has_room(self, key: tuple[_Shape, int]) -> bool:
+        assert self._replay is not None
+        if self.shapes:
+            return key[0] in self.shapes
+        return key in self._replay or self._replay.captured < MAX_SHAPES
+
+
+def _filled(mel: Tensor, frames: int) -> Tensor:
+    """So many of its first frames; where there are fewer, the last one goes on."""
+    missing = max(0, frames - mel.shape[-1])
+    return torch.cat([mel, mel[..., -1:].expand(-1, -1, missing)], dim=-1) if missing else mel[..., :frames]
+
+
+class CausalHiFTHop(NamedTuple):
+    """What must be equal for two hops to replay the same graph."""
+
+    streams: int
+    known: int  # frames before it, as far as they are counted
+    frames: int
+    noisy: bool
+
+
+class GraphedCausalHiFT:
+    """A causal vocoder that replays hops which come again: first ones, and all once five frames have come."""
+
+    def __init__(self, hift: CausalHiFT) -> None:
+        self.hift, self._blank = hift, hift.initial_state()
+        self._graphs = Graphed(self._replayed)
+
+    @property
+    def delay_frames(self) -> int:
+        """Mel frames that a stream holds back."""
+        return self.hift.delay_frames
+
+    def initial_state(self, seed: int | None = 0, batch: int = 1) -> CausalHiFTState:
+        """The state before the first frame; what is silent in it is shared, for nothing is written in place."""
+        if batch > 1:
+            return self.hift.initial_state(seed, batch)
+        return replace(self._blank, start=self.hift.m_source.start(1, seed))
+
+    def step_batch(
+        self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool]
+    ) -> tuple[list[Tensor], list[CausalHiFTState]]:
+        """The next hop of several streams; those of equal shape run together."""
+        return self.hift.step_groups(states, mels, final, self._advance)
+
+    def _advance(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, CausalHiFTState]:
+        hop = self._hop(state, mel, final)
+        if hop is None:
+            return self.hift.advance(state, mel, final)
+        rows = mel.shape[0]
+        missing = hop.streams - rows
+        filled = stacked([state, *split(state, [1] * rows)[:1] * missing])
+        mel = torch.cat([mel, *[mel[:1]] * missing])
+        sound, *tensors = self._graphs(hop, [mel, *_tensors(filled)])
+        frames = min(hop.known + hop.frames, self.hift.config.look_right + 1)
+        after = _state(filled, tensors, has_phase=True, frames=frames)
+        return sound[:rows], split(after, [rows, missing])[0]
+
+    def _hop(self, state: CausalHiFTState, mel: Tensor, final: bool) -> CausalHiFTHop | None:
+        """The graph for such a hop, if there is one or may be."""
+        rows, frames, ahead = mel.shape[0], mel.shape[-1], self.hift.config.look_right
+        recurs = state.frames > ahead or (state.frames == 0 and frames > ahead)
+        if final or not recurs or rows > BUCKETS[-1]:
+            return None
+        hop = CausalHiFTHop(bucket_of(rows), state.frames, frames, state.start.seed is not None)
+        return hop if hop in self._graphs or self._graphs.captured < MAX_CAUSAL_SHAPES else None
+
+    def _replayed(self, hop: CausalHiFTHop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        mel, *held = tensors
+        blank = self.initial_state(0 if hop.noisy else None)
+        state = _state(blank, held, has_phase=hop.known > 0, frames=hop.known)
+        sound, after = self.hift.advance(state, mel, False)
+        return sound, *_tensors(after)
+
+
+def _tensors(state: CausalHiFTState) -> list[Tensor]:
+    start = [tensor for tensor in (state.start.frame, state.start.cycles, state.start.seed) if tensor is not None]
+    return [*(getattr(state, name) for name in FIXED), *state.excitations, *start]
+
+
+def _state(like: CausalHiFTState, tensors: Sequence[Tensor], has_phase: bool, frames: int) -> CausalHiFTState:
+    """The state whose tensors these are; `like` says how many there are of each kind."""
+    fixed, rest = dict(zip(FIXED, tensors, strict=False)), list(tensors[len(FIXED) :])
+    stages = len(like.excitations)
+    excitations, (frame, *optional) = tuple(rest[:stages]), rest[stages:]
+    cycles = optional[0] if has_phase else None
+    start = SourceStart(cycles, frame, optional[-1] if like.start.seed is not None else None)
+    return replace(like, frames=frames, start=start, excitations=excitations, **fixed)

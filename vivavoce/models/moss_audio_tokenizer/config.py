@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.io import Sound
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.config_file import read_config
+from vivavoce.models import read_config
 
 MODEL_TYPE = "moss-audio-tokenizer"
 SUPPORTED_STAGE = {

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.errors import CheckpointError
+from vivavoce.models import read_config
 from vivavoce.models.checkpoint import Checkpoint, load_weights
-from vivavoce.models.config_file import read_config
 from vivavoce.models.interface import Draw, Row
 from vivavoce.nn.attention import PagedAttention
 from vivavoce.nn.decoder import DecoderLayer

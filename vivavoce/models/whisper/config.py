@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models import read_config
 from vivavoce.models.checkpoint import Checkpoint, is_pickled
-from vivavoce.models.config_file import read_config
 from vivavoce.models.tokenizers import TextTokenizer
 
 CONV_STRIDE = 2  # mel frames that make one encoder position

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models import read_config
 from vivavoce.models.checkpoint import Checkpoint, load_weights, save_weights
-from vivavoce.models.config_file import read_config
 from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.model import WhisperDecoder
 from vivavoce.nn.modules import allocating
