@@ -1,0 +1,18 @@
+"""The HiFT vocoders: mel frames to 24 kHz sound."""
+
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
+from vivavoce.models.hift.cpu import CpuHiFT
+from vivavoce.models.hift.model import HiFT, HiFTConfig
+from vivavoce.models.hift.stream import GraphedCausalHiFT, GraphedVocoder, HiFTStream, PublishedHiFTStream
+
+__all__ = [
+    "CausalHiFT",
+    "CausalHiFTConfig",
+    "CpuHiFT",
+    "GraphedCausalHiFT",
+    "GraphedVocoder",
+    "HiFT",
+    "HiFTConfig",
+    "HiFTStream",
+    "PublishedHiFTStream",
+]
