@@ -17,18 +17,18 @@ class Noted(GraphedCodec):
     def __init__(self, codec):
         super().__init__(codec)
         self.times, self.shapes = set(), set()
-        together, advance = self.flow._step_together, self.vocoder._advance
+        together, advance = self.flow._step_group, self.vocoder._advance
 
         def step_together(states, final):
-            time = self.flow._decodable(states[0], final) - states[0].position
-            self.times.add(next((each for each in self.flow.times if each >= time), time) if final else time)
+            time = self.flow._decodable_end(states[0], final) - states[0].position
+            self.times.add(next((each for each in self.flow.hop_sizes if each >= time), time) if final else time)
             return together(states, final)
 
         def advance_noted(state, shape):
             self.shapes.add(shape)
             return advance(state, shape)
 
-        self.flow._step_together, self.vocoder._advance = step_together, advance_noted
+        self.flow._step_group, self.vocoder._advance = step_together, advance_noted
 
 
 def exact_codec():
@@ -78,7 +78,7 @@ def test_every_hop_of_every_reply_was_captured_ahead(voice, sizes):
     codec = warmed(Noted(tiny_codec()), voice, sizes)
     for pieces in ([2], [FIRST, 10, 1], [FIRST, 20, 22], [FIRST + 15, 7], [FIRST, 5, 12]):
         spoken(codec, voice, pieces)
-    assert codec.times <= set(codec.flow.times)
+    assert codec.times <= set(codec.flow.hop_sizes)
     assert codec.shapes <= codec.vocoder.shapes
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.models.tiny_nano import CONFIG, LetterTokenizer
 from vivavoce.errors import InputError
-from vivavoce.models.moss_tts_nano.prompt import LONGEST_TEXT, MossTTSNanoPrompt, chunks
+from vivavoce.models.moss_tts_nano.prompt import MAX_TEXT_CHARACTERS, MossTTSNanoPrompt, chunks
 
 PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())
 VOICE = [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
@@ -120,7 +120,9 @@ def test_no_letter_is_lost_or_said_twice(text, most):
     assert len(cut) == 1 or all(count(chunk.text) <= most or len(chunk.text) == 1 for chunk in cut)
 
 
-@pytest.mark.parametrize("text", ["a" * LONGEST_TEXT, "字" * LONGEST_TEXT, "Oh, well. " * (LONGEST_TEXT // 10)])
+@pytest.mark.parametrize(
+    "text", ["a" * MAX_TEXT_CHARACTERS, "字" * MAX_TEXT_CHARACTERS, "Oh, well. " * (MAX_TEXT_CHARACTERS // 10)]
+)
 def test_the_longest_text_is_cut(text):
     cut = chunks(text, count, 75)
     assert letters("".join(chunk.text for chunk in cut)).rstrip(".。").lower() == letters(text).rstrip(".").lower()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vivavoce.minis.untrained import untrained_codec
-from vivavoce.models.flow.cuda import SpareWindows
+from vivavoce.models.flow.cuda import WindowPool
 from vivavoce.models.flow.state import FlowCache, VoicePrompt
 from vivavoce.models.moss_speech.codec import GraphedCodec
 from vivavoce.s2s.local_codec import LocalCodec
@@ -74,19 +74,19 @@ def test_replies_in_windows_of_others_sound_as_if_they_were_alone():
 
 def cache(flow, slots):
     sizes, like = flow.config, flow.spk_embed_affine_layer.weight
-    return FlowCache.blank(sizes.encoder, sizes.estimator, sizes.euler_steps, like).continued(slots)
+    return FlowCache.blank(sizes.encoder, sizes.estimator, sizes.euler_steps, like).with_empty_windows(slots)
 
 
 def test_only_windows_of_its_own_are_given_to_others():
-    flow, spare = untrained_codec().flow, SpareWindows()
+    flow, pool = untrained_codec().flow, WindowPool()
     one, two = cache(flow, 10), cache(flow, 10)
-    spare.give(one, one)
+    pool.release(one, one)
     both = FlowCache.stack([one, two])
-    spare.give(both.stream(0, 10), two)
-    assert spare.take(10) is None
-    assert spare.nbytes == 0
-    spare.give(one, two)
-    assert spare.nbytes == one.nbytes and spare.take(15) is None
-    taken = spare.take(10)
+    pool.release(both.stream(0, 10), two)
+    assert pool.acquire(10) is None
+    assert pool.nbytes == 0
+    pool.release(one, two)
+    assert pool.nbytes == one.nbytes and pool.acquire(15) is None
+    taken = pool.acquire(10)
     assert taken is not None and taken.mel_windows.data_ptr() == one.mel_windows.data_ptr()
-    assert spare.take(10) is None
+    assert pool.acquire(10) is None

@@ -11,7 +11,7 @@ import torch
 from tests.train.buzzing import buzzing
 from vivavoce.audio.io import Sound
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.minis.untrained import EAR, untrained_codec
+from vivavoce.minis.untrained import SPEECH_ENCODER, untrained_codec
 from vivavoce.models.flow.estimator import cosine_times, fixed_noise
 from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import VoicePrompt
@@ -187,7 +187,7 @@ def parts(tmp_path_factory):
 
 
 def test_the_command_leaves_a_flow_that_loads(parts):
-    config = tiny_config(EAR.quantize_vocab_size)
+    config = tiny_config(SPEECH_ENCODER.quantize_vocab_size)
     FlowDecoder.load(parts / "flow" / "flow-chunk-5.safetensors", config)
     figures = json.loads((parts / "flow" / "metrics.json").read_text())
     assert all(np.isfinite(list(figures.values()))) and "stream_guidance_0.7_l1" in figures

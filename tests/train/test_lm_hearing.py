@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vivavoce.minis.untrained import EAR
+from vivavoce.minis.untrained import SPEECH_ENCODER
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.corpus import Corpus, encode_corpus
@@ -27,7 +27,7 @@ PLAN = DialoguePlan(spoken=3, written=1, general=1, read=1, versions=2, held_out
 
 @pytest.fixture(scope="module")
 def ear() -> SpeechEncoder:
-    encoder = SpeechEncoder(dataclasses.replace(EAR, quantize_vocab_size=50)).requires_grad_(False).eval()
+    encoder = SpeechEncoder(dataclasses.replace(SPEECH_ENCODER, quantize_vocab_size=50)).requires_grad_(False).eval()
     fill_randomly(encoder)
     return encoder
 

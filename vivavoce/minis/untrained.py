@@ -1,6 +1,7 @@
-"""An untrained miniature: MOSS-Speech and its codec in the published layout, with random weights, made in a moment.
+"""A miniature MOSS-Speech and codec in the published layout with random weights.
 
-It answers noise, but through every real part: sharded safetensors, tokenizer, ear, engine, flow decoder, vocoder.
+Its replies are noise, but pass through every real part: safetensors shards, tokenizer, speech encoder, engine, flow
+decoder, vocoder.
 """
 
 from pathlib import Path
@@ -39,7 +40,7 @@ CONFIG = MossSpeechConfig(
     audio_pad_token_id=512,
 )
 
-EAR = SpeechEncoderConfig(
+SPEECH_ENCODER = SpeechEncoderConfig(
     d_model=64,
     encoder_attention_heads=4,
     encoder_ffn_dim=128,
@@ -67,14 +68,14 @@ def write_untrained(folder: Path, seed: int = 0) -> None:
 
 @torch.no_grad()
 def untrained_codec(device: torch.device | str = "cpu", seed: int = 0) -> MossSpeechCodec:
-    """The codec: a buzzing voice that follows the codes it is given, the same on every device."""
-    ear, flow, vocoder = SpeechEncoder(EAR), FlowDecoder(FLOW), HiFT(VOCODER)
-    for module in (ear, flow, vocoder):  # on the CPU: other devices draw other numbers from the same seed
+    """The codec with random weights; its sound depends on the codes and is equal on every device."""
+    encoder, flow, vocoder = SpeechEncoder(SPEECH_ENCODER), FlowDecoder(FLOW), HiFT(VOCODER)
+    for module in (encoder, flow, vocoder):  # on the CPU: other devices draw other numbers from the same seed
         fill_randomly(module.requires_grad_(False).eval(), seed)
     vocoder.f0_predictor.classifier.bias.fill_(140.0)
     vocoder.conv_post.weight.mul_(0.3)
-    dict(vocoder.named_parameters())["conv_post.bias"].sub_(2.0)  # so quiet that little is limited
-    return MossSpeechCodec(ear.to(device), flow.to(device), vocoder.to(device))
+    dict(vocoder.named_parameters())["conv_post.bias"].sub_(2.0)  # quiet enough to be rarely clamped
+    return MossSpeechCodec(encoder.to(device), flow.to(device), vocoder.to(device))
 
 
 def _byte_tokenizer() -> Any:

@@ -1,9 +1,9 @@
-"""BigVGAN-v2: log-mel frames to sound through six upsampling stages with anti-aliased periodic activations.
+"""BigVGAN-v2 vocoder: log-mel frames to sound through six upsampling stages with anti-aliased periodic activations.
 
 conv → for each stage: transposed convolution → mean of three residual stacks → activation → conv → [-1, 1].
 
-Nothing in it is causal, so a stream holds frames back: a frame's sound depends on `receptive_field` frames before and
-after it. A step renders the new frames within exactly that context, which makes the stream equal to the whole.
+Nothing is causal, so a stream delays frames: a frame's sound depends on `receptive_field` frames before and after it. A
+step renders the new frames within exactly that context, so the stream equals the whole.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ from vivavoce.nn.vocoder import REACH, AntiAliased, SnakeBeta
 
 WEIGHTS_NAME = "bigvgan_generator.pt"
 EDGE_KERNEL = 7
-PIECE_FRAMES = 1024  # a whole mel is rendered in pieces of this size, so that memory does not grow with its length
+PIECE_FRAMES = 1024  # a whole mel is rendered in pieces of this size to bound memory
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class BigVGANConfig:
 
     @property
     def hop(self) -> int:
-        """Samples of one mel frame."""
+        """Samples per mel frame."""
         return prod(self.upsample_rates)
 
     @classmethod
     def from_json(cls, file: str | Path) -> "BigVGANConfig":
-        """Read a published `config.json`, of version 1 too (whose final bias and tanh are not spelled out)."""
+        """Read a published `config.json`; version 1 omits the final bias and tanh, which are then on."""
         values = read_config(file, "BigVGAN")
         for name, wanted in (("resblock", "1"), ("activation", "snakebeta")):
             if values.get(name, wanted) != wanted:
@@ -68,7 +68,7 @@ def _frozen(value: Any) -> Any:
 
 
 def receptive_field(config: BigVGANConfig) -> tuple[int, int]:
-    """How many mel frames before and after a frame its sound depends on: exactly, for the stage sizes of `config`."""
+    """The exact receptive field: mel frames before and after a frame that its sound depends on."""
     tail = EDGE_KERNEL // 2 + REACH
     first, last = -tail, config.hop - 1 + tail
     stages = zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True)
@@ -93,10 +93,12 @@ class AmpBlock(nn.Module):
         self.activations = nn.ModuleList(AntiAliased(SnakeBeta(channels, log_scale)) for _ in range(2 * len(dilations)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """# [batch, channel, time] → the same"""
-        befores, betweens = self.activations[::2], self.activations[1::2]
-        for before, dilated, between, plain in zip(befores, self.convs1, betweens, self.convs2, strict=True):
-            x = x + plain(between(dilated(before(x))))
+        """# [batch, channel, time] → [batch, channel, time]"""
+        first_activations, second_activations = self.activations[::2], self.activations[1::2]
+        for first_activation, dilated, second_activation, plain in zip(
+            first_activations, self.convs1, second_activations, self.convs2, strict=True
+        ):
+            x = x + plain(second_activation(dilated(first_activation(x))))
         return x
 
 
@@ -106,11 +108,11 @@ def _same_conv(channels: int, kernel: int, dilation: int) -> nn.Conv1d:
 
 @dataclass(frozen=True)
 class BigVGANState:
-    """Where a stream stands. Steps make new states and leave old ones as they are."""
+    """State of a stream; an immutable value."""
 
-    mel: Tensor  # [batch, mel, frame]: frames already heard that still colour the next ones, then frames not yet heard
-    heard: int  # how many of them were heard
-    look_ahead: int  # frames held back until the end of the stream
+    mel: Tensor  # [batch, mel, frame]: past context, then frames not rendered yet
+    rendered: int  # frames of `mel` that were rendered already
+    look_ahead: int  # frames of delay until the final step
 
 
 class BigVGAN(nn.Module):
@@ -158,7 +160,7 @@ class BigVGAN(nn.Module):
         return torch.cat(pieces, dim=-1)
 
     def render(self, mel: Tensor) -> Tensor:
-        """What the last convolution gives, not yet bounded.  # [batch, mel, frame] → [batch, frame * hop]"""
+        """The output of the last convolution, before `bounded`.  # [batch, mel, frame] → [batch, frame * hop]"""
         x = self.conv_pre(mel)
         kernels = len(self.config.resblock_kernel_sizes)
         for stage, up in enumerate(self.ups):
@@ -169,44 +171,44 @@ class BigVGAN(nn.Module):
         return out.squeeze(1)
 
     def bounded(self, wave: Tensor) -> Tensor:
-        """Into [-1, 1] the way the checkpoint was trained: cut off, or through tanh."""
+        """Map into [-1, 1] as the checkpoint was trained: clamp or tanh."""
         return wave.tanh() if self.config.use_tanh_at_final else wave.clamp(-1.0, 1.0)
 
     def initial_state(self, batch: int = 1, look_ahead: int | None = None) -> BigVGANState:
-        """The state before the first frame. Less than `self.look_ahead` answers sooner, but not exactly."""
+        """The state before the first frame. A smaller `look_ahead` lowers latency, but is inexact."""
         look_ahead = self.look_ahead if look_ahead is None else look_ahead
         if look_ahead < 0:
             raise InputError(f"look_ahead is {look_ahead}; it counts mel frames, from 0 to {self.look_ahead}")
         nothing = self.conv_pre.weight.new_empty(batch, self.config.num_mels, 0)
-        return BigVGANState(nothing, heard=0, look_ahead=min(look_ahead, self.look_ahead))
+        return BigVGANState(nothing, rendered=0, look_ahead=min(look_ahead, self.look_ahead))
 
     def step(self, state: BigVGANState, mel: Tensor, final: bool = False) -> tuple[Tensor, BigVGANState]:
-        """The sound these frames complete; with `final` all that is left.  # [batch, mel, frame] → [batch, time]"""
+        """Sound completed by these frames; with `final` all that remains.  # [batch, mel, frame] → [batch, time]"""
         (pcm,), (after,) = self.step_batch([state], [mel], [final])
         return pcm, after
 
     def step_batch(
         self, states: Sequence[BigVGANState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[BigVGANState]]:
-        """A step of several streams; those whose windows are equally wide run as one batch."""
+        """Step several streams; those with equally long windows run as one batch."""
         sounds, afters = [], []
         windows = [self._window(state, mel) for state, mel in zip(states, mels, strict=True)]
         held_back = [0 if last else state.look_ahead for state, last in zip(states, final, strict=True)]
         ready = [
-            max(0, window.shape[-1] - state.heard - held)
+            max(0, window.shape[-1] - state.rendered - held)
             for state, window, held in zip(states, windows, held_back, strict=True)
         ]
         rendered = self._rendered({index: windows[index] for index, frames in enumerate(ready) if frames})
         for index, (state, window, frames) in enumerate(zip(states, windows, ready, strict=True)):
-            heard = state.heard + frames
+            end = state.rendered + frames
             wave = rendered.get(index, window.new_empty(window.shape[0], 0))
-            sounds.append(self.bounded(wave[:, state.heard * self.config.hop : heard * self.config.hop]))
-            context = min(heard, self.left_context)
-            afters.append(BigVGANState(window[..., heard - context :], context, state.look_ahead))
+            sounds.append(self.bounded(wave[:, state.rendered * self.config.hop : end * self.config.hop]))
+            context = min(end, self.left_context)
+            afters.append(BigVGANState(window[..., end - context :], context, state.look_ahead))
         return sounds, afters
 
     def _rendered(self, windows: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Unbounded sound of each window, computed together where the widths agree."""
+        """Unbounded sound of each window; windows of equal length run as one batch."""
         by_width: dict[int, list[int]] = defaultdict(list)
         for index, window in windows.items():
             by_width[window.shape[-1]].append(index)
@@ -222,5 +224,5 @@ class BigVGAN(nn.Module):
         if mel.ndim != 3 or mel.shape[:2] != (batch, bands):
             raise InputError(f"the mel is {list(mel.shape)}; this stream takes [{batch}, {bands}, frames]")
         if not torch.isfinite(mel).all():
-            raise InputError("the mel holds NaN or infinity; nothing can be heard of it")
+            raise InputError("the mel holds NaN or infinity")
         return torch.cat([state.mel, mel.to(state.mel)], dim=-1)

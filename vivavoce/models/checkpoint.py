@@ -47,10 +47,10 @@ class PacksParameters(Protocol):
 
 
 class Checkpoint:
-    """Names, shapes and tensors of a published checkpoint. Tensors are read only when asked for.
+    """Names, shapes and tensors of a published checkpoint; tensors are read lazily.
 
-    Matrices of a quantised one read as floats; `quantised` has them as they are kept. While such a checkpoint is
-    entered, linear layers are made without memory, because `load_weights` puts others in their place.
+    Matrices of a quantised checkpoint read as floats; `quantised` has the stored ones. Within its context, linear
+    layers are created without memory, because `load_weights` replaces them.
     """
 
     quantised: Mapping[str, ReadQuantised] = MappingProxyType({})
@@ -91,7 +91,7 @@ class Checkpoint:
         return self._tensors[name]()
 
     def renamed(self, rename: Callable[[str], str | None]) -> "Checkpoint":
-        """The same checkpoint under other names; a name mapped to None is left out."""
+        """Rename tensors in place; a name mapped to None is dropped."""
         names = {old: new for old in self._tensors if (new := rename(old)) is not None}
         self._tensors = {new: self._tensors[old] for old, new in names.items()}
         self.shapes = {new: self.shapes[old] for old, new in names.items()}
@@ -117,8 +117,13 @@ class Checkpoint:
                     self._add(name, shape, partial(handle.get_tensor, name), file)
                 elif not name.endswith(PACKED_SCALE):
                     scale = partial(handle.get_tensor, name + PACKED_SCALE) if name + PACKED_SCALE in names else None
-                    packed, few = partial(handle.get_tensor, name), narrow.get(name)
-                    self._add(name, few.shape if few else shape, partial(_widened, packed, scale, few), file)
+                    packed, low_bits_entry = partial(handle.get_tensor, name), narrow.get(name)
+                    self._add(
+                        name,
+                        low_bits_entry.shape if low_bits_entry else shape,
+                        partial(_widened, packed, scale, low_bits_entry),
+                        file,
+                    )
         except (SafetensorError, OSError, struct.error) as error:
             raise CheckpointError(
                 f"{file} cannot be read as safetensors ({error}); it is damaged or was cut short: fetch it again"
@@ -144,7 +149,7 @@ class Checkpoint:
 
     def _add(self, name: str, shape: tuple[int, ...], read: Callable[[], Tensor], file: Path) -> None:
         if name in self._tensors:
-            raise CheckpointError(f"{name} stands in two files of {self.source}, one of them {file.name}")
+            raise CheckpointError(f"{name} is in two files of {self.source}, one of them {file.name}")
         self._tensors[name] = read
         self.shapes[name] = shape
 
@@ -158,7 +163,7 @@ def _dequantised(read: ReadQuantised) -> Tensor:
 
 
 def is_pickled(file: Path) -> bool:
-    """By its name, or, where that says nothing, by the zip that torch writes."""
+    """Whether a file is pickled: by its suffix, else by torch's zip header."""
     if file.suffix in PICKLED | {".safetensors"}:
         return file.suffix in PICKLED
     with file.open("rb") as opened:
@@ -170,7 +175,7 @@ def weight_files(source: Path) -> list[Path]:
     if source.is_file():
         return [source]
     if source.suffix in PICKLED and source.with_suffix(".safetensors").is_file():
-        return [source.with_suffix(".safetensors")]  # quantised models have these in place of pickled ones
+        return [source.with_suffix(".safetensors")]  # quantised models replace pickled files by these
     if not source.is_dir():
         raise CheckpointError(f"{source} does not exist; give a folder with {SINGLE_NAME} or {INDEX_NAME}")
     index = source / INDEX_NAME
@@ -178,7 +183,7 @@ def weight_files(source: Path) -> list[Path]:
         names = _indexed_files(index)
         absent = [name for name in names if not (source / name).is_file()]
         if absent:
-            raise CheckpointError(f"{source} lacks {_some(absent)} named in {INDEX_NAME}; fetch the model again")
+            raise CheckpointError(f"{source} lacks {_list_some(absent)} named in {INDEX_NAME}; fetch the model again")
         return [source / name for name in names]
     for name in (SINGLE_NAME, "pytorch_model.bin"):
         if (source / name).is_file():
@@ -215,7 +220,7 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint, allow_extra: bool = False) -> None:
-    """Raise one line naming missing, extra or misshapen tensors."""
+    """Raise `CheckpointError` naming missing, extra or misshapen tensors."""
     missing = [name for name in expected if name not in checkpoint.shapes]
     extra = [] if allow_extra else [name for name in checkpoint.shapes if name not in expected]
     misshapen = [
@@ -223,13 +228,13 @@ def check_names(expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint,
         for name, shape in expected.items()
         if name in checkpoint.shapes and checkpoint.shapes[name] != tuple(shape)
     ]
-    complaints = [
-        f"{len(names)} {kind}: {_some(names)}"
+    problems = [
+        f"{len(names)} {kind}: {_list_some(names)}"
         for kind, names in (("missing", missing), ("not of this model", extra), ("misshapen", misshapen))
         if names
     ]
-    if complaints:
-        raise CheckpointError(f"{checkpoint.source} does not fit its config: " + "; ".join(complaints))
+    if problems:
+        raise CheckpointError(f"{checkpoint.source} does not fit its config: " + "; ".join(problems))
 
 
 @torch.no_grad()
@@ -239,11 +244,11 @@ def load_weights(
     allow_extra: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Copy a checkpoint into a module that already stands on its device; at most one tensor is held besides."""
+    """Copy a checkpoint into a module on its device, one tensor at a time."""
     targets = published_tensors(module)
     check_names({name: tuple(tensor.shape) for name, tensor in targets.items()}, checkpoint, allow_extra)
-    settled = install(module, checkpoint.quantised, checkpoint.tensor) if checkpoint.quantised else set()
-    targets = {name: tensor for name, tensor in published_tensors(module).items() if name not in settled}
+    installed = install(module, checkpoint.quantised, checkpoint.tensor) if checkpoint.quantised else set()
+    targets = {name: tensor for name, tensor in published_tensors(module).items() if name not in installed}
     for done, (name, target) in enumerate(targets.items(), start=1):
         source = checkpoint.tensor(name)
         if source.is_floating_point() != target.is_floating_point():
@@ -258,18 +263,18 @@ def load_weights(
 
 @torch.no_grad()
 def save_weights(module: nn.Module, folder: str | Path, shard_bytes: int = 5_000_000_000) -> None:
-    """Write a module's published tensors as safetensors, in shards with an index where one file is not enough."""
+    """Write a module's published tensors as safetensors, in shards with an index if larger than `shard_bytes`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in published_tensors(module).items():
-        bytes_here = tensor.numel() * tensor.element_size()
-        if shards[-1] and size + bytes_here > shard_bytes:
+        nbytes = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + nbytes > shard_bytes:
             shards.append({})
             size = 0
         shards[-1][name] = tensor
-        size += bytes_here
+        size += nbytes
     if len(shards) == 1:
         _save_shard(shards[0], folder / SINGLE_NAME)
         return
@@ -291,12 +296,15 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", maxsplit=1)[0][:200]
 
 
-def _some(names: list[str], most: int = 5) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+def _list_some(names: list[str], limit: int = 5) -> str:
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
-SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0", ".parametrizations.weight.original1"))
+WEIGHT_NORM_SUFFIXES = (
+    (".weight_g", ".weight_v"),
+    (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
+)
 
 
 class _Pair(NamedTuple):
@@ -306,7 +314,7 @@ class _Pair(NamedTuple):
 
 
 def folded_weight(magnitude: Tensor, direction: Tensor) -> Tensor:
-    """magnitude · direction / ‖direction‖, the norm taken over the dimensions that the magnitude does not have."""
+    """magnitude · direction / ‖direction‖, normed over the dimensions that the magnitude lacks."""
     dims = [dim for dim, size in enumerate(magnitude.shape) if size == 1]
     exact = direction.float()
     folded: Tensor = magnitude.float() * exact / torch.linalg.vector_norm(exact, dim=dims, keepdim=True)
@@ -314,7 +322,7 @@ def folded_weight(magnitude: Tensor, direction: Tensor) -> Tensor:
 
 
 class FoldedCheckpoint(Checkpoint):
-    """A checkpoint whose weight-normed pairs appear as `….weight`; each is folded when it is asked for."""
+    """A checkpoint whose weight-normed pairs appear as `….weight`, folded lazily."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.source = checkpoint.source
@@ -335,7 +343,7 @@ class FoldedCheckpoint(Checkpoint):
 
 
 def fold_weight_norm(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with plain weights in place of weight-normed pairs. Closing it closes the one it was made of."""
+    """The checkpoint with plain weights in place of weight-normed pairs. Closing it closes the original."""
     return FoldedCheckpoint(checkpoint)
 
 
@@ -344,7 +352,7 @@ def _read_folded(checkpoint: Checkpoint, pair: _Pair) -> Tensor:
 
 
 def _pair(name: str) -> _Pair | None:
-    for magnitude, direction in SPELLINGS:
+    for magnitude, direction in WEIGHT_NORM_SUFFIXES:
         for ending in (magnitude, direction):
             if name.endswith(ending):
                 module = name.removesuffix(ending)

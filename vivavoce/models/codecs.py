@@ -1,4 +1,4 @@
-"""Every codec by its folder: sound to codes, codes to sound, and both at once, to hear what each does."""
+"""Open any codec by its folder: encode, decode, and both at once; the JSON file format of codes."""
 
 import json
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from vivavoce.audio.mel import VocoderMel, VocoderMelSpec
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models import read_config
 from vivavoce.models.bigvgan import BigVGAN
+from vivavoce.models.cosyvoice.folder import mono_samples
 from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
 from vivavoce.models.registry import family_of
 from vivavoce.models.xy_tokenizer.model import RATE as XY_RATE
@@ -20,31 +21,31 @@ from vivavoce.models.xy_tokenizer.model import XYTokenizer
 from vivavoce.models.xy_tokenizer.windows import XYCodec
 
 FRAME_RATE = 12.5
-VOICE_SECONDS = 8.0  # of the sound itself, where no voice is given: enough to sound like it, little enough to be quick
+VOICE_SECONDS = 8.0  # of the sound itself as the voice prompt: enough for similarity, short enough to be quick
 
 NO_CODES = "BigVGAN makes sound of mels and has no codes; `viva resynthesise` shows what it does"
 
 
 class Codec(Protocol):
-    """What all of them can do."""
+    """The common interface."""
 
     name: str
 
     def encode(self, sound: Sound) -> Tensor:
-        """Codes of a sound.  # [codebook, frame]"""
+        """# → [codebook, frame]"""
         ...
 
     def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
-        """The sound of codes, spoken by a voice where the codec takes one.  # [codebook, frame]"""
+        """The sound of codes, in a given voice if the codec takes one.  # [codebook, frame]"""
         ...
 
     def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
-        """The sound after it went through the codec."""
+        """Encode and decode a sound."""
         ...
 
 
 class MossSpeechFolderCodec:
-    """One codebook; the sound is made anew by a voice: a recording's, or the first of those that the codec brings."""
+    """One codebook; the voice is a recording's, or the first named one of the codec."""
 
     name = "moss-speech"
 
@@ -57,21 +58,21 @@ class MossSpeechFolderCodec:
 
     def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
         """# [1, frame]"""
-        own = self.codec.voices()
-        if voice is None and not own:
+        names = self.codec.voices()
+        if voice is None and not names:
             raise InputError("MOSS-Speech's codes are spoken by a voice: give a recording of one")
-        speaker = self.codec.named_voice(own[0]) if voice is None else self.codec.voice(voice)
+        speaker = self.codec.named_voice(names[0]) if voice is None else self.codec.voice(voice)
         return _sound(self.codec.speak(_codes(codes, 1)[0], speaker), VOICE_RATE)
 
     def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
-        """The same words, by the given voice; else by the sound's own where the codec can tell it, or the codec's."""
+        """The same words in the given voice, else in the sound's own if the codec has a speaker network."""
         if voice is None and self.codec.speaker is not None:
             voice = _beginning(sound, VOICE_SECONDS)
         return self.decode(self.encode(sound), voice)
 
 
 class XYFolderCodec:
-    """Eight codebooks of 1024; the sound is the speaker's own."""
+    """Eight codebooks of 1024 that include the voice."""
 
     name = "xy-tokenizer"
 
@@ -80,7 +81,7 @@ class XYFolderCodec:
 
     def encode(self, sound: Sound) -> Tensor:
         """# [8, frame]"""
-        return self.codec.encode(_samples(sound, XY_RATE))
+        return self.codec.encode(mono_samples(sound, XY_RATE))
 
     def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
         """# [1…8, frame]"""
@@ -89,12 +90,12 @@ class XYFolderCodec:
         return _sound(self.codec.decode(codes), self.codec.config.output_rate)
 
     def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
-        """What is left of the sound at 1 kbit/s."""
+        """Encode and decode at 1 kbit/s."""
         return self.decode(self.encode(sound), voice)
 
 
 class VocoderFolder:
-    """BigVGAN: no codes, but sound made anew from its mel."""
+    """BigVGAN: no codes, only mel to sound."""
 
     name = "bigvgan"
 
@@ -105,16 +106,16 @@ class VocoderFolder:
         self.mel = VocoderMel(spec)
 
     def encode(self, sound: Sound) -> Tensor:
-        """Refused: there are no codes."""
+        """Not supported: there are no codes."""
         raise InputError(NO_CODES)
 
     def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
-        """Refused: there are no codes."""
+        """Not supported: there are no codes."""
         raise InputError(NO_CODES)
 
     def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
-        """The sound from its mel alone."""
-        mel = self.mel(_samples(sound, self.mel.spec.rate)[None])
+        """The sound rendered from its mel."""
+        mel = self.mel(mono_samples(sound, self.mel.spec.rate)[None])
         weight = next(self.vocoder.parameters())
         return _sound(self.vocoder(mel.to(weight))[0], self.mel.spec.rate)
 
@@ -135,9 +136,9 @@ def load_xy_tokenizer(folder: Path, device: torch.device | str = "cpu") -> Codec
 
 
 def open_codec(folder: str | Path, device: torch.device | str = "cpu") -> Codec:
-    """The codec that a checkpoint folder (or an XY-Tokenizer file) holds; which one, its files tell."""
+    """The codec of a checkpoint folder (or an XY-Tokenizer file), recognised by its files."""
     folder = Path(folder)
-    if (folder / "codec" / "flow").is_dir():  # a speech model that brings its codec, as the bundled one does
+    if (folder / "codec" / "flow").is_dir():  # a speech model with its codec, such as the bundled one
         folder = folder / "codec"
     if (family := family_of(folder, "codec")) is not None:
         opened: Codec = family.load(folder, device)
@@ -145,29 +146,29 @@ def open_codec(folder: str | Path, device: torch.device | str = "cpu") -> Codec:
     if not folder.exists():
         raise CheckpointError(f"{folder} does not exist; give the folder of a codec")
     config = folder / "config.json"
-    said = read_config(config, "codec") if config.is_file() else {}
-    if "model_type" in said:
+    settings = read_config(config, "codec") if config.is_file() else {}
+    if "model_type" in settings:
         raise CheckpointError(
-            f"{folder} holds a {said['model_type']!r} model; give MOSS-Speech-Codec, XY-Tokenizer or BigVGAN"
+            f"{folder} holds a {settings['model_type']!r} model; give MOSS-Speech-Codec, XY-Tokenizer or BigVGAN"
         )
     return load_xy_tokenizer(folder, device)
 
 
 @dataclass(frozen=True)
 class CodeFile:
-    """Codes as `viva encode` writes them."""
+    """The JSON file of codes that `viva encode` writes."""
 
     codec: str
     codes: Tensor  # [codebook, frame]
 
     def write(self, file: Path) -> None:
-        """As JSON."""
+        """Write as JSON."""
         content = {"codec": self.codec, "frames_per_second": FRAME_RATE, "codes": self.codes.tolist()}
         file.write_text(json.dumps(content), encoding="utf8")
 
     @classmethod
     def read(cls, file: Path) -> "CodeFile":
-        """From JSON; one line says what is wrong with it."""
+        """Read a JSON file; raises `InputError` if it is malformed."""
         try:
             content = json.loads(file.read_text(encoding="utf8"))
             return cls(str(content["codec"]), _codes(torch.tensor(content["codes"]), None))
@@ -182,10 +183,6 @@ def _codes(codes: Tensor, codebooks: int | None) -> Tensor:
     if codes.ndim != 2 or codes.is_floating_point() or codes.shape[0] != wanted or codes.shape[1] == 0:
         raise InputError(f"codes are {codes.dtype} {list(codes.shape)}; give integers [{wanted or 'codebook'}, frame]")
     return codes
-
-
-def _samples(sound: Sound, rate: int) -> Tensor:
-    return torch.from_numpy(sound.mono().resampled(rate).samples[0])
 
 
 def _sound(samples: Tensor, rate: int) -> Sound:

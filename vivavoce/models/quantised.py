@@ -1,6 +1,8 @@
-"""Quantised matrices in safetensors files, and into modules: each keeps its published name, its scales stand beside it.
+"""Quantised matrices in safetensors files: two formats, both described in the file's metadata.
 
-The file's metadata says how each matrix was rounded, so a file can be read without the manifest of its folder.
+*Quantised* files (`viva quantize`) keep each matrix under its published name with scales and offsets beside it, and are
+installed as quantised layers. *Packed* files (bundled checkpoints) store matrices as int8 or fewer bits per row and
+are widened to floats on loading.
 """
 
 import json
@@ -30,13 +32,13 @@ ReadQuantised = Callable[[], QuantisedWeight]
 
 
 def described(weights: Mapping[str, QuantisedWeight]) -> dict[str, str]:
-    """The metadata that tells how these matrices are kept."""
+    """The file metadata that describes these matrices."""
     tensors = {name: _entry(weight) for name, weight in weights.items()}
     return {QUANTISED: json.dumps({"version": VERSION, "tensors": tensors})}
 
 
 def tensors_of(name: str, weight: QuantisedWeight) -> dict[str, Tensor]:
-    """What a file holds of one matrix."""
+    """The stored tensors of one matrix."""
     named = {"data": name, "scale": name + SCALE, "offset": name + OFFSET}
     return {named[part]: tensor.contiguous() for part, tensor in weight.parts().items()}
 
@@ -51,15 +53,15 @@ def _entry(weight: QuantisedWeight) -> dict[str, Any]:
 
 
 class QuantisedNames:
-    """Which tensors of a file are quantised matrices, and how to read them."""
+    """The quantised matrices of a file and how to read them."""
 
     def __init__(self, metadata: Mapping[str, str], file: Path) -> None:
         self._entries: dict[str, dict[str, Any]] = {}
         if QUANTISED not in metadata:
             return
         try:
-            said = json.loads(metadata[QUANTISED])
-            version, self._entries = said["version"], said["tensors"]
+            manifest = json.loads(metadata[QUANTISED])
+            version, self._entries = manifest["version"], manifest["tensors"]
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{file} does not say how it was quantised ({error}); quantise the model again"
@@ -82,16 +84,16 @@ class QuantisedNames:
         return iter(self._entries)
 
     def is_companion(self, name: str) -> bool:
-        """Whether a tensor only belongs to a quantised matrix."""
+        """Whether a tensor is a scale or offset of a quantised matrix."""
         owner = name.removesuffix(SCALE).removesuffix(OFFSET)
         return owner != name and owner in self._entries
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the float matrix."""
+        """Shape of the float matrix."""
         return tuple(self._entries[name]["shape"])
 
     def reader(self, name: str, names: set[str], read: Read) -> ReadQuantised:
-        """How to read one matrix as it is kept."""
+        """A function that reads one matrix as stored."""
         entry = self._entries[name]
         span = InputRange(*entry["input"]) if "input" in entry else None
 
@@ -104,32 +106,32 @@ class QuantisedNames:
 
 @torch.no_grad()
 def install(module: nn.Module, quantised: Mapping[str, ReadQuantised], tensor: Callable[[str], Tensor]) -> set[str]:
-    """Put quantised layers in the place of those whose matrices are; which names that settles.
+    """Replace linear layers by quantised ones where their matrices are; returns the published names installed.
 
-    `tensor` reads any other tensor by its published name. Layers that were made without memory are given some.
+    `tensor` reads any other tensor by its published name. Other layers created without memory are allocated.
     """
     device = next((held.device for held in module.parameters() if not held.is_meta), torch.device("cpu"))
-    settled: set[str] = set()
+    installed: set[str] = set()
     widened = False
     for parent, child_name, prefix, linear in list(linears(module)):
         names = weight_names(linear, prefix)
-        made = _layer(linear, names, quantised, tensor, device)
-        if made is not None:
-            setattr(parent, child_name, made)
-            settled.update(names, _bias_names(linear, names))
+        layer = _layer(linear, names, quantised, tensor, device)
+        if layer is not None:
+            setattr(parent, child_name, layer)
+            installed.update(names, _bias_names(linear, names))
         elif linear.weight.is_meta:
             _allocate(linear, device)
-        widened = widened or (made is None and all(name in quantised for name in names))
+        widened = widened or (layer is None and all(name in quantised for name in names))
     if widened:
         warnings.warn(
-            f"some quantised matrices have no kernel on {device} and were widened to floats: right, but no smaller",
+            f"some quantised matrices have no kernel on {device} and were widened to floats: correct, but no smaller",
             stacklevel=3,
         )
-    return settled
+    return installed
 
 
 def linears(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, str, Linear | nn.Linear]]:
-    """Parent, attribute, the prefix of its published names, and layer of every linear below a module."""
+    """Parent, attribute, prefix of the published names, and layer of every linear below a module."""
     for name, child in module.named_children():
         if type(child) is Linear or type(child) is nn.Linear:
             yield module, name, f"{prefix}{name}.", child
@@ -140,7 +142,7 @@ def linears(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, st
 
 
 def weight_names(linear: Linear | nn.Linear, prefix: str) -> list[str]:
-    """The published names of the matrices a layer holds, one below another."""
+    """The published names of the matrices that a layer stacks."""
     parts = [f"{part}." for part in linear.parts] if isinstance(linear, PackedLinear) else [""]
     return [f"{prefix}{part}weight" for part in parts]
 
@@ -156,7 +158,7 @@ def _layer(
     tensor: Callable[[str], Tensor],
     device: torch.device,
 ) -> nn.Module | None:
-    """The quantised layer; None where its parts are kept in different ways or a plain one is better."""
+    """The quantised layer; None if its parts are stored differently or a plain layer is better."""
     if not all(name in quantised for name in names):
         return None
     weight = QuantisedWeight.joined([quantised[name]() for name in names])
@@ -169,21 +171,21 @@ def _layer(
 
 def _allocate(linear: Linear | nn.Linear, device: torch.device) -> None:
     for name, empty in list(linear.named_parameters()):
-        made = torch.empty(empty.shape, dtype=empty.dtype, device=device)
-        setattr(linear, name, nn.Parameter(made, requires_grad=False))
+        layer = torch.empty(empty.shape, dtype=empty.dtype, device=device)
+        setattr(linear, name, nn.Parameter(layer, requires_grad=False))
 
 
 PACKING = "vivavoce.packing"  # key in the file's metadata
-NARROW = "vivavoce.packing.narrow"  # and where fewer bits than eight are used, which, and of what shape
+LOW_BITS = "vivavoce.packing.narrow"  # bits and shapes of matrices with fewer than eight bits
 ROWS = "int8-rows"
 PACKED_SCALE = "::scale"
-SMALLEST_MATRIX = 4096
-LARGEST_HALF = 65504.0
-SHORTEST_ROW = 64  # a last axis as long as this has scales of its own when bits are few
+MIN_MATRIX_SIZE = 4096
+MAX_FLOAT16 = 65504.0
+MIN_ROW_LENGTH = 64  # of a last axis with its own scales at fewer than eight bits
 
 
 class PackedMatrix(NamedTuple):
-    """A matrix of fewer bits, as a row of bytes."""
+    """Bits and shape of a matrix stored as a bit string."""
 
     bits: int
     shape: tuple[int, ...]
@@ -192,24 +194,24 @@ class PackedMatrix(NamedTuple):
 def pack_file(
     source: str | Path, target: str | Path, keep: Sequence[str] = (), narrow: Mapping[str, int] | None = None
 ) -> None:
-    """Write a safetensors file small: float16 where a pattern of `keep` is in the name, else bits by pattern, or 8."""
+    """Pack a safetensors file: float16 where a pattern of `keep` matches, else bits by pattern, else 8."""
     packed: dict[str, Tensor] = {}
-    fewer: dict[str, PackedMatrix] = {}
+    low_bit: dict[str, PackedMatrix] = {}
     for name, tensor in load_file(str(source)).items():
         bits = next((bits for pattern, bits in (narrow or {}).items() if re.search(pattern, name)), 8)
         if not is_matrix(tensor) or any(re.search(pattern, name) for pattern in keep):
-            packed[name] = _halved(tensor)
+            packed[name] = _to_float16(tensor)
         elif bits == 8:
-            packed |= _in_bytes(name, tensor.float())
+            packed |= _pack_int8(name, tensor.float())
         else:
-            packed |= _in_bits(name, tensor.float(), bits)
-            fewer[name] = PackedMatrix(bits, tuple(tensor.shape))
-    metadata = {PACKING: ROWS} | ({NARROW: json.dumps(fewer)} if fewer else {})
+            packed |= _pack_low_bits(name, tensor.float(), bits)
+            low_bit[name] = PackedMatrix(bits, tuple(tensor.shape))
+    metadata = {PACKING: ROWS} | ({LOW_BITS: json.dumps(low_bit)} if low_bit else {})
     save_file(packed, str(target), metadata=metadata)
 
 
 def is_packed(folder: str | Path) -> bool:
-    """Whether some weights of a folder were packed."""
+    """Whether a folder has packed weights."""
     for file in Path(folder).glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:
             if (opened.metadata() or {}).get(PACKING):
@@ -218,9 +220,10 @@ def is_packed(folder: str | Path) -> bool:
 
 
 def narrow_matrices(metadata: Mapping[str, str]) -> dict[str, PackedMatrix]:
-    """What a file has in fewer bits than eight, by name."""
+    """Matrices of a file with fewer than eight bits, by name."""
     return {
-        name: PackedMatrix(bits, tuple(shape)) for name, (bits, shape) in json.loads(metadata.get(NARROW, "{}")).items()
+        name: PackedMatrix(bits, tuple(shape))
+        for name, (bits, shape) in json.loads(metadata.get(LOW_BITS, "{}")).items()
     }
 
 
@@ -228,74 +231,76 @@ def widen(tensor: Tensor, scale: Tensor | None, narrow: PackedMatrix | None = No
     """A packed tensor as float32."""
     if narrow is not None:
         assert scale is not None
-        whole = _from_bits(tensor, narrow).view(len(scale), -1).float()
+        whole = _unpack_low_bits(tensor, narrow).view(len(scale), -1).float()
         return (whole * scale.float()[:, None]).view(narrow.shape)
     if scale is not None:
-        return tensor.float() * _beside(scale, tensor)
+        return tensor.float() * _broadcast_scale(scale, tensor)
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def whole_numbers(
     tensor: Tensor, scale: Tensor | None, narrow: PackedMatrix | None = None
 ) -> tuple[Tensor, Tensor] | None:
-    """The int8 numbers and the scale a row that a packed matrix is the product of; None where it is no such product.
+    """The int8 levels and per-row scales of a packed matrix; None if it has no such form.
 
     # [output, input], [output]
     """
     shape = tensor.shape if narrow is None else narrow.shape
     if scale is None or len(shape) != 2 or len(scale) != shape[0] or not torch.isfinite(scale).all():
         return None
-    numbers = tensor if narrow is None else _from_bits(tensor, narrow).view(shape).to(torch.int8)
+    numbers = tensor if narrow is None else _unpack_low_bits(tensor, narrow).view(shape).to(torch.int8)
     return numbers, scale.float()
 
 
 def is_matrix(tensor: Tensor) -> bool:
-    """Whether a tensor is large enough to be rounded."""
-    return tensor.is_floating_point() and tensor.ndim > 1 and tensor.numel() >= SMALLEST_MATRIX
+    """Whether a tensor is a matrix large enough to quantise."""
+    return tensor.is_floating_point() and tensor.ndim > 1 and tensor.numel() >= MIN_MATRIX_SIZE
 
 
-def _halved(tensor: Tensor) -> Tensor:
-    fits = tensor.is_floating_point() and (tensor.numel() == 0 or tensor.abs().max() < LARGEST_HALF)
+def _to_float16(tensor: Tensor) -> Tensor:
+    fits = tensor.is_floating_point() and (tensor.numel() == 0 or tensor.abs().max() < MAX_FLOAT16)
     return tensor.half().contiguous() if fits else tensor.contiguous()
 
 
-def _in_bytes(name: str, tensor: Tensor) -> dict[str, Tensor]:
+def _pack_int8(name: str, tensor: Tensor) -> dict[str, Tensor]:
     scale = tensor.flatten(1).abs().amax(dim=1).clamp_min(1e-8) / 127
-    rounded = (tensor / _beside(scale, tensor)).round().clamp(-127, 127).to(torch.int8)
+    rounded = (tensor / _broadcast_scale(scale, tensor)).round().clamp(-127, 127).to(torch.int8)
     return {name: rounded.contiguous(), name + PACKED_SCALE: scale}
 
 
-def _in_bits(name: str, tensor: Tensor, bits: int) -> dict[str, Tensor]:
-    """Rows with float16 scales, their numbers, made positive, one behind the other without gaps."""
+def _pack_low_bits(name: str, tensor: Tensor, bits: int) -> dict[str, Tensor]:
+    """Unsigned levels as a gapless bit string, with float16 scales per row."""
     numbers, scale = _rounded_rows(tensor, bits)
-    spread = np.unpackbits((numbers + _largest(bits)).to(torch.uint8).numpy().reshape(-1, 1), axis=1)[:, 8 - bits :]
-    return {name: torch.from_numpy(np.packbits(spread)), name + PACKED_SCALE: scale}
+    bits_of_levels = np.unpackbits((numbers + _max_level(bits)).to(torch.uint8).numpy().reshape(-1, 1), axis=1)[
+        :, 8 - bits :
+    ]
+    return {name: torch.from_numpy(np.packbits(bits_of_levels)), name + PACKED_SCALE: scale}
 
 
 def rounded(tensor: Tensor, bits: int) -> Tensor:
-    """A matrix as it comes back from so many bits, fewer than eight."""
+    """A matrix rounded to fewer than eight bits, as `widen` returns it."""
     numbers, scale = _rounded_rows(tensor, bits)
     return (numbers * scale.float()[:, None]).view(tensor.shape)
 
 
 def _rounded_rows(tensor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Whole numbers of so many bits, and the scale of each row.  # [row, place], [row] float16"""
-    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.shape[-1] >= SHORTEST_ROW else tensor.flatten(1)
-    largest = _largest(bits)
-    scale = (rows.abs().amax(dim=1) / largest).clamp(1e-6, LARGEST_HALF).half()
-    return (rows / scale.float()[:, None]).round().clamp(-largest, largest), scale
+    """Integer levels and the scale of each row.  # [row, column], [row] float16"""
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.shape[-1] >= MIN_ROW_LENGTH else tensor.flatten(1)
+    max_level = _max_level(bits)
+    scale = (rows.abs().amax(dim=1) / max_level).clamp(1e-6, MAX_FLOAT16).half()
+    return (rows / scale.float()[:, None]).round().clamp(-max_level, max_level), scale
 
 
-def _largest(bits: int) -> int:
+def _max_level(bits: int) -> int:
     return 2 ** (bits - 1) - 1
 
 
-def _from_bits(tensor: Tensor, narrow: PackedMatrix) -> Tensor:
+def _unpack_low_bits(tensor: Tensor, narrow: PackedMatrix) -> Tensor:
     bits, count = narrow.bits, math.prod(narrow.shape)
-    spread = np.unpackbits(tensor.numpy(), count=count * bits).reshape(-1, bits)
-    numbers = np.packbits(spread, axis=1)[:, 0] >> (8 - bits)
-    return torch.from_numpy(numbers.astype(np.int16) - _largest(bits))
+    bits_of_levels = np.unpackbits(tensor.numpy(), count=count * bits).reshape(-1, bits)
+    numbers = np.packbits(bits_of_levels, axis=1)[:, 0] >> (8 - bits)
+    return torch.from_numpy(numbers.astype(np.int16) - _max_level(bits))
 
 
-def _beside(scale: Tensor, tensor: Tensor) -> Tensor:
+def _broadcast_scale(scale: Tensor, tensor: Tensor) -> Tensor:
     return scale.view(-1, *[1] * (tensor.ndim - 1))

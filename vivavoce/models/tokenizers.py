@@ -1,4 +1,4 @@
-"""Text to ids and back by a published `tokenizer.json`."""
+"""Text to ids and back: Hugging Face `tokenizer.json`, and SentencePiece BPE models read without their library."""
 
 import functools
 import heapq
@@ -52,9 +52,9 @@ class TextTokenizer:
 
 
 SPACE = "▁"
-NORMAL, UNKNOWN, USER_DEFINED, BYTE = 1, 2, 4, 6  # kinds of pieces; the others are never written
+NORMAL, UNKNOWN, USER_DEFINED, BYTE = 1, 2, 4, 6  # kinds of pieces; the others are never produced
 BPE = 2
-WORDS_KEPT = 10_000
+WORD_CACHE_SIZE = 10_000
 PIECES, TRAINER, NORMALISER = 1, 2, 3  # fields of the model, then of its parts
 PIECE_TEXT, PIECE_SCORE, PIECE_KIND = 1, 2, 3
 MODEL_KIND = 3
@@ -71,9 +71,9 @@ class SentencePieceTokenizer:
         self._symbols = {text: id for id, (text, _, kind) in enumerate(pieces) if kind == USER_DEFINED}
         self._bytes = [id for id, (_, _, kind) in enumerate(pieces) if kind == BYTE]
         self._unknown = next((id for id, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN), 0)
-        # Where no piece reaches over a space, words are joined each by itself, and most come again.
+        # If no piece spans a space, words are independent, and their ids can be cached.
         self._words_stand_alone = not any(SPACE in text[1:] for text in self._scores)
-        self._word_ids = functools.lru_cache(WORDS_KEPT)(self._ids_of_word)
+        self._word_ids = functools.lru_cache(WORD_CACHE_SIZE)(self._ids_of_word)
 
     @classmethod
     def load(cls, source: str | Path) -> "SentencePieceTokenizer":
@@ -90,7 +90,7 @@ class SentencePieceTokenizer:
         return cls(pieces, normaliser)
 
     def encode(self, text: str, symbols: bool = True) -> list[int]:
-        """The ids of a text. Without `symbols`, what reads like a symbol of the model's own is text like any other."""
+        """The ids of a text. Without `symbols`, user-defined symbols are treated as plain text."""
         normal = self._normaliser(text, self._symbols if symbols else {})
         words = re.split(f"(?={SPACE})", normal) if self._words_stand_alone else [normal]
         return [id for word in words for id in self._word_ids(word, symbols)]
@@ -109,25 +109,25 @@ class SentencePieceTokenizer:
         return [self._unknown]
 
     def _joined(self, text: str, known: dict[str, int]) -> Iterator[str]:
-        """The text's characters, joined to pieces; the piece of the highest score first, the leftmost of equals."""
+        """BPE merges: the piece of the highest score first, the leftmost of equals."""
         parts: list[str | None] = list(_split(text, known))
         after = list(range(1, len(parts) + 1))
         before = list(range(-1, len(parts) - 1))
-        agenda: list[tuple[float, int, int, str]] = []
+        queue: list[tuple[float, int, int, str]] = []
 
         def propose(left: int, right: int) -> None:
             if left < 0 or right >= len(parts) or parts[left] in known or parts[right] in known:
                 return
             joined = f"{parts[left]}{parts[right]}"
             if joined in self._scores:
-                heapq.heappush(agenda, (-self._scores[joined][1], left, right, joined))
+                heapq.heappush(queue, (-self._scores[joined][1], left, right, joined))
 
         for left in range(len(parts) - 1):
             propose(left, left + 1)
-        while agenda:
-            _, left, right, joined = heapq.heappop(agenda)
+        while queue:
+            _, left, right, joined = heapq.heappop(queue)
             if parts[left] is None or parts[right] is None or f"{parts[left]}{parts[right]}" != joined:
-                continue  # one of the two has been joined with another in the meantime
+                continue  # stale: one of the two was merged already
             parts[left], parts[right] = joined, None
             after[left] = after[right]
             if after[right] < len(parts):
@@ -139,7 +139,7 @@ class SentencePieceTokenizer:
 
 @dataclass(frozen=True)
 class Normaliser:
-    """The model's character map, a double-array trie over UTF-8 bytes, and what it does with white space."""
+    """The model's character map, a double-array trie over UTF-8 bytes, and its white-space rules."""
 
     units: list[int] = field(default_factory=list)
     strings: bytes = b""
@@ -147,19 +147,19 @@ class Normaliser:
     collapses_spaces: bool = True
 
     def __call__(self, text: str, known: dict[str, int]) -> str:
-        """The text as pieces are looked up in it: spaces are `▁`, one before the first word."""
+        """The normalised text: spaces are `▁`, one before the first word."""
         given = text.encode("utf8", errors="replace")
         firsts = {symbol.encode()[0] for symbol in known}
         out: list[str] = []
-        place = 0
-        while place < len(given):
-            symbol = _symbol_at(given, place, known) if given[place] in firsts else None
+        start = 0
+        while start < len(given):
+            symbol = _symbol_at(given, start, known) if given[start] in firsts else None
             if symbol is not None:
                 replacement, length = symbol, len(symbol.encode())
             else:
-                replacement, length = self._replaced(given, place)
+                replacement, length = self._replaced(given, start)
             out.append(replacement)
-            place += length
+            start += length
         joined = "".join(out)
         if self.collapses_spaces:
             joined = " ".join(word for word in joined.split(" ") if word)
@@ -167,57 +167,57 @@ class Normaliser:
             return ""
         return (SPACE if self.adds_dummy_prefix else "") + joined.replace(" ", SPACE)
 
-    def _replaced(self, given: bytes, place: int) -> tuple[str, int]:
-        """What the longest mapped sequence at a place becomes, and how long it is; one character if none is mapped."""
-        offset, length = self._longest(given, place)
+    def _replaced(self, given: bytes, start: int) -> tuple[str, int]:
+        """The replacement of the longest mapped sequence at `start` and its length; else one character."""
+        offset, length = self._match(given, start)
         if length:
             return self.strings[offset : self.strings.index(b"\0", offset)].decode(), length
-        length = _character_length(given[place])
-        return given[place : place + length].decode(), length
+        length = _character_length(given[start])
+        return given[start : start + length].decode(), length
 
-    def _longest(self, given: bytes, place: int) -> tuple[int, int]:
-        """Where the replacement of the longest mapped sequence stands, and the sequence's length in bytes."""
+    def _match(self, given: bytes, start: int) -> tuple[int, int]:
+        """Offset of the replacement of the longest mapped sequence, and the sequence's length in bytes."""
         if not self.units:
             return 0, 0
         found = (0, 0)
         node = _children(self.units[0])
-        for index in range(place, len(given)):
+        for index in range(start, len(given)):
             node ^= given[index]
             unit = self.units[node]
             if unit & 0x800000FF != given[index]:
                 break
             node ^= _children(unit)
-            if unit >> 8 & 1:  # a sequence ends here, and its value is the first child
-                found = (self.units[node] & 0x7FFFFFFF, index + 1 - place)
+            if unit >> 8 & 1:  # end of a sequence; its value is the first child
+                found = (self.units[node] & 0x7FFFFFFF, index + 1 - start)
         return found
 
 
 def _children(unit: int) -> int:
-    """How far a node of the trie is from its children."""
+    """Offset from a trie node to its children."""
     return (unit >> 10) << ((unit & 0x200) >> 6)
 
 
 def _character_length(first: int) -> int:
-    """Bytes of the UTF-8 character that begins so."""
+    """Bytes of a UTF-8 character by its first byte."""
     return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
 
 
-def _symbol_at(given: bytes, place: int, known: dict[str, int]) -> str | None:
-    """The longest of the model's own symbols that stands here."""
-    return max((symbol for symbol in known if given.startswith(symbol.encode(), place)), key=len, default=None)
+def _symbol_at(given: bytes, start: int, known: dict[str, int]) -> str | None:
+    """The longest user-defined symbol at this byte."""
+    return max((symbol for symbol in known if given.startswith(symbol.encode(), start)), key=len, default=None)
 
 
 def _split(text: str, known: dict[str, int]) -> Iterator[str]:
     """Single characters and whole symbols."""
     firsts = {symbol[0] for symbol in known}
-    place = 0
-    while place < len(text):
-        part = text[place]
+    start = 0
+    while start < len(text):
+        part = text[start]
         if part in firsts:
-            here = (symbol for symbol in known if text.startswith(symbol, place))
-            part = max(here, key=len, default=part)
+            candidates = (symbol for symbol in known if text.startswith(symbol, start))
+            part = max(candidates, key=len, default=part)
         yield part
-        place += len(part)
+        start += len(part)
 
 
 def _read(content: bytes) -> tuple[list[tuple[str, float, int]], Normaliser, int]:
@@ -249,33 +249,33 @@ def _normaliser(given: dict[int, int | bytes]) -> Normaliser:
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """The fields of a protobuf message: number, and an integer or the bytes."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
+    start = 0
+    while start < len(message):
+        key, start = _varint(message, start)
         kind = key & 7
         if kind == 0:
-            value, place = _varint(message, place)
+            value, start = _varint(message, start)
             yield key >> 3, value
             continue
         if kind == 2:
-            length, place = _varint(message, place)
+            length, start = _varint(message, start)
         else:
             length = {1: 8, 5: 4}[kind]
-        if place + length > len(message):
+        if start + length > len(message):
             raise ValueError("it ends in the middle of a field")
-        yield key >> 3, message[place : place + length]
-        place += length
+        yield key >> 3, message[start : start + length]
+        start += length
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def _varint(message: bytes, start: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = message[place]
-        place += 1
+        byte = message[start]
+        start += 1
         value |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
-            return value, place
+            return value, start
 
 
 def _bytes(value: int | bytes) -> bytes:

@@ -315,3 +315,8 @@ class CudaStream:
         wait within the driver, and with it whoever else wants something of the driver."""
         if self._stream is not None:
             self._stream.synchronize()
+
+
+def bucket_for(sizes: Sequence[int], wanted: int) -> int:
+    """The smallest of these ascending sizes that holds `wanted`."""
+    return next(size for size in sizes if size >= wanted)

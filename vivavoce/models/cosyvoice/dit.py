@@ -1,7 +1,7 @@
-"""CosyVoice 3's estimator: a diffusion transformer whose layers are scaled, shifted and gated by the flow's time.
+"""CosyVoice 3's flow: a diffusion transformer whose layers are scaled, shifted and gated by the flow's time.
 
-Two things are as they are because the weights were trained so: positions rotate the first head alone, and the last norm
-takes scale before shift where the others take shift before scale.
+As trained: rotary positions apply to the first head only, and the last norm's conditions are scale then shift, where
+the others are shift then scale.
 """
 
 import math
@@ -50,12 +50,12 @@ class DiTConfig:
 
     @property
     def context(self) -> int:
-        """How many past inputs each causal convolution needs."""
+        """Cached inputs of each causal convolution."""
         return self.position_kernel - 1
 
     @property
     def attention_layers(self) -> int:
-        """How many layers keep keys and values."""
+        """Attention layers, each with cached keys and values."""
         return self.blocks
 
     @property
@@ -65,7 +65,7 @@ class DiTConfig:
 
 
 class RotatedPast:
-    """A past before which queries and new keys of the first head are turned by their positions."""
+    """A past that first rotates queries and new keys of the first head."""
 
     def __init__(self, past: Past, cos: Tensor, sin: Tensor) -> None:
         """# cos and sin [row, time, head_dim / 2]"""
@@ -73,17 +73,17 @@ class RotatedPast:
         self._cos, self._sin = cos, sin
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        """Attention by the past; queries and keys are overwritten."""
+        """Rotate in place, then attend."""
         if kernels.usable(query):
             kernels.rotate_first_head(query, keys_values[0], self._cos, self._sin)
         else:
-            for turned in (query, keys_values[0]):
-                first_head = turned[:, :1].transpose(1, 2)  # [row, time, 1, dim]
+            for rotated in (query, keys_values[0]):
+                first_head = rotated[:, :1].transpose(1, 2)  # [row, time, 1, dim]
                 first_head.copy_(rotate_pairs(first_head, self._cos, self._sin))
         return self._past.attend(query, keys_values, bias)
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The convolution by the past."""
+        """# [row, time, channel]"""
         return self._past.convolve(conv, x)
 
 
@@ -113,7 +113,7 @@ class DiTTimeEmbedding(nn.Module):
 
 
 class Modulation(nn.Module):
-    """What a norm makes of the time embedding."""
+    """Conditions of a norm from the time embedding."""
 
     def __init__(self, dim: int, conditions: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Modulation(nn.Module):
 
 
 class InputEmbedding(nn.Module):
-    """Noisy mel and its conditions → the width of the blocks, with positions from two wide causal convolutions."""
+    """Projects noisy mel and conditions to the block width and adds convolutional positions."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -144,13 +144,13 @@ class InputEmbedding(nn.Module):
         """# [row, time, (noisy, features, speaker, prompt) · band] → [row, time, dim]"""
         noisy, features, speaker, prompt_mel = rows.split(self.bands, dim=-1)
         x = self.proj(torch.cat([noisy, prompt_mel, features, speaker], dim=-1))
-        places = x
+        positions = x
         for convolution in self.conv_pos_embed.values():
             assert isinstance(convolution, nn.ModuleList)
             conv = convolution[0]
             assert isinstance(conv, CausalConv1d)
-            places = functional.mish(past.convolve(conv, places))
-        return x + places
+            positions = functional.mish(past.convolve(conv, positions))
+        return x + positions
 
 
 class DiTAttention(nn.Module):
@@ -188,13 +188,13 @@ class DiTFeedForward(nn.Module):
 
 
 class Residual(NamedTuple):
-    """The residual stream, and with its gate what is still to be added to it: the next norm does that on its way."""
+    """The residual stream and a gated branch not yet added to it: the next norm fuses the add."""
 
     x: Tensor  # [row, time, dim]
     gated: tuple[Tensor, Tensor] | None = None  # [dim], [row, time, dim]
 
     def normed(self, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream with everything added, and its norm, scaled and shifted."""
+        """The stream after the add, and its modulated norm."""
         return modulated_norm(self.x, self.gated, scale, shift, NORM_EPS)
 
 
@@ -209,15 +209,14 @@ class DiTBlock(nn.Module):
 
     def forward(self, stream: Residual, conditions: Tensor, bias: Tensor | None, past: Past) -> Residual:
         """# conditions [6, dim]"""
-        shift, scale, gate, late_shift, late_scale, late_gate = conditions
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = conditions
         x, normed = stream.normed(scale, shift)
-        x, normed = Residual(x, (gate, self.attn(normed, bias, past))).normed(late_scale, late_shift)
-        return Residual(x, (late_gate, self.ff(normed)))
+        x, normed = Residual(x, (gate, self.attn(normed, bias, past))).normed(ff_scale, ff_shift)
+        return Residual(x, (ff_gate, self.ff(normed)))
 
 
 class RotaryConstant(nn.Module):
-    """The frequencies as the published file holds them. They follow from the size and are not read from here, so that
-    casting the model to half precision does not round them."""
+    """Holds the published `inv_freq` tensor; unused, since half-precision casts would round it."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
@@ -242,9 +241,9 @@ class DiT(nn.Module):
         self.register_buffer("table", None, persistent=False)
 
     def time_conditions(self, times: Tensor) -> Tensor:
-        """What modulates each norm and gate at each time; no frame has part in it.  # [step] → [step, condition, dim]
+        """Scales, shifts and gates at each time, independent of the frames.  # [step] → [step, condition, dim]
 
-        Conditions are six a block, then two for the last norm.
+        Six conditions per block, then two for the last norm.
         """
         if self.table is not None:
             if len(self.table) != len(times):
@@ -260,14 +259,14 @@ class DiT(nn.Module):
 
     @torch.no_grad()
     def tabulate(self, times: Tensor) -> None:
-        """Keep the conditions of these times and let go of the layers that make them: 43 % of all weights."""
+        """Precompute the conditions of these times and delete the layers that compute them: 43 % of all weights."""
         self.table = self.time_conditions(times)
         del self.time_embed, self.norm_out
         for block in self.transformer_blocks:
             del block.attn_norm
 
     def forward(self, rows: Tensor, time_conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
-        """`past` must turn the first head: see `RotatedPast`.
+        """`past` must rotate the first head: see `RotatedPast`.
 
         # rows [row, time, (noisy, features, speaker, prompt) · band], time_conditions [condition, dim]
         """
@@ -281,24 +280,24 @@ class DiT(nn.Module):
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """Sizes of what stands before the flow: one layer that looks ahead, and each code repeated for its frames."""
+    """Sizes of the encoder: one look-ahead layer, then each code repeated for its frames."""
 
     ratio: int = 2  # mel frames per code
     lookahead: int = 3
-    dim: int = 1024  # between its two convolutions, where the context is kept
+    dim: int = 1024  # between its two convolutions; width of the cached context
     heads: int = 1
-    code_layers: int = 0  # nothing attends before the flow
+    code_layers: int = 0  # no attention before the flow
     frame_layers: int = 0
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """How many past inputs the causal convolutions need: the look-ahead's, and none for the upsampling."""
+        """Cached inputs of the look-ahead convolution; the upsampling has no convolution."""
         return 2, 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoice3FlowConfig(FlowSizes):
-    """The published sizes: 25 codes and 50 mel frames per second; `chunk` codes attend to one another in a stream."""
+    """The published sizes: 25 codes and 50 mel frames per second, chunks of `chunk` codes."""
 
     vocabulary: int = 6_561
     chunk: int = 25
@@ -329,7 +328,7 @@ class CosyVoice3Flow(StreamingFlow):
     ) -> "CosyVoice3Flow":
         """The decoder of a published `flow.pt` file.
 
-        `tabulate` keeps what depends on the time alone as a table for the 10 steps, and drops the layers behind it.
+        `tabulate` precomputes the time conditions of the 10 steps and deletes the layers that compute them.
         """
         decoder = load_flow(lambda: cls(config), source, device, dtype)
         if tabulate:
@@ -337,14 +336,14 @@ class CosyVoice3Flow(StreamingFlow):
         return decoder
 
     def tabulate(self) -> None:
-        """Keep the time conditions of the fixed schedule as a table; the layers that make them go."""
+        """Precompute the time conditions of the fixed schedule."""
         estimator = self.decoder.estimator
         assert isinstance(estimator, DiT)
         estimator.tabulate(cosine_times(self.config.euler_steps, self.device)[:-1])
 
     @torch.no_grad()
     def decode(self, given: FlowPass) -> Tensor:
-        """Embed, look ahead, solve the flow: the whole model.  # → float32 [stream, frame, band]"""
+        """The whole model: embed, look ahead, solve the flow.  # → float32 [stream, frame, band]"""
         config, span, pasts = self.config, given.span, given.pasts
         positions = span.scaled(config.ratio).query_positions()  # [stream, frame]
         embedded = silent_after_the_end(self.input_embedding(given.codes.to(self.device)), span, config.lookahead)
@@ -352,9 +351,9 @@ class CosyVoice3Flow(StreamingFlow):
         bias = given.bias(config.ratio, features.dtype)
         cos, sin = rotary_angles(positions.repeat_interleave(GUIDANCE_ROWS, dim=0), config.estimator.head_dim)
 
-        def turned_past_at(step: int) -> Past:
+        def rotated_past_at(step: int) -> Past:
             return RotatedPast(pasts.mel_at(step), cos, sin)
 
         noise = fixed_noise(config.mel_bands, self.device)[positions]
-        mel: Tensor = self.decoder(noise, features, given.speaker, given.prompt_mel, bias, turned_past_at)
+        mel: Tensor = self.decoder(noise, features, given.speaker, given.prompt_mel, bias, rotated_past_at)
         return mel

@@ -1,4 +1,7 @@
-"""CosyVoice 2 and 3 from the folders they are published in, as those are."""
+"""CosyVoice 2 and 3 from their published folders: networks for reference recordings, text tokenizer, sizes, loading.
+
+`graphed` replays flow and vocoder as CUDA graphs.
+"""
 
 import dataclasses
 import json
@@ -32,10 +35,10 @@ RATE = KaldiFbank.RATE
 
 
 class OnnxFile:
-    """Arrays in, the first output out."""
+    """An ONNX network on the CPU."""
 
     def __init__(self, file: str | Path, what: str) -> None:
-        """`what` it is needed for, as an error should say."""
+        """`what` needs it, for the error message."""
         try:
             import onnxruntime
         except ImportError as error:
@@ -52,9 +55,9 @@ class OnnxFile:
         self._inputs = [each.name for each in self._session.get_inputs()]
 
     def run(self, *arrays: NDArray[Any]) -> NDArray[Any]:
-        """The first output for inputs in the file's order."""
-        made = self._session.run(None, dict(zip(self._inputs, arrays, strict=True)))
-        return np.asarray(made[0])
+        """The first output; inputs in the file's order."""
+        outputs = self._session.run(None, dict(zip(self._inputs, arrays, strict=True)))
+        return np.asarray(outputs[0])
 
 
 class SpeakerEmbedder:
@@ -77,20 +80,20 @@ SPEAKER = "campplus.onnx"
 MEL_SPECS = {2: MATCHA_24KHZ, 3: COSYVOICE3_24KHZ}  # by version: they differ in the highest frequency
 FRAMES_PER_CODE = 2  # of mel
 LONGEST_SECONDS = 30.0
-SHORTEST_SECONDS = 1.0
+MIN_REFERENCE_SECONDS = 1.0
 LOWEST_RATE = 16_000
 SILENCE_DBFS = -60.0
 
 
 class Rates(NamedTuple):
-    """Samples a second."""
+    """Sample rates of input and output."""
 
     heard: int = 16_000
     spoken: int = 24_000
 
 
 class CosyVoiceSpeechTokenizer:
-    """Recordings → what the models need of them, by the published networks of a folder."""
+    """Speech codes and voice prompts of recordings, by the published networks of a folder."""
 
     rates = Rates()
 
@@ -101,29 +104,29 @@ class CosyVoiceSpeechTokenizer:
         self._log_mel, self._mel = WhisperMel(mels=128), VocoderMel(MEL_SPECS[version])
 
     def codes(self, sound: Sound) -> Tensor:
-        """The speech codes of a recording of at most 30 s, 25 a second.  # int64 [code]"""
+        """Speech codes of a recording of at most 30 s, 25 per second.  # int64 [code]"""
         if sound.seconds > LONGEST_SECONDS:
             raise InputError(f"the recording has {sound.seconds:.1f} s; give at most {LONGEST_SECONDS:.0f}")
-        log_mel = self._log_mel(_samples(sound, self.rates.heard)[None])  # [1, 128, frame]
-        made = self._tokenizer.run(log_mel.numpy(), np.array([log_mel.shape[-1]], dtype=np.int32))
-        return torch.from_numpy(made.astype(np.int64)).flatten()
+        log_mel = self._log_mel(mono_samples(sound, self.rates.heard)[None])  # [1, 128, frame]
+        codes = self._tokenizer.run(log_mel.numpy(), np.array([log_mel.shape[-1]], dtype=np.int32))
+        return torch.from_numpy(codes.astype(np.int64)).flatten()
 
     def reference(self, sound: Sound) -> VoicePrompt:
-        """All that is taken from a recording of a voice; codes and mel are of the same length."""
+        """The voice prompt of a recording; codes and mel have equal length."""
         check_reference(sound)
         codes = self.codes(sound)
-        mel = self._mel(_samples(sound, self.rates.spoken)[None])[0].T  # [frame, band]
+        mel = self._mel(mono_samples(sound, self.rates.spoken)[None])[0].T  # [frame, band]
         length = min(len(codes), len(mel) // FRAMES_PER_CODE)
-        speaker = self._speaker.embed(_samples(sound, self.rates.heard))
+        speaker = self._speaker.embed(mono_samples(sound, self.rates.heard))
         return VoicePrompt(codes[:length], mel[: length * FRAMES_PER_CODE].contiguous(), speaker)
 
 
 def check_reference(sound: Sound) -> None:
-    """Raise if no voice can be taken from a recording."""
-    if sound.seconds > LONGEST_SECONDS or sound.seconds < SHORTEST_SECONDS:
+    """Raise `InputError` unless a recording is usable as a voice."""
+    if sound.seconds > LONGEST_SECONDS or sound.seconds < MIN_REFERENCE_SECONDS:
         raise InputError(
-            f"the voice recording has {sound.seconds:.1f} s; give {SHORTEST_SECONDS:.0f} to {LONGEST_SECONDS:.0f}, "
-            "best 5 to 10"
+            f"the voice recording has {sound.seconds:.1f} s; give {MIN_REFERENCE_SECONDS:.0f} to "
+            f"{LONGEST_SECONDS:.0f}, best 5 to 10"
         )
     if sound.rate < LOWEST_RATE:
         raise InputError(f"the voice recording has {sound.rate} Hz; give at least {LOWEST_RATE}")
@@ -131,7 +134,8 @@ def check_reference(sound: Sound) -> None:
         raise InputError(f"the voice recording is silent ({level:.0f} dBFS); give one with speech in it")
 
 
-def _samples(sound: Sound, rate: int) -> Tensor:
+def mono_samples(sound: Sound, rate: int) -> Tensor:
+    """A sound of any rate and channels as mono samples.  # [time]"""
     return torch.from_numpy(sound.mono().resampled(rate).samples[0])
 
 
@@ -155,17 +159,17 @@ PINYIN = """
 """
 PHONEMES = tuple(f"[{phoneme}]" for phoneme in (ARPABET + PINYIN).split())
 ADDED = {2: (END_OF_PROMPT, *EVENTS), 3: (END_OF_PROMPT, *EVENTS, END_OF_SYSTEM, *PHONEMES)}
-"""By version, in the order of their ids."""
+"""Added tokens by version, in the order of their ids."""
 
-# Where Qwen2 cuts a text before it merges bytes: contractions, words with what stands before them, single digits, marks
-# with the line ends behind them, line ends, and spaces.
+# Qwen2's pre-tokenizer: contractions, words with the character before them, single digits, punctuation with trailing
+# line ends, line ends, and spaces.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def load_tokenizer(folder: str | Path, version: int) -> TextTokenizer:
-    """The tokenizer of a model's folder, with the tokens of its version behind Qwen2's own."""
+    """The tokenizer of a model's folder: Qwen2's with the added tokens of its version."""
     try:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     except ImportError as error:
@@ -195,12 +199,12 @@ def load_tokenizer(folder: str | Path, version: int) -> TextTokenizer:
 
 VERSION_FILES = COSYVOICE_VERSIONS
 (LM, REINFORCED_LM), FLOW, VOCODER = COSYVOICE_LMS, "flow.pt", "hift.pt"
-SIZES = "sizes.json"  # ours, for checkpoints of other sizes than the published ones, which have no such file
+SIZES = "sizes.json"  # written by `CosyVoiceSizes.write`; published folders have no such file
 VOCODER_LOOK_RIGHT = 8  # mel frames, of version 2
 
 
 def version_of(folder: str | Path) -> int | None:
-    """Which CosyVoice a folder holds; None: neither."""
+    """The CosyVoice version of a folder; None if it is neither."""
     return next((version for version, name in VERSION_FILES.items() if (Path(folder) / name).is_file()), None)
 
 
@@ -214,14 +218,14 @@ class CosyVoiceSizes:
 
     @classmethod
     def published(cls, version: int) -> "CosyVoiceSizes":
-        """Of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512."""
+        """Sizes of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512."""
         if version == 2:
             return cls(CosyVoiceLMConfig.cosyvoice2(), FlowConfig.cosyvoice2(), HiFTConfig())
         return cls(CosyVoiceLMConfig.cosyvoice3(), CosyVoice3FlowConfig(), CausalHiFTConfig())
 
     @classmethod
     def of_folder(cls, folder: Path, version: int) -> "CosyVoiceSizes":
-        """What the folder says, or the published ones."""
+        """The sizes file of a folder, or the published sizes."""
         file = folder / SIZES
         if not file.is_file():
             return cls.published(version)
@@ -248,7 +252,7 @@ class CosyVoiceSizes:
             raise CheckpointError(f"{file} does not give the sizes of a CosyVoice ({error})") from error
 
     def write(self, folder: Path) -> None:
-        """So that `of_folder` finds them."""
+        """Write the sizes file for `of_folder`."""
         parts = {name: dataclasses.asdict(getattr(self, name)) for name in ("lm", "flow", "vocoder")}
         parts["vocoder"].pop("f0_dtype", None)  # always float64
         (folder / SIZES).write_text(json.dumps(parts, indent=2), encoding="utf8")
@@ -256,7 +260,7 @@ class CosyVoiceSizes:
 
 @dataclass(frozen=True)
 class CosyVoiceParts:
-    """Everything a folder holds, loaded."""
+    """The loaded parts of a folder."""
 
     lm: CosyVoiceLM
     speech: FlowSpeech
@@ -278,14 +282,14 @@ def load_cosyvoice(
 ) -> CosyVoiceParts:
     """A published folder; the vocoder is always in float32.
 
-    `reinforced` takes version 3's `llm.rl.pt`, and so does a folder that has no other.
+    `reinforced` selects version 3's `llm.rl.pt`, as does a folder without `llm.pt`.
     """
     folder = Path(folder)
     version = version_of(folder)
     if version is None:
         raise CheckpointError(f"{folder} has neither {' nor '.join(VERSION_FILES.values())}; it is no CosyVoice 2 or 3")
     lm_file = language_model(folder, reinforced)
-    absent = [file.name for file in (lm_file, folder / FLOW, folder / VOCODER) if not _is_here(file)]
+    absent = [file.name for file in (lm_file, folder / FLOW, folder / VOCODER) if not _exists(file)]
     if absent:
         raise CheckpointError(f"{folder} lacks {', '.join(absent)}; fetch the model again")
     sizes = CosyVoiceSizes.of_folder(folder, version)
@@ -298,13 +302,13 @@ def load_cosyvoice(
 
 
 def language_model(folder: Path, reinforced: bool = False) -> Path:
-    """The file of a folder's language model, by its published name."""
-    plain, better = folder / LM, folder / REINFORCED_LM
-    return better if reinforced or (_is_here(better) and not _is_here(plain)) else plain
+    """The file of a folder's language model."""
+    plain, reinforced_file = folder / LM, folder / REINFORCED_LM
+    return reinforced_file if reinforced or (_exists(reinforced_file) and not _exists(plain)) else plain
 
 
-def _is_here(file: Path) -> bool:
-    """Whether a published file is there, as it was published or quantised."""
+def _exists(file: Path) -> bool:
+    """Whether a published file exists, as published or quantised."""
     return file.is_file() or file.with_suffix(".safetensors").is_file()
 
 
@@ -319,11 +323,11 @@ def load_speech(folder: Path, sizes: CosyVoiceSizes, device: torch.device | str,
     return FlowSpeech(CosyVoice3Flow.load(folder / FLOW, sizes.flow, device, dtype), causal)
 
 
-PREFIX_STEP = 125  # codes: voices of up to five seconds share their graphs, and longer ones theirs
+PREFIX_STEP = 125  # codes: all voices of up to five seconds share graphs
 
 
 def graphed(speech: FlowSpeech) -> FlowSpeech:
-    """The same flow and vocoder, replayed."""
+    """Flow and vocoder replayed as CUDA graphs."""
     flow, vocoder = GraphedFlow(speech.flow, PREFIX_STEP), speech.vocoder
     if isinstance(vocoder, CausalHiFT):
         return FlowSpeech(flow, GraphedCausalHiFT(vocoder))
@@ -332,7 +336,7 @@ def graphed(speech: FlowSpeech) -> FlowSpeech:
 
 
 def warm_up(speech: FlowSpeech, voice: FlowVoice, batches: Sequence[int], left_chunks: int | None) -> None:
-    """Capture the first hops and those that recur, so that no listener waits for it."""
+    """Capture first and recurring hops ahead of use."""
     config, first = speech.flow.config, speech.flow.first_hop(voice)
     for streams in sorted(batches, reverse=True):  # the largest first: the smaller ones reuse its memory
         states = [speech.start(voice, left_chunks, seed) for seed in range(streams)]

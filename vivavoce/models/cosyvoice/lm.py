@@ -1,8 +1,10 @@
-"""The language model of CosyVoice 2 and 3: Qwen2-0.5B that reads text and writes speech codes, 25 a second.
+"""The language model of CosyVoice 2 and 3 and its prompts: Qwen2-0.5B from text to 25 speech codes per second.
 
-A row has a text id and a speech id, of which one is live: where the text id is `speech_mark`, the row is speech. The
-prompt is start, text, task, and the codes of a reference if there is one. Version 2 has start and task in a table of
-their own, whose ids here stand behind the text's; version 3 has them among the speech ids.
+A row has a text id and a speech id, of which one is used: where the text id is `speech_mark`, the row is speech. The
+prompt is start, text, task, and the codes of a reference if there is one. Version 2 embeds start and task by a table of
+their own, whose ids here follow the text's; version 3 has them among the speech ids.
+
+`CosyVoicePrompt` builds prompts from texts, `Interleave` from a text that arrives piece by piece.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +27,9 @@ from vivavoce.nn.paged_kv import RowBatch
 TEXT, SPEECH = 0, 1  # channels of a row
 NO_CODE = 0  # the speech id of a row that is text; it is never embedded
 UNUSED = ("llm.model.lm_head.weight", "epoch", "step")  # the text head is a copy of the text embedding
-FEWEST_CODES, MOST_CODES = 2, 20  # per text token
+MIN_CODES_PER_TOKEN, MAX_CODES_PER_TOKEN = 2, 20
 SILENT_CODES = frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323})  # of version 3
-LONGEST_SILENCE = 5  # codes
+MAX_SILENT_CODES = 5  # in a row
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class CosyVoiceLMConfig:
 
     @property
     def start(self) -> Row:
-        """The row before all others."""
+        """The first row."""
         if self.version == 2:
             return self.vocab_size + 1, NO_CODE
         return self.speech_mark, self.speech_codes
@@ -99,7 +101,7 @@ class CosyVoiceLMConfig:
 
     @property
     def end_code(self) -> int:
-        """The speech id that the model was taught to end with."""
+        """The speech id that ends a reply in training."""
         return self.speech_codes if self.version == 2 else self.speech_codes + 1
 
 
@@ -138,7 +140,7 @@ class CosyVoiceLM(nn.Module):
         dtype: torch.dtype = torch.float32,
         progress: Callable[[int, int], None] | None = None,
     ) -> "CosyVoiceLM":
-        """A published `llm.pt` or `llm.rl.pt`, of either version; the file says which."""
+        """A published `llm.pt` or `llm.rl.pt`; without `config` the version is inferred from the file."""
         with Checkpoint(file) as checkpoint:
             published = checkpoint.renamed(lambda name: None if name in UNUSED else name)
             if config is None:
@@ -157,7 +159,7 @@ class CosyVoiceLM(nn.Module):
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> "CosyVoiceLM":
-        """Random weights made on the device: for measuring speed, and for tests."""
+        """Random weights drawn on the device, for benchmarks and tests."""
         with allocating(device, dtype):
             model = cls(config)
         fill_randomly(model, seed)
@@ -165,40 +167,38 @@ class CosyVoiceLM(nn.Module):
 
     @property
     def trunk(self) -> DecoderTrunk:
-        """The decoder, which stands deep in the published names."""
+        """The decoder, nested in the published names."""
         return cast(DecoderTrunk, cast(Wrapper, self.llm.model).model)
 
     def prompt(self, text: Sequence[int], before: Sequence[int] = (), codes: Sequence[int] = ()) -> list[Row]:
-        """The rows to reply to: what to say, after a reference's transcript or an instruction, and its codes."""
+        """The prompt rows: transcript or instruction, the text to say, and the reference's codes."""
         config = self.config
-        written = [*before, *text]
+        ids = [*before, *text]
         if not text:
             raise InputError("there is no text to say; give at least one token")
-        if any(not 0 <= token < config.vocab_size for token in written):
-            raise InputError(
-                f"text ids go from {min(written)} to {max(written)}; this model has 0…{config.vocab_size - 1}"
-            )
+        if any(not 0 <= token < config.vocab_size for token in ids):
+            raise InputError(f"text ids go from {min(ids)} to {max(ids)}; this model has 0…{config.vocab_size - 1}")
         if any(not 0 <= code < config.speech_codes for code in codes):
             raise InputError(
                 f"speech codes go from {min(codes)} to {max(codes)}; this model has 0…{config.speech_codes - 1}"
             )
-        if config.version == 3 and config.end_of_prompt not in written:
+        if config.version == 3 and config.end_of_prompt not in ids:
             raise InputError(
                 "the text has no <|endofprompt|>, which CosyVoice 3 needs; put 'You are a helpful assistant."
                 "<|endofprompt|>' before the transcript or the text"
             )
         speech = [(config.speech_mark, code) for code in codes]
-        return [config.start, *((token, NO_CODE) for token in written), config.task, *speech]
+        return [config.start, *((token, NO_CODE) for token in ids), config.task, *speech]
 
     @staticmethod
     def length_limits(text_tokens: int) -> tuple[int, int]:
-        """The fewest and the most codes that so many tokens of text, prompt not counted, may become."""
+        """Min and max codes for this many text tokens, prompt not counted."""
         if text_tokens < 1:
             raise InputError(f"{text_tokens} tokens of text have no length; give at least one")
-        return FEWEST_CODES * text_tokens, MOST_CODES * text_tokens
+        return MIN_CODES_PER_TOKEN * text_tokens, MAX_CODES_PER_TOKEN * text_tokens
 
     def embed(self, rows: Tensor) -> Tensor:
-        """One embedding a row, chosen by its text id.  # [row, 2] → [row, hidden]"""
+        """One embedding per row, selected by its text id.  # [row, 2] → [row, hidden]"""
         text, speech = rows.unbind(-1)
         past_text = text - self.config.speech_mark  # 0 is speech; 1 and 2 are start and task of version 2
         x = self.trunk.embed_tokens(text.clamp(max=self.config.vocab_size - 1))
@@ -213,51 +213,49 @@ class CosyVoiceLM(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What the speech head says.  # [sequence, hidden] → [sequence, speech id], float32"""
+        """Logits of the speech head.  # [sequence, hidden] → [sequence, speech id], float32"""
         logits = self.llm_decoder(hidden)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
-        """The next code, or the end once there are as many codes as the caller wants.  # [sequence, 2]
+        """The next code, or the end after the minimum number of codes.  # [sequence, 2]
 
-        The published code keeps one id from ending a reply too early, which in version 3 is not the end code. Here it
-        is all ids that end one.
+        The published code masks one id to prevent an early end, which in version 3 is not the end code. Here all ids
+        that end a reply are masked.
         """
         logits = self.logits(hidden)
-        too_early = (draw.generated <= draw.least)[:, None]
+        before_minimum = (draw.generated <= draw.least)[:, None]
         codes = self.config.speech_codes
-        logits[:, codes:] = logits[:, codes:].masked_fill(too_early, float("-inf"))
+        logits[:, codes:] = logits[:, codes:].masked_fill(before_minimum, float("-inf"))
         speech = draw.sample_unrepeated(SPEECH, logits, self.config.repetition_share)
         return torch.stack([torch.full_like(speech, self.config.speech_mark), speech], dim=1)
 
     def start_mode(self, last: Row) -> int:
-        """There is only one."""
         return 0
 
     def next_mode(self, mode: int, row: Row) -> int:
-        """There is only one."""
         return mode
 
     def ends(self, row: Row) -> bool:
-        """Any speech id that is no code."""
+        """Any speech id beyond the codes."""
         return row[SPEECH] >= self.config.speech_codes
 
     def spoken_codes(self, rows: Iterable[Row]) -> list[int]:
-        """The codes of a reply, without its end."""
+        """The codes of a reply, without the end id."""
         return [row[SPEECH] for row in rows if not self.ends(row)]
 
 
 def shorten_silence(codes: Iterable[int], silent_before: int = 0) -> tuple[list[int], int]:
-    """The codes without those that would make a silence longer than five, and how many silent ones they end with.
+    """The codes with silences cut to five codes, and the number of silent codes at their end.
 
-    CosyVoice 3 speaks so; its language model goes on from all of them.
+    CosyVoice 3 synthesises the shortened codes; its language model continues from all of them.
     """
-    kept, silent = [], silent_before
+    shortened, silent = [], silent_before
     for code in codes:
         silent = silent + 1 if code in SILENT_CODES else 0
-        if silent <= LONGEST_SILENCE:
-            kept.append(code)
-    return kept, silent
+        if silent <= MAX_SILENT_CODES:
+            shortened.append(code)
+    return shortened, silent
 
 
 END_OF_PROMPT = "<|endofprompt|>"
@@ -266,60 +264,61 @@ SYSTEM = "You are a helpful assistant."  # of version 3
 
 @dataclass(frozen=True)
 class PromptPrefix:
-    """Text ids before the text, and the speech codes after it that belong to them."""
+    """Text ids before the text, and their speech codes."""
 
     text: tuple[int, ...] = ()
     codes: tuple[int, ...] = ()
 
 
 class CosyVoicePrompt:
-    """Prompts of one version."""
+    """Builds the prompts of one version."""
 
     def __init__(self, lm: CosyVoiceLM, tokenizer: TextTokenizer) -> None:
         self.lm, self.tokenizer = lm, tokenizer
         self.version = lm.config.version
 
     def zero_shot(self, transcript: str, codes: Sequence[int]) -> PromptPrefix:
-        """To go on in the voice of a reference that said this."""
+        """Continue a reference with this transcript, in its voice."""
         words = self.tokenizer.encode(transcript)
         check_transcript(transcript, len(words), len(codes))
         return PromptPrefix((*self._opening(), *words), tuple(codes))
 
     def cross_lingual(self) -> PromptPrefix:
-        """To speak any language: the reference's words and codes are left out, its sound is not."""
+        """Speak any language: the flow still uses the reference, the language model does not."""
         return PromptPrefix(self._opening())
 
     def instructed(self, instruction: str) -> PromptPrefix:
-        """To speak as told."""
+        """Follow an instruction on how to speak."""
         if not instruction.strip() or END_OF_PROMPT in instruction:
             raise InputError(f"an instruction is a sentence without {END_OF_PROMPT}, not {instruction!r}")
         return PromptPrefix(self._opening(instruction.strip()))
 
     def text(self, text: str) -> list[int]:
-        """The ids of what is to be said."""
+        """The ids of a text to say."""
         return self.tokenizer.encode(text)
 
     def rows(self, before: PromptPrefix, text: Sequence[int]) -> list[Row]:
-        """The rows of a whole text that the language model replies to."""
+        """The prompt rows of a whole text."""
         return self.lm.prompt(text, before.text, before.codes)
 
     def _opening(self, instruction: str = "") -> tuple[int, ...]:
-        """What begins a prompt: in version 3 always a system's line, in version 2 an instruction or nothing."""
+        """The beginning of a prompt: in version 3 a system prompt, in version 2 an instruction or nothing."""
         if self.version == 2:
-            written = instruction + END_OF_PROMPT if instruction else ""
+            text = instruction + END_OF_PROMPT if instruction else ""
         else:
-            written = f"{SYSTEM} {instruction}".rstrip() + END_OF_PROMPT
-        return tuple(self.tokenizer.encode(written)) if written else ()
+            text = f"{SYSTEM} {instruction}".rstrip() + END_OF_PROMPT
+        return tuple(self.tokenizer.encode(text)) if text else ()
 
 
 def check_transcript(transcript: str, tokens: int, codes: int) -> None:
-    """Raise if a reference of so many codes cannot have said so many tokens: then the words are not its own."""
+    """Raise `InputError` if a reference of this length cannot be speech of this many tokens."""
     if not tokens:
-        raise InputError("the transcript of the reference is empty; give its words, or none to go by its sound alone")
-    if not FEWEST_CODES * tokens <= codes <= MOST_CODES * tokens:
+        raise InputError("the transcript of the reference is empty; give its words, or None to use its sound alone")
+    if not MIN_CODES_PER_TOKEN * tokens <= codes <= MAX_CODES_PER_TOKEN * tokens:
+        length = "short" if codes < MIN_CODES_PER_TOKEN * tokens else "long"
         raise InputError(
-            f"the reference has {codes / 25:.1f} s, too {'short' if codes < FEWEST_CODES * tokens else 'long'} for the "
-            f"{tokens} tokens of {shown(transcript)}; give the words that are said in it, all of them"
+            f"the reference has {codes / 25:.1f} s, too {length} for the {tokens} tokens of "
+            f"{shown(transcript)}; give the words that are said in it, all of them"
         )
 
 
@@ -328,7 +327,7 @@ TEXT_TOKENS, SPEECH_CODES = 5, 15  # of one round
 
 @dataclass(frozen=True)
 class InterleaveRequest:
-    """What the model reads next, and how many codes it makes then; None: as many as it likes, up to `most`."""
+    """The next rows to read, and how many codes to generate then; None: until the model ends, at most `most`."""
 
     rows: tuple[Row, ...]
     codes: int | None
@@ -336,71 +335,71 @@ class InterleaveRequest:
 
 
 class Interleave:
-    """The rounds of one reply. Text is given as it comes; `ask` says what to do with it."""
+    """Interleaves text and speech of one reply: text is added as it arrives, `ask` returns the next request."""
 
     def __init__(self, config: CosyVoiceLMConfig, before: PromptPrefix) -> None:
         self._config = config
         opening = 0
-        if config.version == 3:  # what stands before the transcript is read at once
+        if config.version == 3:  # the system prompt is read at once
             opening = len(before.text) - tuple(reversed(before.text)).index(config.end_of_prompt)
-        self._rows: list[Row] = [config.start, *self._written(before.text[:opening])]
+        self._rows: list[Row] = [config.start, *self._text_rows(before.text[:opening])]
         self._text = list(before.text[opening:])
         self._reference = list(before.codes)
-        self._due = -len(before.codes) % SPEECH_CODES  # codes that the reference leaves its last round short of
-        self._given = self._made = 0
+        self._codes_due = -len(before.codes) % SPEECH_CODES  # codes missing in the reference's last round
+        self._text_count = self._requested = 0
         self._is_ended = self._is_over = False
 
     def give(self, text: Sequence[int]) -> None:
-        """More of the text."""
+        """Add text ids."""
         if self._is_ended:
-            raise InputError("the text was ended; begin a new one")
+            raise InputError("the text has ended; start a new one")
         if any(not 0 <= token < self._config.vocab_size for token in text):
             raise InputError(
                 f"text ids go from {min(text)} to {max(text)}; this model has 0…{self._config.vocab_size - 1}"
             )
         self._text += text
-        self._given += len(text)
+        self._text_count += len(text)
 
     def end(self) -> None:
-        """There is no more text."""
-        if not self._given:
+        """Mark the end of the text."""
+        if not self._text_count:
             raise InputError("there is no text to say; give at least one token")
         self._is_ended = True
 
     def ask(self) -> InterleaveRequest | None:
-        """The next round; None: more text is needed first, or everything was asked for."""
+        """The next request; None if more text is needed or everything was requested."""
         if self._is_over:
             return None
         while self._reference and len(self._text) >= TEXT_TOKENS:
             self._read_round()
         if self._reference and not self._is_ended:
             return None
-        if not self._reference and self._due == 0 and len(self._text) >= TEXT_TOKENS:
+        if not self._reference and self._codes_due == 0 and len(self._text) >= TEXT_TOKENS:
             self._read_round()
-            self._due = SPEECH_CODES
-        if self._due and not self._reference:
-            return self._asked(self._due)
+            self._codes_due = SPEECH_CODES
+        if self._codes_due and not self._reference:
+            return self._request(self._codes_due)
         return self._last() if self._is_ended else None
 
     def _last(self) -> InterleaveRequest:
         self._is_over = True
-        self._rows += [*self._written(self._text), self._config.task, *self._spoken(self._reference)]
+        self._rows += [*self._text_rows(self._text), self._config.task, *self._speech_rows(self._reference)]
         self._text, self._reference = [], []
-        return self._asked(None)
+        return self._request(None)
 
-    def _asked(self, codes: int | None) -> InterleaveRequest:
-        rows, self._rows, self._due = tuple(self._rows), [], 0
-        most = max(1, MOST_CODES * self._given - self._made)
-        self._made += codes or 0
+    def _request(self, codes: int | None) -> InterleaveRequest:
+        rows, self._rows, self._codes_due = tuple(self._rows), [], 0
+        most = max(1, MAX_CODES_PER_TOKEN * self._text_count - self._requested)
+        self._requested += codes or 0
         return InterleaveRequest(rows, codes, most)
 
     def _read_round(self) -> None:
-        """Five tokens of text, and the reference's codes of the same round if there are any."""
-        self._rows += [*self._written(self._text[:TEXT_TOKENS]), *self._spoken(self._reference[:SPEECH_CODES])]
+        """Append one round: five text tokens, and the reference's codes of that round if any."""
+        self._rows += [*self._text_rows(self._text[:TEXT_TOKENS]), *self._speech_rows(self._reference[:SPEECH_CODES])]
         del self._text[:TEXT_TOKENS], self._reference[:SPEECH_CODES]
 
-    def _written(self, text: Sequence[int]) -> list[Row]:
+    def _text_rows(self, text: Sequence[int]) -> list[Row]:
         return [(token, NO_CODE) for token in text]
 
-    def _spoken(self, codes: Sequence[int]) -> list[Row]:
+    def _speech_rows(self, codes: Sequence[int]) -> list[Row]:
         return [(self._config.speech_mark, code) for code in codes]

@@ -1,9 +1,8 @@
-"""The flow decoder on a CPU: the same mel in fewer and longer calls.
+"""CPU implementation of the flow decoder: fewer and larger calls.
 
-Convolutions read their taps where they lie, the activation is made of passes the libraries do well, and what depends on
-the time alone is computed once. It runs on the weights of a `FlowDecoder` and equals it but for rounding. Where the CPU
-multiplies tiles of bfloat16 the estimator computes in that, and what a reply keeps of it takes half the room; the mel
-it adds to stays in float32.
+Convolutions are one matrix product over strided views, Mish is computed from fast primitives, and what depends only on
+the time is precomputed. It runs on the weights of a `FlowDecoder` and equals it but for rounding. On CPUs with bfloat16
+tiles the estimator computes in bfloat16, which halves its cache; the mel stays in float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,12 +31,12 @@ from vivavoce.nn.quantised import Int8Linear, QuantisedLinear
 from vivavoce.nn.streaming import Past, StreamPast
 from vivavoce.nn.vocoder import CausalConv1d
 
-LARGEST_EXPONENT = 30.0  # from here on mish is its input
-ROWS = 40  # of a chunk of five codes, guided and not
+MAX_EXPONENT = 30.0  # mish(x) = x beyond it
+ROWS = 40  # of a chunk of five codes, conditional and unconditional
 
 
-class Plain(nn.Module):
-    """`x @ weight.T + bias`."""
+class ColumnMajorLinear(nn.Module):
+    """`x @ weight.T + bias` with a column-major weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -49,8 +48,8 @@ class Plain(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-class RoundedFlowLinear(MkldnnLinear):
-    """A product whose rows are made a multiple of `ROWS`: the library gets ready for every number of them anew."""
+class PaddedRowsLinear(MkldnnLinear):
+    """bfloat16 linear with rows padded to a multiple of `ROWS`: oneDNN prepares a primitive for every new shape."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -66,36 +65,36 @@ class RoundedFlowLinear(MkldnnLinear):
         return out[:rows].unflatten(0, x.size()[:-1])
 
 
-def product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-    """`x @ weight.T + bias` for an x of this type."""
-    return RoundedFlowLinear(weight, bias) if dtype == torch.bfloat16 else Plain(weight, bias)
+def cpu_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    """`x @ weight.T + bias` for inputs of this dtype."""
+    return PaddedRowsLinear(weight, bias) if dtype == torch.bfloat16 else ColumnMajorLinear(weight, bias)
 
 
-class Taps(nn.Module):
-    """A causal convolution that reads its taps where they lie."""
+class TapConv(nn.Module):
+    """A causal convolution as one matrix product over a strided view of its input."""
 
     def __init__(self, conv: CausalConv1d, dtype: torch.dtype) -> None:
         super().__init__()
         self.width = conv.context + 1
-        self.product = product(conv.weight.transpose(1, 2).flatten(1).contiguous(), conv.bias, dtype)
+        self.linear = cpu_linear(conv.weight.transpose(1, 2).flatten(1).contiguous(), conv.bias, dtype)
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        """The convolution continued; its context moves on.  # [row, time, channel], [row, context, channel]"""
+        """Continue the convolution; `context` is updated in place.  # [row, time, channel], [row, context, channel]"""
         rows, time, channels = x.size(0), x.size(1), x.size(2)
         joined = torch.cat([context, x], dim=1)
         context.copy_(joined[:, time:])
         read = joined.as_strided([rows, time, self.width * channels], [joined.stride(0), channels, 1])
-        # As one matrix: libraries make a product a row of what does not lie in one piece.
-        out: Tensor = self.product(read.reshape(rows * time, self.width * channels))
+        # Reshaped to one matrix: a strided 3-D input would be multiplied row by row.
+        out: Tensor = self.linear(read.reshape(rows * time, self.width * channels))
         return out.view(rows, time, -1)
 
 
-class FlatPast(StreamPast):
-    """A past whose convolutions read their taps where they lie."""
+class CpuStreamPast(StreamPast):
+    """A `StreamPast` whose convolutions are `TapConv`."""
 
     def __init__(
         self,
-        taps: Mapping[CausalConv1d, Taps],
+        taps: Mapping[CausalConv1d, TapConv],
         prefixes: Sequence[Tensor],
         windows: Tensor,
         contexts: Sequence[Tensor],
@@ -105,73 +104,76 @@ class FlatPast(StreamPast):
         self._taps = taps
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The convolution continued; its context moves on."""
+        """Continue the convolution; its context is updated in place."""
         out: Tensor = self._taps[conv](x, next(self._contexts))
         return out
 
     def parts(self) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
-        """Prefixes by layer, windows, where the next go, contexts by convolution."""
+        """Prefixes per layer, windows, next windows, contexts per convolution."""
         prefixes = [self._prefix(layer) for layer in range(self._windows.shape[0])]
         return prefixes, self._windows, self._next_windows, list(self._contexts)
 
 
-class FlatCausal(nn.Module):
+class CpuCausalBlock(nn.Module):
     """A causal convolution, its norm and mish."""
 
     def __init__(self, block: CausalBlock, dtype: torch.dtype) -> None:
         super().__init__()
-        self.conv = Taps(cast(CausalConv1d, block.block["0"]), dtype)
+        self.conv = TapConv(cast(CausalConv1d, block.block["0"]), dtype)
         self.norm = cast(nn.LayerNorm, block.block["2"])
-        self.largest = LARGEST_EXPONENT
+        self.max_exponent = MAX_EXPONENT
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """# [row, time, channel]
 
-        Mish is x · tanh(softplus(x)) = x · n / (n + 2) with n = eˣ(eˣ + 2): the libraries' own takes three times as
-        long.
+        Mish is x · tanh(softplus(x)) = x · n / (n + 2) with n = eˣ(eˣ + 2): the library's own is three times
+        slower.
         """
         y: Tensor = self.norm(self.conv(x, context).float())
-        power = y.clamp(max=self.largest).exp_()
+        power = y.clamp(max=self.max_exponent).exp_()
         n = (power + 2).mul_(power)
         return n.div_(n + 2).mul_(y).to(x.dtype)
 
 
-class FlatEstimatorTransformer(nn.Module):
-    """Attention and feed-forward of norms, added to as they go."""
+class CpuEstimatorTransformer(nn.Module):
+    """Pre-norm attention and feed-forward with in-place residual adds."""
 
     def __init__(self, layer: EstimatorTransformer, dtype: torch.dtype) -> None:
         super().__init__()
-        out, widen = cast(nn.Linear, layer.attn1.to_out[0]), cast(nn.Linear, layer.ff.net["0"]["proj"])  # type: ignore[index]
-        narrow = cast(nn.Linear, layer.ff.net["2"])
+        out, up = cast(nn.Linear, layer.attn1.to_out[0]), cast(nn.Linear, layer.ff.net["0"]["proj"])  # type: ignore[index]
+        down = cast(nn.Linear, layer.ff.net["2"])
         self.heads = layer.attn1.heads
         self.norm1, self.norm2 = (deepcopy(norm).to(dtype) for norm in (layer.norm1, layer.norm3))
-        self.packed, self.out = product(layer.attn1.packed.weight, None, dtype), product(out.weight, out.bias, dtype)
-        self.widen, self.narrow = product(widen.weight, widen.bias, dtype), product(narrow.weight, narrow.bias, dtype)
+        self.packed, self.out = (
+            cpu_linear(layer.attn1.packed.weight, None, dtype),
+            cpu_linear(out.weight, out.bias, dtype),
+        )
+        self.up, self.down = cpu_linear(up.weight, up.bias, dtype), cpu_linear(down.weight, down.bias, dtype)
 
-    def forward(self, x: Tensor, bias: Tensor | None, prefix: Tensor, window: Tensor, kept: Tensor) -> Tensor:
-        """# x [row, time, dim], prefix, window and what is kept of both and of what is new: as in `StreamPast`"""
+    def forward(self, x: Tensor, bias: Tensor | None, prefix: Tensor, window: Tensor, next_window: Tensor) -> Tensor:
+        """# x [row, time, dim]; prefix, window and next_window as in `StreamPast`"""
         rows, time = x.size(0), x.size(1)
-        made = self.packed(self.norm1(x)).view(rows, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        new = made[1:].unflatten(1, [window.size(1), window.size(2)])
+        projected = self.packed(self.norm1(x)).view(rows, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        new = projected[1:].unflatten(1, [window.size(1), window.size(2)])
         joined = torch.cat([prefix, window, new], dim=-2)
-        kept.copy_(joined[..., joined.size(-2) - kept.size(-2) :, :])
+        next_window.copy_(joined[..., joined.size(-2) - next_window.size(-2) :, :])
         seen = joined.flatten(1, 2)
-        mixed = functional.scaled_dot_product_attention(made[0], seen[0], seen[1], attn_mask=bias)
+        mixed = functional.scaled_dot_product_attention(projected[0], seen[0], seen[1], attn_mask=bias)
         x = self.out(mixed.transpose(1, 2).flatten(2)).add_(x)
-        out: Tensor = self.narrow(functional.gelu(self.widen(self.norm2(x)))).add_(x)
+        out: Tensor = self.down(functional.gelu(self.up(self.norm2(x)))).add_(x)
         return out
 
 
-class FlatStage(nn.Module):
+class CpuEstimatorStage(nn.Module):
     """A residual block, its transformers and, at the ends of the UNet, a causal convolution."""
 
     def __init__(self, stage: EstimatorStage, dtype: torch.dtype) -> None:
         super().__init__()
         block = cast(ResidualBlock, stage[0])
-        self.block1, self.block2 = FlatCausal(block.block1, dtype), FlatCausal(block.block2, dtype)
-        self.beside = product(block.res_conv.weight.squeeze(-1), block.res_conv.bias, dtype)
+        self.block1, self.block2 = CpuCausalBlock(block.block1, dtype), CpuCausalBlock(block.block2, dtype)
+        self.res_conv = cpu_linear(block.res_conv.weight.squeeze(-1), block.res_conv.bias, dtype)
         layers = cast(Sequence[EstimatorTransformer], stage[1])
-        self.transformers = nn.ModuleList(FlatEstimatorTransformer(layer, dtype) for layer in layers)
+        self.transformers = nn.ModuleList(CpuEstimatorTransformer(layer, dtype) for layer in layers)
 
     def forward(
         self,
@@ -182,28 +184,33 @@ class FlatStage(nn.Module):
         layer: int,
         conv: int,
     ) -> Tensor:
-        """From the past's `layer` and `conv` on.  # [row, time, channel]"""
-        prefixes, windows, kept, contexts = past
+        """`layer` and `conv` are the first indices into the past.  # [row, time, channel]"""
+        prefixes, windows, next_windows, contexts = past
         h = self.block1(x, contexts[conv]).add_(time)
-        x = self.block2(h, contexts[conv + 1]).add_(self.beside(x))
+        x = self.block2(h, contexts[conv + 1]).add_(self.res_conv(x))
         for transformer in self.transformers:
-            x = transformer(x, bias, prefixes[layer], windows[layer], kept[layer])
+            x = transformer(x, bias, prefixes[layer], windows[layer], next_windows[layer])
             layer += 1
         return x
 
 
-class FlatSteps(nn.Module):
-    """A whole estimator over the past of streams. TorchScript runs it: no other thread waits for Python meanwhile."""
+class CpuUNet(nn.Module):
+    """The whole estimator over the past of streams, run by TorchScript without the GIL."""
 
     def __init__(self, estimator: FlowEstimator, dtype: torch.dtype) -> None:
         super().__init__()
         down, up = cast(EstimatorStage, estimator.down_blocks[0]), cast(EstimatorStage, estimator.up_blocks[0])
-        self.down, self.up = FlatStage(down, dtype), FlatStage(up, dtype)
+        self.down, self.up = CpuEstimatorStage(down, dtype), CpuEstimatorStage(up, dtype)
         self.layers = len(self.down.transformers)  # of a stage
-        self.middle = nn.ModuleList(FlatStage(cast(EstimatorStage, stage), dtype) for stage in estimator.mid_blocks)
-        self.down_conv, self.up_conv = Taps(cast(CausalConv1d, down[2]), dtype), Taps(cast(CausalConv1d, up[2]), dtype)
-        self.final = FlatCausal(estimator.final_block, dtype)
-        self.mel = product(estimator.final_proj.weight.squeeze(-1), estimator.final_proj.bias, dtype)
+        self.middle = nn.ModuleList(
+            CpuEstimatorStage(cast(EstimatorStage, stage), dtype) for stage in estimator.mid_blocks
+        )
+        self.down_conv, self.up_conv = (
+            TapConv(cast(CausalConv1d, down[2]), dtype),
+            TapConv(cast(CausalConv1d, up[2]), dtype),
+        )
+        self.final = CpuCausalBlock(estimator.final_block, dtype)
+        self.mel = cpu_linear(estimator.final_proj.weight.squeeze(-1), estimator.final_proj.bias, dtype)
 
     def forward(
         self, x: Tensor, times: Tensor, bias: Tensor | None, past: tuple[list[Tensor], Tensor, Tensor, list[Tensor]]
@@ -222,23 +229,23 @@ class FlatSteps(nn.Module):
         return mel
 
 
-class FlatEstimator(nn.Module):
-    """An estimator on the weights of another."""
+class CpuEstimator(nn.Module):
+    """CPU implementation of `FlowEstimator` on its weights."""
 
     def __init__(self, estimator: FlowEstimator, times: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self._whole, self._dtype = estimator, dtype
+        self._reference, self._dtype = estimator, dtype
         self._times = estimator.time_conditions(times)
-        self._steps = scripted(FlatSteps(estimator, dtype))
+        self._steps = scripted(CpuUNet(estimator, dtype))
 
     def time_conditions(self, times: Tensor) -> Tensor:
-        """All that depends on the time alone.  # [step] → [step, stage, channel]"""
+        """Precomputed conditions of the fixed schedule.  # [step] → [step, stage, channel]"""
         return self._times
 
     def forward(self, x: Tensor, time_conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
         """# x [row, time, in_channels], time_conditions [stage, channel] → [row, time, out_channels]"""
-        if not isinstance(past, FlatPast):
-            whole: Tensor = self._whole(x, time_conditions, bias, past)
+        if not isinstance(past, CpuStreamPast):
+            whole: Tensor = self._reference(x, time_conditions, bias, past)
             return whole
         bias = None if bias is None else bias.to(self._dtype)
         steps: Tensor = self._steps(x.to(self._dtype), time_conditions.to(self._dtype), bias, past.parts())
@@ -246,7 +253,7 @@ class FlatEstimator(nn.Module):
 
 
 class CpuFlow(FlowDecoder):
-    """A flow decoder on the weights of another; its estimator computes in `dtype`."""
+    """CPU implementation of `FlowDecoder` on its weights; the estimator computes in `dtype`."""
 
     def __init__(self, decoder: FlowDecoder, dtype: torch.dtype = torch.float32) -> None:
         nn.Module.__init__(self)
@@ -256,27 +263,29 @@ class CpuFlow(FlowDecoder):
         self.encoder, self.encoder_proj = decoder.encoder, decoder.encoder_proj
         matching, estimator = decoder.decoder, decoder.decoder.estimator
         assert isinstance(estimator, FlowEstimator)
-        flat = FlatEstimator(estimator, cosine_times(matching.steps, self.device)[:-1], dtype)
-        self.decoder = FlowMatching(flat, matching.steps, matching.guidance)
+        cpu_estimator = CpuEstimator(estimator, cosine_times(matching.steps, self.device)[:-1], dtype)
+        self.decoder = FlowMatching(cpu_estimator, matching.steps, matching.guidance)
         self._taps = {
-            conv: Taps(conv, torch.float32) for conv in decoder.encoder.modules() if isinstance(conv, CausalConv1d)
+            conv: TapConv(conv, torch.float32) for conv in decoder.encoder.modules() if isinstance(conv, CausalConv1d)
         }
 
     @staticmethod
     def suits(decoder: FlowDecoder) -> bool:
-        """Whether the weights are float32 ones on a CPU, none of them quantised: those are widened at every look."""
+        """Whether the weights are unquantised float32 ones on a CPU; quantised ones are dequantised at every access."""
         on_cpu = decoder.device.type == "cpu" and decoder.encoder_proj.weight.dtype == torch.float32
         return on_cpu and not any(isinstance(layer, Int8Linear | QuantisedLinear) for layer in decoder.modules())
 
     def _blank_voice(self, prompt: VoicePrompt) -> FlowVoice:
         voice = super()._blank_voice(prompt)
-        windows, contexts = (kept.to(self._dtype) for kept in (voice.cache.mel_windows, voice.cache.mel_contexts))
+        windows, contexts = (tensor.to(self._dtype) for tensor in (voice.cache.mel_windows, voice.cache.mel_contexts))
         return replace(voice, cache=replace(voice.cache, mel_windows=windows, mel_contexts=contexts))
 
     def _pasts(self, voices: Sequence[FlowVoice], cache: FlowCache, after: FlowCache) -> Pasts:
         pasts = super()._pasts(voices, cache, after)
-        return Pasts(self._flat(pasts.codes), self._flat(pasts.frames), lambda step: self._flat(pasts.mel_at(step)))
+        return Pasts(
+            self._cpu_past(pasts.codes), self._cpu_past(pasts.frames), lambda step: self._cpu_past(pasts.mel_at(step))
+        )
 
-    def _flat(self, past: Past) -> Past:
+    def _cpu_past(self, past: Past) -> Past:
         assert isinstance(past, StreamPast)
-        return FlatPast(self._taps, past._prefixes, past._windows, list(past._contexts), past._next_windows)
+        return CpuStreamPast(self._taps, past._prefixes, past._windows, list(past._contexts), past._next_windows)

@@ -1,7 +1,7 @@
-"""The flow's estimator: a causal one-level UNet of residual convolutions and transformers that gives a velocity.
+"""Flow matching and its estimator: a causal one-level UNet of residual convolutions and transformers.
 
-`CausalConditionalDecoder` of CosyVoice 2: nothing is sampled down or up, so one chunk mask serves all layers. There are
-no positions in it: the convolutions tell the frames apart, and the order of keys does not matter to attention.
+`CausalConditionalDecoder` of CosyVoice 2: nothing is down- or upsampled, so one chunk mask serves all layers. It has no
+position encoding: the convolutions distinguish the frames, so the order of keys does not matter to attention.
 """
 
 import functools
@@ -39,12 +39,12 @@ class FlowEstimatorConfig:
 
     @property
     def context(self) -> int:
-        """How many past inputs each causal convolution needs."""
+        """Cached inputs of each causal convolution."""
         return KERNEL - 1
 
     @property
     def attention_layers(self) -> int:
-        """How many layers keep keys and values."""
+        """Attention layers, each with cached keys and values."""
         return (self.middle_blocks + 2) * self.transformers
 
     @property
@@ -64,7 +64,7 @@ class CausalBlock(nn.Module):
         self.block = nn.ModuleDict({"0": CausalConv1d(in_channels, channels, KERNEL), "2": nn.LayerNorm(channels)})
 
     def forward(self, x: Tensor, past: Past, added: Tensor | None = None) -> Tensor:
-        """`added` is what comes on top.  # [row, time, channel], [channel]"""
+        """`added` is added after the activation.  # [row, time, channel], [channel]"""
         conv, norm = self.block["0"], self.block["2"]
         assert isinstance(conv, CausalConv1d)
         assert isinstance(norm, nn.LayerNorm)
@@ -82,7 +82,7 @@ class ResidualBlock(nn.Module):
         self.res_conv = nn.Conv1d(in_channels, channels, 1)
 
     def forward(self, x: Tensor, time: Tensor, past: Past) -> Tensor:
-        """`time` is what `mlp` makes of the time embedding.  # [row, time, channel], [channel]"""
+        """`time` is the output of `mlp` for the time embedding.  # [row, time, channel], [channel]"""
         h = self.block2(self.block1(x, past, time), past)
         return pointwise(self.res_conv, x, residual=h)
 
@@ -90,7 +90,7 @@ class ResidualBlock(nn.Module):
 def _product(
     x: Tensor, layer: nn.Module, norm: nn.LayerNorm | None = None, gelu: bool = False, residual: Tensor | None = None
 ) -> Tensor:
-    """`gelu(layer(norm(x))) + residual`, in one launch where the layer is not quantised."""
+    """`gelu(layer(norm(x))) + residual`, in one kernel launch unless the layer is quantised."""
     if isinstance(layer, nn.Linear | PackedLinear):
         return norm_linear(x, layer.weight, layer.bias, norm, gelu, residual)
     y: Tensor = layer(x if norm is None else norm(x))
@@ -109,7 +109,7 @@ class EstimatorAttention(nn.Module):
         self.to_out = nn.Sequential(nn.Linear(inner, dim))
 
     def forward(self, x: Tensor, norm: nn.LayerNorm, bias: Tensor | None, past: Past) -> Tensor:
-        """x and the attention of its norm.  # [row, time, dim], bias [row, 1, time, key]"""
+        """x + attention(norm(x)).  # [row, time, dim], bias [row, 1, time, key]"""
         packed = _product(x, self.packed, norm)
         query_key_value = packed.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         y = past.attend(query_key_value[0], query_key_value[1:], bias)
@@ -124,7 +124,7 @@ class EstimatorFeedForward(nn.Module):
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": nn.Linear(dim, hidden)}), "2": nn.Linear(hidden, dim)})
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """x and the feed-forward of its norm.  # [row, time, dim]"""
+        """x + feed_forward(norm(x)).  # [row, time, dim]"""
         hidden = _product(x, self.net["0"]["proj"], norm, gelu=True)  # type: ignore[index]
         return _product(hidden, self.net["2"], residual=x)
 
@@ -158,7 +158,7 @@ class EstimatorStage(nn.ModuleList):
             self.append(CausalConv1d(channels, channels, KERNEL))
 
     def forward(self, x: Tensor, time: Tensor, bias: Tensor | None, past: Past) -> Tensor:
-        """What the transformers give; the closing convolution is left to `close`.  # [row, time, channel]"""
+        """Residual block and transformers; the closing convolution is `close`.  # [row, time, channel]"""
         x = self[0](x, time, past)
         for transformer in self[1]:  # type: ignore[attr-defined]
             x = transformer(x, bias, past)
@@ -205,7 +205,7 @@ class FlowEstimator(nn.Module):
         self.final_proj = nn.Conv1d(channels, config.out_channels, 1)
 
     def time_conditions(self, times: Tensor) -> Tensor:
-        """What each stage adds at each time; no frame has part in it.  # [step] → [step, stage, channel]"""
+        """What each stage adds at each time, independent of the frames.  # [step] → [step, stage, channel]"""
         embedding = self.time_mlp(times)
         stages = [*self.down_blocks, *self.mid_blocks, *self.up_blocks]
         return torch.stack([stage[0].mlp(embedding) for stage in stages], dim=1)
@@ -226,7 +226,7 @@ class FlowEstimator(nn.Module):
 
 
 def pointwise(conv: nn.Conv1d, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """A 1×1 convolution over channels-last activations, and what is added to it.  # [row, time, channel]"""
+    """A 1×1 convolution over channels-last activations plus a residual.  # [row, time, channel]"""
     return norm_linear(x, conv.weight.squeeze(-1), conv.bias, residual=residual)
 
 
@@ -236,22 +236,22 @@ GUIDANCE_ROWS = 2  # with the conditions, and without
 
 @functools.cache
 def fixed_noise(bands: int, device: torch.device) -> Tensor:
-    """The noise every reply starts from: the published models draw it once, from seed 0.  # [frame, band]"""
+    """The initial noise of every reply; the published models draw it once, from seed 0.  # [frame, band]"""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, bands, MAX_FRAMES, generator=generator, device="cpu", dtype=torch.float32)
     return noise[0].T.contiguous().to(device)
 
 
 def cosine_times(steps: int, device: torch.device) -> Tensor:
-    """Where the Euler steps begin and end: small steps first.  # [step + 1]"""
+    """Boundaries of the Euler steps: small steps first.  # [step + 1]"""
     return 1 - torch.cos(torch.linspace(0, 1, steps + 1, device=device) * (0.5 * math.pi))
 
 
 class Estimator(Protocol):
-    """What gives the velocity: a UNet in CosyVoice 2 and MOSS-Speech, a transformer in CosyVoice 3."""
+    """The velocity network: a UNet in CosyVoice 2 and MOSS-Speech, a transformer in CosyVoice 3."""
 
     def time_conditions(self, times: Tensor) -> Tensor:
-        """All that depends on the time alone.  # [step] → [step, …]"""
+        """Everything that depends only on the time.  # [step] → [step, …]"""
         ...
 
     def __call__(self, rows: Tensor, time_conditions: Tensor, bias: Tensor | None, past: Past) -> Tensor:
@@ -260,7 +260,7 @@ class Estimator(Protocol):
 
 
 class FlowMatching(nn.Module):
-    """Solves the flow; the estimator runs on a batch of guided and unguided rows."""
+    """Euler solver with classifier-free guidance: the estimator runs on conditional and unconditional rows."""
 
     estimator: Estimator
 
@@ -287,7 +287,7 @@ class FlowMatching(nn.Module):
         if bias is not None:
             bias = bias.repeat_interleave(GUIDANCE_ROWS, dim=0)
         x = noise
-        for step in range(1 if is_compiling_ahead() else self.steps):  # all of them launch the same kernels
+        for step in range(1 if is_compiling_ahead() else self.steps):  # all steps launch the same kernels
             noisy = x.to(guided.dtype)[:, None].expand(-1, GUIDANCE_ROWS, -1, -1)
             rows = torch.cat([noisy, guided], dim=-1).flatten(0, 1)
             velocity = self.estimator(rows, time_conditions[step], bias, past_at(step)).float()

@@ -1,4 +1,7 @@
-"""Codes → mel: the flow-matching decoder of MOSS-Speech and CosyVoice 2. How it streams is in `flow_stream.py`."""
+"""Codes → mel: the flow-matching decoder of MOSS-Speech and CosyVoice 2, a conformer encoder before a UNet estimator.
+
+Streaming is inherited from `flow/stream.py`. `FlowSpeech` joins a flow and a vocoder: codes → sound.
+"""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +42,7 @@ class FlowEncoderConfig:
 
 
 class InputLayer(nn.Module):
-    """Linear, norm and the scale that goes with relative positions."""
+    """Linear, norm and the √dim scale of relative position encoding."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -51,23 +54,23 @@ class InputLayer(nn.Module):
 
 
 class LookaheadLayer(nn.Module):
-    """A look at the next codes, smoothed over the last three, added to the input."""
+    """Convolution over the next `lookahead` codes, then a causal one over three; residual add."""
 
     def __init__(self, dim: int, lookahead: int, channels: int | None = None) -> None:
-        """`channels` is the width between the two convolutions, if it is not `dim`."""
+        """`channels` is the width between the two convolutions; None: `dim`."""
         super().__init__()
         self.conv1 = nn.Conv1d(dim, channels or dim, lookahead + 1)
         self.conv2 = CausalConv1d(channels or dim, dim, 3)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """The look-ahead itself gives no output.  # [row, time + lookahead, dim] → [row, time, dim]"""
+        """The look-ahead codes give no output.  # [row, time + lookahead, dim] → [row, time, dim]"""
         ahead = functional.leaky_relu(self.conv1(x.transpose(1, 2))).transpose(1, 2)
         y = past.convolve(self.conv2, ahead)
         return y + x[:, : y.shape[1]]
 
 
 def silent_after_the_end(x: Tensor, span: KeySpan, lookahead: int) -> Tensor:
-    """Embedded codes with as many zeros behind them as the look-ahead lacks, and zeros where they only fill up.
+    """Embedded codes, zero-padded where look-ahead is missing, and zero behind the end of each reply.
 
     # [row, time (+ lookahead), dim] → [row, time + lookahead, dim]
     """
@@ -79,7 +82,7 @@ def silent_after_the_end(x: Tensor, span: KeySpan, lookahead: int) -> Tensor:
 
 
 class Upsampler(nn.Module):
-    """Every frame `ratio` times, then a causal convolution over two codes and one frame."""
+    """Repeat each code `ratio` times, then convolve causally over two codes and one frame."""
 
     def __init__(self, dim: int, ratio: int) -> None:
         super().__init__()
@@ -144,7 +147,7 @@ class FlowEncoder(nn.Module):
         code_past: Past,
         frame_past: Past,
     ) -> Tensor:
-        """Features at mel rate; where no look-ahead is given or the reply has ended, zeros stand for it.
+        """Features at mel rate; missing look-ahead is zero.
 
         # → [row, time × ratio, dim]
         """
@@ -160,7 +163,7 @@ class FlowEncoder(nn.Module):
         return normed
 
     def _encodings(self, span: KeySpan, dtype: torch.dtype) -> list[Tensor]:
-        """Distances to the prefix, which starts at position 0, and to the window with what is new behind it."""
+        """Encodings of the distances to the prefix, which starts at position 0, and to window and new positions."""
         to_window = torch.full((1,), span.window_slots, device=span.starts.device)
         distances = [segment_distances(to_window, span.time, span.window_slots + span.time)]
         if span.prefix_slots:
@@ -170,7 +173,7 @@ class FlowEncoder(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class FlowConfig(FlowSizes):
-    """Sizes of a conformer and a UNet."""
+    """Sizes of the conformer and the UNet."""
 
     encoder: FlowEncoderConfig
     estimator: FlowEstimatorConfig = field(default_factory=FlowEstimatorConfig)
@@ -211,7 +214,7 @@ class FlowDecoder(StreamingFlow):
 
     @torch.no_grad()
     def decode(self, given: FlowPass) -> Tensor:
-        """Embed, encode, solve the flow: the whole model.  # → float32 [stream, frame, band]"""
+        """The whole model: embed, encode, solve the flow.  # → float32 [stream, frame, band]"""
         ratio, pasts = self.config.ratio, given.pasts
         embedded = self.input_embedding(given.codes.to(self.device))
         code_bias, frame_bias = (given.bias(positions, embedded.dtype) for positions in (1, ratio))
@@ -226,53 +229,53 @@ Held = TypeVar("Held")
 
 
 class StreamingVocoder(Protocol[Held]):
-    """Mel → sound in any pieces."""
+    """A streaming vocoder: mel → sound in pieces of any size."""
 
     @property
     def delay_frames(self) -> int:
-        """Mel frames that are held back."""
+        """Mel frames of delay."""
         ...
 
     def initial_state(self, seed: int | None = 0, batch: int = 1) -> Held:
-        """The state before the first frame; `seed` draws the excitation's noise, None leaves it out."""
+        """The state before the first frame; `seed` draws the excitation's noise, None omits it."""
         ...
 
     def step_batch(
         self, states: Sequence[Held], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[Held]]:
-        """The next hop of several streams.  # mels [1, mel, frame] → [1, sample]"""
+        """Step several streams.  # mels [1, mel, frame] → [1, sample]"""
         ...
 
 
-@dataclass
+@dataclass(frozen=True)
 class SpokenState:
-    """A reply between two hops. A step of it alone uses it up: keep a `copy()` to come back to it."""
+    """State of a reply. Stepping it alone reuses its memory: keep a `copy()` to step from it again."""
 
     flow: FlowState
-    vocoder: Any  # whatever its vocoder keeps
+    vocoder: Any  # the vocoder's own state type
 
     def copy(self) -> "SpokenState":
-        """The same state in its own memory; the voice is shared."""
+        """A copy in its own memory; the voice is shared."""
         return SpokenState(self.flow.copy(), self.vocoder)
 
     @property
     def nbytes(self) -> int:
-        """Memory of what is the reply's own, the few frames the vocoder keeps not counted."""
+        """Memory of the flow cache; the vocoder's few frames are not counted."""
         return 0 if self.flow.cache is None else self.flow.cache.nbytes
 
 
 class FlowSpeech:
-    """A flow and a vocoder, and the way between them."""
+    """A flow and a vocoder in series: codes → mel → sound."""
 
     def __init__(self, flow: StreamingFlow, vocoder: StreamingVocoder[Any]) -> None:
         self.flow, self.vocoder = flow, vocoder
 
     def start(self, voice: FlowVoice, left_chunks: int | None = None, seed: int = 0) -> SpokenState:
-        """A reply about to begin. `left_chunks` bounds how far the flow looks back, so what it keeps."""
+        """The state of a new reply. `left_chunks` bounds the attention window of the flow, hence its memory."""
         return SpokenState(self.flow.start(voice, left_chunks), self.vocoder.initial_state(seed))
 
     def step(self, state: SpokenState, codes: Tensor, final: bool = False) -> tuple[Tensor, SpokenState]:
-        """Sound that these codes complete.  # [code] → [sample]"""
+        """Sound completed by these codes.  # [code] → [sample]"""
         (sound,), (after,) = self.step_batch([state], [codes], [final])
         return sound, after
 
@@ -280,18 +283,18 @@ class FlowSpeech:
     def step_batch(
         self, states: Sequence[SpokenState], codes: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[SpokenState]]:
-        """The next hop of several replies; those of equal size run together. Several states stay as they were."""
+        """Step several replies, those of equal size as one batch. If there are several, their states stay valid."""
         mels, flows = self.flow.step_batch([state.flow for state in states], codes, final)
         sounds = [mel.new_zeros(0) for mel in mels]
         vocoders = [state.vocoder for state in states]
-        # A stream to which no frame came has nothing to say yet, unless it ends.
-        heard = [index for index, mel in enumerate(mels) if mel.shape[1] or final[index]]
-        if heard:
-            made, after = self.vocoder.step_batch(
-                [vocoders[index] for index in heard],
-                [mels[index][None] for index in heard],
-                [final[index] for index in heard],
+        # Streams without new frames are skipped, unless they end.
+        active = [index for index, mel in enumerate(mels) if mel.shape[1] or final[index]]
+        if active:
+            rendered, after = self.vocoder.step_batch(
+                [vocoders[index] for index in active],
+                [mels[index][None] for index in active],
+                [final[index] for index in active],
             )
-            for index, sound, vocoder in zip(heard, made, after, strict=True):
+            for index, sound, vocoder in zip(active, rendered, after, strict=True):
                 sounds[index], vocoders[index] = sound[0], vocoder
         return sounds, [SpokenState(flow, vocoder) for flow, vocoder in zip(flows, vocoders, strict=True)]

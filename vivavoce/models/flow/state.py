@@ -1,4 +1,7 @@
-"""What a flow stream remembers, as values: the caches of a pass, a voice computed once, the state of one reply."""
+"""State of a flow stream: KV windows and convolution contexts, the precomputed voice, the state of one reply.
+
+The second half gives the Triton kernels the same state by device addresses, which a CUDA graph can read.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +21,7 @@ SLOT_AXIS = -2
 
 
 class EncoderSizes(Protocol):
-    """What a stream must know of what stands before the flow."""
+    """Sizes of the encoder that a stream needs."""
 
     @property
     def ratio(self) -> int:
@@ -27,12 +30,12 @@ class EncoderSizes(Protocol):
 
     @property
     def lookahead(self) -> int:
-        """How many codes a chunk must see beyond its end."""
+        """Codes that a chunk needs beyond its end."""
         ...
 
     @property
     def dim(self) -> int:
-        """Width of attention and of the convolutions whose inputs are kept."""
+        """Width of attention and of the convolutions with cached inputs."""
         ...
 
     @property
@@ -52,12 +55,12 @@ class EncoderSizes(Protocol):
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Past inputs that the look-ahead's and the upsampling's convolution need."""
+        """Cached inputs of the look-ahead convolution and of the upsampling convolution."""
         ...
 
 
 class EstimatorSizes(Protocol):
-    """What a stream must know of an estimator."""
+    """Sizes of an estimator that a stream needs."""
 
     @property
     def heads(self) -> int:
@@ -71,12 +74,12 @@ class EstimatorSizes(Protocol):
 
     @property
     def attention_layers(self) -> int:
-        """How many layers keep keys and values."""
+        """Attention layers, each with cached keys and values."""
         ...
 
     @property
     def context(self) -> int:
-        """How many past inputs each causal convolution needs."""
+        """Cached inputs of each causal convolution."""
         ...
 
     @property
@@ -85,7 +88,7 @@ class EstimatorSizes(Protocol):
         ...
 
 
-@dataclass
+@dataclass(frozen=True)
 class FlowCache:
     """Keys, values and convolution contexts of a batch of streams after a pass.
 
@@ -106,7 +109,7 @@ class FlowCache:
 
     @classmethod
     def blank(cls, encoder: EncoderSizes, estimator: EstimatorSizes, steps: int, like: Tensor) -> "FlowCache":
-        """One stream to which nothing has come yet: windows without slots, silent contexts."""
+        """The cache of one new stream: windows without slots, zero contexts."""
         head = (encoder.heads, 0, encoder.dim // encoder.heads)
         mel_head = (estimator.heads, 0, estimator.head_dim)
         lookahead, upsampler = encoder.contexts
@@ -122,31 +125,31 @@ class FlowCache:
 
     @property
     def code_slots(self) -> int:
-        """How many past codes the windows hold."""
+        """Past codes that the windows hold."""
         return self.code_windows.shape[SLOT_AXIS]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name."""
+        """All tensors by name."""
         return {name: getattr(self, name) for name in self.WINDOW_AXES | self.CONTEXT_AXES}
 
     @property
     def nbytes(self) -> int:
-        """Memory of all tensors."""
+        """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copy(self) -> "FlowCache":
-        """The same cache in its own memory."""
+        """A copy in its own memory."""
         tensors = {name: getattr(self, name).clone() for name in self.WINDOW_AXES | self.CONTEXT_AXES}
         return replace(self, **tensors)
 
-    def continued(self, code_slots: int) -> "FlowCache":
-        """A cache of its own memory with the same contexts and empty windows: what follows forgets the windows."""
+    def with_empty_windows(self, code_slots: int) -> "FlowCache":
+        """A copy with the same contexts and zeroed windows of this many slots."""
         contexts = {name: getattr(self, name).clone() for name in self.CONTEXT_AXES}
-        return replace(self.resized(code_slots), **contexts)
+        return replace(self.resize_windows(code_slots), **contexts)
 
-    def resized(self, code_slots: int) -> "FlowCache":
-        """New, empty windows of this many slots; the contexts are the same tensors."""
+    def resize_windows(self, code_slots: int) -> "FlowCache":
+        """New zeroed windows of this many slots; the contexts are shared."""
         windows = {}
         for name in self.WINDOW_AXES:
             shape = list(getattr(self, name).shape)
@@ -154,19 +157,19 @@ class FlowCache:
             windows[name] = getattr(self, name).new_zeros(shape)
         return replace(self, **windows)
 
-    def unwritten(self) -> "FlowCache":
-        """Memory for the cache after this one, as large and not yet written."""
+    def empty_like_this(self) -> "FlowCache":
+        """Uninitialised memory for the next cache, of equal shape."""
         tensors: dict[str, Any] = {
             name: torch.empty_like(getattr(self, name)) for name in self.WINDOW_AXES | self.CONTEXT_AXES
         }
         return replace(self, **tensors)
 
     def contiguous(self) -> "FlowCache":
-        """The same cache, each window in one piece."""
+        """The same cache with contiguous windows."""
         return replace(self, **{name: getattr(self, name).contiguous() for name in self.WINDOW_AXES})
 
     def stream(self, index: int, code_slots: int) -> "FlowCache":
-        """A view of one stream, its windows cut to their newest slots."""
+        """A view of one stream with its newest slots."""
         views = {
             name: getattr(self, name).narrow(axis, index, 1)
             for name, axis in (self.WINDOW_AXES | self.CONTEXT_AXES).items()
@@ -178,15 +181,15 @@ class FlowCache:
 
     @classmethod
     def stack(cls, caches: Sequence["FlowCache"]) -> "FlowCache":
-        """One batch from several; shorter windows get empty slots on the left."""
+        """A batch of several caches; shorter windows are padded on the left."""
         if len(caches) == 1:
             return caches[0]
-        most = max(cache.code_slots for cache in caches)
+        max_slots = max(cache.code_slots for cache in caches)
         stacked: dict[str, Any] = {}
         for name, axis in (cls.WINDOW_AXES | cls.CONTEXT_AXES).items():
             tensors = [getattr(cache, name) for cache in caches]
             if name in cls.WINDOW_AXES:
-                slots = caches[0]._slots(name, most)
+                slots = caches[0]._slots(name, max_slots)
                 tensors = [functional.pad(tensor, (0, 0, slots - tensor.shape[SLOT_AXIS], 0)) for tensor in tensors]
             stacked[name] = torch.cat(tensors, dim=axis)
         return replace(caches[0], **stacked)
@@ -195,9 +198,9 @@ class FlowCache:
         return code_slots if name == "code_windows" else code_slots * self.ratio
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pasts:
-    """The pasts that one pass reads: encoder at code rate, encoder at mel rate, estimator at each Euler step."""
+    """Pasts of one pass: encoder at code rate, encoder at mel rate, estimator at each Euler step."""
 
     codes: Past
     frames: Past
@@ -206,7 +209,7 @@ class Pasts:
 
 @dataclass(frozen=True)
 class FlowPass:
-    """What one pass over a batch of streams is given."""
+    """Inputs of one pass over a batch of streams."""
 
     codes: Tensor  # [stream, time (+ look-ahead)]
     speaker: Tensor  # [stream, band]
@@ -214,12 +217,12 @@ class FlowPass:
     span: KeySpan
     pasts: Pasts
     chunk: int | None
-    """Codes that attend to one another; None: all see all."""
+    """Codes that attend to one another; None: no mask."""
     left_chunks: int | None = None
-    """How many chunks before its own a code sees; None: all."""
+    """Chunks before its own that a code attends to; None: all."""
 
     def bias(self, ratio: int, dtype: torch.dtype) -> Tensor | None:
-        """Who may look at whom, at `ratio` positions a code.  # [stream, 1, time, key]"""
+        """The attention mask at `ratio` positions per code.  # [stream, 1, time, key]"""
         if self.chunk is None:
             return None
         return attention_bias(visible(self.span.scaled(ratio), self.chunk * ratio, self.left_chunks), dtype)
@@ -236,10 +239,10 @@ class VoicePrompt:
 
 @dataclass(frozen=True)
 class FlowVoice:
-    """A voice prompt with all that can be computed of it before a reply: once per voice, shared by its sessions.
+    """A voice prompt with its cache, computed once per voice and shared by sessions.
 
-    `sink` first codes of the prompt are in `cache`: the whole chunks whose look-ahead lies inside the prompt. They stay
-    visible to every reply; the few codes after them are decoded with the reply and lie in its window.
+    The first `sink` codes of the prompt are in `cache`: the whole chunks whose look-ahead lies inside the prompt. Every
+    reply attends to them; the few codes after them are decoded with the reply and lie in its window.
     """
 
     codes: Tensor  # on the CPU [code]
@@ -249,9 +252,9 @@ class FlowVoice:
     cache: FlowCache
 
 
-@dataclass
+@dataclass(frozen=True)
 class FlowState:
-    """A reply between two steps. A step uses it up: keep a `copy()` to come back to it."""
+    """State of a reply. A step reuses its memory: keep a `copy()` to step from it again."""
 
     voice: FlowVoice
     left_chunks: int | None
@@ -262,11 +265,11 @@ class FlowState:
     finished: bool = False
 
     def copy(self) -> "FlowState":
-        """The same state in its own memory; the voice is shared."""
+        """A copy in its own memory; the voice is shared."""
         return replace(self, cache=None if self.cache is None else self.cache.copy())
 
-    def spared(self) -> "FlowState":
-        """A state whose step leaves this one as it is: a copy of what steps write in place."""
+    def fork(self) -> "FlowState":
+        """A copy of only what steps write in place, so that stepping it leaves this state valid."""
         if self.cache is None or self.left_chunks is not None:
             return self.copy()
         contexts = {name: getattr(self.cache, name).clone() for name in FlowCache.CONTEXT_AXES}
@@ -278,7 +281,7 @@ WINDOWS = tuple(FlowCache.WINDOW_AXES)  # at code rate, at mel rate in the encod
 
 @dataclass(frozen=True)
 class FlowAddresses:
-    """Per stream, where the windows of its voice and its own begin, in the order of `WINDOWS`."""
+    """Per stream, device addresses of its voice's windows and its own, in the order of `WINDOWS`."""
 
     sinks: Tensor  # int64 [stream]: codes of the voice
     prefixes: Tensor  # int64 [3, stream]
@@ -290,16 +293,16 @@ class FlowAddresses:
 
     @classmethod
     def of(cls, voices: Sequence[FlowVoice], cache: FlowCache, after: FlowCache) -> "FlowAddresses":
-        """The addresses of voices, of a batch's cache, and of where the next one goes."""
+        """Addresses of voices, of a batch's cache and of its next cache."""
         unique = {id(voice): voice for voice in voices}
         order = [list(unique).index(id(voice)) for voice in voices]
         prefixes = [addresses([getattr(voice.cache, name) for voice in unique.values()]) for name in WINDOWS]
         lengths = [torch.full((), voice.sink, device=prefixes[0].device) for voice in unique.values()]
         of_unique = torch.stack([*prefixes, torch.stack(lengths)])
-        of_streams = torch.cat([of_unique[:, place : place + 1] for place in order], dim=1)
-        most = max(voice.sink for voice in voices)
+        of_streams = torch.cat([of_unique[:, index : index + 1] for index in order], dim=1)
+        max_sink = max(voice.sink for voice in voices)
         windows = _window_addresses(cache), _window_addresses(after)
-        return cls(of_streams[3], of_streams[:3], *windows, most, cache.code_slots, side_by_side=len(voices))
+        return cls(of_streams[3], of_streams[:3], *windows, max_sink, cache.code_slots, side_by_side=len(voices))
 
 
 def _window_addresses(cache: FlowCache) -> Tensor:
@@ -313,30 +316,30 @@ def _window_addresses(cache: FlowCache) -> Tensor:
 
 
 def addressable(voices: Sequence[FlowVoice], cache: FlowCache, frames: int) -> bool:
-    """Whether the kernels can read and write this past where it lies."""
+    """Whether the kernels can use this past in place."""
     if not kernels.usable(cache.mel_windows) or frames > kernels.LONGEST_CHUNK:
         return False
-    held = [cache, *(voice.cache for voice in voices)]
-    return all(getattr(each, name).is_contiguous() for each in held for name in WINDOWS)
+    caches = [cache, *(voice.cache for voice in voices)]
+    return all(getattr(each, name).is_contiguous() for each in caches for name in WINDOWS)
 
 
 def addressed_pasts(
     estimator: EstimatorSizes, past: FlowAddresses, contexts: FlowCache, next_contexts: FlowCache
 ) -> Pasts:
-    """What a pass reads. The caches give the contexts and the sizes of a head; their windows are not looked at."""
+    """The pasts of a pass on addresses. The caches supply contexts and head sizes; their windows are not read."""
     streams, ratio = past.sinks.shape[0], contexts.ratio
-    runs = []
-    for place, name in enumerate(WINDOWS):
+    layouts = []
+    for index, name in enumerate(WINDOWS):
         windows = getattr(contexts, name)
         rows, heads, _, dim = windows.shape[-4:]
         scale = 1 if name == "code_windows" else ratio
         kv_stride = past.side_by_side * rows * heads * past.slots * scale * dim
-        runs.append(
+        layouts.append(
             KeyValueAddresses(
-                past.prefixes[place],
+                past.prefixes[index],
                 past.sinks * scale,
-                past.windows[place],
-                past.next_windows[place],
+                past.windows[index],
+                past.next_windows[index],
                 (2 * kv_stride, kv_stride),
                 past.prefix_slots * scale,
                 past.slots * scale,
@@ -344,15 +347,15 @@ def addressed_pasts(
         )
     heads = max(estimator.heads, contexts.code_windows.shape[-3])
     arrived = torch.zeros(streams * GUIDANCE_ROWS * heads, dtype=torch.int32, device=past.sinks.device)
-    mel_layers, channels = count(), estimator.context_channels  # layers go on from Euler step to Euler step
+    mel_layers, channels = count(), estimator.context_channels  # counted on across Euler steps
 
     def mel_at(step: int) -> AddressedPast:
         both = [each.mel_contexts[step] for each in (contexts, next_contexts)]
         before, after = (each.view(-1, *each.shape[-2:]).split(channels, dim=-1) for each in both)
-        return AddressedPast(runs[2], mel_layers, before, after, arrived)
+        return AddressedPast(layouts[2], mel_layers, before, after, arrived)
 
     return Pasts(
-        AddressedPast(runs[0], count(), [contexts.lookahead_context], [next_contexts.lookahead_context], arrived),
-        AddressedPast(runs[1], count(), [contexts.upsample_context], [next_contexts.upsample_context], arrived),
+        AddressedPast(layouts[0], count(), [contexts.lookahead_context], [next_contexts.lookahead_context], arrived),
+        AddressedPast(layouts[1], count(), [contexts.upsample_context], [next_contexts.upsample_context], arrived),
         mel_at,
     )

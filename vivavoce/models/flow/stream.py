@@ -1,9 +1,9 @@
-"""Codes → mel as a stream, for any flow decoder of the family: voices, states, steps, batches and the left window.
+"""Streaming for flow decoders: voices, states, steps, batches and the left attention window.
 
-Offline a decoder attends everywhere, or under the chunk mask of its streaming weights. As a stream it decodes a chunk
-as soon as its look-ahead codes are there and keeps what the next chunk needs, per Euler step, guidance row and layer,
-so that each step costs the same however long the reply. A stream equals `forward(…, streaming=True)` with the same left
-window.
+Offline a decoder attends everywhere, or under the chunk mask of its streaming weights. A stream decodes a chunk as soon
+as its look-ahead codes are there and caches keys, values and convolution contexts per Euler step, guidance row and
+layer, so that the cost of a step does not grow with the reply. A stream equals `forward(…, streaming=True)` with the
+same left window.
 """
 
 from abc import abstractmethod
@@ -59,7 +59,7 @@ class FlowSizes:
 
     @property
     def lookahead(self) -> int:
-        """How many codes a chunk must see beyond its end."""
+        """Codes that a chunk needs beyond its end."""
         return self.encoder.lookahead
 
 
@@ -76,7 +76,7 @@ def load_flow(make: Callable[[], Flow], source: str | Path, device: torch.device
 
 
 class StreamingFlow(nn.Module):
-    """Token-to-mel decoder with a voice prompt; `decode` is the model."""
+    """Base of codes-to-mel decoders with a voice prompt; subclasses implement `decode`."""
 
     decoder: FlowMatching
 
@@ -112,21 +112,21 @@ class StreamingFlow(nn.Module):
         self._check(codes, already=len(voice.codes))
         if not len(codes):
             raise InputError("there are no codes to decode; give at least one")
-        everything = torch.cat([voice.codes, codes.cpu()])
-        time = len(everything) - (0 if final else self.config.lookahead)
+        all_codes = torch.cat([voice.codes, codes.cpu()])
+        time = len(all_codes) - (0 if final else self.config.lookahead)
         if time <= len(voice.codes):
             raise InputError(f"{len(codes)} codes are all look-ahead; give more than {self.config.lookahead} or final")
         span = KeySpan(self._indices([0]), time, self._indices([self._sink(len(voice.codes))]))
         pasts = Pasts(Silence(), Silence(), lambda step: Silence())
         chunk = self.config.chunk if streaming else None
-        mel = self.decode(FlowPass(everything[None], *self._conditions([voice], span), span, pasts, chunk, left_chunks))
+        mel = self.decode(FlowPass(all_codes[None], *self._conditions([voice], span), span, pasts, chunk, left_chunks))
         return mel[0, len(voice.codes) * self.config.ratio :].T.contiguous()
 
     @torch.no_grad()
     def voice(self, prompt: VoicePrompt, cache: FlowCache | None = None) -> FlowVoice:
-        """All that can be computed of a voice before a reply; make it once and share it.
+        """A voice with its prompt's cache precomputed; make it once and share it.
 
-        `cache` is what was computed of the very same prompt before, by the same weights.
+        `cache` is one computed earlier from the same prompt and weights.
         """
         blank = self._blank_voice(prompt)
         sink = self._sink(len(blank.codes))
@@ -140,9 +140,9 @@ class StreamingFlow(nn.Module):
         return replace(blank, sink=sink, cache=cache)
 
     def aligned(self, prompt: VoicePrompt, first_hop: int) -> VoicePrompt:
-        """The prompt without its first codes, as many as make the reply's first chunk end after `first_hop` codes.
+        """The prompt with leading codes removed so that the reply's first chunk ends after `first_hop` codes.
 
-        Chunks are counted from the prompt's beginning, so its length decides how many codes the first sound waits for.
+        Chunks are counted from the prompt's beginning, so its length sets how many codes the first sound needs.
         """
         config = self.config
         if not 1 <= first_hop <= config.chunk:
@@ -156,14 +156,14 @@ class StreamingFlow(nn.Module):
         )
 
     def first_hop(self, voice: FlowVoice) -> int:
-        """Codes of a reply until the chunk is full that the voice's prompt begins."""
+        """Reply codes that fill the chunk in which the voice's prompt ends."""
         return self.config.chunk - len(voice.codes) % self.config.chunk
 
     def start(self, voice: FlowVoice, left_chunks: int | None = None, recompute: bool = False) -> FlowState:
-        """A reply about to begin. `left_chunks` bounds how far it looks back; None: to its beginning.
+        """The state of a new reply. `left_chunks` bounds its attention window; None: unbounded.
 
-        With `recompute` nothing but codes is kept, and each step decodes the whole left window again. That needs
-        `left_chunks`, and is equal to the kept state only while the reply fits into the window.
+        With `recompute` only codes are stored, and each step decodes the whole left window again. That needs
+        `left_chunks`, and equals the cached state only while the reply fits into the window.
         """
         if recompute and left_chunks is None:
             raise InputError("recompute needs a left window; give left_chunks")
@@ -172,15 +172,15 @@ class StreamingFlow(nn.Module):
         cache = None
         if not recompute:
             slots = 0 if left_chunks is None else left_chunks * self.config.chunk
-            cache = voice.cache.continued(slots)
+            cache = voice.cache.with_empty_windows(slots)
         tail = voice.codes[voice.sink :]
         return FlowState(voice, left_chunks, cache, tail, first=voice.sink, position=voice.sink)
 
     def step(self, state: FlowState, codes: Tensor, final: bool = False) -> tuple[Tensor, FlowState]:
-        """The mel of every chunk that these codes complete, and the state after.  # [code] → float32 [band, frame]
+        """The mel of every chunk completed by these codes.  # [code] → float32 [band, frame]
 
         Any number of codes may be given; the mel is empty until a chunk and its look-ahead are there. The `final` step
-        decodes all codes that are left.
+        decodes all remaining codes.
         """
         mels, states = self.step_batch([state], [codes], final)
         return mels[0], states[0]
@@ -189,52 +189,54 @@ class StreamingFlow(nn.Module):
     def step_batch(
         self, states: Sequence[FlowState], codes: Sequence[Tensor], final: bool | Sequence[bool] = False
     ) -> tuple[list[Tensor], list[FlowState]]:
-        """`step` for several replies; those with equally many codes to decode run together.
+        """`step` for several replies; those with equally many codes to decode run as one batch.
 
-        Several states stay as they were, so that each can be stepped alone if the pass fails. A lone one is used up.
+        If there are several, the states given stay valid, so that each can be stepped alone if the batch fails. A
+        single state's memory is reused.
         """
         finals = [final] * len(states) if isinstance(final, bool) else list(final)
-        fed = [self._fed(*given) for given in zip(states, codes, finals, strict=True)]
+        extended = [self._append_codes(*given) for given in zip(states, codes, finals, strict=True)]
         groups: dict[tuple[object, ...], list[int]] = {}
-        for index, (state, last) in enumerate(zip(fed, finals, strict=True)):
-            until = self._decodable(state, last)
+        for index, (state, last) in enumerate(zip(extended, finals, strict=True)):
+            until = self._decodable_end(state, last)
             key = (until - self._start(state), last, state.left_chunks, state.cache is None)
             if until > state.position:
                 groups.setdefault(key, []).append(index)
-        mels = [torch.zeros(self.config.mel_bands, 0, device=self.device) for _ in fed]
+        mels = [torch.zeros(self.config.mel_bands, 0, device=self.device) for _ in extended]
         for indices in groups.values():
-            if len(indices) == 1 < len(states):  # a pass over several works on a stack of them
-                fed[indices[0]] = fed[indices[0]].spared()
-            decoded = self._step_together([fed[index] for index in indices], finals[indices[0]])
+            if len(indices) == 1 < len(states):  # a batch works on a stacked copy
+                extended[indices[0]] = extended[indices[0]].fork()
+            decoded = self._step_group([extended[index] for index in indices], finals[indices[0]])
             for index, (mel, state) in zip(indices, decoded, strict=True):
-                mels[index], fed[index] = mel, state
-        return mels, [replace(state, finished=last) for state, last in zip(fed, finals, strict=True)]
+                mels[index], extended[index] = mel, state
+        return mels, [replace(state, finished=last) for state, last in zip(extended, finals, strict=True)]
 
-    def _step_together(self, states: Sequence[FlowState], final: bool) -> list[tuple[Tensor, FlowState]]:
-        """One pass over replies with the same number of codes to decode, left window and way of remembering."""
+    def _step_group(self, states: Sequence[FlowState], final: bool) -> list[tuple[Tensor, FlowState]]:
+        """One pass over replies with equally many codes to decode, the same left window and the same caching."""
         starts = [self._start(state) for state in states]
-        time = self._decodable(states[0], final) - starts[0]
+        time = self._decodable_end(states[0], final) - starts[0]
         length = time if final else time + self.config.lookahead
         rows = [state.codes[start - state.first :][:length] for state, start in zip(states, starts, strict=True)]
         voices, left_chunks = [state.voice for state in states], states[0].left_chunks
-        cache = FlowCache.stack([state.cache or state.voice.cache.continued(0) for state in states])
+        cache = FlowCache.stack([state.cache or state.voice.cache.with_empty_windows(0) for state in states])
         span = self.span(voices, starts, time, cache)
         mels, cache = self.hop(torch.stack(rows), voices, span, cache, left_chunks)
         results = []
         for index, (state, start) in enumerate(zip(states, starts, strict=True)):
-            heard = max(state.position, len(state.voice.codes)) - start
-            mel = mels[index, heard * self.config.ratio :].T.contiguous()
-            results.append((mel, self._advanced(state, start + time, cache, index)))
+            first_new = max(state.position, len(state.voice.codes)) - start
+            mel = mels[index, first_new * self.config.ratio :].T.contiguous()
+            results.append((mel, self._advance_state(state, start + time, cache, index)))
         return results
 
-    def _advanced(self, state: FlowState, position: int, cache: FlowCache, index: int) -> FlowState:
-        """The state once everything before `position` is decoded: what it still needs, and no more."""
-        moved = replace(state, position=position)
+    def _advance_state(self, state: FlowState, position: int, cache: FlowCache, index: int) -> FlowState:
+        """The state once everything before `position` is decoded, without codes that are no longer needed."""
+        own = None
         if state.cache is not None:
             past = position - state.voice.sink
-            moved.cache = cache.stream(index, past if state.left_chunks is None else cache.code_slots)
-        first = self._start(moved)
-        return replace(moved, codes=state.codes[first - state.first :], first=first)
+            own = cache.stream(index, past if state.left_chunks is None else cache.code_slots)
+        advanced = replace(state, position=position, cache=own)
+        first = self._start(advanced)
+        return replace(advanced, codes=state.codes[first - state.first :], first=first)
 
     @torch.no_grad()
     def hop(
@@ -245,22 +247,22 @@ class StreamingFlow(nn.Module):
         cache: FlowCache,
         left_chunks: int | None,
     ) -> tuple[Tensor, FlowCache]:
-        """The mel of the next codes of a batch of streams, and the cache after.  # → float32 [stream, frame, band]
+        """The mel of the next codes of a batch of streams, and the next cache.  # → float32 [stream, frame, band]
 
-        Under a left window all shapes stay the same and nothing waits for the device: such a hop can be captured in a
-        CUDA graph. Where the kernels run, the cache after is other memory; elsewhere it is the one given, rewritten.
+        Under a left window all shapes are fixed and nothing synchronises with the device, so a hop can be captured in a
+        CUDA graph. With the Triton kernels the next cache is new memory; otherwise the given one is overwritten.
         """
         if left_chunks is not None and addressable(voices, cache, span.time * self.config.ratio):
-            after = cache.unwritten()
+            after = cache.empty_like_this()
             pasts = addressed_pasts(self.config.estimator, FlowAddresses.of(voices, cache, after), cache, after)
         else:
-            after = cache.resized(cache.code_slots + span.time) if left_chunks is None else cache
+            after = cache.resize_windows(cache.code_slots + span.time) if left_chunks is None else cache
             pasts = self._pasts(voices, cache, after)
         conditions, chunk = self._conditions(voices, span), self.config.chunk
         return self.decode(FlowPass(codes, *conditions, span, pasts, chunk, left_chunks)), after
 
     def span(self, voices: Sequence[FlowVoice], starts: Sequence[int], time: int, cache: FlowCache) -> KeySpan:
-        """Where the next `time` codes of a batch of streams lie."""
+        """Positions of the next `time` codes of a batch of streams."""
         sinks = [voice.sink for voice in voices]
         return KeySpan(self._indices(starts), time, self._indices(sinks), max(sinks), cache.code_slots)
 
@@ -305,7 +307,7 @@ class StreamingFlow(nn.Module):
         return torch.stack([voice.speaker for voice in voices]), rows
 
     def _blank_voice(self, prompt: VoicePrompt) -> FlowVoice:
-        """A voice of which nothing is computed yet; codes and mel are cut to the same length."""
+        """A voice without a computed cache; codes and mel are cut to equal length."""
         config = self.config
         self._check(prompt.codes, already=0)
         if prompt.mel.ndim != 2 or prompt.mel.shape[1] != config.mel_bands:
@@ -320,25 +322,25 @@ class StreamingFlow(nn.Module):
         return FlowVoice(prompt.codes[:length].cpu(), mel, speaker, sink=0, cache=cache)
 
     def _sink(self, prompt_length: int) -> int:
-        """How many first codes of a prompt are decodable without a reply: whole chunks with their look-ahead."""
+        """Prompt codes that can be decoded before a reply: whole chunks whose look-ahead is in the prompt."""
         return max(0, (prompt_length - self.config.lookahead) // self.config.chunk * self.config.chunk)
 
     def _start(self, state: FlowState) -> int:
-        """From which code on a step decodes: where the state ends, or where its window to recompute begins."""
+        """The first code a step decodes: the state's position, or the start of its window to recompute."""
         if state.cache is not None or state.left_chunks is None:
             return state.position
         return max(state.voice.sink, state.position - state.left_chunks * self.config.chunk)
 
-    def _decodable(self, state: FlowState, final: bool) -> int:
-        """The absolute index up to which all codes can be decoded now."""
+    def _decodable_end(self, state: FlowState, final: bool) -> int:
+        """The absolute index up to which codes can be decoded now."""
         known = state.first + len(state.codes)
         if final:
             return known if known > len(state.voice.codes) else state.position
         chunk = self.config.chunk
         return max(state.position, (known - self.config.lookahead) // chunk * chunk)
 
-    def _fed(self, state: FlowState, codes: Tensor, final: bool) -> FlowState:
-        """The state with these codes waiting; the state given stays as it was."""
+    def _append_codes(self, state: FlowState, codes: Tensor, final: bool) -> FlowState:
+        """The state with these codes appended."""
         if state.finished:
             raise InputError("this reply has had its final step; start a new one")
         if not len(codes) and not final:

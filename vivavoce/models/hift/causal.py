@@ -1,11 +1,11 @@
-"""CosyVoice 3's vocoder: HiFT with every convolution turned to the past, so that sound can follow the mel closely.
+"""CosyVoice 3's vocoder: HiFT with causal convolutions, so that sound follows the mel with little delay.
 
-Only three places look ahead: f0 sees 3 mel frames, the first convolution 4, and the excitation's spectrum an eighth of
-a frame. They do so side by side, so a sample needs no more than 4 mel frames and 4 samples beyond its own.
+Three layers look ahead, in parallel: f0 by 3 mel frames, the first convolution by 4, and the excitation's spectrum by
+an eighth of a frame. So a sample needs at most 4 mel frames and 4 samples beyond its own.
 
 There is one implementation: a whole mel is a stream of one final hop. A stream keeps the last inputs of each
-convolution, the phase of the excitation and the spectra not used up, so nothing is computed twice and the sound does
-not depend on the hops.
+convolution, the phase of the excitation and unused spectra, so nothing is computed twice and the sound does not depend
+on the hop sizes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,55 +29,55 @@ class CausalHiFTConfig(HiFTConfig):
 
     look_right: int = 4  # mel frames, of the first convolution
     f0_look_right: int = 3  # mel frames, of the f0 predictor
-    f0_dtype: torch.dtype = torch.float64  # an error of f0 adds up in the phase
+    f0_dtype: torch.dtype = torch.float64  # errors of f0 accumulate in the phase
 
 
 @dataclass(frozen=True)
 class CausalHiFTState:
-    """What a stream carries from hop to hop: a value, of constant size once five frames have come."""
+    """State of a stream; an immutable value of constant size after five frames."""
 
-    frames: int  # mel frames so far, counted to `look_right + 1`: from there on all hops are alike
+    frames: int  # mel frames so far, counted to `look_right + 1`: from there on all hops are equal
     mel: Tensor  # [batch, mel, ≤ look_right]: the newest frames
     f0_contexts: Tensor  # [batch, value]: last inputs of the f0 predictor's convolutions
     start: SourceStart  # the excitation after the last f0
-    source: Tensor  # [batch, sample]: the end of the excitation, not yet under a whole window
-    excitations: tuple[Tensor, ...]  # per stage [batch, 2 · bins, frame]: the excitation's spectrum still to be used
+    source: Tensor  # [batch, sample]: the end of the excitation, less than a whole window
+    excitations: tuple[Tensor, ...]  # per stage [batch, 2 · bins, frame]: unused spectrum of the excitation
     contexts: Tensor  # [batch, value]: last inputs of all other convolutions
-    spectrum: Tensor  # [batch, 2 · bins, ≤ 3]: the last frames, which overlap with those to come
+    spectrum: Tensor  # [batch, 2 · bins, ≤ 3]: the last frames, which overlap with the next ones
 
 
 Advance = Callable[[CausalHiFTState, Tensor, bool], tuple[Tensor, CausalHiFTState]]
 
 
 class Contexts:
-    """The last inputs of causal convolutions, read and renewed in forward order."""
+    """The last inputs of causal convolutions, read and updated in forward order."""
 
     def __init__(self, values: Tensor) -> None:  # [batch, value]
         self._values, self._read = values, 0
-        self._renewed: list[Tensor] = []
+        self._updated: list[Tensor] = []
 
     def convolve(self, conv: nn.Module, x: Tensor) -> Tensor:
-        """The next convolution, continued.  # [batch, channel, time]"""
+        """Continue the next convolution.  # [batch, channel, time]"""
         assert isinstance(conv, CausalConv1d)
         size = conv.in_channels * conv.context
         context = self._values[:, self._read : self._read + size].unflatten(1, (conv.in_channels, conv.context))
         self._read += size
         y, after = conv.step(context, x)
-        self._renewed.append(after.flatten(1))
+        self._updated.append(after.flatten(1))
         return y
 
-    def renewed(self) -> Tensor:
-        """The contexts for what comes next."""
-        return torch.cat(self._renewed, dim=1)
+    def updated(self) -> Tensor:
+        """The contexts of the next hop."""
+        return torch.cat(self._updated, dim=1)
 
     @staticmethod
-    def silence(convolutions: Iterable[CausalConv1d], batch: int) -> Tensor:
-        """The contexts before anything came."""
+    def initial(convolutions: Iterable[CausalConv1d], batch: int) -> Tensor:
+        """The contexts before the first hop."""
         return torch.cat([conv.initial_state(batch).flatten(1) for conv in convolutions], dim=1)
 
 
 class SteppedSource(SineSource):
-    """Harmonics whose phase stands still within a frame, and noise between 0 and 1: what these weights know."""
+    """Harmonics whose phase is constant within a frame, and uniform noise, as these weights were trained."""
 
     noise_at = staticmethod(uniform_at)
 
@@ -89,7 +89,7 @@ class SteppedSource(SineSource):
 
 
 class CausalF0Predictor(nn.Module):
-    """Mel frames → f0 in Hz; the first convolution looks ahead, the others back."""
+    """Mel frames → f0 in Hz; the first convolution looks ahead, the others are causal."""
 
     def __init__(self, config: CausalHiFTConfig) -> None:
         super().__init__()
@@ -139,11 +139,11 @@ class CausalHiFT(nn.Module):
 
     @property
     def delay_frames(self) -> int:
-        """Mel frames that a stream holds back, besides `fft_hop` samples."""
+        """Mel frames of delay, besides `fft_hop` samples."""
         return self.config.look_right
 
     def forward(self, mel: Tensor, seed: int | None = 0) -> Tensor:
-        """Sound of whole mels; `seed` draws the excitation's noise, None leaves it out.
+        """Sound of whole mels; `seed` draws the excitation's noise, None omits it.
 
         # [batch, mel, frame] → [batch, frame · 480]
         """
@@ -158,7 +158,7 @@ class CausalHiFT(nn.Module):
 
     @torch.no_grad()
     def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
-        """Sound of whole mels for a given excitation, not limited; if not final, all samples that are certain.
+        """Sound of whole mels for a given excitation, not clamped; if not final, the samples that are complete.
 
         # [batch, mel, frame], [batch, frame · 480] → [batch, sample]
         """
@@ -169,7 +169,7 @@ class CausalHiFT(nn.Module):
         return self._sound(self.initial_state(batch=mel.shape[0]), mel, source, final)[0]
 
     def initial_state(self, seed: int | None = 0, batch: int = 1) -> CausalHiFTState:
-        """The state before the first frame; `seed` draws the excitation's noise, None leaves it out."""
+        """The state before the first frame; `seed` draws the excitation's noise, None omits it."""
         nothing = self.conv_pre.weight.new_zeros(batch, 0)
         of_f0 = _convolutions(self.f0_predictor)
         others = [
@@ -179,18 +179,18 @@ class CausalHiFT(nn.Module):
         return CausalHiFTState(
             frames=0,
             mel=nothing.new_zeros(batch, self.config.mels, 0),
-            f0_contexts=Contexts.silence(of_f0, batch),
+            f0_contexts=Contexts.initial(of_f0, batch),
             start=self.m_source.start(batch, seed),
             source=nothing,
             excitations=tuple(
                 nothing.new_zeros(batch, bins, self.config.source_stride(stage) - 1) for stage in range(len(self.ups))
             ),
-            contexts=Contexts.silence(others, batch),
+            contexts=Contexts.initial(others, batch),
             spectrum=nothing.new_zeros(batch, bins, 0),
         )
 
     def step(self, state: CausalHiFTState, mel: Tensor, final: bool = False) -> tuple[Tensor, CausalHiFTState]:
-        """Sound that is now certain, and the state. After `final`, which takes any number of frames, it begins anew.
+        """Sound that is now complete. `final` takes any number of frames and resets the state.
 
         # [batch, mel, frame] → [batch, sample]
         """
@@ -200,14 +200,14 @@ class CausalHiFT(nn.Module):
     def step_batch(
         self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[CausalHiFTState]]:
-        """The next hop of several streams; those of equal shape run together."""
+        """Step several streams; those of equal shape run as one batch."""
         return self.step_groups(states, mels, final, self.advance)
 
     @torch.no_grad()
     def step_groups(
         self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool], advance: Advance
     ) -> tuple[list[Tensor], list[CausalHiFTState]]:
-        """`step_batch` by another `advance`, which gives the same."""
+        """`step_batch` with another implementation of `advance`."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, (state, mel, end) in enumerate(zip(states, mels, final, strict=True)):
             self._check(state, mel, end)
@@ -215,16 +215,16 @@ class CausalHiFT(nn.Module):
         sounds: dict[int, Tensor] = {}
         after: dict[int, CausalHiFTState] = {}
         for members in groups.values():
-            together = stacked([states[index] for index in members])
+            together = stack_states([states[index] for index in members])
             mel = torch.cat([mels[index].to(together.mel) for index in members])
             sound, together = advance(together, mel, final[members[0]])
             sizes = [mels[index].shape[0] for index in members]
-            for index, rows, part in zip(members, sound.split(sizes), split(together, sizes), strict=True):
+            for index, rows, part in zip(members, sound.split(sizes), split_states(together, sizes), strict=True):
                 sounds[index], after[index] = rows, part
         return [sounds[index] for index in range(len(states))], [after[index] for index in range(len(states))]
 
     def advance(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, CausalHiFTState]:
-        """One hop of streams that stand alike."""
+        """One hop of streams with equal `frames`."""
         if not state.frames and not mel.shape[-1]:
             return mel.new_zeros(mel.shape[0], 0), state
         f0, f0_contexts = self._f0(state, mel, final)
@@ -235,46 +235,46 @@ class CausalHiFT(nn.Module):
         sound, after = self._sound(state, mel, source, final)
         sound = sound.clamp(-self.config.audio_limit, self.config.audio_limit)
         if final:
-            anew = self.initial_state(batch=mel.shape[0])
-            return sound, replace(anew, start=SourceStart(None, torch.zeros_like(start.frame), start.seed))
+            initial = self.initial_state(batch=mel.shape[0])
+            return sound, replace(initial, start=SourceStart(None, torch.zeros_like(start.frame), start.seed))
         return sound, replace(after, f0_contexts=f0_contexts, start=start)
 
     def _f0(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, Tensor]:
-        """f0 of the frames that are now certain, and the contexts after."""
+        """f0 of the frames that are now complete, and the next contexts."""
         ahead = self.config.f0_look_right
-        known = torch.cat([state.mel[..., -ahead:], mel], dim=-1).to(state.f0_contexts.dtype)
-        known = functional.pad(known, (0, ahead if final else 0))
-        if known.shape[-1] <= ahead:
-            return known.new_zeros(known.shape[0], 0), state.f0_contexts
+        available = torch.cat([state.mel[..., -ahead:], mel], dim=-1).to(state.f0_contexts.dtype)
+        available = functional.pad(available, (0, ahead if final else 0))
+        if available.shape[-1] <= ahead:
+            return available.new_zeros(available.shape[0], 0), state.f0_contexts
         contexts = Contexts(state.f0_contexts)
-        return self.f0_predictor(known, contexts), contexts.renewed()
+        return self.f0_predictor(available, contexts), contexts.updated()
 
     def _sound(
         self, state: CausalHiFTState, mel: Tensor, source: Tensor, final: bool
     ) -> tuple[Tensor, CausalHiFTState]:
-        """The samples that are now certain, for the next frames and the next samples of the excitation."""
+        """The samples completed by the next frames and their excitation."""
         ahead = self.config.look_right
-        excitation, rest = self._analysed(state.source, source, final)
+        excitation, rest = self._analyse_source(state.source, source, final)
         excitations = tuple(torch.cat([held, excitation], dim=-1) for held in state.excitations)
-        known = torch.cat([state.mel, mel], dim=-1)
+        available = torch.cat([state.mel, mel], dim=-1)
         after = replace(
             state,
             frames=min(state.frames + mel.shape[-1], ahead + 1),
-            mel=known[..., -ahead:],
+            mel=available[..., -ahead:],
             source=rest,
             excitations=excitations,
         )
-        known = functional.pad(known, (0, ahead if final else 0))
-        if known.shape[-1] <= ahead:
+        available = functional.pad(available, (0, ahead if final else 0))
+        if available.shape[-1] <= ahead:
             return source[:, :0], after
         contexts = Contexts(state.contexts)
         begins = state.frames <= ahead
-        spectrum, excitations = self._spectrum(self.conv_pre(known), excitations, contexts, begins)
-        sound, spectrum = self._synthesised(state.spectrum, spectrum, final)
-        return sound, replace(after, excitations=excitations, contexts=contexts.renewed(), spectrum=spectrum)
+        spectrum, excitations = self._spectrum(self.conv_pre(available), excitations, contexts, begins)
+        sound, spectrum = self._synthesise(state.spectrum, spectrum, final)
+        return sound, replace(after, excitations=excitations, contexts=contexts.updated(), spectrum=spectrum)
 
-    def _analysed(self, held: Tensor, source: Tensor, final: bool) -> tuple[Tensor, Tensor]:
-        """The excitation's spectrum as far as windows are full, and the samples left; the edges are reflected."""
+    def _analyse_source(self, held: Tensor, source: Tensor, final: bool) -> tuple[Tensor, Tensor]:
+        """The excitation's spectrum of all full windows, and the remaining samples; the edges are reflected."""
         half, hop = self.config.n_fft // 2, self.config.fft_hop
         signal = torch.cat([held, source], dim=1)
         if not held.shape[1] and source.shape[1]:
@@ -289,7 +289,7 @@ class CausalHiFT(nn.Module):
     def _spectrum(
         self, x: Tensor, excitations: tuple[Tensor, ...], contexts: Contexts, begins: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The next frames of the final spectrum, and what is left of the excitation's."""
+        """The next frames of the final spectrum, and the unused spectrum of the excitation."""
         blocks = list(cast(Iterable[ResBlock], self.resblocks))
         per_stage, last, left = len(self.config.resblock_kernels), len(self.ups) - 1, []
         for stage, (factor, excitation) in enumerate(zip(self.config.upsample_rates, excitations, strict=True)):
@@ -302,13 +302,13 @@ class CausalHiFT(nn.Module):
             used = x.shape[-1] * down.stride[0]
             excited = down(excitation[..., : used - down.stride[0] + down.kernel_size[0]])
             left.append(excitation[..., used:])
-            x = x + _through(cast(ResBlock, self.source_resblocks[stage]), excited, contexts)
-            mixed = [_through(block, x, contexts) for block in blocks[stage * per_stage : (stage + 1) * per_stage]]
+            x = x + _res_block(cast(ResBlock, self.source_resblocks[stage]), excited, contexts)
+            mixed = [_res_block(block, x, contexts) for block in blocks[stage * per_stage : (stage + 1) * per_stage]]
             x = torch.stack(mixed).mean(0)
         return contexts.convolve(self.conv_post, functional.leaky_relu(x)), tuple(left)
 
-    def _synthesised(self, held: Tensor, spectrum: Tensor, final: bool) -> tuple[Tensor, Tensor]:
-        """The samples under which all frames are known, and the frames that samples to come still need."""
+    def _synthesise(self, held: Tensor, spectrum: Tensor, final: bool) -> tuple[Tensor, Tensor]:
+        """The samples whose overlapping frames are complete, and the frames that the next samples need."""
         frames = torch.cat([held, turned(spectrum)], dim=-1)
         hop, n_fft = self.config.fft_hop, self.config.n_fft
         first = held.shape[-1] * hop if held.shape[-1] else n_fft // 2
@@ -326,8 +326,8 @@ def _causal_conv(inputs: int, outputs: int, kernel: int, dilation: int) -> nn.Co
     return CausalConv1d(inputs, outputs, kernel, dilation=dilation)
 
 
-def _through(block: ResBlock, x: Tensor, contexts: Contexts) -> Tensor:
-    """A residual block over contexts.  # [batch, channel, time]"""
+def _res_block(block: ResBlock, x: Tensor, contexts: Contexts) -> Tensor:
+    """A residual block with streaming convolutions.  # [batch, channel, time]"""
     for snake1, conv1, snake2, conv2 in zip(
         block.activations1, block.convs1, block.activations2, block.convs2, strict=True
     ):
@@ -339,8 +339,8 @@ def _convolutions(module: nn.Module) -> list[CausalConv1d]:
     return [part for part in module.modules() if isinstance(part, CausalConv1d)]
 
 
-def stacked(states: Sequence[CausalHiFTState]) -> CausalHiFTState:
-    """Streams side by side."""
+def stack_states(states: Sequence[CausalHiFTState]) -> CausalHiFTState:
+    """One batched state of several streams."""
     if len(states) == 1:
         return states[0]
     joined: dict[str, Any] = {}
@@ -351,8 +351,8 @@ def stacked(states: Sequence[CausalHiFTState]) -> CausalHiFTState:
     return replace(states[0], start=start, excitations=excitations, **joined)
 
 
-def split(state: CausalHiFTState, sizes: Sequence[int]) -> list[CausalHiFTState]:
-    """The streams one by one again."""
+def split_states(state: CausalHiFTState, sizes: Sequence[int]) -> list[CausalHiFTState]:
+    """The inverse of `stack_states`, for these batch sizes."""
     parts, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)

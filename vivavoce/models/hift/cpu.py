@@ -1,11 +1,10 @@
-"""HiFT on a CPU: the same sound in fewer passes over memory.
+"""CPU implementation of HiFT: fewer passes over memory.
 
-A snake's scale goes into the convolutions on either side of it, so that it is a sine and one more pass; channels stand
-side by side, as the libraries' convolutions want them; the excitation is looked up, its noise by its place, its sines
-by their phase. Streams are decoded one by one, a short stretch at a time, so that what a layer leaves is still in the
-cache when the next wants it. An end of any length is computed as one of few lengths: for a new one the libraries take
-as long to get ready as for a pass. It runs on the weights of a `HiFT` and equals it but for rounding, which is coarse
-where convolutions multiply in bfloat16; what they add to stays in float32.
+The scale of a Snake activation is folded into the convolutions around it, so that it costs a sine and one more pass;
+memory is channels-last, as oneDNN prefers; the excitation's sines and noise come from lookup tables. Streams are
+decoded one by one in short stretches, so that activations stay in the CPU cache. The last stretch is padded to one of
+few lengths, because oneDNN prepares a primitive for every new shape. It runs on the weights of a `HiFT` and equals it
+but for rounding, which is coarse where convolutions multiply in bfloat16; residuals stay in float32.
 """
 
 import math
@@ -23,15 +22,15 @@ from vivavoce.nn.modules import scripted
 from vivavoce.nn.vocoder import ShortFourier, SineSource, Snake, SourceStart
 from vivavoce.nn.vq import normal_at
 
-NOISE_BLOCK = 24_000  # samples looked up together
-SINE_PLACES = 1 << 16  # of a cycle, between which the mixture of all sines is taken to be straight
+NOISE_BLOCK = 24_000  # samples of one table
+SINE_TABLE_SIZE = 1 << 16  # entries per cycle, linearly interpolated
 STRETCH = 80  # mel frames decoded together
-LENGTHS = 20  # mel frames of which the last stretch is made a multiple
-SMALLEST_ALPHA = 1e-3  # a snake that is flatter than this is not divided by
+STRETCH_MULTIPLE = 20  # mel frames; the last stretch is padded to a multiple
+MIN_ALPHA = 1e-3  # of a Snake; dividing by less would cost precision
 OUTER_SLOPE = 0.01
 
 
-class FlatConv(nn.Module):
+class ChannelsLastConv(nn.Module):
     """A convolution over channels-last memory.  # [batch, channel, 1, time]"""
 
     def __init__(
@@ -49,8 +48,8 @@ class FlatConv(nn.Module):
         return functional.conv2d(x, self.weight, self.bias, [1, self.stride], [0, self.padding], [1, self.dilation])
 
 
-class TapProduct:
-    """A convolution as one product, time first.  # [time, channel] → [place, channel]"""
+class MatmulConv:
+    """A convolution as one matrix product, time first.  # [time, channel] → [position, channel]"""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> None:
         """# weight [output, tap, input]"""
@@ -58,34 +57,34 @@ class TapProduct:
         self.weight, self.bias = column_major_for_many_rows(weight.flatten(1).contiguous()), bias
 
     @classmethod
-    def of(cls, conv: nn.Conv1d) -> "TapProduct":
-        """The product that a convolution is."""
+    def of(cls, conv: nn.Conv1d) -> "MatmulConv":
+        """The equivalent of a `Conv1d`."""
         return cls(conv.weight.transpose(1, 2), conv.bias, conv.stride[0], int(conv.padding[0]))
 
     def __call__(self, x: Tensor) -> Tensor:
         """The convolution."""
         padded = functional.pad(x, (0, 0, self.padding, self.padding)) if self.padding else x.contiguous()
         time, channels = padded.shape
-        places = (time - self.taps) // self.stride + 1
-        seen = padded.as_strided((places, self.taps * channels), (self.stride * channels, 1))
+        positions = (time - self.taps) // self.stride + 1
+        seen = padded.as_strided((positions, self.taps * channels), (self.stride * channels, 1))
         return functional.linear(seen, self.weight, self.bias)
 
 
-class FlatUp:
-    """A transposed convolution as one product: each place sees its neighbours and becomes as many as the stride is."""
+class MatmulUpsample:
+    """A transposed convolution as one matrix product: each input position gives `stride` output positions."""
 
     def __init__(self, conv: nn.ConvTranspose1d) -> None:
         factor, kernel, padding = conv.stride[0], conv.kernel_size[0], int(conv.padding[0])
         self.before, self.after = (kernel - 1 - padding) // factor, (factor - 1 + padding) // factor
         seen = range(-self.before, self.after + 1)
         weight = conv.weight.new_zeros(factor, conv.out_channels, len(seen), conv.in_channels)
-        for place in range(factor):
+        for position in range(factor):
             for index, offset in enumerate(seen):
-                tap = place + padding - offset * factor
+                tap = position + padding - offset * factor
                 if 0 <= tap < kernel:
-                    weight[place, :, index] = conv.weight[:, :, tap].T
+                    weight[position, :, index] = conv.weight[:, :, tap].T
         assert conv.bias is not None
-        self.product = TapProduct(weight.flatten(0, 1), conv.bias.repeat(factor))
+        self.product = MatmulConv(weight.flatten(0, 1), conv.bias.repeat(factor))
         self.channels = conv.out_channels
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -93,13 +92,13 @@ class FlatUp:
         return self.product(functional.pad(x, (0, 0, self.before, self.after))).view(-1, self.channels)
 
 
-class FlatF0(F0Predictor):
+class CpuF0Predictor(F0Predictor):
     """The f0 predictor, time first."""
 
     def __init__(self, predictor: F0Predictor) -> None:
         nn.Module.__init__(self)
         convolutions = [layer for layer in predictor.condnet if isinstance(layer, nn.Conv1d)]
-        self.layers = [TapProduct.of(conv) for conv in convolutions]
+        self.layers = [MatmulConv.of(conv) for conv in convolutions]
         self.classifier = predictor.classifier
 
     def forward(self, mel: Tensor) -> Tensor:
@@ -113,8 +112,8 @@ class FlatF0(F0Predictor):
         return f0.abs()
 
 
-class FlatRound(nn.Module):
-    """A convolution of a snake of a convolution of a snake, and what they are added to."""
+class CpuResidualUnit(nn.Module):
+    """x + conv(snake(conv(snake(x)))) with the Snake scales folded into the convolutions."""
 
     def __init__(self, snakes: tuple[Snake, Snake], convs: tuple[nn.Conv1d, nn.Conv1d], dtype: torch.dtype) -> None:
         super().__init__()
@@ -122,13 +121,13 @@ class FlatRound(nn.Module):
         conv1, conv2 = convs
         assert conv1.bias is not None
         weight = conv1.weight / alpha1[:, None] * alpha2[:, None, None]
-        self.first = FlatConv(conv1, dtype, weight, conv1.bias * alpha2)
-        self.second = FlatConv(conv2, dtype, conv2.weight / alpha2[:, None])
+        self.first = ChannelsLastConv(conv1, dtype, weight, conv1.bias * alpha2)
+        self.second = ChannelsLastConv(conv2, dtype, conv2.weight / alpha2[:, None])
         self.alpha: Tensor = alpha1[:, None, None]
         self.dtype = dtype
 
     def forward(self, x: Tensor, end: int) -> Tensor:
-        """The same shape; from `end` on there is nothing, before and after every convolution."""
+        """Positions from `end` on are zeroed after every convolution, as padding would be."""
         scaled = x * self.alpha
         sines = scaled.sin()
         inner = self.first(scaled.addcmul_(sines, sines).to(self.dtype)).to(x.dtype)
@@ -139,39 +138,41 @@ class FlatRound(nn.Module):
         return x
 
 
-class FlatBlock(nn.Module):
-    """A residual block whose snakes give α times their value, which the convolutions behind them expect."""
+class CpuResBlock(nn.Module):
+    """A residual block with folded Snake scales."""
 
     def __init__(self, block: ResBlock, dtype: torch.dtype) -> None:
         super().__init__()
         layers = zip(block.activations1, block.activations2, block.convs1, block.convs2, strict=True)
         typed = cast(Iterable[tuple[Snake, Snake, nn.Conv1d, nn.Conv1d]], layers)
-        self.rounds = nn.ModuleList(FlatRound((one, two), (conv1, conv2), dtype) for one, two, conv1, conv2 in typed)
+        self.rounds = nn.ModuleList(
+            CpuResidualUnit((one, two), (conv1, conv2), dtype) for one, two, conv1, conv2 in typed
+        )
 
     def forward(self, x: Tensor, end: int) -> Tensor:
-        """The same shape, silent from `end` on."""
+        """Positions from `end` on are zero."""
         for each in self.rounds:
             x = each(x, end)
         return x
 
 
-class Blend(nn.Module):
-    """The mean of the residual blocks of a stage. TorchScript runs it: no other thread waits for Python meanwhile."""
+class CpuBlockMean(nn.Module):
+    """The mean of the residual blocks of a stage, run by TorchScript without the GIL."""
 
     def __init__(self, blocks: Iterable[ResBlock], dtype: torch.dtype) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(FlatBlock(block, dtype) for block in blocks)
+        self.blocks = nn.ModuleList(CpuResBlock(block, dtype) for block in blocks)
 
     def forward(self, x: Tensor, end: int) -> Tensor:
         """# [1, channel, 1, time]"""
-        blended = torch.zeros_like(x)
+        total = torch.zeros_like(x)
         for block in self.blocks:
-            blended += block(x, end)
-        return blended.mul_(1 / len(self.blocks))
+            total += block(x, end)
+        return total.mul_(1 / len(self.blocks))
 
 
-class CpuSource(SineSource):
-    """The excitation: harmonics are mixed before anything else is done with them, and noise is looked up."""
+class CpuSineSource(SineSource):
+    """The excitation: the mixed harmonics and the mixed noise come from tables."""
 
     def __init__(self, source: SineSource) -> None:
         nn.Module.__init__(self)
@@ -181,9 +182,9 @@ class CpuSource(SineSource):
         self.l_linear = source.l_linear
         self._mixing = tuple(source.l_linear.weight[0].tolist())
         self._fundamental = _Fundamental(source)
-        places = torch.arange(SINE_PLACES + 2, dtype=torch.float64)[:, None] / SINE_PLACES
-        angles = 2 * math.pi * places * torch.arange(1, self.harmonics + 1)
-        self._mixture = (self.sine_amplitude * angles.sin() @ source.l_linear.weight[0].double()).float()  # [place]
+        positions = torch.arange(SINE_TABLE_SIZE + 2, dtype=torch.float64)[:, None] / SINE_TABLE_SIZE
+        angles = 2 * math.pi * positions * torch.arange(1, self.harmonics + 1)
+        self._sine_table = (self.sine_amplitude * angles.sin() @ source.l_linear.weight[0].double()).float()  # [entry]
 
     def forward(self, f0: Tensor, start: SourceStart) -> Tensor:
         """The excitation of consecutive frames.  # [batch, frame] Hz → [batch, frame · hop]"""
@@ -191,21 +192,21 @@ class CpuSource(SineSource):
         mixed = self._sines(f0, start).view(*f0.shape, self.hop).mul_(voiced)
         if start.seed is not None:
             amplitude = torch.where(voiced, self.noise_amplitude, self.sine_amplitude / 3)
-            mixed.addcmul_(self._mixed_noise(start, f0.shape[1]), amplitude)
+            mixed.addcmul_(self._noise(start, f0.shape[1]), amplitude)
         return mixed.add_(self.l_linear.bias).tanh_().flatten(1)
 
     def _sines(self, f0: Tensor, start: SourceStart) -> Tensor:
-        """What the sines of all harmonics come to.  # [batch, sample]"""
-        if float(f0.max()) * self.harmonics >= self.rate:  # the highest go round more than once between two samples
+        """The mixed sines of all harmonics.  # [batch, sample]"""
+        if float(f0.max()) * self.harmonics >= self.rate:  # above Nyquist the table does not apply
             sines = self._phase(f0, start.cycles).mul_(2 * math.pi).sin_()
             return torch.matmul(self.l_linear.weight * self.sine_amplitude, sines)[:, 0]
         before = None if start.cycles is None else start.cycles[:, :1]
-        place = self._fundamental._phase(f0.double(), before)[:, 0].mul_(SINE_PLACES)
-        below = place.long()
-        return torch.lerp(self._mixture[below], self._mixture[below + 1], (place - below).float())
+        position = self._fundamental._phase(f0.double(), before)[:, 0].mul_(SINE_TABLE_SIZE)
+        below = position.long()
+        return torch.lerp(self._sine_table[below], self._sine_table[below + 1], (position - below).float())
 
-    def _mixed_noise(self, start: SourceStart, frames: int) -> Tensor:
-        """What the noise of all harmonics comes to.  # [batch, frame, hop]"""
+    def _noise(self, start: SourceStart, frames: int) -> Tensor:
+        """The mixed noise of all harmonics.  # [batch, frame, hop]"""
         assert start.seed is not None
         rows = []
         for seed, frame in zip(start.seed.tolist(), start.frame.tolist(), strict=True):
@@ -217,7 +218,7 @@ class CpuSource(SineSource):
 
 
 class _Fundamental(SineSource):
-    """The lowest of a source's sines alone: its phase is that of all."""
+    """Phase of the fundamental, of which all harmonics are multiples."""
 
     def __init__(self, source: SineSource) -> None:
         nn.Module.__init__(self)
@@ -226,14 +227,14 @@ class _Fundamental(SineSource):
 
 @lru_cache(maxsize=256)
 def _noise_block(mixing: tuple[float, ...], seed: int, block: int) -> Tensor:
-    """A second of noise. Replies have the same seed unless they are told otherwise, so it is made once."""
+    """A second of mixed noise; cached, because replies share a seed by default."""
     harmonics = len(mixing)
     index = torch.arange(block * NOISE_BLOCK * harmonics, (block + 1) * NOISE_BLOCK * harmonics)
     return normal_at(torch.tensor([seed]), index).view(-1, harmonics) @ torch.tensor(mixing)
 
 
-class FlatFourier(ShortFourier):
-    """The transform as products, its envelope kept."""
+class CpuFourier(ShortFourier):
+    """The transform as matrix products with a cached envelope."""
 
     def __init__(self, fourier: ShortFourier) -> None:
         nn.Module.__init__(self)
@@ -250,77 +251,79 @@ class FlatFourier(ShortFourier):
     def inverse(self, spectrum: Tensor) -> Tensor:
         """The signal by weighted overlap-add.  # [batch, 2 · bins, frame] → [batch, (frame - 1) · hop + n_fft]"""
         frames = (spectrum.transpose(1, 2) @ self.synthesis[:, 0]).unflatten(-1, (-1, self.hop))
-        return _overlapped(frames) / self._envelope(frames.shape[1])
+        return _overlap_add(frames) / self._envelope(frames.shape[1])
 
     def _envelope(self, frames: int) -> Tensor:
         if frames not in self._envelopes:
             if len(self._envelopes) >= 64:
                 self._envelopes.clear()
             squares = self.window.square().view(-1, self.hop).expand(1, frames, -1, -1)
-            self._envelopes[frames] = _overlapped(squares).clamp_min(1e-11)
+            self._envelopes[frames] = _overlap_add(squares).clamp_min(1e-11)
         return self._envelopes[frames]
 
 
-def _overlapped(frames: Tensor) -> Tensor:
-    """Frames added up, each a hop behind the one before.  # [batch, frame, hops of a frame, hop] → [batch, sample]"""
+def _overlap_add(frames: Tensor) -> Tensor:
+    """Overlap-add with a shift of one hop per frame.  # [batch, frame, hops of a frame, hop] → [batch, sample]"""
     batch, count, hops, hop = frames.shape
     signal = frames.new_zeros(batch, count + hops - 1, hop)
-    for place in range(hops):
-        signal[:, place : place + count] += frames[:, :, place]
+    for position in range(hops):
+        signal[:, position : position + count] += frames[:, :, position]
     return signal.flatten(1)
 
 
 class CpuHiFT(HiFT):
-    """A vocoder on the weights of another; most of its convolutions multiply in `dtype`.
+    """CPU implementation of `HiFT` on its weights; most convolutions multiply in `dtype`.
 
-    In bfloat16 its error on one mel is 50 dB below the sound with trained weights and 30 to 34 dB with random ones, to
-    which every stage contributes about equally: any one of them in float32 gains 1 to 2 dB.
+    In bfloat16 its error on one mel is 50 dB below the sound with trained weights and 30 to 34 dB with random ones.
+    Every stage contributes about equally: any one of them in float32 gains 1 to 2 dB.
     """
 
     def __init__(self, hift: HiFT, dtype: torch.dtype = torch.float32) -> None:
         nn.Module.__init__(self)
         self.config: HiFTConfig = hift.config
-        self.m_source, self.fourier = CpuSource(hift.m_source), FlatFourier(hift.fourier)
+        self.m_source, self.fourier = CpuSineSource(hift.m_source), CpuFourier(hift.fourier)
         self.conv_pre, self.ups = hift.conv_pre, hift.ups
-        self.f0_predictor = FlatF0(hift.f0_predictor)
+        self.f0_predictor = CpuF0Predictor(hift.f0_predictor)
         self.source_downs, self.source_resblocks = hift.source_downs, hift.source_resblocks
         self.resblocks, self.conv_post = hift.resblocks, hift.conv_post
         per_stage = len(self.config.resblock_kernels)
         blocks = list(cast(Iterable[ResBlock], hift.resblocks))
         stages = [blocks[first : first + per_stage] for first in range(0, len(blocks), per_stage)]
-        self._blends = [scripted(Blend(stage, dtype)) for stage in stages]
-        self._source_blends = [
-            scripted(Blend([block], dtype)) for block in cast(Iterable[ResBlock], hift.source_resblocks)
+        self._block_means = [scripted(CpuBlockMean(stage, dtype)) for stage in stages]
+        self._source_block_means = [
+            scripted(CpuBlockMean([block], dtype)) for block in cast(Iterable[ResBlock], hift.source_resblocks)
         ]
-        self._downs = [TapProduct.of(conv) for conv in cast(Iterable[nn.Conv1d], hift.source_downs)]
-        self._ups = [FlatUp(conv) for conv in cast(Iterable[nn.ConvTranspose1d], hift.ups)]
-        self._pre = TapProduct.of(hift.conv_pre)
-        self._post = FlatConv(hift.conv_post, torch.float32)
-        self._values = self.config.rates[-1]  # of the spectrum in a mel frame
+        self._downs = [MatmulConv.of(conv) for conv in cast(Iterable[nn.Conv1d], hift.source_downs)]
+        self._ups = [MatmulUpsample(conv) for conv in cast(Iterable[nn.ConvTranspose1d], hift.ups)]
+        self._pre = MatmulConv.of(hift.conv_pre)
+        self._post = ChannelsLastConv(hift.conv_post, torch.float32)
+        self._spectrum_rate = self.config.rates[-1]  # spectrum frames per mel frame
 
     @staticmethod
     def suits(hift: HiFT) -> bool:
-        """Whether it is on a CPU, and no snake so flat that dividing by its scale would cost precision."""
+        """Whether it is on a CPU and every Snake's alpha can be divided by."""
         snakes = [module for module in hift.modules() if isinstance(module, Snake)]
-        steep = all(float(snake.alpha.abs().min()) >= SMALLEST_ALPHA for snake in snakes)
+        steep = all(float(snake.alpha.abs().min()) >= MIN_ALPHA for snake in snakes)
         return hift.conv_pre.weight.device.type == "cpu" and steep
 
     def _sound(self, mel: Tensor, excitation: Tensor, emit: SampleSpan) -> Tensor:
         starts = range(emit.start, emit.stop, STRETCH)
         stretches = [SampleSpan(start, min(start + STRETCH, emit.stop)) for start in starts]
         rows = zip(mel.split(1), excitation.split(1), strict=True)
-        return torch.cat([torch.cat([self._stretch(*row, span) for span in stretches], dim=1) for row in rows])
+        return torch.cat([torch.cat([self._decode_stretch(*row, span) for span in stretches], dim=1) for row in rows])
 
-    def _stretch(self, mel: Tensor, excitation: Tensor, emit: SampleSpan) -> Tensor:
+    def _decode_stretch(self, mel: Tensor, excitation: Tensor, emit: SampleSpan) -> Tensor:
         frames, length = mel.shape[-1], emit.stop - emit.start
-        lacks = -length % LENGTHS if emit.stop == frames else 0
-        if lacks:
-            mel, excitation = (functional.pad(x, (0, lacks * n)) for x, n in ((mel, 1), (excitation, self._values)))
-        plan = decode_plan(self.config, SampleSpan(emit.start, emit.stop + lacks), mel.shape[-1])
+        missing = -length % STRETCH_MULTIPLE if emit.stop == frames else 0
+        if missing:
+            mel, excitation = (
+                functional.pad(x, (0, missing * n)) for x, n in ((mel, 1), (excitation, self._spectrum_rate))
+            )
+        plan = decode_plan(self.config, SampleSpan(emit.start, emit.stop + missing), mel.shape[-1])
         return self._waves(self._spectrum(mel, excitation, plan, frames), plan, emit)
 
     def _spectrum(self, mel: Tensor, excitation: Tensor, plan: DecodePlan, frames: int | None = None) -> Tensor:
-        """As far as there are `frames`; what follows them is silence."""
+        """The spectrum of `frames` mel frames; those behind them are padding."""
         frames = mel.shape[-1] if frames is None else frames
         x = self._pre(mel[0].T)  # [frame, channel]
         x[frames:] = 0
@@ -336,11 +339,11 @@ class CpuHiFT(HiFT):
             excited = self._excite(stage, excitation, source, end)
             mixture = up[mixed.inside(upsampled)] + excited[mixed.inside(source)]
             mixture[max(0, end - mixed.start) :] = 0
-            x = _as_rows(self._blends[stage](_as_image(mixture), max(0, end - mixed.start)))
+            x = _as_rows(self._block_means[stage](_as_image(mixture), max(0, end - mixed.start)))
             held = mixed
         wanted = plan.spectrum.widened(self.config.outer_kernel // 2).within(held.stop)
         spectrum = self._post(_as_image(functional.leaky_relu(x[wanted.inside(held)], OUTER_SLOPE))).squeeze(2)
-        return spectrum[..., plan.spectrum.within(frames * self._values + 1).inside(wanted)]
+        return spectrum[..., plan.spectrum.within(frames * self._spectrum_rate + 1).inside(wanted)]
 
     def _excite(
         self, stage: int, excitation: Tensor, span: SampleSpan, end: int | None = None
@@ -348,17 +351,17 @@ class CpuHiFT(HiFT):
         stride, kernel = self.config.source_stride(stage), self.config.source_kernel(stage)
         first = span.start * stride
         length = (span.stop - span.start - 1) * stride + kernel - 2 * (stride // 2)
-        lowered = self._downs[stage](excitation[first : first + length])
-        end = len(lowered) if end is None else max(0, end - span.start)
-        lowered[end:] = 0
-        return _as_rows(self._source_blends[stage](_as_image(lowered), end))
+        downsampled = self._downs[stage](excitation[first : first + length])
+        end = len(downsampled) if end is None else max(0, end - span.start)
+        downsampled[end:] = 0
+        return _as_rows(self._source_block_means[stage](_as_image(downsampled), end))
 
 
 def _as_image(x: Tensor) -> Tensor:
-    """# [time, channel] → [1, channel, 1, time], where it lies"""
+    """A view.  # [time, channel] → [1, channel, 1, time]"""
     return x.contiguous().view(1, 1, *x.shape).permute(0, 3, 1, 2)
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """# [1, channel, 1, time] → [time, channel], where it lies"""
+    """A view.  # [1, channel, 1, time] → [time, channel]"""
     return x[0, :, 0].T

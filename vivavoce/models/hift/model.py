@@ -1,11 +1,11 @@
 """HiFT, the vocoder of MOSS-Speech and CosyVoice 2: mel → 24 kHz sound.
 
-f0 is predicted from the mel and turned into a harmonic excitation. The mel is upsampled 120 times in three stages; each
-adds the excitation's spectrum, brought to its rate, and passes three residual blocks. The last layer predicts magnitude
-and phase of a 16-point spectrum, whose inverse gives four samples a frame.
+f0 is predicted from the mel and drives a harmonic excitation. The mel is upsampled 120 times in three stages; each adds
+the excitation's spectrum, downsampled to its rate, and applies three residual blocks. The last layer predicts magnitude
+and phase of a 16-point spectrum, whose inverse gives four samples per frame.
 
-Nothing here is causal, but everything has a finite reach: `decode` can compute a part of the sound from the mel around
-it, and at each stage touches no more than that part needs. Streams are in `hift_stream.py`.
+Nothing is causal, but every layer has a finite receptive field: `decode` can compute a part of the sound from the mel
+around it, and each stage computes only what that part needs. Streaming is in `hift/stream.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +45,7 @@ class HiFTConfig:
     f0_kernel: int = 3
     slope: float = 0.1
     audio_limit: float = 0.99
-    plain_spectrum: bool = False  # ours: real and imaginary parts as the network says them, not magnitude and angle
+    plain_spectrum: bool = False  # not published: predict real and imaginary parts, not magnitude and angle
 
     @property
     def rates(self) -> tuple[int, ...]:
@@ -61,21 +61,21 @@ class HiFTConfig:
         return self.fft_hop * self.rates[-1]
 
     def source_stride(self, stage: int) -> int:
-        """Spectrum frames of the excitation per value of a stage."""
+        """Excitation spectrum frames per value of a stage."""
         return self.rates[-1] // self.rates[stage]
 
     def source_kernel(self, stage: int) -> int:
-        """Width of the convolution that brings the excitation's spectrum to a stage."""
+        """Kernel of the convolution that downsamples the excitation's spectrum to a stage."""
         stride = self.source_stride(stage)
         return 1 if stride == 1 else 2 * stride
 
     def block_reach(self, kernel: int) -> int:
-        """How far a residual block looks to either side."""
+        """Receptive field of a residual block to either side."""
         return kernel // 2 * sum(dilation + 1 for dilation in self.dilations)
 
     @property
     def f0_reach(self) -> int:
-        """How many mel frames the f0 predictor looks to either side."""
+        """Receptive field of the f0 predictor to either side, in mel frames."""
         return self.f0_layers * (self.f0_kernel // 2)
 
 
@@ -86,35 +86,35 @@ class SampleSpan(NamedTuple):
     stop: int
 
     def widened(self, by: int) -> "SampleSpan":
-        """Longer by so much at both ends."""
+        """Extended at both ends."""
         return SampleSpan(self.start - by, self.stop + by)
 
     def within(self, length: int) -> "SampleSpan":
-        """The part that exists."""
+        """Clipped to [0, length)."""
         return SampleSpan(max(0, self.start), min(length, self.stop))
 
     def inside(self, other: "SampleSpan") -> slice:
-        """Where this span lies in an array that holds the other."""
+        """This span as a slice of an array that holds `other`."""
         return slice(self.start - other.start, self.stop - other.start)
 
 
 class StagePlan(NamedTuple):
     """What one upsampling stage computes."""
 
-    taken: SampleSpan  # of the stage before
-    source: SampleSpan  # of the excitation, one value more at either end than is right there
-    mixed: SampleSpan  # of this stage, into the residual blocks
+    taken: SampleSpan  # input, of the stage before
+    source: SampleSpan  # of the excitation; its first and last value are edge effects
+    mixed: SampleSpan  # of this stage, input of the residual blocks
 
 
 class DecodePlan(NamedTuple):
-    """What a part of the sound needs: per stage, and of the final spectrum."""
+    """The spans to compute for a part of the sound, per stage and of the final spectrum."""
 
     stages: tuple[StagePlan, ...]
     spectrum: SampleSpan
 
 
 class Reach(NamedTuple):
-    """Mel frames that a frame of sound depends on, besides its own."""
+    """Receptive field of a frame of sound in mel frames, besides its own."""
 
     left: int
     right: int
@@ -122,7 +122,7 @@ class Reach(NamedTuple):
 
 @lru_cache(maxsize=256)
 def decode_plan(config: HiFTConfig, emit: SampleSpan, frames: int) -> DecodePlan:
-    """What to compute of each stage for the sound of the mel frames `emit` out of `frames`."""
+    """The spans of each stage for the sound of the mel frames `emit` out of `frames`."""
     last = len(config.upsample_rates) - 1
     around = config.n_fft // 2 - 1
     spectrum = SampleSpan(
@@ -151,7 +151,7 @@ def _upsampled_from(config: HiFTConfig, stage: int, wanted: SampleSpan) -> Sampl
 
 @lru_cache(maxsize=16)
 def reach(config: HiFTConfig) -> Reach:
-    """How much mel a frame of sound needs on either side so that it is the sound of the whole mel."""
+    """The receptive field: with it a frame's sound equals that of the whole mel."""
     frame = 1000
     plan = decode_plan(config, SampleSpan(frame, frame + 1), 2 * frame)
     around_mel = config.outer_kernel // 2
@@ -170,7 +170,7 @@ LOUDEST_BIN = 100.0
 
 
 def centred_conv(inputs: int, outputs: int, kernel: int, dilation: int = 1) -> nn.Conv1d:
-    """A convolution that looks as far right as left."""
+    """A convolution with symmetric padding."""
     return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding=kernel // 2 * dilation)
 
 
@@ -191,7 +191,6 @@ class ResBlock(nn.Module):
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
     def forward(self, x: Tensor) -> Tensor:  # [batch, channel, time]
-        """The same shape."""
         for snake1, conv1, snake2, conv2 in zip(
             self.activations1, self.convs1, self.activations2, self.convs2, strict=True
         ):
@@ -211,7 +210,6 @@ class F0Predictor(nn.Module):
         self.classifier = nn.Linear(config.f0_channels, 1)
 
     def forward(self, mel: Tensor) -> Tensor:  # [batch, mel, frame] → [batch, frame]
-        """f0 per frame."""
         f0: Tensor = self.classifier(self.condnet(mel).transpose(1, 2)).squeeze(-1)
         return f0.abs()
 
@@ -222,10 +220,7 @@ def stage_layers(
     down: Callable[[int, int, int], nn.Module],
     conv: Callable[[int, int, int, int], nn.Conv1d],
 ) -> Iterator[nn.ModuleList]:
-    """Per stage what upsamples, what brings the excitation there, its residual block, and those of the mixture.
-
-    They are the lists `ups`, `source_downs`, `source_resblocks` and `resblocks` of the published names.
-    """
+    """The published module lists `ups`, `source_downs`, `source_resblocks` and `resblocks`."""
     lists = [nn.ModuleList() for _ in range(4)]
     ups, downs, source_blocks, blocks = lists
     inputs = config.channels
@@ -253,7 +248,7 @@ def load_vocoder(make: Callable[[], Vocoder], file: str | Path, device: torch.de
 
 
 def turned(spectrum: Tensor, plain: bool = False) -> Tensor:
-    """Log magnitudes and angles as real and imaginary parts; `plain` ones are already.  # [batch, 2 · bin, frame]"""
+    """Log magnitudes and angles to real and imaginary parts; `plain` ones are already.  # [batch, 2 · bin, frame]"""
     if plain:
         return spectrum
     magnitude, angle = spectrum.chunk(2, dim=1)
@@ -290,7 +285,7 @@ class HiFT(nn.Module):
         return nn.Conv1d(inputs, outputs, self.config.source_kernel(stage), stride, padding=stride // 2)
 
     def forward(self, mel: Tensor, seed: int | None = 0) -> Tensor:
-        """Sound of whole mels; `seed` draws the excitation's noise, None leaves it out.
+        """Sound of whole mels; `seed` draws the excitation's noise, None omits it.
 
         # [batch, mel, frame] → [batch, frame · 480]
         """
@@ -300,11 +295,11 @@ class HiFT(nn.Module):
         return self.limit(self.decode(mel, source))
 
     def limit(self, sound: Tensor) -> Tensor:
-        """The sound within the published bounds."""
+        """Clamp to ±`audio_limit`."""
         return sound.clamp(-self.config.audio_limit, self.config.audio_limit)
 
     def decode(self, mel: Tensor, source: Tensor, emit: SampleSpan | None = None) -> Tensor:
-        """Sound of the frames `emit` (all, if None), not yet limited.
+        """Sound of the frames `emit` (all, if None), not clamped.
 
         # [batch, mel, frame], [batch, frame · 480] → [batch, emitted · 480]
         """
@@ -316,7 +311,7 @@ class HiFT(nn.Module):
         return self._waves(self._spectrum(mel, excitation, plan), plan, emit)
 
     def _waves(self, spectrum: Tensor, plan: DecodePlan, emit: SampleSpan) -> Tensor:
-        """The sound of the frames `emit` in their spectrum.  # [batch, 2 · bins, frame] → [batch, emitted · 480]"""
+        """The sound of the frames `emit` from their spectrum.  # [batch, 2 · bins, frame] → [batch, emitted · 480]"""
         sound = self.fourier.inverse(turned(spectrum, self.config.plain_spectrum))
         begin = plan.spectrum.start * self.config.fft_hop - self.config.n_fft // 2
         hop = self.config.hop
@@ -350,15 +345,15 @@ class HiFT(nn.Module):
         return excited
 
     def check(self, mel: Tensor) -> None:
-        """Raise if this is no mel that the vocoder can turn into sound."""
+        """Raise `InputError` unless this is a finite mel with frames."""
         check_mel(mel, self.config.mels)
 
 
 def check_mel(mel: Tensor, bins: int) -> None:
-    """Raise if this is no mel that a vocoder can turn into sound."""
+    """Raise `InputError` unless this is a finite mel with frames."""
     if mel.ndim != 3 or mel.shape[1] != bins:
         raise InputError(f"the vocoder takes mels [batch, {bins}, frame], not {list(mel.shape)}")
     if mel.shape[-1] == 0:
-        raise InputError("the vocoder was given a mel without frames; give at least one")
+        raise InputError("the mel has no frames; give at least one")
     if not torch.isfinite(mel).all():
-        raise InputError("the mel holds NaN or infinite values; look at the model that made it")
+        raise InputError("the mel holds NaN or infinite values; check the model that produced it")

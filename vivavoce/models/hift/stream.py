@@ -1,10 +1,11 @@
-"""HiFT hop by hop: sound as mels come, at a cost per hop that does not grow.
+"""Streaming HiFT: sound hop by hop at constant cost, eager or replayed as CUDA graphs.
 
-`HiFTStream` keeps the mel that the next sound still depends on, the f0 it has already used, and the phase of the
-excitation. It holds back `look_right` mel frames. With as many as the network reaches (20), the stream is the offline
-sound; with fewer it comes sooner, the frames not yet known being taken to be like the last one. From 5 on f0 is exact.
-`PublishedHiFTStream` is CosyVoice 2's own way: hops overlap by 8 frames and are cross-faded; the phase starts anew in
-every hop.
+`HiFTStream` keeps the mel in the receptive field of the next sound, its f0, and the phase of the excitation. It delays
+`look_right` mel frames. With the whole receptive field (20) the stream equals the offline sound; with fewer it answers
+sooner and extrapolates missing frames by repeating the last one. From 5 on f0 is exact. `PublishedHiFTStream` is
+CosyVoice 2's own protocol: hops overlap by 8 frames and are cross-faded; the phase restarts in every hop.
+
+`GraphedVocoder` and `GraphedCausalHiFT` pad batches to the next bucket and replay hops as CUDA graphs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from vivavoce.errors import InputError
 from vivavoce.models.flow.cuda import BUCKETS, bucket_of
-from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTState, split, stacked
+from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTState, split_states, stack_states
 from vivavoce.models.hift.model import HiFT, SampleSpan, reach
 from vivavoce.nn.cuda_graphs import Graphed
 from vivavoce.nn.vocoder import SourceStart, stacked_starts
@@ -30,28 +31,28 @@ FIXED = ("mel", "f0_contexts", "source", "contexts", "spectrum")
 
 @dataclass(frozen=True)
 class HiFTState:
-    """What a stream carries from hop to hop: never more than the reach of the network."""
+    """State of a stream: bounded by the receptive field of the network."""
 
-    mel: Tensor  # [batch, mel, frame]: past frames that sound to come depends on, then frames still held back
-    f0: Tensor  # [batch, frame]: of the past frames among them, as their sound was made
+    mel: Tensor  # [batch, mel, frame]: past frames that the next sound depends on, then delayed frames
+    f0: Tensor  # [batch, frame]: of the past frames in `mel`, as used for their sound
     start: SourceStart  # the excitation at the first frame of `mel`
 
 
-class _Shape(NamedTuple):
-    """What must be equal for hops to run as one batch."""
+class HopShape(NamedTuple):
+    """The batch key and graph key of a hop."""
 
     frames: int
-    guessed: int  # frames to come that the sound depends on but that are not here yet
+    extrapolated: int  # future frames in the receptive field, filled with the last one
     emit: SampleSpan
-    begins: bool
-    noisy: bool
+    is_first: bool
+    has_noise: bool
 
 
 class HiFTStream:
-    """A vocoder that takes mel frames in any pieces; `delay_frames` of them are held back until the end."""
+    """A vocoder for mel pieces of any size; the sound lags `delay_frames` mel frames until the final step."""
 
     def __init__(self, hift: HiFT, look_right: int | None = 8, graphs: bool = False) -> None:
-        """`graphs` replays hops on CUDA: the first hop of each batch size and hop length then takes longer."""
+        """`graphs` replays recurring hops as CUDA graphs, captured at their first use."""
         self.hift = hift
         self.reach = reach(hift.config)
         self._replay = Graphed(self._render) if graphs else None
@@ -60,7 +61,7 @@ class HiFTStream:
             raise InputError(f"look_right is {look_right}; give 0 to {self.reach.right} mel frames, or None for exact")
 
     def initial_state(self, seed: int | None = 0, batch: int = 1) -> HiFTState:
-        """The state before the first frame; `seed` draws the excitation's noise, None leaves it out."""
+        """The state before the first frame; `seed` draws the excitation's noise, None omits it."""
         weight = self.hift.conv_pre.weight
         return HiFTState(
             mel=weight.new_empty(batch, self.hift.config.mels, 0),
@@ -69,7 +70,7 @@ class HiFTStream:
         )
 
     def step(self, state: HiFTState, mel: Tensor, final: bool = False) -> tuple[Tensor, HiFTState]:
-        """Sound that is now complete, and the state. After `final`, which takes any number of frames, it begins anew.
+        """Sound that is now complete. `final` takes any number of frames and resets the state.
 
         # [batch, mel, frame] → [batch, sample]
         """
@@ -79,37 +80,37 @@ class HiFTStream:
     def step_batch(
         self, states: Sequence[HiFTState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[HiFTState]]:
-        """The next hop of several streams; those of equal shape run together."""
-        self._look_at(mels, final)
-        joined = [_joined(state.mel, mel) for state, mel in zip(states, mels, strict=True)]
-        groups: dict[_Shape, list[int]] = {}
+        """Step several streams; those of equal shape run as one batch."""
+        self._check_mels(mels, final)
+        joined = [_append(state.mel, mel) for state, mel in zip(states, mels, strict=True)]
+        groups: dict[HopShape, list[int]] = {}
         for index, (state, mel, end) in enumerate(zip(states, joined, final, strict=True)):
             groups.setdefault(self._shape(state, mel, end), []).append(index)
         sounds: dict[int, Tensor] = {}
         after: dict[int, HiFTState] = {}
         for shape, members in groups.items():
-            group = _stacked([replace(states[index], mel=joined[index]) for index in members])
+            group = _stack([replace(states[index], mel=joined[index]) for index in members])
             sound, group = self._advance(group, shape)
             first = 0
             for index in members:
                 rows = slice(first, first + joined[index].shape[0])
                 sounds[index] = sound[rows]
-                after[index] = self._renewed(_rows(group, rows)) if final[index] else _rows(group, rows)
+                after[index] = self._reset(_select(group, rows)) if final[index] else _select(group, rows)
                 first = rows.stop
         return [sounds[index] for index in range(len(states))], [after[index] for index in range(len(states))]
 
-    def _look_at(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
-        """Raise if one of them is no mel."""
+    def _check_mels(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
+        """Raise `InputError` unless all are finite mels."""
         _check(self.hift, mels, final)
 
-    def _shape(self, state: HiFTState, mel: Tensor, final: bool) -> _Shape:
-        frames, sounded = mel.shape[-1], state.f0.shape[1]
-        stop = frames if final else max(sounded, frames - self.delay_frames)
-        guessed = 0 if final else self.reach.right - self.delay_frames
-        begins, noisy = state.start.cycles is None, state.start.seed is not None
-        return _Shape(frames, guessed, SampleSpan(sounded, stop), begins, noisy)
+    def _shape(self, state: HiFTState, mel: Tensor, final: bool) -> HopShape:
+        frames, emitted = mel.shape[-1], state.f0.shape[1]
+        stop = frames if final else max(emitted, frames - self.delay_frames)
+        extrapolated = 0 if final else self.reach.right - self.delay_frames
+        is_first, has_noise = state.start.cycles is None, state.start.seed is not None
+        return HopShape(frames, extrapolated, SampleSpan(emitted, stop), is_first, has_noise)
 
-    def _advance(self, state: HiFTState, shape: _Shape) -> tuple[Tensor, HiFTState]:
+    def _advance(self, state: HiFTState, shape: HopShape) -> tuple[Tensor, HiFTState]:
         emit = shape.emit
         if emit.start == emit.stop:
             return state.f0.new_empty(state.f0.shape[0], 0), state
@@ -117,53 +118,53 @@ class HiFTStream:
         start = state.start
         optional = [tensor for tensor in (start.cycles, start.seed) if tensor is not None]
         sound, f0, *cycles = render((shape, state.mel.shape[0]), [state.mel, state.f0, start.frame, *optional])
-        passed = self._passed(shape)
-        if passed:
-            start = SourceStart(cycles[0], start.frame + passed, start.seed)
-        return sound, HiFTState(state.mel[..., passed:], f0, start)
+        dropped = self._dropped(shape)
+        if dropped:
+            start = SourceStart(cycles[0], start.frame + dropped, start.seed)
+        return sound, HiFTState(state.mel[..., dropped:], f0, start)
 
-    def _recurs(self, shape: _Shape) -> bool:
-        """Neither among the first hops nor the last: such a shape comes again and again."""
-        full_past = not shape.begins and shape.emit.start == self.reach.left
+    def _recurs(self, shape: HopShape) -> bool:
+        """Whether this is neither a first nor a last hop, so that its shape recurs."""
+        full_past = not shape.is_first and shape.emit.start == self.reach.left
         return full_past and shape.frames - shape.emit.stop == self.delay_frames
 
-    def _passed(self, shape: _Shape) -> int:
+    def _dropped(self, shape: HopShape) -> int:
         return max(0, shape.emit.stop - self.reach.left)
 
-    def _render(self, key: tuple[_Shape, int], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _render(self, key: tuple[HopShape, int], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         (shape, _), (mel, past_f0, frame, *optional) = key, tensors
-        start = SourceStart(None if shape.begins else optional[0], frame, optional[-1] if shape.noisy else None)
-        mel = torch.cat([mel, mel[..., -1:].expand(-1, -1, shape.guessed)], dim=-1)
+        start = SourceStart(None if shape.is_first else optional[0], frame, optional[-1] if shape.has_noise else None)
+        mel = torch.cat([mel, mel[..., -1:].expand(-1, -1, shape.extrapolated)], dim=-1)
         f0 = torch.cat([past_f0, self.hift.f0_predictor(mel)[:, shape.emit.start :]], dim=1)
         source = self.hift.m_source(f0, start)
         sound = self.hift.limit(self.hift.decode(mel, source, shape.emit))
-        passed = self._passed(shape)
-        after = self.hift.m_source.advance(f0[:, :passed], start).cycles if passed else None
-        kept = f0[:, passed : shape.emit.stop]
-        return (sound, kept) if after is None else (sound, kept, after)
+        dropped = self._dropped(shape)
+        after = self.hift.m_source.advance(f0[:, :dropped], start).cycles if dropped else None
+        remaining = f0[:, dropped : shape.emit.stop]
+        return (sound, remaining) if after is None else (sound, remaining, after)
 
-    def _renewed(self, state: HiFTState) -> HiFTState:
+    def _reset(self, state: HiFTState) -> HiFTState:
         start = SourceStart(None, torch.zeros_like(state.start.frame), state.start.seed)
         return HiFTState(state.mel[..., :0], state.f0[:, :0], start)
 
 
 def _check(hift: HiFT, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
-    """Raise if one of them is no mel; one look at all that are alike, for each would wait for the device."""
-    alike: dict[torch.Size, list[Tensor]] = {}
+    """Raise `InputError` unless all are finite mels; one check per shape, since each synchronises with the device."""
+    by_shape: dict[torch.Size, list[Tensor]] = {}
     for mel, is_last in zip(mels, final, strict=True):
         if not is_last or mel.shape[-1]:
-            alike.setdefault(mel.shape, []).append(mel)
-    for some in alike.values():
-        hift.check(torch.cat(some) if len(some) > 1 else some[0])
+            by_shape.setdefault(mel.shape, []).append(mel)
+    for group in by_shape.values():
+        hift.check(torch.cat(group) if len(group) > 1 else group[0])
 
 
-def _joined(held: Tensor, mel: Tensor) -> Tensor:
+def _append(held: Tensor, mel: Tensor) -> Tensor:
     if mel.shape[0] != held.shape[0]:
         raise InputError(f"mels of {mel.shape[0]} streams were passed with a state of {held.shape[0]}")
     return torch.cat([held, mel.to(held)], dim=-1)
 
 
-def _stacked(states: Sequence[HiFTState]) -> HiFTState:
+def _stack(states: Sequence[HiFTState]) -> HiFTState:
     return HiFTState(
         mel=torch.cat([state.mel for state in states]),
         f0=torch.cat([state.f0 for state in states]),
@@ -171,22 +172,22 @@ def _stacked(states: Sequence[HiFTState]) -> HiFTState:
     )
 
 
-def _rows(state: HiFTState, which: slice) -> HiFTState:
+def _select(state: HiFTState, which: slice) -> HiFTState:
     return HiFTState(state.mel[which], state.f0[which], state.start.rows(which))
 
 
 @dataclass(frozen=True)
 class PublishedHiFTState:
-    """The last 8 mel frames of the hop before, and the excitation and sound made for them."""
+    """The last 8 mel frames of the previous hop, with their excitation and sound."""
 
-    mel: Tensor  # [batch, mel, frame], then frames that wait for company
+    mel: Tensor  # [batch, mel, frame], then frames too few for a hop
     source: Tensor  # [batch, sample]
     sound: Tensor  # [batch, sample]
     start: SourceStart
 
 
 class PublishedHiFTStream:
-    """CosyVoice 2's protocol; it holds back 8 frames and is never the offline sound."""
+    """CosyVoice 2's protocol: a delay of 8 frames, cross-faded; it never equals the offline sound."""
 
     delay_frames = PUBLISHED_OVERLAP
 
@@ -204,30 +205,32 @@ class PublishedHiFTStream:
         return PublishedHiFTState(mel, nothing, nothing, self.hift.m_source.start(batch, seed))
 
     def step(self, state: PublishedHiFTState, mel: Tensor, final: bool = False) -> tuple[Tensor, PublishedHiFTState]:
-        """Sound that is now complete, and the state. After `final`, which takes any number of frames, it begins anew.
+        """Sound that is now complete. `final` takes any number of frames and resets the state.
 
         # [batch, mel, frame] → [batch, sample]
         """
         _check(self.hift, [mel], [final])
-        joined = _joined(state.mel, mel)
+        joined = _append(state.mel, mel)
         hop, frames = self.hift.config.hop, joined.shape[-1]
         if frames * hop == state.sound.shape[1]:
             sound, source = state.sound, state.source
         elif final or frames > PUBLISHED_OVERLAP:
-            sound, source = self._faded(state, joined)
+            sound, source = self._cross_fade(state, joined)
         else:
             return state.sound[:, :0], replace(state, mel=joined)
         if final:
             start = SourceStart(None, torch.zeros_like(state.start.frame), state.start.seed)
             return sound, PublishedHiFTState(joined[..., :0], source[:, :0], sound[:, :0], start)
-        kept = frames - PUBLISHED_OVERLAP
-        start = SourceStart(None, state.start.frame + kept, state.start.seed)
-        after = PublishedHiFTState(joined[..., kept:], source[:, kept * hop :], sound[:, kept * hop :], start)
-        return sound[:, : kept * hop], after
+        complete = frames - PUBLISHED_OVERLAP
+        start = SourceStart(None, state.start.frame + complete, state.start.seed)
+        after = PublishedHiFTState(
+            joined[..., complete:], source[:, complete * hop :], sound[:, complete * hop :], start
+        )
+        return sound[:, : complete * hop], after
 
-    def _faded(self, state: PublishedHiFTState, mel: Tensor) -> tuple[Tensor, Tensor]:
-        made = self.hift.m_source(self.hift.f0_predictor(mel), state.start)
-        source = torch.cat([state.source, made[:, state.source.shape[1] :]], dim=1)
+    def _cross_fade(self, state: PublishedHiFTState, mel: Tensor) -> tuple[Tensor, Tensor]:
+        rendered = self.hift.m_source(self.hift.f0_predictor(mel), state.start)
+        source = torch.cat([state.source, rendered[:, state.source.shape[1] :]], dim=1)
         sound = self.hift.limit(self.hift.decode(mel, source))
         overlap = state.sound.shape[1]
         if overlap:
@@ -237,161 +240,166 @@ class PublishedHiFTStream:
 
 
 class GraphedVocoder(HiFTStream):
-    """A vocoder stream that replays its hops; until some were captured ahead, all but the last of a reply."""
+    """`HiFTStream` on CUDA graphs. Last hops of replies are replayed only after `recording_shapes`."""
 
     def __init__(self, stream: HiFTStream) -> None:
         super().__init__(stream.hift, stream.delay_frames, graphs=True)
         self.eager = stream
         self.buckets: Sequence[int] = BUCKETS
         self.looks = True
-        """Whether it looks for numbers that are not finite, for which it waits for the flow; or who reads its sound."""
-        self.shapes: set[_Shape] = set()
-        """Of the hops that were captured ahead."""
-        self._is_learning = False
+        """Whether to check mels for NaN, which synchronises with the flow; else the reader of the sound checks."""
+        self.shapes: set[HopShape] = set()
+        """Shapes of the hops captured ahead of use; other hops are cut or padded to these."""
+        self._is_recording = False
 
     def beside(self) -> "GraphedVocoder":
-        """The same vocoder with graphs of its own; states go from one to the other."""
+        """The same vocoder with its own graphs; states can move between the two."""
         vocoder = GraphedVocoder(self.eager)
         assert self._replay is not None
         assert vocoder._replay is not None
         vocoder._replay.blank, vocoder.looks = self._replay.blank, self.looks
         return vocoder
 
-    def _look_at(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
+    def _check_mels(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
         if self.looks:
-            super()._look_at(mels, final)
+            super()._check_mels(mels, final)
 
     @contextmanager
-    def learning(self) -> Iterator[None]:
-        """The hops that are made meanwhile are those that others will be made of."""
-        self.shapes, self._is_learning = set(), True
+    def recording_shapes(self) -> Iterator[None]:
+        """Record the shapes of hops made in this context; later hops are made of these."""
+        self.shapes, self._is_recording = set(), True
         try:
             yield
         finally:
-            self._is_learning = False
+            self._is_recording = False
 
     def step_batch(
         self, states: Sequence[HiFTState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[HiFTState]]:
-        """The next hop of several streams, in as many of those that were captured as it takes."""
-        if self._is_learning or not self.shapes:
+        """Step several streams, in as many captured hops as needed."""
+        if self._is_recording or not self.shapes:
             return super().step_batch(states, mels, final)
         given = list(zip(states, mels, final, strict=True))
-        if not any(last or self._hop(state, mel.shape[-1], last) != mel.shape[-1] for state, mel, last in given):
+        if not any(last or self._next_hop(state, mel.shape[-1], last) != mel.shape[-1] for state, mel, last in given):
             return super().step_batch(states, mels, final)
         after, left = list(states), list(mels)
         sounds = [[state.f0.new_empty(state.f0.shape[0], 0)] for state in states]
         frames = [state.mel.shape[-1] - state.f0.shape[1] + mel.shape[-1] for state, mel, _ in given]
         for index, (state, mel, is_last) in enumerate(given):
             if is_last and frames[index]:
-                left[index] = self._gone_on(state, mel)
-        while some := [index for index, mel in enumerate(left) if mel.shape[-1]]:
-            hops = [self._hop(after[index], left[index].shape[-1], final[index]) for index in some]
-            pieces = [_filled(left[index], hop) for index, hop in zip(some, hops, strict=True)]
-            made, moved = super().step_batch([after[index] for index in some], pieces, [False] * len(some))
-            for index, hop, sound, state in zip(some, hops, made, moved, strict=True):
+                left[index] = self._extend_end(state, mel)
+        while pending := [index for index, mel in enumerate(left) if mel.shape[-1]]:
+            hops = [self._next_hop(after[index], left[index].shape[-1], final[index]) for index in pending]
+            pieces = [_pad_or_cut(left[index], hop) for index, hop in zip(pending, hops, strict=True)]
+            rendered, advanced = super().step_batch([after[index] for index in pending], pieces, [False] * len(pending))
+            for index, hop, sound, state in zip(pending, hops, rendered, advanced, strict=True):
                 sounds[index].append(sound)
                 after[index], left[index] = state, left[index][..., hop:]
         for index, is_last in enumerate(final):
             if is_last:
-                after[index] = self._renewed(after[index])
+                after[index] = self._reset(after[index])
         ends = [count * self.hift.config.hop if last else None for count, last in zip(frames, final, strict=True)]
         return [torch.cat(parts, dim=1)[:, :end] for parts, end in zip(sounds, ends, strict=True)], after
 
-    def _gone_on(self, state: HiFTState, mel: Tensor) -> Tensor:
-        """The last mel of a reply, its last frame repeated for as long as the sound waits for frames to come."""
+    def _extend_end(self, state: HiFTState, mel: Tensor) -> Tensor:
+        """The last mel of a reply with its last frame repeated `delay_frames` times."""
         last = mel[..., -1:] if mel.shape[-1] else state.mel[..., -1:]
         return torch.cat([mel, last.to(mel).expand(-1, -1, self.delay_frames)], dim=-1)
 
-    def _hop(self, state: HiFTState, frames: int, is_last: bool) -> int:
-        """How many of these frames to take now; more than there are where the rest is silent anyway."""
+    def _next_hop(self, state: HiFTState, frames: int, is_last: bool) -> int:
+        """Frames of the next captured hop; at the end of a reply possibly more than there are."""
         held, start = state.mel.shape[-1], state.start
-        alike = (state.f0.shape[1], start.cycles is None, start.seed is not None)
+        key = (state.f0.shape[1], start.cycles is None, start.seed is not None)
         hops = sorted(
-            shape.frames - held for shape in self.shapes if (shape.emit.start, shape.begins, shape.noisy) == alike
+            shape.frames - held for shape in self.shapes if (shape.emit.start, shape.is_first, shape.has_noise) == key
         )
         if is_last:
             return next((hop for hop in hops if hop >= frames), hops[-1] if hops else frames)
         return max((hop for hop in hops if hop <= frames), default=frames)
 
-    def _recurs(self, shape: _Shape) -> bool:
+    def _recurs(self, shape: HopShape) -> bool:
         waits = shape.frames - shape.emit.stop == self.delay_frames
-        return waits and shape.guessed == self.reach.right - self.delay_frames
+        return waits and shape.extrapolated == self.reach.right - self.delay_frames
 
-    def _advance(self, state: HiFTState, shape: _Shape) -> tuple[Tensor, HiFTState]:
+    def _advance(self, state: HiFTState, shape: HopShape) -> tuple[Tensor, HiFTState]:
         rows = state.mel.shape[0]
         if rows > self.buckets[-1] or not self._recurs(shape):
             return self.eager._advance(state, shape)
-        if self._is_learning:
+        if self._is_recording:
             self.shapes.add(shape)
         bucket = bucket_of(rows, self.buckets)
-        if not self._has_room((shape, bucket)):
+        if not self._may_capture((shape, bucket)):
             return self.eager._advance(state, shape)
         missing = bucket - rows
-        sound, after = super()._advance(_stacked([state, *[_rows(state, slice(1))] * missing]), shape)
-        return sound[:rows], _rows(after, slice(rows))
+        sound, after = super()._advance(_stack([state, *[_select(state, slice(1))] * missing]), shape)
+        return sound[:rows], _select(after, slice(rows))
 
-    def _has_room(self, key: tuple[_Shape, int]) -> bool:
+    def _may_capture(self, key: tuple[HopShape, int]) -> bool:
         assert self._replay is not None
         if self.shapes:
             return key[0] in self.shapes
         return key in self._replay or self._replay.captured < MAX_SHAPES
 
 
-def _filled(mel: Tensor, frames: int) -> Tensor:
-    """So many of its first frames; where there are fewer, the last one goes on."""
+def _pad_or_cut(mel: Tensor, frames: int) -> Tensor:
+    """The first `frames` frames, padded by repeating the last one."""
     missing = max(0, frames - mel.shape[-1])
     return torch.cat([mel, mel[..., -1:].expand(-1, -1, missing)], dim=-1) if missing else mel[..., :frames]
 
 
 class CausalHiFTHop(NamedTuple):
-    """What must be equal for two hops to replay the same graph."""
+    """The key of a captured hop."""
 
     streams: int
-    known: int  # frames before it, as far as they are counted
+    known: int  # frames before it, counted to `look_right + 1`
     frames: int
-    noisy: bool
+    has_noise: bool
 
 
 class GraphedCausalHiFT:
-    """A causal vocoder that replays hops which come again: first ones, and all once five frames have come."""
+    """`CausalHiFT` on CUDA graphs: replays first hops, and all hops after five frames."""
 
     def __init__(self, hift: CausalHiFT) -> None:
         self.hift, self._blank = hift, hift.initial_state()
-        self._graphs = Graphed(self._replayed)
+        self._graphs = Graphed(self._graph_body)
 
     @property
     def delay_frames(self) -> int:
-        """Mel frames that a stream holds back."""
+        """Mel frames of delay."""
         return self.hift.delay_frames
 
     def initial_state(self, seed: int | None = 0, batch: int = 1) -> CausalHiFTState:
-        """The state before the first frame; what is silent in it is shared, for nothing is written in place."""
+        """The state before the first frame; its zero tensors are shared, since steps do not write in place."""
         if batch > 1:
             return self.hift.initial_state(seed, batch)
         return replace(self._blank, start=self.hift.m_source.start(1, seed))
 
+    def step(self, state: CausalHiFTState, mel: Tensor, final: bool = False) -> tuple[Tensor, CausalHiFTState]:
+        """As `CausalHiFT.step`.  # [batch, mel, frame] → [batch, sample]"""
+        (sound,), (after,) = self.step_batch([state], [mel], [final])
+        return sound, after
+
     def step_batch(
         self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[CausalHiFTState]]:
-        """The next hop of several streams; those of equal shape run together."""
+        """Step several streams; those of equal shape run as one batch."""
         return self.hift.step_groups(states, mels, final, self._advance)
 
     def _advance(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, CausalHiFTState]:
-        hop = self._hop(state, mel, final)
+        hop = self._next_hop(state, mel, final)
         if hop is None:
             return self.hift.advance(state, mel, final)
         rows = mel.shape[0]
         missing = hop.streams - rows
-        filled = stacked([state, *split(state, [1] * rows)[:1] * missing])
+        filled = stack_states([state, *split_states(state, [1] * rows)[:1] * missing])
         mel = torch.cat([mel, *[mel[:1]] * missing])
         sound, *tensors = self._graphs(hop, [mel, *_tensors(filled)])
         frames = min(hop.known + hop.frames, self.hift.config.look_right + 1)
         after = _state(filled, tensors, has_phase=True, frames=frames)
-        return sound[:rows], split(after, [rows, missing])[0]
+        return sound[:rows], split_states(after, [rows, missing])[0]
 
-    def _hop(self, state: CausalHiFTState, mel: Tensor, final: bool) -> CausalHiFTHop | None:
-        """The graph for such a hop, if there is one or may be."""
+    def _next_hop(self, state: CausalHiFTState, mel: Tensor, final: bool) -> CausalHiFTHop | None:
+        """The graph key of such a hop; None: run it eagerly."""
         rows, frames, ahead = mel.shape[0], mel.shape[-1], self.hift.config.look_right
         recurs = state.frames > ahead or (state.frames == 0 and frames > ahead)
         if final or not recurs or rows > BUCKETS[-1]:
@@ -399,9 +407,9 @@ class GraphedCausalHiFT:
         hop = CausalHiFTHop(bucket_of(rows), state.frames, frames, state.start.seed is not None)
         return hop if hop in self._graphs or self._graphs.captured < MAX_CAUSAL_SHAPES else None
 
-    def _replayed(self, hop: CausalHiFTHop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _graph_body(self, hop: CausalHiFTHop, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         mel, *held = tensors
-        blank = self.initial_state(0 if hop.noisy else None)
+        blank = self.initial_state(0 if hop.has_noise else None)
         state = _state(blank, held, has_phase=hop.known > 0, frames=hop.known)
         sound, after = self.hift.advance(state, mel, False)
         return sound, *_tensors(after)
@@ -413,7 +421,7 @@ def _tensors(state: CausalHiFTState) -> list[Tensor]:
 
 
 def _state(like: CausalHiFTState, tensors: Sequence[Tensor], has_phase: bool, frames: int) -> CausalHiFTState:
-    """The state whose tensors these are; `like` says how many there are of each kind."""
+    """A state from its tensors, structured as `like`."""
     fixed, rest = dict(zip(FIXED, tensors, strict=False)), list(tensors[len(FIXED) :])
     stages = len(like.excitations)
     excitations, (frame, *optional) = tuple(rest[:stages]), rest[stages:]

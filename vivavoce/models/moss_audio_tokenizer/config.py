@@ -1,4 +1,4 @@
-"""The published sizes of MOSS-Audio-Tokenizer-Nano, and its `config.json`."""
+"""MOSS-Audio-Tokenizer-Nano's sizes and `config.json`, and the checks of a reference recording; loads without torch."""
 
 import json
 import math
@@ -22,13 +22,13 @@ SUPPORTED_STAGE = {
 }
 
 
-SHORTEST_REFERENCE_SECONDS = 0.4
-LONGEST_REFERENCE_SECONDS = 60.0
+MIN_REFERENCE_SECONDS = 0.4
+MAX_REFERENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class StageConfig:
-    """A causal transformer at one rate: it sees `context_duration` seconds back."""
+    """A causal transformer at one rate; it attends to `context_duration` seconds."""
 
     input_dimension: int
     output_dimension: int
@@ -42,7 +42,7 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class QuantizerConfig:
-    """Residual codebooks, each behind projections of its own."""
+    """Residual codebooks, each with its own projections."""
 
     input_dim: int = 768
     rvq_dim: int = 512
@@ -52,7 +52,7 @@ class QuantizerConfig:
     codebook_dim: int = 8
 
 
-Chain = tuple[int | StageConfig, ...]  # patch sizes and transformers, in the order sound goes through them
+Chain = tuple[int | StageConfig, ...]  # patch sizes and transformers, in forward order
 
 ENCODER: Chain = (
     240,
@@ -90,12 +90,12 @@ class MossAudioTokenizerConfig:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of each channel that make a frame."""
+        """Samples per channel of a frame."""
         return math.prod(part for part in self.encoder if isinstance(part, int)) // self.channels
 
     @property
     def frame_rate(self) -> float:
-        """Frames a second."""
+        """Frames per second."""
         return self.sample_rate / self.frame_samples
 
     @classmethod
@@ -121,7 +121,7 @@ class MossAudioTokenizerConfig:
         return config
 
     def check(self, given: dict[str, Any], file: Path) -> None:
-        """Refuse what this implementation would compute wrongly."""
+        """Raise `CheckpointError` for variants that this implementation does not support."""
         kind = given.get("quantizer_type", "rlfq")
         if kind != "rlfq":
             raise CheckpointError(f"{file} asks for the quantizer {kind!r}; only 'rlfq' is supported")
@@ -149,11 +149,11 @@ class MossAudioTokenizerConfig:
 
 
 def reference_samples(sound: Sound, rate: int, channels: int) -> NDArray[np.float32]:
-    """A recording of a voice as a codec of this rate and number of channels takes it.  # [channel, time]"""
-    if not SHORTEST_REFERENCE_SECONDS <= sound.seconds <= LONGEST_REFERENCE_SECONDS:
+    """A reference recording at a codec's rate and number of channels.  # [channel, time]"""
+    if not MIN_REFERENCE_SECONDS <= sound.seconds <= MAX_REFERENCE_SECONDS:
         raise InputError(
-            f"the reference voice has {sound.seconds:.2f} s; give {SHORTEST_REFERENCE_SECONDS} to "
-            f"{LONGEST_REFERENCE_SECONDS:.0f} s of speech, three to eight are best"
+            f"the reference voice has {sound.seconds:.2f} s; give {MIN_REFERENCE_SECONDS} to "
+            f"{MAX_REFERENCE_SECONDS:.0f} s of speech, three to eight are best"
         )
     fits = sound if sound.channels in (1, channels) else sound.mono()
     samples = fits.resampled(rate).samples

@@ -1,8 +1,8 @@
 """MOSS-Audio-Tokenizer-Nano: 48 kHz stereo sound to sixteen codes every 80 ms and back, with no look-ahead.
 
-Both ways are a chain of causal transformers with windows of 4 to 10 seconds, between patches that trade time for
-channels. A frame is a whole number of positions of every stage, so a stream needs no more memory than the transformers'
-keys and values, and sound given at once is a stream taken in large steps.
+Encoder and decoder are chains of causal transformers with windows of 4 to 10 seconds, between patches that trade time
+for channels. A frame is a whole number of positions of every stage, so the state of a stream is the transformers' keys
+and values, and a whole sound is a stream taken in large steps.
 """
 
 import zlib
@@ -29,10 +29,10 @@ Run = Callable[[Sequence["CodecState"], Tensor], tuple[Tensor, list["CodecState"
 
 
 class Streams(Protocol):
-    """Where new positions of streams find their windows."""
+    """Attention over the windows of a batch of streams."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What each new position sees, itself included.  # [stream, head, new, head_dim]"""
+        """Attention of new positions to their windows, themselves included.  # [stream, head, new, head_dim]"""
         ...
 
 
@@ -44,12 +44,12 @@ class LayerScale(nn.Module):
         self.scale = nn.Parameter(torch.empty(size), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input times its gains."""
+        """# [.., channel]"""
         return x * self.scale
 
 
 class CodecAttention(nn.Module):
-    """Self-attention within a window of a stream, rotated by absolute positions."""
+    """Sliding-window self-attention with rotary positions."""
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
@@ -58,16 +58,16 @@ class CodecAttention(nn.Module):
         self.out_proj = Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor, layer: int, streams: Streams, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend new positions to their windows.  # [stream, time, d_model]"""
+        """# [stream, time, d_model], of new positions"""
         packed = self.in_proj(x).unflatten(-1, (3 * self.heads, -1))
-        turned, value = turning(cos, sin)(packed[:, :, : 2 * self.heads]), packed[:, :, 2 * self.heads :]
-        query, key = turned.chunk(2, dim=2)
+        rotated, value = turning(cos, sin)(packed[:, :, : 2 * self.heads]), packed[:, :, 2 * self.heads :]
+        query, key = rotated.chunk(2, dim=2)
         mixed = streams.attend(layer, *(each.transpose(1, 2) for each in (query, key, value)))
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class CodecLayer(nn.Module):
-    """A pre-norm layer whose two contributions are scaled per channel."""
+    """A pre-norm layer with LayerScale."""
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ class CodecLayer(nn.Module):
         self.layer_scale_2 = LayerScale(config.d_model)
 
     def forward(self, x: Tensor, layer: int, streams: Streams, cos: Tensor, sin: Tensor) -> Tensor:
-        """New positions after this layer.  # [stream, time, d_model]"""
+        """# [stream, time, d_model]"""
         x = x + self.layer_scale_1(self.self_attn(self.norm1(x), layer, streams, cos, sin))
         return x + self.layer_scale_2(self.ffn(self.norm2(x)))
 
 
 class LayerStack(nn.Module):
-    """The layers of a stage, under their published name."""
+    """The layers of a stage; a level of the published names."""
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class LayerStack(nn.Module):
 
 
 class CodecStage(nn.Module):
-    """A causal transformer at one rate, its window in positions."""
+    """A causal transformer at one rate; `window` is in positions."""
 
     def __init__(self, config: StageConfig, window: int) -> None:
         super().__init__()
@@ -113,55 +113,55 @@ class CodecStage(nn.Module):
         return StreamCache.empty(config.num_layers, config.num_heads, head_dim, 1, like, self.window)
 
     def step(self, caches: Sequence[StreamCache], x: Tensor) -> tuple[Tensor, list[StreamCache]]:
-        """The next positions of several streams.  # [stream, time, input] → [stream, time, output]"""
+        """Step several streams.  # [stream, time, input] → [stream, time, output]"""
         streams = extend(caches, x.shape[1])
         return self.advance(x, streams.positions, streams), streams.after
 
     def advance(self, x: Tensor, positions: Tensor, streams: Streams) -> Tensor:
-        """The next positions of streams whose windows are elsewhere.  # positions [stream, time]"""
+        """Step streams whose windows `streams` holds.  # positions [stream, time]"""
         head_dim = self.config.d_model // self.config.num_heads
         cos, sin = rotation(positions, head_dim, self.config.max_period)
         x = self.input_proj(x)
         for index, layer in enumerate(self.transformer.layers):
             x = layer(x, index, streams, cos, sin)
-        made: Tensor = self.output_proj(x)
-        return made
+        projected: Tensor = self.output_proj(x)
+        return projected
 
 
 class Patch(nn.Module):
-    """`size` positions become one with so many times the channels; channel d·size + r holds position r."""
+    """Join `size` positions into one; channel d·size + r holds position r."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Fewer, wider positions.  # [stream, time, channel] → [stream, time / size, channel · size]"""
+        """# [stream, time, channel] → [stream, time / size, channel · size]"""
         return x.unflatten(1, (-1, self.size)).transpose(2, 3).flatten(2)
 
 
 class Unpatch(Patch):
-    """The way back."""
+    """The inverse of `Patch`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """More, narrower positions.  # [stream, time, channel · size] → [stream, time · size, channel]"""
+        """# [stream, time, channel · size] → [stream, time · size, channel]"""
         return x.unflatten(2, (-1, self.size)).transpose(2, 3).flatten(1, 2)
 
 
 @dataclass(frozen=True)
 class CodecState:
-    """Where one stream stands, either way. A value: a state stepped from twice gives the same twice."""
+    """State of one encoder or decoder stream; an immutable value that can be stepped from repeatedly."""
 
     caches: tuple[StreamCache, ...]
     frames: int = 0
 
     def copy(self) -> "CodecState":
-        """The same state in memory of its own, no larger than its windows."""
+        """A copy in its own memory, no larger than its windows."""
         return CodecState(tuple(cache.copy() for cache in self.caches), self.frames)
 
 
 class MossAudioTokenizerNano(nn.Module):
-    """The codec. `encode` and `decode` take whole sounds; the `…_step` methods continue streams."""
+    """The codec. `encode` and `decode` take whole sounds; `encode_step` and `decode_step` are streams."""
 
     def __init__(self, config: MossAudioTokenizerConfig | None = None) -> None:
         super().__init__()
@@ -190,17 +190,17 @@ class MossAudioTokenizerNano(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.quantizer.input_proj.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the decoder computes in."""
+        """The dtype of the decoder."""
         return next(self.decoder.parameters()).dtype
 
     @property
     def mark(self) -> str:
-        """What tells its codes from those of other codecs: rate, codebooks, and a sum over the first codebook."""
+        """Identifies the codec that codes belong to: rate, codebooks, and a checksum of the first codebook."""
         sizes = self.config.quantizer
         first = self.quantizer.get_parameter("quantizers.0.codebook.weight").float().cpu().numpy()
         sum_of_first = zlib.crc32(first.tobytes())
@@ -208,7 +208,7 @@ class MossAudioTokenizerNano(nn.Module):
 
     @torch.inference_mode()
     def encode(self, sound: Tensor) -> Tensor:
-        """Codes of whole frames; a rest at the end has none.  # [stream, 2, sample] → [stream, codebook, frame]"""
+        """Codes of whole frames; the rest is dropped.  # [stream, 2, sample] → [stream, codebook, frame]"""
         self._check_sound(sound)
         frames = sound.shape[-1] // self.config.frame_samples
         if frames == 0:
@@ -223,7 +223,7 @@ class MossAudioTokenizerNano(nn.Module):
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
-        """Sound of codes; the finest codebooks may be left out.  # [stream, codebook, frame] → [stream, 2, sample]"""
+        """Sound of codes; the last codebooks may be omitted.  # [stream, codebook, frame] → [stream, 2, sample]"""
         if codes.ndim != 3:
             raise InputError(f"codes have the shape [stream, codebook, frame], not {list(codes.shape)}")
         self.check_codes(codes)
@@ -235,11 +235,11 @@ class MossAudioTokenizerNano(nn.Module):
         return torch.cat(sounds, dim=-1)
 
     def encoder_state(self) -> CodecState:
-        """A sound before its first sample."""
+        """The state before the first sample."""
         return _initial_state(self.encoder)
 
     def decoder_state(self) -> CodecState:
-        """A stretch of speech before its first frame."""
+        """The state before the first frame."""
         return _initial_state(self.decoder)
 
     def encode_step(self, state: CodecState, sound: Tensor) -> tuple[Tensor, CodecState]:
@@ -256,33 +256,33 @@ class MossAudioTokenizerNano(nn.Module):
     def encode_step_batch(
         self, states: Sequence[CodecState], sounds: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[CodecState]]:
-        """The next frames of several sounds; those of equal length run together."""
+        """`encode_step` of several streams; those of equal length run as one batch."""
         for sound in sounds:
             self._check_sound(sound[None])
             if sound.shape[-1] == 0 or sound.shape[-1] % self.config.frame_samples:
                 raise InputError(
                     f"a step takes whole frames of {self.config.frame_samples} samples, not {sound.shape[-1]} samples"
                 )
-        return self._together(self._encode, states, sounds)
+        return self._run_grouped(self._encode, states, sounds)
 
     @torch.inference_mode()
     def decode_step_batch(
         self, states: Sequence[CodecState], codes: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[CodecState]]:
-        """The next frames of several stretches of speech; those of equal shape run together."""
+        """`decode_step` of several streams; those of equal shape run as one batch."""
         for each in codes:
             if each.ndim != 2:
                 raise InputError(f"codes of a stream have the shape [codebook, frame], not {list(each.shape)}")
             self.check_codes(each[None])
-        return self._together(self._decode, states, codes)
+        return self._run_grouped(self._decode, states, codes)
 
     def reference(self, sound: Sound) -> Tensor:
-        """The codes of a reference voice, of any rate, in one or more channels.  # [codebook, frame]"""
+        """Codes of a reference recording of any rate and number of channels.  # [codebook, frame]"""
         samples = reference_samples(sound, self.config.sample_rate, self.config.channels)
         return self.encode(torch.from_numpy(samples.copy())[None])[0]
 
     def samples_of(self, interleaved: Tensor) -> Tensor:
-        """What the last of the decoder's patches gives, as sound.  # [stream, time, 1] → [stream, channel, sample]"""
+        """De-interleave the output of the decoder's last patch.  # [stream, time, 1] → [stream, channel, sample]"""
         return interleaved[..., 0].unflatten(1, (-1, self.config.channels)).transpose(1, 2).float()
 
     def _encode(self, states: Sequence[CodecState], sounds: Tensor) -> tuple[Tensor, list[CodecState]]:
@@ -295,19 +295,19 @@ class MossAudioTokenizerNano(nn.Module):
         interleaved, after = _run(self.decoder, states, hidden, codes.shape[-1])
         return self.samples_of(interleaved), after
 
-    def _together(
+    def _run_grouped(
         self, run: Run, states: Sequence[CodecState], given: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[CodecState]]:
-        """Run streams with inputs of equal shape side by side, and hand out what each gets."""
+        """Run streams with inputs of equal shape as one batch."""
         groups: dict[torch.Size, list[int]] = {}
         for index, each in enumerate(given):
             groups.setdefault(each.shape, []).append(index)
-        made: dict[int, tuple[Tensor, CodecState]] = {}
+        results: dict[int, tuple[Tensor, CodecState]] = {}
         for members in groups.values():
             inputs = torch.stack([given[index] for index in members]).to(self.device)
             outputs, after = run([states[index] for index in members], inputs)
-            made |= dict(zip(members, zip(outputs, after, strict=True), strict=True))
-        return [made[index][0] for index in range(len(given))], [made[index][1] for index in range(len(given))]
+            results |= dict(zip(members, zip(outputs, after, strict=True), strict=True))
+        return [results[index][0] for index in range(len(given))], [results[index][1] for index in range(len(given))]
 
     def _check_sound(self, sound: Tensor) -> None:
         if sound.ndim != 3 or sound.shape[1] != self.config.channels or not sound.is_floating_point():
@@ -319,11 +319,11 @@ class MossAudioTokenizerNano(nn.Module):
             raise InputError("the sound holds NaN or infinite samples")
 
     def check_codes(self, codes: Tensor) -> None:
-        """Refuse what stands for no sound.  # [stream, codebook, frame]"""
-        most, entries = self.config.quantizer.num_quantizers, self.config.quantizer.codebook_size
-        if codes.is_floating_point() or not 1 <= codes.shape[1] <= most or codes.shape[2] == 0:
+        """Raise `InputError` for invalid codes.  # [stream, codebook, frame]"""
+        max_codebooks, entries = self.config.quantizer.num_quantizers, self.config.quantizer.codebook_size
+        if codes.is_floating_point() or not 1 <= codes.shape[1] <= max_codebooks or codes.shape[2] == 0:
             raise InputError(
-                f"the codec takes integer codes of 1 to {most} codebooks in one or more frames, "
+                f"the codec takes integer codes of 1 to {max_codebooks} codebooks in one or more frames, "
                 f"not {codes.dtype} of shape {list(codes.shape)}"
             )
         low, high = (int(bound) for bound in codes.aminmax())
@@ -332,7 +332,7 @@ class MossAudioTokenizerNano(nn.Module):
 
 
 def _chain(parts: Chain, patch: type[Patch], rate: float, is_decoder: bool) -> nn.ModuleList:
-    """The modules of one way; a stage's window is as many positions as fit its seconds at its rate."""
+    """The modules of encoder or decoder; a stage's window is its duration in positions at its rate."""
     modules = nn.ModuleList()
     for part in parts:
         if isinstance(part, int):
@@ -348,7 +348,7 @@ def _initial_state(chain: nn.ModuleList) -> CodecState:
 
 
 def _run(chain: nn.ModuleList, states: Sequence[CodecState], x: Tensor, frames: int) -> tuple[Tensor, list[CodecState]]:
-    """The next positions of several streams through one way.  # [stream, time, channel]"""
+    """Step several streams through a chain.  # [stream, time, channel]"""
     before = zip(*(state.caches for state in states), strict=True)
     after: list[list[StreamCache]] = []
     for module in chain:

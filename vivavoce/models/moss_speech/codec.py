@@ -1,4 +1,8 @@
-"""MOSS-Speech's codec: the ear (16 kHz sound → codes) and the voice (codes → mel → 24 kHz sound), both as streams."""
+"""MOSS-Speech's codec: speech encoder (16 kHz sound → codes), flow decoder and vocoder (codes → mel → 24 kHz sound).
+
+`MossSpeechCodec` is the plain implementation, `GraphedCodec` replays its steps as CUDA graphs. Named voices are prompts
+in the codec's folder, one small file each.
+"""
 
 import copy
 import dataclasses
@@ -17,7 +21,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.cosyvoice.folder import SpeakerEmbedder
+from vivavoce.models.cosyvoice.folder import SpeakerEmbedder, mono_samples
 from vivavoce.models.flow.cuda import BUCKETS, GraphedFlow
 from vivavoce.models.flow.estimator import FlowEstimatorConfig
 from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig, FlowSpeech, SpokenState
@@ -31,34 +35,33 @@ __all__ = ["CodecSizes", "MossSpeechCodec", "SpokenState", "read_sizes"]
 
 EAR_RATE = 16_000
 VOICE_RATE = 24_000
-LONGEST_PROMPT_SECONDS = 30.0  # one segment of the encoder; more only costs memory and time
-SIZES = "sizes.json"  # ours, for checkpoints of other sizes than the published one, which has no such file
+MAX_PROMPT_SECONDS = 30.0  # one segment of the speech encoder; more only costs memory and time
+SIZES = "sizes.json"  # written by `save`; published folders, all of one size, have no such file
 FLOWS = {None: "flow", 5: "flow-chunk-5", 25: "flow-chunk-25"}  # files by codes in a chunk; None: offline
 VOCODER = "hift"
 SPEAKER = "campplus.onnx"
 
 
-LEFT_CHUNKS = 8  # that a CUDA-graph reply attends to
+LEFT_CHUNKS = 8  # that a reply of `GraphedCodec` attends to
 VOICES_FOLDER = "voices"
 VOICE_SUFFIX = ".safetensors"
 VOICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class NamedVoices:
-    """Prompts by name: those of a codec's folder, and those kept since."""
+    """Voice prompts by name: those of a codec's folder, and those added since."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` is the codec's; None: there is none, and what is kept lasts as long as this."""
+        """`folder` is the codec's; None: prompts are held in memory only."""
         self.folder = None if folder is None else folder / VOICES_FOLDER
         self._prompts: dict[str, VoicePrompt] = {}
 
     def names(self) -> list[str]:
-        """All names, in the order of the alphabet."""
+        """All names, sorted."""
         files = [] if self.folder is None else self.folder.glob(f"*{VOICE_SUFFIX}")
         return sorted({*self._prompts, *(file.stem for file in files)})
 
     def prompt(self, name: str) -> VoicePrompt:
-        """The prompt of this name."""
         if name not in self._prompts:
             file = None if self.folder is None else self.folder / f"{_checked(name)}{VOICE_SUFFIX}"
             if file is None or not file.is_file():
@@ -67,20 +70,20 @@ class NamedVoices:
             self._prompts[name] = read_prompt(file)
         return self._prompts[name]
 
-    def keep(self, name: str, prompt: VoicePrompt) -> None:
-        """Keep a prompt under a name, in the folder too where there is one."""
+    def add(self, name: str, prompt: VoicePrompt) -> None:
+        """Add a prompt, and write it to the folder if there is one."""
         self._prompts[_checked(name)] = prompt
         if self.folder is not None:
             write_prompt(prompt, self.folder / f"{name}{VOICE_SUFFIX}")
 
     def copy_to(self, folder: Path) -> None:
-        """Write all of them into another codec's folder."""
+        """Write all prompts into another codec's folder."""
         for name in self.names():
             write_prompt(self.prompt(name), folder / VOICES_FOLDER / f"{name}{VOICE_SUFFIX}")
 
 
 def read_prompt(file: Path) -> VoicePrompt:
-    """The prompt of a file that `write_prompt` made."""
+    """Read a file written by `write_prompt`."""
     try:
         tensors = load_file(file)
         return VoicePrompt(tensors["codes"].long(), tensors["mel"].float(), tensors["speaker"].float())
@@ -89,7 +92,7 @@ def read_prompt(file: Path) -> VoicePrompt:
 
 
 def write_prompt(prompt: VoicePrompt, file: Path) -> None:
-    """One file with codes, mel and the speaker's vector."""
+    """Write codes, mel and speaker vector as one safetensors file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"codes": prompt.codes.to(torch.int32), "mel": prompt.mel, "speaker": prompt.speaker}
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
@@ -102,7 +105,7 @@ def _checked(name: str) -> str:
 
 
 class MossSpeechCodec(FlowSpeech):
-    """Encoder, flow decoder and vocoder of one checkpoint, and the way between them."""
+    """Speech encoder, flow decoder and vocoder of one checkpoint."""
 
     flow: FlowDecoder
     vocoder: HiFTStream
@@ -131,9 +134,9 @@ class MossSpeechCodec(FlowSpeech):
         dtype: torch.dtype = torch.float32,
         chunk: int | None = 5,
     ) -> "MossSpeechCodec":
-        """A codec's folder. `chunk` picks the flow weights: 5 or 25 codes for streams, None for offline use.
+        """Load a folder. `chunk` selects the flow weights: 5 or 25 codes for streams, None for offline use.
 
-        Published folders have `.pt` files and a speaker network. Ours have `.safetensors`, and voices instead of it.
+        Published folders have `.pt` files and a speaker network; saved ones have `.safetensors` and named voices.
         """
         if chunk not in FLOWS:
             raise InputError(f"the codec is published for chunks of 5 or 25 codes, or None for offline, not {chunk}")
@@ -149,7 +152,7 @@ class MossSpeechCodec(FlowSpeech):
         )
 
     def save(self, folder: str | Path, chunk: int | None = 5) -> None:
-        """Write weights, sizes and voices so that `load` takes them; the speaker's ONNX is not ours to write."""
+        """Write weights, sizes and voices for `load`; the speaker network (ONNX) is not written."""
         folder = Path(folder)
         (folder / "flow").mkdir(parents=True, exist_ok=True)
         encoder, vocoder = self.ear.encoder, self.vocoder.hift
@@ -164,63 +167,58 @@ class MossSpeechCodec(FlowSpeech):
 
     @property
     def samples_per_code(self) -> int:
-        """24 kHz samples that one code becomes."""
+        """24 kHz samples per code."""
         return self.flow.config.ratio * self.vocoder.hift.config.hop
 
     def encode(self, sound: Sound) -> Tensor:
-        """The codes of a whole sound of any rate.  # [code]"""
-        return self.ear.encode(self._samples(sound, EAR_RATE))
+        """Codes of a whole sound of any rate.  # [code]"""
+        return self.ear.encode(mono_samples(sound, EAR_RATE))
 
     def voice(self, sound: Sound, speaker: Tensor | None = None) -> FlowVoice:
-        """The voice of a recording, all of it that can be computed before a reply. Make it once and share it."""
-        if sound.seconds > LONGEST_PROMPT_SECONDS:
-            raise InputError(
-                f"the voice recording has {sound.seconds:.1f} s; give at most {LONGEST_PROMPT_SECONDS:.0f}"
-            )
+        """The voice of a recording with its flow cache precomputed; make it once and share it."""
+        if sound.seconds > MAX_PROMPT_SECONDS:
+            raise InputError(f"the voice recording has {sound.seconds:.1f} s; give at most {MAX_PROMPT_SECONDS:.0f}")
         if speaker is None:
             if self.speaker is None:
                 named = ", ".join(self.voices()) or "it has none"
                 raise InputError(
                     f"this codec has no speaker network; give the speaker's vector or a voice's name: {named}"
                 )
-            speaker = self.speaker.embed(self._samples(sound, EAR_RATE))
+            speaker = self.speaker.embed(mono_samples(sound, EAR_RATE))
         codes = self.encode(sound)
-        mel = self.mel(self._samples(sound, VOICE_RATE)[None])[0].T  # [frame, band]
-        # Codes are rounded up to 80 ms and mel frames are not, so the end of either may stand alone. Whole chunks of
-        # prompt let the first chunk of every reply be all reply.
-        whole, chunk = min(len(codes), len(mel) // self.flow.config.ratio), self.flow.config.chunk
-        whole -= whole % chunk if whole >= chunk else 0
-        if whole == 0:
+        mel = self.mel(mono_samples(sound, VOICE_RATE)[None])[0].T  # [frame, band]
+        # Codes are rounded up to 80 ms and mel frames are not, so their ends may differ. With whole chunks of prompt,
+        # the first chunk of every reply holds only reply codes.
+        length, chunk = min(len(codes), len(mel) // self.flow.config.ratio), self.flow.config.chunk
+        length -= length % chunk if length >= chunk else 0
+        if length == 0:
             raise InputError(f"the voice recording has {sound.seconds:.2f} s; give at least a second")
-        return self.flow.voice(VoicePrompt(codes[:whole], mel[: whole * self.flow.config.ratio], speaker))
+        return self.flow.voice(VoicePrompt(codes[:length], mel[: length * self.flow.config.ratio], speaker))
 
     def voices(self) -> list[str]:
-        """The names of the voices that come with the codec or were kept."""
+        """Names of the voices in the codec's folder or saved since."""
         return self.named.names()
 
     def named_voice(self, name: str) -> FlowVoice:
-        """One of `voices()`, computed once and shared."""
+        """One of `voices()`; computed once and cached."""
         if name not in self.ready:
             self.ready[name] = self.flow.voice(self.named.prompt(name))
         return self.ready[name]
 
     def save_voice(self, name: str, prompt: VoicePrompt) -> None:
-        """Keep a voice under a name; a codec that was loaded from a folder writes it there."""
+        """Save a voice under a name, in the codec's folder if it has one."""
         voice = self.flow.voice(prompt)
-        self.named.keep(name, prompt)
+        self.named.add(name, prompt)
         self.ready[name] = voice
 
     def speak(self, codes: Tensor, voice: FlowVoice, left_chunks: int | None = None, seed: int = 0) -> Tensor:
-        """A whole reply as one stream makes it.  # [code] → [sample]"""
+        """The sound of a whole reply.  # [code] → [sample]"""
         sound, _ = self.step(self.start(voice, left_chunks, seed), codes, final=True)
         return sound
 
-    def _samples(self, sound: Sound, rate: int) -> Tensor:
-        return torch.from_numpy(sound.mono().resampled(rate).samples[0])
-
 
 def _weights(folder: Path, name: str) -> Path:
-    """The file of a part: ours if it is there, else the published one."""
+    """The `.safetensors` file of a part if there is one, else the published `.pt`."""
     ours = folder / "flow" / f"{name}.safetensors"
     return ours if ours.is_file() else ours.with_suffix(".pt")
 
@@ -231,42 +229,41 @@ def _save(module: nn.Module, file: Path, prefix: str = "") -> None:
 
 
 class GraphedCodec(MossSpeechCodec):
-    """The codec on CUDA; its steps give what the codec's give. Replies look back over a left window."""
+    """The codec on CUDA, its steps replayed as graphs; replies attend to a left window of chunks."""
 
     def __init__(self, codec: MossSpeechCodec) -> None:
-        self._exact_ear, self.speaker, self.mel = codec.ear, codec.speaker, codec.mel
+        self._exact_encoder, self.speaker, self.mel = codec.ear, codec.speaker, codec.mel
         self.encoder = GraphedSpeechEncoder(codec.ear.encoder)
-        # Another encoder, stepped alike.
-        self.ear = SpeechStream(cast(SpeechEncoder, self.encoder), keep_for_exact=False)
+        self.ear = SpeechStream(cast(SpeechEncoder, self.encoder), keep_for_exact=False)  # same step interface
         self.named, self.ready = codec.named, {}
-        self.flow = GraphedFlow(codec.flow)  # type: ignore[assignment]  # another flow, streamed alike
+        self.flow = GraphedFlow(codec.flow)  # type: ignore[assignment]  # same streaming interface
         self.vocoder: GraphedVocoder = GraphedVocoder(codec.vocoder)
 
     def encode(self, sound: Sound) -> Tensor:
-        """The codes of a whole sound of any rate.  # [code]"""
-        return self._exact_ear.encode(self._samples(sound, EAR_RATE))
+        """Codes of a whole sound by the plain encoder: graphs serve streams only.  # [code]"""
+        return self._exact_encoder.encode(mono_samples(sound, EAR_RATE))
 
     def beside(self) -> "GraphedCodec":
-        """The same codec with graphs of its own, for another lane of the device; states go from one to the other."""
+        """The same codec with its own graphs, for another CUDA stream; states can move between the two."""
         codec = copy.copy(self)
         codec.flow = cast(Any, self.flow).beside()
         codec.vocoder = self.vocoder.beside()
         return codec
 
     def start(self, voice: FlowVoice, left_chunks: int | None = LEFT_CHUNKS, seed: int = 0) -> SpokenState:
-        """A reply about to begin."""
+        """The state of a new reply."""
         return super().start(voice, left_chunks, seed)
 
     @property
     def spare_bytes(self) -> int:
-        """Memory of windows that were given back."""
-        return cast(GraphedFlow, self.flow).spare.nbytes
+        """Memory of released windows in the pool."""
+        return cast(GraphedFlow, self.flow).pool.nbytes
 
     def give_back(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
-        """These states were used up by those after them, and the device is done: others may write where they lie."""
+        """Return the windows of states that were stepped from to the pool; the device must be done with them."""
         for old, new in zip(used, after, strict=True):
             if old.flow.cache is not None and new.flow.cache is not None:
-                cast(GraphedFlow, self.flow).spare.give(old.flow.cache, new.flow.cache)
+                cast(GraphedFlow, self.flow).pool.release(old.flow.cache, new.flow.cache)
 
     def warm_up(
         self,
@@ -275,16 +272,16 @@ class GraphedCodec(MossSpeechCodec):
         sizes: Sequence[int] = (),
         left_chunks: int | None = None,
     ) -> None:
-        """Capture first hops, those after them, and hops of these sizes in codes: no conversation waits for it.
+        """Capture first hops, the hops after them, and hops of these sizes in codes, ahead of any session.
 
-        From then on batches are filled up to one of these.
+        From then on batches are padded to one of these sizes.
         """
         config = self.flow.config
-        begins, longer = config.chunk + config.lookahead, [size for size in sizes if size != config.chunk]
-        # Whoever has to wait for his first sound in a crowd has codes for a longer hop when he gets it.
+        first_size, other_sizes = config.chunk + config.lookahead, [size for size in sizes if size != config.chunk]
+        # Under load a reply waits for its first hop; by then it has codes for a longer second one.
         replies = [
-            [begins, *[config.chunk] * 3, *longer],
-            *([begins, size] for size in longer if size <= 2 * config.chunk),
+            [first_size, *[config.chunk] * 3, *other_sizes],
+            *([first_size, size] for size in other_sizes if size <= 2 * config.chunk),
         ]
         left_chunks = LEFT_CHUNKS if left_chunks is None else left_chunks
         if max(batches) > BUCKETS[-1]:
@@ -292,31 +289,30 @@ class GraphedCodec(MossSpeechCodec):
         flow = cast(GraphedFlow, self.flow)
         first = (len(voice.codes) + config.chunk) // config.chunk * config.chunk - voice.sink
         flow.buckets = self.vocoder.buckets = sorted(batches)
-        flow.times, flow.longest_prefix = sorted({first, config.chunk, *sizes}), voice.sink
-        with self.vocoder.learning():
+        flow.hop_sizes, flow.max_prefix = sorted({first, config.chunk, *sizes}), voice.sink
+        with self.vocoder.recording_shapes():
             for streams in sorted(batches, reverse=True):  # the largest first: the smaller ones reuse its memory
                 for pieces in replies:
-                    self._try(voice, left_chunks, streams, pieces)
+                    self._run_replies(voice, left_chunks, streams, pieces)
 
-    def _try(self, voice: FlowVoice, left_chunks: int, streams: int, pieces: Sequence[int]) -> None:
-        """Replies that are made of such pieces."""
+    def _run_replies(self, voice: FlowVoice, left_chunks: int, streams: int, pieces: Sequence[int]) -> None:
+        """Step a batch of replies through pieces of these sizes, which captures their graphs."""
         states = [self.start(voice, left_chunks, seed) for seed in range(streams)]
         for size in pieces:
             codes, before = [torch.zeros(size, dtype=torch.int64)] * streams, states
             sounds, states = self.step_batch(before, codes, [False] * streams)
-            torch.cat(sounds).cpu()  # until it is done
+            torch.cat(sounds).cpu()  # synchronise
             self.give_back(before, states)
 
 
 class CodecSizes(NamedTuple):
-    """What a sizes file says of a flow and of a vocoder; None where it is silent."""
+    """Flow and vocoder sizes of a sizes file; None where absent."""
 
     flow: FlowConfig | None
     vocoder: HiFTConfig | None
 
 
 def read_sizes(file: Path) -> CodecSizes:
-    """The sizes that a file gives."""
     try:
         given = json.loads(file.read_text(encoding="utf8"))
         flow, vocoder = given.get("flow"), given.get("vocoder")
@@ -333,7 +329,7 @@ def read_sizes(file: Path) -> CodecSizes:
 
 
 def _sizes(folder: Path, chunk: int | None) -> tuple[FlowConfig, HiFTConfig]:
-    """The sizes of a folder's flow and vocoder: the published ones, unless it says otherwise."""
+    """Flow and vocoder sizes of a folder: those of its sizes file, else the published ones."""
     file = folder / "flow" / SIZES
     if not file.is_file():
         return FlowConfig.moss_speech(chunk or 5), HiFTConfig()

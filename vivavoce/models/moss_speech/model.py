@@ -1,8 +1,8 @@
 """MOSS-Speech: one language model that reads and writes both text and speech codes (arXiv 2510.00499).
 
-A row has two channels, a text id and an audio code, of which one is live: where the text id is `modality_pad`, the row
-is speech. 32 shared layers feed two tails of 4 layers, one with a text head and one with an audio head, and both tails
-run on every row, because each keeps keys and values of its own.
+A row has two channels, a text id and an audio code, of which one is used: where the text id is `modality_pad`, the row
+is speech. 32 shared layers feed two tails of 4 layers, one with a text head and one with an audio head. Both tails run
+on every row, because each has its own keys and values.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ class MossSpeechConfig:
 
 
 class LayerGroup(nn.Module):
-    """A run of decoder layers with consecutive places in the cache."""
+    """Consecutive decoder layers; `first` is the KV-cache index of the first one."""
 
     def __init__(self, config: MossSpeechConfig, layers: int, first: int) -> None:
         super().__init__()
@@ -98,13 +98,13 @@ class LayerGroup(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, batch: RowBatch
     ) -> tuple[Tensor, Tensor | None]:
-        """The last layer's contribution and the residual stream it belongs to."""
+        """The last layer's output before its residual add, and the residual stream."""
         for index, layer in enumerate(self.layers, start=self.first):
             x, residual = layer(x, residual, rotary, index, batch)
         return x, residual
 
     def remember(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, batch: RowBatch) -> None:
-        """Keep the rows' keys and values in all layers, where nobody asks what the last one makes of them."""
+        """Write the rows' keys and values of all layers, without computing the last layer's output."""
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers[:last], start=self.first):
             x, residual = layer(x, residual, rotary, index, batch)
@@ -124,7 +124,7 @@ def _layer(config: MossSpeechConfig) -> DecoderLayer:
 
 
 class Trunk(nn.Module):
-    """Embeddings, shared layers and both tails: everything but the heads."""
+    """Embeddings, shared layers and both modality tails, without the heads."""
 
     def __init__(self, config: MossSpeechConfig) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Trunk(nn.Module):
         audio, _ = self.audio_norm.add(audio, audio_residual)
         if batch.shared_mode == AUDIO:
             self.text_block.remember(x, residual, self.rotary, batch)
-            return audio[:, None].expand(-1, 2, -1)  # nobody reads the text's
+            return audio[:, None].expand(-1, 2, -1)  # the text states are not read
         text, text_residual = self.text_block(x, residual, self.rotary, batch)
         text, _ = self.text_norm.add(text, text_residual)
         return torch.stack([text, audio], dim=1)
@@ -162,7 +162,7 @@ class MossSpeech(nn.Module):
     """The language model with its generation rules; the engine runs it through `vivavoce.models.interface`."""
 
     channels = 2
-    lone_modes = (AUDIO,)  # where nobody writes text, nobody asks the text head, nor the last layer before it
+    lone_modes = (AUDIO,)  # a batch that is all audio skips the text head and the last text layer
     takes_narrow_cache = True
 
     def __init__(self, config: MossSpeechConfig) -> None:
@@ -201,7 +201,7 @@ class MossSpeech(nn.Module):
         seed: int = 0,
         deviation: float = 0.02,
     ) -> "MossSpeech":
-        """Random weights made on the device: for measuring speed, and for tests."""
+        """Random weights drawn on the device, for benchmarks and tests."""
         with allocating(device, dtype):
             model = cls(config)
         fill_randomly(model, seed, deviation)
@@ -213,7 +213,7 @@ class MossSpeech(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What each head says.  # [sequence, 2, hidden] → [sequence, vocabulary] twice, float32"""
+        """The logits of both heads.  # [sequence, 2, hidden] → [sequence, vocabulary] twice, float32"""
         return self._head_logits(hidden, TEXT), self._head_logits(hidden, AUDIO)
 
     def _head_logits(self, hidden: Tensor, channel: int) -> Tensor:
@@ -222,7 +222,7 @@ class MossSpeech(nn.Module):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
-        """Sample both channels; in audio mode the text id says so.  # [sequence, 2]"""
+        """Sample both channels; in audio mode the text id is `modality_pad`.  # [sequence, 2]"""
         pad = self.config.modality_pad_token_id
         audio = self._audio(hidden, draw)
         if draw.shared_mode == AUDIO:
@@ -238,12 +238,12 @@ class MossSpeech(nn.Module):
         return draw.sample(AUDIO, logits)
 
     def start_mode(self, last: Row) -> int:
-        """A prompt that ends inside speech goes on in speech; one that ends with start-of-speech begins it."""
+        """Audio if the prompt ends inside speech or with start-of-speech, else text."""
         in_speech = last[TEXT] == self.config.modality_pad_token_id and last[AUDIO] != self.config.audio_pad_token_id
         return self.next_mode(AUDIO if in_speech else TEXT, last)
 
     def next_mode(self, mode: int, row: Row) -> int:
-        """Start-of-speech switches to audio, end-of-speech back to text; tested in this order, as upstream."""
+        """Start-of-speech switches to audio, end-of-speech back to text; tested in this order, as published."""
         if mode == TEXT and row[TEXT] == self.config.sosp_token_id:
             mode = AUDIO
         if mode == AUDIO and row[AUDIO] == self.config.eosp_token_id:
@@ -251,7 +251,7 @@ class MossSpeech(nn.Module):
         return mode
 
     def next_modes(self, modes: Tensor, rows: Tensor) -> Tensor:
-        """`next_mode` of many, without leaving the device.  # [sequence], [sequence, 2] → [sequence]"""
+        """`next_mode` of a batch on the device.  # [sequence], [sequence, 2] → [sequence]"""
         begins = rows[:, TEXT] == self.config.sosp_token_id
         ends = rows[:, AUDIO] == self.config.eosp_token_id
         speaks = (modes == AUDIO) | ((modes == TEXT) & begins)
@@ -262,7 +262,7 @@ class MossSpeech(nn.Module):
         return row[TEXT] in (self.config.eos_token_id, self.config.pad_token_id)
 
     def spoken_codes(self, rows: Iterable[Row]) -> list[int]:
-        """The codes of the first stretch of speech in a reply, without its end mark."""
+        """The codes of the first speech segment of a reply, without end-of-speech."""
         codes: list[int] = []
         for row in rows:
             if row[TEXT] == self.config.modality_pad_token_id:

@@ -1,8 +1,8 @@
-"""MOSS-TTS-Nano: text and a reference voice in, sixteen codes of 48 kHz speech every 80 ms out.
+"""MOSS-TTS-Nano: text and a reference voice to sixteen codes of 48 kHz speech every 80 ms.
 
-A row is a text id and sixteen codes. A global transformer of twelve layers reads rows; for every next frame a local one
-of a single layer first decides whether speech goes on, then writes the frame's codes one after another. The local one
-starts anew at each frame, so what a sequence remembers is the global one's keys and values alone.
+A row is a text id and sixteen codes. A global transformer of twelve layers reads rows; for every next frame a local
+transformer of one layer first decides whether speech continues, then generates the frame's codes one after another. The
+local one starts from an empty past at each frame, so the state of a sequence is the global one's keys and values.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,14 +23,14 @@ from vivavoce.nn.modules import allocating
 from vivavoce.nn.paged_kv import KVShape, RowBatch
 from vivavoce.nn.rope import RotaryTable, turning
 
-TEXT = 0  # the channel of text ids; code i stands in channel i + 1
+TEXT = 0  # the channel of text ids; code i is in channel i + 1
 Attend = Callable[
     [Tensor, Tensor, Tensor], Tensor
 ]  # queries, keys, values of new rows [.., head, dim] → [.., head, dim]
 
 
 class NanoAttention(nn.Module):
-    """Projections around an attention whose past is the caller's."""
+    """QKV and output projections; `attend` supplies attention and its past."""
 
     def __init__(self, config: MossTTSNanoConfig) -> None:
         super().__init__()
@@ -53,12 +53,12 @@ class NanoFeedForward(nn.Module):
         self.fc_out = Linear(config.intermediate_size, config.hidden_size, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each row by itself."""
+        """# [.., hidden] → [.., hidden]"""
         return self.fc_out(functional.gelu(self.fc_in(x), approximate="tanh"))
 
 
 class NanoLayer(nn.Module):
-    """A pre-norm layer as GPT-2 has it."""
+    """A pre-norm GPT-2 layer."""
 
     def __init__(self, config: MossTTSNanoConfig) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ class NanoLayer(nn.Module):
         self.mlp = NanoFeedForward(config)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        """The rows after this layer."""
+        """# [.., hidden] → [.., hidden]"""
         x = x + self.attn(self.ln_1(x), attend)
         return x + self.mlp(self.ln_2(x))
 
 
 class NanoTransformer(nn.Module):
-    """Layers and a last norm; the global one has the text embedding besides."""
+    """Layers and a final norm; the global transformer also holds the text embedding."""
 
     def __init__(self, config: MossTTSNanoConfig, layers: int, has_text: bool = False) -> None:
         super().__init__()
@@ -84,14 +84,14 @@ class NanoTransformer(nn.Module):
         self.ln_f = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x: Tensor, attend_in_layer: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """Normed states of rows, each layer attending by its number."""
+        """Normed states; each layer attends by its index."""
         for index, layer in enumerate(self.h):
             x = layer(x, partial(attend_in_layer, index))
         return self.ln_f(x)
 
 
 class CodeTables(nn.Module):
-    """The vectors of all codebooks in one tensor. Each table embeds its codes and is the head that writes them."""
+    """Embeddings of all codebooks in one tensor, tied to the output heads."""
 
     def __init__(self, config: MossTTSNanoConfig) -> None:
         super().__init__()
@@ -99,28 +99,28 @@ class CodeTables(nn.Module):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
     def published_tensors(self) -> dict[str, Tensor]:
-        """`audio_embeddings.0.weight` and so on; the heads are published beside them, but tied."""
+        """`audio_embeddings.0.weight` and so on; the tied heads are published too and not stored."""
         return {f"audio_embeddings.{index}.weight": table for index, table in enumerate(self.weight)}
 
     def summed(self, codes: Tensor) -> Tensor:
-        """The sum of a frame's vectors; an id beyond the codebook adds nothing.  # [row, codebook] → [row, hidden]"""
+        """The sum of a frame's embeddings; ids beyond the codebook add nothing.  # [row, codebook] → [row, hidden]"""
         codebooks, entries, _ = self.weight.shape
-        live = codes < entries
+        is_code = codes < entries
         first = torch.arange(0, codebooks * entries, entries, device=codes.device)
-        vectors = functional.embedding(torch.where(live, codes + first, 0), self.weight.flatten(0, 1))
-        return (vectors * live[..., None]).sum(dim=1)
+        vectors = functional.embedding(torch.where(is_code, codes + first, 0), self.weight.flatten(0, 1))
+        return (vectors * is_code[..., None]).sum(dim=1)
 
     def embed(self, codebook: int, codes: Tensor) -> Tensor:
-        """The vectors of one codebook's codes."""
+        """Embeddings of one codebook's codes."""
         return functional.embedding(codes, self.weight[codebook])
 
     def logits(self, codebook: int, hidden: Tensor) -> Tensor:
-        """How likely each code of a codebook is.  # [.., hidden] → [.., code]"""
+        """Logits of one codebook.  # [.., hidden] → [.., code]"""
         return functional.linear(hidden, self.weight[codebook])
 
 
 class LocalFrame:
-    """The local transformer's past within one frame: made empty, filled position by position, dropped."""
+    """The local transformer's keys and values within one frame."""
 
     def __init__(self, rotary: RotaryTable, config: MossTTSNanoConfig, sequences: int, like: Tensor) -> None:
         size = (config.local_transformer_layers, 2, sequences, config.num_heads, config.n_vq + 1, config.head_dim)
@@ -129,18 +129,18 @@ class LocalFrame:
         self.start = self.end = 0
 
     def grow(self, positions: int) -> None:
-        """Make room for the next positions."""
+        """Advance by the next positions."""
         self.start, self.end = self.end, self.end + positions
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of the newest positions.  # [sequence, new, head, dim]"""
-        turn = turning(self.cos[self.start : self.end], self.sin[self.start : self.end])
-        kept_keys, kept_values = self.keys_values[layer, :, :, :, : self.end]
-        kept_keys[:, :, self.start :] = turn(keys).transpose(1, 2)
-        kept_values[:, :, self.start :] = values.transpose(1, 2)
-        turned = turn(queries).transpose(1, 2)
-        causal = self.start == 0  # later positions come one at a time and see everything
-        mixed = functional.scaled_dot_product_attention(turned, kept_keys, kept_values, is_causal=causal)
+        """Attention of the new positions.  # [sequence, new, head, dim]"""
+        rotate = turning(self.cos[self.start : self.end], self.sin[self.start : self.end])
+        cached_keys, cached_values = self.keys_values[layer, :, :, :, : self.end]
+        cached_keys[:, :, self.start :] = rotate(keys).transpose(1, 2)
+        cached_values[:, :, self.start :] = values.transpose(1, 2)
+        rotated = rotate(queries).transpose(1, 2)
+        causal = self.start == 0  # later positions come one at a time and attend to all
+        mixed = functional.scaled_dot_product_attention(rotated, cached_keys, cached_values, is_causal=causal)
         return mixed.transpose(1, 2)
 
 
@@ -173,7 +173,7 @@ class MossTTSNano(nn.Module):
         codebooks: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "MossTTSNano":
-        """A published checkpoint. Fewer `codebooks` than it has make speech faster and rougher."""
+        """A published checkpoint. Fewer `codebooks` than it has are faster and sound worse."""
         config = MossTTSNanoConfig.read(folder)
         with Checkpoint(folder) as checkpoint:
             with allocating(device, dtype):
@@ -192,7 +192,7 @@ class MossTTSNano(nn.Module):
         deviation: float = 0.02,
         codebooks: int | None = None,
     ) -> "MossTTSNano":
-        """Random weights made on the device: for measuring speed, and for tests."""
+        """Random weights drawn on the device, for benchmarks and tests."""
         with allocating(device, dtype):
             model = cls(config, codebooks)
         generator = torch.Generator(device).manual_seed(seed)
@@ -202,27 +202,27 @@ class MossTTSNano(nn.Module):
         return model.eval()
 
     def embed(self, rows: Tensor) -> Tensor:
-        """A row's text vector and its codes' vectors, summed.  # [row, channel] → [row, hidden]"""
+        """The sum of a row's text and code embeddings.  # [row, channel] → [row, hidden]"""
         return self.transformer.wte(rows[:, TEXT]) + self.audio_embeddings.summed(rows[:, TEXT + 1 :])
 
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Global states of every row.  # [row, channel] → [row, hidden]"""
         positions = batch.positions.long()
-        turn = turning(self.rotary.cos[positions], self.rotary.sin[positions])
+        rotate = turning(self.rotary.cos[positions], self.rotary.sin[positions])
 
         def attend_in_layer(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            batch.write(layer, turn(keys), values)
-            return attend(turn(queries), layer, batch)
+            batch.write(layer, rotate(keys), values)
+            return attend(rotate(queries), layer, batch)
 
         hidden: Tensor = self.transformer(self.embed(rows), attend_in_layer)
         return hidden
 
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
-        """Go on or stop, then the frame's codes one after another.  # [sequence, hidden] → [sequence, channel]"""
+        """Continue or stop, then the frame's codes one after another.  # [sequence, hidden] → [sequence, channel]"""
         config = self.config
         frame = LocalFrame(self.rotary, config, hidden.shape[0], hidden)
         slot = self.transformer.wte.weight[config.audio_assistant_slot_token_id]
-        # What follows "go on" does not depend on the choice, so both positions are computed as one.
+        # The first code's state does not depend on the stop decision, so both positions are computed in one call.
         before, state = self._local(frame, torch.stack([hidden, slot.expand_as(hidden)], dim=1)).unbind(1)
         stops = draw.choose(TEXT, self._stop_logits(before, draw)) == 1
         codes = [draw.sample(TEXT + 1, self.code_logits(0, state))]
@@ -238,29 +238,30 @@ class MossTTSNano(nn.Module):
         return rows
 
     def code_logits(self, codebook: int, state: Tensor) -> Tensor:
-        """What the local transformer says of one codebook.  # [sequence, hidden] → [sequence, code], float32"""
-        return _wide(self.audio_embeddings.logits(codebook, state))
+        """Logits of one codebook.  # [sequence, hidden] → [sequence, code], float32"""
+        return _float32(self.audio_embeddings.logits(codebook, state))
 
     def stop_logits(self, before: Tensor) -> Tensor:
-        """Whether speech goes on (0) or stops (1), the only two text ids there are to choose.  # [sequence, 2]"""
+        """Logits of continuing (0) and stopping (1), the only two text ids allowed.  # [sequence, 2]"""
         vectors = self.transformer.wte.weight
-        ways = [vectors[self.config.audio_assistant_slot_token_id], vectors[self.config.audio_end_token_id]]
-        return _wide(functional.linear(before, torch.stack(ways)))
+        vectors_of_choices = [
+            vectors[self.config.audio_assistant_slot_token_id],
+            vectors[self.config.audio_end_token_id],
+        ]
+        return _float32(functional.linear(before, torch.stack(vectors_of_choices)))
 
     def start_mode(self, last: Row) -> int:
-        """There is one mode: every reply is speech."""
         return 0
 
     def next_mode(self, mode: int, row: Row) -> int:
-        """The same."""
         return mode
 
     def ends(self, row: Row) -> bool:
-        """The row that says so holds no codes."""
+        """Whether this is the end row, which holds no codes."""
         return row[TEXT] == self.config.audio_end_token_id
 
     def spoken_frames(self, rows: Iterable[Row]) -> list[tuple[int, ...]]:
-        """The frames of a reply, of as many codes as this model writes."""
+        """The frames of a reply, `codebooks` codes each."""
         slot = self.config.audio_assistant_slot_token_id
         return [row[TEXT + 1 : TEXT + 1 + self.codebooks] for row in rows if row[TEXT] == slot]
 
@@ -276,7 +277,7 @@ class MossTTSNano(nn.Module):
 
 
 def without_tied_heads(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint less its heads, which must be the embeddings over again."""
+    """The checkpoint without its heads, which must equal the embeddings."""
     for name in checkpoint.names():
         source = _tied_to(name)
         if source is None:
@@ -292,5 +293,5 @@ def _tied_to(name: str) -> str | None:
     return name.replace("audio_lm_heads", "audio_embeddings") if name.startswith("audio_lm_heads.") else None
 
 
-def _wide(logits: Tensor) -> Tensor:
+def _float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

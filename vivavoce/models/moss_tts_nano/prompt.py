@@ -1,7 +1,8 @@
-"""MOSS-TTS-Nano's prompt as rows: a template, the reference voice inside it, and the text to say.
+"""MOSS-TTS-Nano's configuration, sampling defaults, prompt rows, and the split of long texts into chunks.
 
-Every piece of the template is tokenised by itself, as published. What stands before the text depends on the voice
-alone, so its rows can be computed once and forked for every text.
+A prompt is a template with the reference voice and the text to say in it; every piece is tokenised by itself, as
+published. The rows before the text depend only on the voice, so their cache can be forked for every text. In texts, a
+mark between two letters or digits (3.14, 12:30) is no place to cut. This module loads without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MODEL_TYPE = "moss_tts_nano"
-TRUNK_NAMES = {  # ours → GPT-2's, which the file nests under `gpt2_config`
+TRUNK_KEYS = {  # field → GPT-2's key, nested under `gpt2_config`
     "vocab_size": "vocab_size",
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -31,7 +32,7 @@ TRUNK_NAMES = {  # ours → GPT-2's, which the file nests under `gpt2_config`
     "layer_norm_eps": "layer_norm_epsilon",
     "rope_theta": "rope_base",
 }
-OWN_NAMES = (
+OWN_KEYS = (
     "n_vq",
     "audio_vocab_size",
     "audio_pad_token_id",
@@ -44,7 +45,7 @@ OWN_NAMES = (
     "audio_user_slot_token_id",
     "audio_assistant_slot_token_id",
 )
-UNSUPPORTED_OTHERWISE = {
+SUPPORTED_TRUNK = {
     "activation_function": "gelu_new",
     "position_embedding_type": "rope",
     "scale_attn_weights": True,
@@ -90,8 +91,8 @@ class MossTTSNanoConfig:
         if kind != MODEL_TYPE:
             raise CheckpointError(f"{file} describes a {kind!r} model, not {MODEL_TYPE!r}")
         trunk = given.get("gpt2_config") or {}
-        found: dict[str, Any] = {name: trunk.get(theirs) for name, theirs in TRUNK_NAMES.items()}
-        found |= {name: given.get(name) for name in OWN_NAMES}
+        found: dict[str, Any] = {name: trunk.get(theirs) for name, theirs in TRUNK_KEYS.items()}
+        found |= {name: given.get(name) for name in OWN_KEYS}
         absent = sorted(name for name, value in found.items() if value is None)
         if absent:
             raise CheckpointError(f"{file} lacks {', '.join(absent)}")
@@ -100,8 +101,8 @@ class MossTTSNanoConfig:
         return config
 
     def check(self, given: dict[str, Any], trunk: dict[str, Any], file: Path) -> None:
-        """Refuse what this implementation would compute wrongly."""
-        for name, supported in UNSUPPORTED_OTHERWISE.items():
+        """Raise `CheckpointError` for variants that this implementation does not support."""
+        for name, supported in SUPPORTED_TRUNK.items():
             if trunk.get(name, supported) != supported:
                 raise CheckpointError(f"{file} asks for {name} {trunk[name]!r}; only {supported!r} is supported")
         architecture = given.get("model_architecture", "global_local_transformer")
@@ -120,14 +121,14 @@ class MossTTSNanoConfig:
         """Write `config.json` as the published checkpoint has it."""
         values = dataclasses.asdict(self)
         content: dict[str, Any] = {"model_type": MODEL_TYPE, "model_architecture": "global_local_transformer"}
-        content |= {name: values[name] for name in OWN_NAMES}
-        content["gpt2_config"] = {theirs: values[name] for name, theirs in TRUNK_NAMES.items()} | UNSUPPORTED_OTHERWISE
+        content |= {name: values[name] for name in OWN_KEYS}
+        content["gpt2_config"] = {theirs: values[name] for name, theirs in TRUNK_KEYS.items()} | SUPPORTED_TRUNK
         (Path(folder) / "config.json").write_text(json.dumps(content, indent=2), encoding="utf8")
 
 
 @dataclass(frozen=True)
 class NanoSampling:
-    """How speech is drawn, as the published command line does it; the model's own defaults are greedy and wilder."""
+    """Sampling parameters of the published command line; the model's own defaults differ."""
 
     text_temperature: float = 1.0
     text_top_p: float = 1.0
@@ -136,7 +137,7 @@ class NanoSampling:
     audio_top_p: float = 0.95
     audio_top_k: int = 25
     audio_repetition_penalty: float = 1.2
-    """Over the codes the reply itself has in a codebook: those of the reference voice do not count."""
+    """Over the reply's own codes of a codebook; those of the reference voice do not count."""
     max_new_frames: int = 375
 
     def per_channel(self, codebooks: int) -> tuple[tuple[float, int, float, float], ...]:
@@ -160,7 +161,7 @@ Frames = Sequence[Sequence[int]]  # [frame, codebook]
 
 
 class NanoTokenizerProtocol(Protocol):
-    """Text to ids; `symbols` says whether what reads like a symbol of the model's own is one."""
+    """Text to ids; `symbols`: whether the model's special symbols are recognised in the text."""
 
     def encode(self, text: str, symbols: bool = True) -> list[int]:
         """The ids of a text."""
@@ -175,43 +176,43 @@ class MossTTSNanoPrompt:
         self.tokenizer = tokenizer
 
     def count_tokens(self, text: str) -> int:
-        """How many rows a text to say takes."""
+        """Rows of a text."""
         return len(self.tokenizer.encode(text, symbols=False))
 
     def voice(self, reference: Frames) -> list[Row]:
-        """What stands before the text for a reference voice: the same rows for every text."""
+        """The rows before the text for a reference voice, independent of the text."""
         config = self.config
         if len(reference) == 0:
             raise InputError("the reference voice has no frames; give at least a second of speech")
         return [
             *self._head(),
-            self._sign(config.audio_start_token_id),
+            self._text_row(config.audio_start_token_id),
             *self._frames(config.audio_user_slot_token_id, reference),
-            self._sign(config.audio_end_token_id),
+            self._text_row(config.audio_end_token_id),
             *self._template(OTHER_FIELDS),
         ]
 
     def before_text(self, reference: Frames) -> list[Row]:
-        """What stands before every text in a voice; without a reference, in the model's own."""
+        """The rows before any text in a voice; without a reference, in the model's own voice."""
         if len(reference):
             return self.voice(reference)
         rows = self.continuation("a")
         return rows[: len(rows) - len(self.speech("a"))]
 
     def speech(self, text: str) -> list[Row]:
-        """The text to say and the head of the reply, after which speech begins."""
+        """The text and the head of the reply, after which speech begins."""
         config = self.config
-        ids = self.tokenizer.encode(text, symbols=False)  # or a text could end its own turn
+        ids = self.tokenizer.encode(text, symbols=False)  # else a text could end its own turn
         if not ids:
             raise InputError("there is no text to say; give at least one letter")
         return [
-            *(self._sign(token) for token in ids),
+            *(self._text_row(token) for token in ids),
             *self._template(USER_END),
-            self._sign(config.im_end_token_id),
+            self._text_row(config.im_end_token_id),
             *self._template(BETWEEN_TURNS),
-            self._sign(config.im_start_token_id),
+            self._text_row(config.im_start_token_id),
             *self._template(ASSISTANT_ROLE),
-            self._sign(config.audio_start_token_id),
+            self._text_row(config.audio_start_token_id),
         ]
 
     def clone(self, text: str, reference: Frames) -> list[Row]:
@@ -219,7 +220,7 @@ class MossTTSNanoPrompt:
         return self.voice(reference) + self.speech(text)
 
     def continuation(self, text: str, prompt_text: str = "", prompt: Frames = ()) -> list[Row]:
-        """The whole prompt to say a text without a reference, or to go on from speech whose text is known."""
+        """The whole prompt to say a text without a reference, or to continue speech whose text is known."""
         if bool(prompt_text.strip()) != (len(prompt) > 0):
             raise InputError("a prompt to continue needs both its text and its codes, or neither")
         if not text.strip():
@@ -228,35 +229,35 @@ class MossTTSNanoPrompt:
         return head + self.speech(prompt_text + text) + self.said(prompt)
 
     def said(self, frames: Frames) -> list[Row]:
-        """Frames as if the model had just said them: they stand behind the text, and speech goes on from them."""
+        """Frames as the beginning of the reply, which speech continues."""
         return self._frames(self.config.audio_assistant_slot_token_id, frames)
 
     def _head(self) -> list[Row]:
         return [
-            self._sign(self.config.im_start_token_id),
+            self._text_row(self.config.im_start_token_id),
             *self._template(USER_ROLE),
             *self._template(REFERENCE_FIELD),
         ]
 
     def _template(self, text: str) -> list[Row]:
-        return [self._sign(token) for token in self.tokenizer.encode(text)]
+        return [self._text_row(token) for token in self.tokenizer.encode(text)]
 
-    def _sign(self, token: int) -> Row:
-        """A row without sound."""
+    def _text_row(self, token: int) -> Row:
+        """A row without codes."""
         return (token, *[self.config.audio_pad_token_id] * self.config.n_vq)
 
     def _frames(self, slot: int, frames: Frames) -> list[Row]:
-        """Rows of speech; codebooks that were left out stay empty."""
-        most, entries = self.config.n_vq, self.config.audio_vocab_size
+        """Rows of speech; missing codebooks are padded."""
+        codebooks, entries = self.config.n_vq, self.config.audio_vocab_size
         rows: list[Row] = []
         for frame in frames:
             codes = [int(code) for code in frame]
-            if not 1 <= len(codes) <= most:
-                raise InputError(f"a frame has 1 to {most} codes, not {len(codes)}")
-            wrong = next((code for code in codes if not 0 <= code < entries), None)
-            if wrong is not None:
-                raise InputError(f"speech code {wrong} is not in 0…{entries - 1}")
-            rows.append((slot, *codes, *[self.config.audio_pad_token_id] * (most - len(codes))))
+            if not 1 <= len(codes) <= codebooks:
+                raise InputError(f"a frame has 1 to {codebooks} codes, not {len(codes)}")
+            invalid = next((code for code in codes if not 0 <= code < entries), None)
+            if invalid is not None:
+                raise InputError(f"speech code {invalid} is not in 0…{entries - 1}")
+            rows.append((slot, *codes, *[self.config.audio_pad_token_id] * (codebooks - len(codes))))
         return rows
 
 
@@ -265,40 +266,44 @@ CLAUSE_ENDS = frozenset(",，、；;：:")
 CLOSERS = frozenset("\"'”’)]}）】》」』")
 LOOK_BACK = 25  # characters in which a forced cut looks for a better place
 MAX_CHUNK_TOKENS = 75
-LONGEST_TEXT = 100_000  # characters; hours of speech
+MAX_TEXT_CHARACTERS = 100_000  # characters; hours of speech
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a text that is said at once, and the silence after it in seconds."""
+    """A part of a text synthesised at once, and the pause after it in seconds."""
 
     text: str
     pause: float
 
 
-def chunks(text: str, count_tokens: Callable[[str], int], most: int = MAX_CHUNK_TOKENS) -> list[Chunk]:
-    """A text in parts of at most `most` tokens, cut at sentences, else at clauses, else where it must be.
+def chunks(text: str, count_tokens: Callable[[str], int], max_tokens: int = MAX_CHUNK_TOKENS) -> list[Chunk]:
+    """A text in parts of at most `max_tokens` tokens, cut at sentences, else at clauses, else anywhere.
 
-    `most` 0 or less leaves the text whole.
+    `max_tokens` ≤ 0 leaves the text whole.
     """
     text = text.strip()
     if not text:
         raise InputError("there is no text to say; give at least one letter")
-    if len(text) > LONGEST_TEXT:
-        raise InputError(f"the text has {len(text)} characters; give at most {LONGEST_TEXT} at a time")
-    parts = list(_packed(_sayable(_prepared(text), count_tokens, most), count_tokens, most)) if most > 0 else []
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise InputError(f"the text has {len(text)} characters; give at most {MAX_TEXT_CHARACTERS} at a time")
+    parts = (
+        list(_joined(_fitting_parts(_prepared(text), count_tokens, max_tokens), count_tokens, max_tokens))
+        if max_tokens > 0
+        else []
+    )
     if len(parts) <= 1:
         return [Chunk(text, 0.0)]
     return [Chunk(part, _pause(part)) for part in parts[:-1]] + [Chunk(parts[-1], 0.0)]
 
 
 def _pause(text: str) -> float:
-    """Upstream's pause after a chunk: longer after a short one."""
+    """The official pause after a chunk: longer after a short one."""
     return 0.40 if len(text.split()) <= 4 else 0.24
 
 
 def _prepared(text: str) -> str:
-    """A text that will be cut: on one line, with a capital and a full stop."""
+    """A text to be cut: on one line, with a capital and a full stop."""
     text = " ".join(text.split())
     if has_cjk(text):
         return text if text[-1] in SENTENCE_ENDS else text + "。"
@@ -306,42 +311,42 @@ def _prepared(text: str) -> str:
     return text + "." if text[-1].isalnum() else text
 
 
-def _sayable(text: str, count_tokens: Callable[[str], int], most: int) -> Iterator[str]:
+def _fitting_parts(text: str, count_tokens: Callable[[str], int], max_tokens: int) -> Iterator[str]:
     """Sentences, clauses or pieces within the budget."""
     for sentence in _cut_after(text, SENTENCE_ENDS):
-        if count_tokens(sentence) <= most:
+        if count_tokens(sentence) <= max_tokens:
             yield sentence
             continue
         for clause in _cut_after(sentence, CLAUSE_ENDS):
-            yield from _pieces(clause, count_tokens, most)
+            yield from _pieces(clause, count_tokens, max_tokens)
 
 
 def _cut_after(text: str, marks: frozenset[str]) -> Iterator[str]:
     """The text cut after marks, quotes that close there included."""
-    start = place = 0
-    while place < len(text):
-        place += 1
-        if text[place - 1] not in marks or _is_inside_word(text, place - 1):
+    start = index = 0
+    while index < len(text):
+        index += 1
+        if text[index - 1] not in marks or _is_inside_word(text, index - 1):
             continue
-        while place < len(text) and text[place] in CLOSERS:
-            place += 1
-        if part := text[start:place].strip():
+        while index < len(text) and text[index] in CLOSERS:
+            index += 1
+        if part := text[start:index].strip():
             yield part
-        start = place
+        start = index
     if part := text[start:].strip():
         yield part
 
 
-def _is_inside_word(text: str, place: int) -> bool:
-    """Whether an ASCII mark has letters or digits of a spaced script at both sides."""
-    around = text[place - 1 : place] + text[place + 1 : place + 2]
-    return text[place].isascii() and len(around) == 2 and around.isalnum() and not has_cjk(around)
+def _is_inside_word(text: str, index: int) -> bool:
+    """Whether an ASCII mark is between letters or digits of a script with spaces."""
+    around = text[index - 1 : index] + text[index + 1 : index + 2]
+    return text[index].isascii() and len(around) == 2 and around.isalnum() and not has_cjk(around)
 
 
-def _pieces(text: str, count_tokens: Callable[[str], int], most: int) -> Iterator[str]:
-    """A text cut by force, at a mark or a space where one is near."""
+def _pieces(text: str, count_tokens: Callable[[str], int], max_tokens: int) -> Iterator[str]:
+    """A text cut to the budget, at a mark or a space if one is near."""
     while text:
-        end = _longest_within(text, count_tokens, most)
+        end = _max_prefix_within(text, count_tokens, max_tokens)
         if end < len(text):
             back = next((at for at in range(end, max(0, end - LOOK_BACK), -1) if _is_boundary(text[at - 1])), None)
             end = back or end
@@ -350,18 +355,18 @@ def _pieces(text: str, count_tokens: Callable[[str], int], most: int) -> Iterato
         text = text[end:].strip()
 
 
-def _longest_within(text: str, count_tokens: Callable[[str], int], most: int) -> int:
-    """The most characters from the start that stay within the budget, at least one."""
-    fits, too_long = 1, max(2, most)
-    while too_long <= len(text) and count_tokens(text[:too_long]) <= most:
+def _max_prefix_within(text: str, count_tokens: Callable[[str], int], max_tokens: int) -> int:
+    """The length of the longest prefix within the budget, at least one character."""
+    fits, too_long = 1, max(2, max_tokens)
+    while too_long <= len(text) and count_tokens(text[:too_long]) <= max_tokens:
         fits, too_long = too_long, 2 * too_long
     if too_long > len(text):
-        if count_tokens(text) <= most:
+        if count_tokens(text) <= max_tokens:
             return len(text)
         too_long = len(text)
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
-        if count_tokens(text[:middle]) <= most:
+        if count_tokens(text[:middle]) <= max_tokens:
             fits = middle
         else:
             too_long = middle
@@ -372,13 +377,13 @@ def _is_boundary(character: str) -> bool:
     return character == " " or character in SENTENCE_ENDS or character in CLAUSE_ENDS
 
 
-def _packed(parts: Iterator[str], count_tokens: Callable[[str], int], most: int) -> Iterator[str]:
+def _joined(parts: Iterator[str], count_tokens: Callable[[str], int], max_tokens: int) -> Iterator[str]:
     """Neighbours joined while they stay within the budget."""
     current, held = "", 0
     for part in parts:
         tokens = count_tokens(part)
         joined = current + part if has_cjk(current + part) or not current else f"{current} {part}"
-        if current and (held + tokens > most or count_tokens(joined) > most):
+        if current and (held + tokens > max_tokens or count_tokens(joined) > max_tokens):
             yield current
             current, held = part, tokens
         else:

@@ -1,8 +1,12 @@
-"""MOSS-Speech's ear: a causal Whisper encoder whose states, averaged to 12.5 Hz, are rounded to one of 16384 codes.
+"""MOSS-Speech's speech encoder: a causal Whisper encoder whose states, averaged to 12.5 Hz, are vector-quantised.
 
 log-mel at 100 Hz → two causal convolutions (the second halves the rate) → positions → causal layers → mean of four
-→ nearest row of the codebook. Positions end after 30 s, so sound is cut into segments of 30 s that know nothing of each
-other; a stream starts a new segment at the same places.
+→ nearest of 16384 codebook rows. Positions end after 30 s, so sound is cut into independent segments of 30 s; a stream
+starts a new segment at the same samples.
+
+`SpeechStream` takes PCM in pieces of any size. Whisper normalises a log-mel by the maximum of its 30 s segment, which a
+stream cannot know: `step` uses the maximum so far and returns codes at once, `exact_codes` encodes a finished turn
+again with the true maxima, as offline.
 """
 
 from collections.abc import Sequence
@@ -55,17 +59,17 @@ class SpeechEncoderConfig:
 
     @property
     def frames_per_code(self) -> int:
-        """Mel frames that make one code."""
+        """Mel frames per code."""
         return CONV_STRIDE * self.pooling_kernel_size
 
     @property
     def segment_frames(self) -> int:
-        """Mel frames after which positions start anew."""
+        """Mel frames of a segment."""
         return CONV_STRIDE * self.max_source_positions
 
     @classmethod
     def from_json(cls, file: str | Path) -> "SpeechEncoderConfig":
-        """Read a published `config.json`; a variant that is not causal throughout is refused."""
+        """Read a published `config.json`; only fully causal variants are supported."""
         values = read_config(file, "speech encoder")
         for name, wanted in REQUIRED.items():
             if values.get(name, wanted) != wanted:
@@ -82,7 +86,7 @@ class SpeechEncoderConfig:
 
 @dataclass(frozen=True)
 class SpeechEncoderState:
-    """Where a stream stands inside its 30 s segment."""
+    """State of one or more streams inside a 30 s segment."""
 
     position: int  # positions passed, at 50 Hz
     conv1: Tensor
@@ -91,7 +95,7 @@ class SpeechEncoderState:
 
     @property
     def batch(self) -> int:
-        """How many streams this state holds side by side."""
+        """How many streams this state holds."""
         return self.conv1.shape[0]
 
     def copy(self) -> "SpeechEncoderState":
@@ -170,7 +174,7 @@ class SpeechEncoder(nn.Module):
         return codes, after
 
     def step_batch(self, states: Sequence[SpeechEncoderState], mel: Tensor) -> tuple[Tensor, list[SpeechEncoderState]]:
-        """The same for streams that stand at different places; rows of `mel` follow `states`."""
+        """`step` for streams at different positions; rows of `mel` follow `states`."""
         self._check(mel, rows=sum(state.batch for state in states), multiple=self.config.frames_per_code)
         after, codes = list(states), []
         while mel.shape[-1]:
@@ -190,8 +194,8 @@ class SpeechEncoder(nn.Module):
         x, conv2 = self.conv2.step(torch.cat([state.conv2 for state in states]), functional.gelu(x))
         x = functional.gelu(x).transpose(1, 2)
         new = x.shape[1]
-        places = [self.embed_positions.weight[s.position : s.position + new].expand(s.batch, -1, -1) for s in states]
-        x = x + torch.cat(places)
+        positions = [self.embed_positions.weight[s.position : s.position + new].expand(s.batch, -1, -1) for s in states]
+        x = x + torch.cat(positions)
         streams = extend([state.past for state in states], new)
         for index, layer in enumerate(self._stack):
             x = layer.step_in_stack(streams, index, x)
@@ -226,7 +230,7 @@ class SpeechEncoder(nn.Module):
 
 
 def encode_path_name(name: str, config: SpeechEncoderConfig) -> str | None:
-    """The module's name of a published tensor, or None where encoding does not use it."""
+    """The module's name of a published tensor; None if encoding does not use it."""
     name = name.removeprefix("encoder.")
     if name in UNUSED_ON_ENCODE:
         return None
@@ -237,10 +241,10 @@ def encode_path_name(name: str, config: SpeechEncoderConfig) -> str | None:
 
 @dataclass(frozen=True)
 class SpeechStreamState:
-    """Where one turn stands."""
+    """State of one turn."""
 
     mel: WhisperMelState
-    encoder: Any  # whatever its encoder keeps
+    encoder: Any  # the encoder's own state: SpeechEncoderState or GraphedEncoderState
     samples: int  # of the current segment
     maximum: Tensor  # [1], of the log-mel of the current segment
     waiting: Tensor  # [1, mel, frame]: normalised frames, too few for a code
@@ -249,7 +253,7 @@ class SpeechStreamState:
 
 
 class SpeechStream:
-    """The speech encoder as an ear: 16 kHz float samples, a code per 1280 of them, 40 samples after the last."""
+    """16 kHz float samples → codes: one per 1280 samples, 40 samples after the last of them."""
 
     def __init__(self, encoder: SpeechEncoder, keep_for_exact: bool = True) -> None:
         self.encoder = encoder
@@ -272,29 +276,31 @@ class SpeechStream:
         )
 
     def step(self, state: SpeechStreamState, samples: Tensor) -> tuple[Tensor, SpeechStreamState]:
-        """Codes that these samples complete.  # [time] → [code]"""
+        """Codes completed by these samples.  # [time] → [code]"""
         (codes,), (after,) = self.step_batch([state], [samples])
         return codes, after
 
     def step_batch(
         self, states: Sequence[SpeechStreamState], samples: Sequence[Tensor], final: Sequence[bool] | None = None
     ) -> tuple[list[Tensor], list[SpeechStreamState]]:
-        """The same for several turns at once, whatever each has heard; `final` says which end with these samples."""
-        heard = self._hear_together(states, samples)
+        """`step` for several turns of any length; `final` marks those that end with these samples."""
+        extended = self._extend_mels(states, samples)
         if final is not None:
-            heard = [self._end(state) if is_last else state for state, is_last in zip(heard, final, strict=True)]
-        return self._encode(heard)
+            extended = [
+                self._pad_to_code(state) if is_last else state for state, is_last in zip(extended, final, strict=True)
+            ]
+        return self._encode(extended)
 
     def finish(self, state: SpeechStreamState) -> tuple[Tensor, SpeechStreamState]:
-        """The last codes of the turn, its end filled with silence to a whole code.  # [code]"""
-        (codes,), (after,) = self._encode([self._end(state)])
+        """The last codes of the turn, its end padded with silence to a whole code.  # [code]"""
+        (codes,), (after,) = self._encode([self._pad_to_code(state)])
         return codes, after
 
     def encode(self, samples: Tensor) -> Tensor:
-        """Codes of a whole sound, as published: the exact codes of a turn that is heard at once.  # [time] → [code]"""
+        """Codes of a whole sound, equal to the published encoder.  # [time] → [code]"""
         if not samples.numel():
             raise InputError("the sound has no samples")
-        return self.exact_codes(self._end(self._hear(self.initial_state(), samples)))
+        return self.exact_codes(self._pad_to_code(self._extend(self.initial_state(), samples)))
 
     def exact_codes(self, finished: SpeechStreamState) -> Tensor:
         """All codes of a finished turn, each segment normalised by its own maximum.  # [code]"""
@@ -304,63 +310,67 @@ class SpeechStream:
             return torch.empty(0, dtype=torch.int64, device=self.device)
         return torch.cat([self.encoder(whisper_normalise(mel, mel.amax()))[0] for mel in finished.segments])
 
-    def _hear_together(self, states: Sequence[SpeechStreamState], samples: Sequence[Tensor]) -> list[SpeechStreamState]:
-        """Turns that stand alike and hear equally much have their mels made in one go."""
+    def _extend_mels(self, states: Sequence[SpeechStreamState], samples: Sequence[Tensor]) -> list[SpeechStreamState]:
+        """Append samples to each turn; turns of equal shape compute their mels in one batch."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, (state, piece) in enumerate(zip(states, samples, strict=True)):
             _check(piece)
             ends = state.samples + len(piece) >= self.segment_samples
             alike = (len(piece), state.mel.held.shape, state.mel.started, state.waiting.shape)
             groups.setdefault((index,) if ends or not len(piece) else alike, []).append(index)
-        heard = list(states)
+        extended = list(states)
         for members in groups.values():
-            some = [states[index] for index in members]
+            members_states = [states[index] for index in members]
             pieces = [samples[index] for index in members]
-            after = [self._hear(some[0], pieces[0])] if len(members) == 1 else self._hear_alike(some, pieces)
+            after = (
+                [self._extend(members_states[0], pieces[0])]
+                if len(members) == 1
+                else self._extend_alike(members_states, pieces)
+            )
             for index, state in zip(members, after, strict=True):
-                heard[index] = state
-        return heard
+                extended[index] = state
+        return extended
 
-    def _hear_alike(self, states: list[SpeechStreamState], pieces: list[Tensor]) -> list[SpeechStreamState]:
+    def _extend_alike(self, states: list[SpeechStreamState], pieces: list[Tensor]) -> list[SpeechStreamState]:
         held = WhisperMelState(torch.cat([state.mel.held for state in states]), states[0].mel.started)
         frames, mel = self.mel.step(held, torch.stack(pieces).to(self.device, torch.float32))
         normalised, maxima = whisper_normalise_running(frames, torch.cat([state.maximum for state in states]))
         waiting = torch.cat([torch.cat([state.waiting for state in states]), normalised], dim=-1)
         after = []
         for row, state in enumerate(states):
-            mine = slice(row, row + 1)
+            own_row = slice(row, row + 1)
             after.append(
                 replace(
                     state,
-                    mel=WhisperMelState(mel.held[mine], mel.started),
+                    mel=WhisperMelState(mel.held[own_row], mel.started),
                     samples=state.samples + len(pieces[row]),
-                    maximum=maxima[mine],
-                    waiting=waiting[mine],
-                    # Its own memory: what is kept for long must not keep that of the others.
-                    segment=(*state.segment, frames[mine].clone()) if self.keep_for_exact else (),
+                    maximum=maxima[own_row],
+                    waiting=waiting[own_row],
+                    # A clone: a view would keep the whole batch in memory for as long as the turn lasts.
+                    segment=(*state.segment, frames[own_row].clone()) if self.keep_for_exact else (),
                 )
             )
         return after
 
-    def _hear(self, state: SpeechStreamState, samples: Tensor) -> SpeechStreamState:
+    def _extend(self, state: SpeechStreamState, samples: Tensor) -> SpeechStreamState:
         _check(samples)
         samples = samples.to(self.device, torch.float32)
         while samples.numel():
             piece = samples[: self.segment_samples - state.samples]
             frames, mel = self.mel.step(state.mel, piece[None])
-            state = self._take(replace(state, mel=mel, samples=state.samples + piece.numel()), frames)
+            state = self._append_frames(replace(state, mel=mel, samples=state.samples + piece.numel()), frames)
             if state.samples == self.segment_samples:
                 state = self._end_segment(state)
             samples = samples[piece.numel() :]
         return state
 
-    def _end(self, state: SpeechStreamState) -> SpeechStreamState:
+    def _pad_to_code(self, state: SpeechStreamState) -> SpeechStreamState:
         missing = -state.samples % self.samples_per_code
-        heard = self._hear(state, torch.zeros(missing, device=self.device))
-        return self._end_segment(heard) if heard.samples else heard
+        extended = self._extend(state, torch.zeros(missing, device=self.device))
+        return self._end_segment(extended) if extended.samples else extended
 
     def _end_segment(self, state: SpeechStreamState) -> SpeechStreamState:
-        state = self._take(state, self.mel.flush(state.mel))
+        state = self._append_frames(state, self.mel.flush(state.mel))
         done = (torch.cat(state.segment, dim=-1),) if self.keep_for_exact else ()
         return replace(
             state,
@@ -371,7 +381,7 @@ class SpeechStream:
             segments=state.segments + done,
         )
 
-    def _take(self, state: SpeechStreamState, frames: Tensor) -> SpeechStreamState:
+    def _append_frames(self, state: SpeechStreamState, frames: Tensor) -> SpeechStreamState:
         if not frames.shape[-1]:
             return state
         normalised, maximum = whisper_normalise_running(frames, state.maximum)

@@ -1,10 +1,10 @@
-"""XY-Tokenizer: speech as 8 codes every 80 ms, and back.
+"""XY-Tokenizer: speech to 8 codes every 80 ms and back, with its Vocos decoder.
 
 Encode: log-mel at 100 Hz → a semantic encoder and an acoustic one, side by side at 50 Hz → adapter → four states in one
 at 12.5 Hz → residual quantiser. Decode: codes → adapter → ×4 → decoder → ×2 → Vocos → sound at 16, 24 or 32 kHz.
 
-Every transformer sees its whole window in both directions and knows 30 s of positions, so sound of any length goes
-through in overlapping windows: see `xy_windows`.
+Every transformer attends in both directions over at most 30 s of positions, so longer sound is processed in overlapping
+windows: see `xy_tokenizer/windows.py`. Vocos stays at the frame rate until one inverse Fourier transform at the end.
 """
 
 from dataclasses import dataclass
@@ -53,27 +53,27 @@ class XYTokenizerConfig:
 
     @property
     def hop(self) -> int:
-        """Output samples of one mel frame."""
+        """Output samples per mel frame."""
         return self.n_fft // 4
 
     @property
     def output_rate(self) -> int:
-        """Samples a second that decoding gives."""
+        """Output sample rate."""
         return self.hop * FRAMES_PER_SECOND
 
     @property
     def samples_in(self) -> int:
-        """Samples at 16 kHz that make one code."""
+        """16 kHz input samples per code."""
         return MEL_HOP * CONV_STRIDE * self.pooling
 
     @property
     def samples_out(self) -> int:
-        """Output samples of one code."""
+        """Output samples per code."""
         return self.hop * CONV_STRIDE * self.pooling
 
     @property
     def positions(self) -> int:
-        """States at 50 Hz in one window."""
+        """Positions at 50 Hz in one window."""
         return self.window_seconds * FRAMES_PER_SECOND // CONV_STRIDE
 
     @property
@@ -88,7 +88,7 @@ XY_TOKENIZER_32KHZ = XYTokenizerConfig(n_fft=1280)
 
 
 class XYTransformer(nn.Module):
-    """Positions, layers that see everything, and a norm."""
+    """Sinusoidal positions, bidirectional layers and a norm."""
 
     positional_embedding: Tensor
 
@@ -99,7 +99,7 @@ class XYTransformer(nn.Module):
         self.layer_norm = nn.LayerNorm(config.d_model)
 
     def transform(self, x: Tensor) -> Tensor:
-        """# [batch, time, d_model] → the same"""
+        """# [batch, time, d_model] → [batch, time, d_model]"""
         x = x + self.positional_embedding[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)
@@ -116,7 +116,7 @@ class AudioEncoder(XYTransformer):
         self.conv2 = nn.Conv1d(config.d_model, config.d_model, 3, stride=CONV_STRIDE, padding=1)
 
     def forward(self, mel: Tensor, states: int) -> Tensor:
-        """As many states; frames past them only colour the last.  # [batch, mel, frame] → [batch, states, d_model]"""
+        """The first `states` states, which read one frame more.  # [batch, mel, frame] → [batch, states, d_model]"""
         x = functional.gelu(self.conv2(functional.gelu(self.conv1(mel[..., : CONV_STRIDE * states + 1]))))
         return self.transform(x.transpose(1, 2)[:, :states])
 
@@ -136,7 +136,7 @@ class Adapter(XYTransformer):
 
 
 class Downsample(nn.Module):
-    """Several states in one: they stand side by side, and a gated convolution over them is added."""
+    """Concatenate `pooling` states into one and add a gated convolution over them."""
 
     def __init__(self, d_model: int, pooling: int) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """One state to several, each by its own matrix."""
+    """One state to `pooling` states by a transposed convolution."""
 
     def __init__(self, d_model: int, pooling: int) -> None:
         super().__init__()
@@ -198,14 +198,14 @@ class ConvNeXtBlock(nn.Module):
         self.gamma = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """# [batch, dim, frame] → the same"""
+        """# [batch, dim, frame] → [batch, dim, frame]"""
         y = self.norm(self.dwconv(x).transpose(1, 2))
         y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
         return x + y.transpose(1, 2)
 
 
 class VocosBackbone(nn.Module):
-    """Frames to features, each seeing `3 · (layers + 1)` frames to either side."""
+    """Frames to features; the receptive field is `3 · (layers + 1)` frames to either side."""
 
     def __init__(self, channels: int, dim: int, inner: int, layers: int) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class VocosBackbone(nn.Module):
 
 
 class InverseSTFT(nn.Module):
-    """Overlap-add of windowed frames, cut so that every frame gives exactly one hop."""
+    """Windowed overlap-add, trimmed to exactly one hop per frame."""
 
     window: Tensor
 
@@ -248,7 +248,7 @@ class InverseSTFT(nn.Module):
 
 
 class FourierHead(nn.Module):
-    """Features to a spectrum, log-magnitude and phase, and on to sound."""
+    """Features to log-magnitude and phase, then to sound."""
 
     def __init__(self, dim: int, n_fft: int, hop: int) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class FourierHead(nn.Module):
 
 
 class Vocos(nn.Module):
-    """Backbone and head under their published names."""
+    """Vocos: backbone and Fourier head."""
 
     def __init__(self, channels: int, dim: int, inner: int, layers: int, n_fft: int, hop: int) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class XYTokenizer(nn.Module):
     def load(
         cls, source: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> "XYTokenizer":
-        """A published variant, from its checkpoint file or the folder that holds it; which one, its shapes tell."""
+        """A published variant from its checkpoint file or folder; sizes are inferred from tensor shapes."""
         with fold_weight_norm(open_checkpoint(Path(source))) as checkpoint:
             tokenizer = cls.allocate(config_of(checkpoint), device, dtype)
             load_weights(tokenizer, checkpoint)
@@ -311,7 +311,7 @@ class XYTokenizer(nn.Module):
     def allocate(
         cls, config: XYTokenizerConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> "XYTokenizer":
-        """A model whose published tensors are yet to be filled. Quantiser and mel stay in float32."""
+        """A model with uninitialised weights. Quantiser and mel stay in float32."""
         with torch.device("meta"):
             tokenizer = cls(config)
         tokenizer = tokenizer.to(dtype)
@@ -325,7 +325,7 @@ class XYTokenizer(nn.Module):
         return self.quantizer.encode(self.latents(pcm).transpose(1, 2))
 
     def latents(self, pcm: Tensor) -> Tensor:
-        """What is quantised.  # [batch, time] → [batch, time // 1280, d_model * 4]"""
+        """The input of the quantiser.  # [batch, time] → [batch, time // 1280, d_model * 4]"""
         config, samples = self.config, pcm.shape[-1]
         silence = config.window_seconds * RATE - samples
         mel = self.mel(functional.pad(pcm.float(), (0, silence))).to(self.downsample.down_proj.weight.dtype)
@@ -337,7 +337,7 @@ class XYTokenizer(nn.Module):
         return pooled
 
     def decode_window(self, codes: Tensor) -> Tensor:
-        """Sound of at most 30 s; of fewer codebooks, a coarser one.  # [batch, codebook, code] → [batch, time]"""
+        """Sound of at most 30 s; fewer codebooks give lower quality.  # [batch, codebook, code] → [batch, time]"""
         quantised = self.quantizer.decode(codes).transpose(1, 2).to(self.downsample.down_proj.weight.dtype)
         states = self.upsample(self.post_rvq_adapter(quantised))
         sound: Tensor = self.vocos(self.acoustic_decoder(states))
@@ -345,11 +345,11 @@ class XYTokenizer(nn.Module):
 
 
 def config_of(checkpoint: Checkpoint) -> XYTokenizerConfig:
-    """The sizes that a checkpoint's shapes tell; heads have 64 channels, as in every Whisper."""
+    """The sizes of a checkpoint, inferred from its shapes; heads have 64 channels, as in Whisper."""
 
     def count(stack: str) -> int:
-        places = {name.removeprefix(stack).split(".")[0] for name in checkpoint.shapes if name.startswith(stack)}
-        return len(places)
+        indices = {name.removeprefix(stack).split(".")[0] for name in checkpoint.shapes if name.startswith(stack)}
+        return len(indices)
 
     try:
         shapes = checkpoint.shapes
@@ -379,14 +379,14 @@ def config_of(checkpoint: Checkpoint) -> XYTokenizerConfig:
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
-    """A published checkpoint under this module's names, be it a file, its folder, or a folder of `transformers`."""
+    """A published checkpoint under this module's names: a file, its folder, or a `transformers` folder."""
     if source.is_dir():
         source = next((source / name for name in CHECKPOINT_NAMES if (source / name).is_file()), source)
     return Checkpoint(source).renamed(published_name)
 
 
 def published_name(name: str) -> str | None:
-    """One spelling for every container: the paper's. What only training needs is left out."""
+    """The module's name of a published tensor; None for tensors that only training needs."""
     if name.rsplit(".", 1)[-1] in TRAINING_ONLY:
         return None
     return name.removeprefix("generator.").replace("enhanced_vocos.", "vocos.").replace(".mlp.fc", ".fc")

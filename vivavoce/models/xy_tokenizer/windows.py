@@ -1,8 +1,8 @@
 """XY-Tokenizer for sound of any length: overlapping windows, whole or as a stream.
 
-A window makes `hop` codes (or the sound of as many), seeing `left` codes before and `right` codes after them. Where a
-window lies depends only on the codes before it, never on how they came in, so a stream equals the whole exactly. Wide
-windows give the full quality of the codec; narrow ones answer soon: see `LOW_LATENCY`.
+A window gives `hop` codes (or their sound) with `left` codes of context before and `right` codes after them. Window
+positions do not depend on how the input is split, so a stream equals the whole exactly. Wide windows give full quality;
+short ones low latency: see `LOW_LATENCY`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vivavoce.models.xy_tokenizer.model import RATE, XYTokenizer
 
 @dataclass(frozen=True)
 class Windows:
-    """How sound is cut, counted in codes of 80 ms; `fade` seconds of cross-fade where two decoded windows meet."""
+    """Window sizes in codes of 80 ms; `fade` is the cross-fade between decoded windows in seconds."""
 
     left: int
     hop: int
@@ -30,25 +30,25 @@ class Windows:
 
 
 LONG = Windows(left=62, hop=250, right=63)
-PUBLISHED = Windows(left=0, hop=250, right=125, fade=0.0)  # what the official code does: windows begin without a past
+PUBLISHED = Windows(left=0, hop=250, right=125, fade=0.0)  # as the official code: no left context
 LOW_LATENCY = Windows(left=50, hop=4, right=6)
 
 
 @dataclass(frozen=True)
 class EncodeState:
-    """Sound that windows to come still need."""
+    """Sound that the next windows need."""
 
     pcm: Tensor  # [batch, time]
-    context: int  # codes at its beginning that were given already
+    context: int  # leading codes that were already returned
 
 
 @dataclass(frozen=True)
 class DecodeState:
-    """Codes that windows to come still need, and the end of the last window's sound."""
+    """Codes that the next windows need, and the end of the last window's sound."""
 
     codes: Tensor  # [batch, codebook, code]
-    context: int  # how many of them were heard already
-    tail: Tensor  # [batch, time]: what the last window made of the sound to come, to be faded out
+    context: int  # leading codes whose sound was already returned
+    tail: Tensor  # [batch, time]: the last window's version of the next sound, to be faded out
 
 
 class XYCodec:
@@ -60,14 +60,14 @@ class XYCodec:
             if min(windows.left, windows.hop - 1, windows.right, windows.fade) < 0:
                 raise InputError(f"{windows} cannot be: hop must be at least 1, the rest at least 0")
             if windows.length > self.config.window_codes:
-                most = self.config.window_codes
-                raise InputError(f"{windows} spans {windows.length} codes; the model knows {most} positions")
+                max_codes = self.config.window_codes
+                raise InputError(f"{windows} spans {windows.length} codes; the model knows {max_codes} positions")
         self.encode_windows, self.decode_windows = encode_windows, decode_windows
 
     def encode(self, pcm: Tensor, rate: int = RATE) -> Tensor:
-        """Codes of a whole sound, less its last part of a code.  # [(batch,) time] → [(batch,) codebook, code]"""
+        """Codes of a whole sound; an incomplete last code is dropped.  # [(batch,) time] → [(batch,) codebook, code]"""
         if rate != RATE:
-            raise InputError(f"XY-Tokenizer hears {RATE} Hz, the sound has {rate}; resample it first")
+            raise InputError(f"XY-Tokenizer takes {RATE} Hz, the sound has {rate}; resample it first")
         if pcm.ndim not in (1, 2):
             raise InputError(f"sound is [time] or [batch, time], not {list(pcm.shape)}; mix channels down first")
         if pcm.shape[-1] < self.config.samples_in:
@@ -77,7 +77,7 @@ class XYCodec:
         return codes if pcm.ndim == 2 else codes[0]
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Sound of all codes, or of the coarsest codebooks alone.  # [(batch,) codebook, code] → [(batch,) time]"""
+        """Sound of all codebooks or of the first ones.  # [(batch,) codebook, code] → [(batch,) time]"""
         if codes.ndim not in (2, 3) or codes.shape[-1] == 0:
             raise InputError(f"codes are [codebook, code] or [batch, codebook, code], not {list(codes.shape)}")
         rows = codes if codes.ndim == 3 else codes[None]
@@ -86,50 +86,50 @@ class XYCodec:
 
     def initial_encode_state(self, batch: int = 1) -> EncodeState:
         """The state before the first sample."""
-        return EncodeState(self._nothing(batch), context=0)
+        return EncodeState(self._empty(batch), context=0)
 
     def initial_decode_state(self, batch: int = 1, codebooks: int | None = None) -> DecodeState:
-        """The state before the first code; a stream keeps to its number of codebooks."""
+        """The state before the first code; the number of codebooks is fixed for a stream."""
         codebooks = self.config.codebooks if codebooks is None else codebooks
         if not 1 <= codebooks <= self.config.codebooks:
             raise InputError(f"the model has {self.config.codebooks} codebooks; {codebooks} were given")
-        nothing = self._nothing(batch)
+        nothing = self._empty(batch)
         return DecodeState(nothing.new_empty(batch, codebooks, 0, dtype=torch.long), context=0, tail=nothing)
 
     def encode_step(self, state: EncodeState, pcm: Tensor, final: bool = False) -> tuple[Tensor, EncodeState]:
-        """The codes this sound completes; with `final` all that are left.  # [batch, time] → [batch, codebook, code]"""
+        """Codes completed by this sound; with `final` all remaining ones.  # [batch, time] → [batch, codebook, code]"""
         held = torch.cat([state.pcm, self._checked_pcm(state, pcm)], dim=-1)
         windows, samples, context = self.encode_windows, self.config.samples_in, state.context
-        made = [torch.empty(held.shape[0], self.config.codebooks, 0, dtype=torch.long, device=held.device)]
+        pieces = [torch.empty(held.shape[0], self.config.codebooks, 0, dtype=torch.long, device=held.device)]
         while held.shape[-1] // samples - context >= (1 if final else windows.hop + windows.right):
             window = held[:, : (context + windows.hop + windows.right) * samples]
-            made.append(self.tokenizer.encode_window(window)[..., context : context + windows.hop])
-            passed = max(0, context + made[-1].shape[-1] - windows.left)
-            context += made[-1].shape[-1] - passed
+            pieces.append(self.tokenizer.encode_window(window)[..., context : context + windows.hop])
+            passed = max(0, context + pieces[-1].shape[-1] - windows.left)
+            context += pieces[-1].shape[-1] - passed
             held = held[:, passed * samples :]
-        return torch.cat(made, dim=-1), EncodeState(held, context)
+        return torch.cat(pieces, dim=-1), EncodeState(held, context)
 
     def decode_step(self, state: DecodeState, codes: Tensor, final: bool = False) -> tuple[Tensor, DecodeState]:
-        """The sound these codes complete; with `final` all that is left.  # [batch, codebook, code] → [batch, time]"""
+        """Sound completed by these codes; with `final` all that remains.  # [batch, codebook, code] → [batch, time]"""
         held = torch.cat([state.codes, self._checked_codes(state, codes)], dim=-1)
         windows, samples, context, tail = self.decode_windows, self.config.samples_out, state.context, state.tail
-        made = [self._nothing(held.shape[0])]
+        pieces = [self._empty(held.shape[0])]
         while held.shape[-1] - context >= (1 if final else windows.hop + windows.right):
             sound = self.tokenizer.decode_window(held[..., : context + windows.hop + windows.right])
-            heard = min(context + windows.hop, held.shape[-1])
-            made.append(cross_faded(tail, sound[:, context * samples : heard * samples]))
-            tail = sound[:, heard * samples : heard * samples + self._fade_samples()]
-            passed = max(0, heard - windows.left)
-            context, held = heard - passed, held[..., passed:]
-        return torch.cat(made, dim=-1), DecodeState(held, context, tail)
+            decoded_end = min(context + windows.hop, held.shape[-1])
+            pieces.append(cross_faded(tail, sound[:, context * samples : decoded_end * samples]))
+            tail = sound[:, decoded_end * samples : decoded_end * samples + self._fade_samples()]
+            passed = max(0, decoded_end - windows.left)
+            context, held = decoded_end - passed, held[..., passed:]
+        return torch.cat(pieces, dim=-1), DecodeState(held, context, tail)
 
     def _fade_samples(self) -> int:
-        """A window makes no more of the sound to come than its look-ahead, nor more than the next window replaces."""
+        """Cross-fade length, bounded by the look-ahead and the hop."""
         windows = self.decode_windows
-        longest = min(windows.hop, windows.right) * self.config.samples_out
-        return min(round(windows.fade * self.config.output_rate), longest)
+        limit = min(windows.hop, windows.right) * self.config.samples_out
+        return min(round(windows.fade * self.config.output_rate), limit)
 
-    def _nothing(self, batch: int) -> Tensor:
+    def _empty(self, batch: int) -> Tensor:
         return torch.empty(batch, 0, device=self.tokenizer.mel.window.device)
 
     def _checked_pcm(self, state: EncodeState, pcm: Tensor) -> Tensor:
@@ -149,14 +149,14 @@ class XYCodec:
         if codes.is_floating_point() or codes.dtype == torch.bool:
             raise InputError(f"the codes are {codes.dtype}; give integers")
         entries = self.config.codebook_entries
-        wrong = codes[(codes < 0) | (codes >= entries)]
-        if wrong.numel():
-            raise InputError(f"code {int(wrong[0])} is not in a codebook of {entries}; padding codes must be cut off")
+        invalid = codes[(codes < 0) | (codes >= entries)]
+        if invalid.numel():
+            raise InputError(f"code {int(invalid[0])} is not in a codebook of {entries}; padding codes must be cut off")
         return codes.to(state.codes)
 
 
 def cross_faded(old: Tensor, new: Tensor) -> Tensor:
-    """`new`, its beginning faded in while `old` fades out. Linear, because both are the same sound."""
+    """`new` with its beginning cross-faded from `old`; linear, because the two are correlated."""
     length = old.shape[-1]
     rise = torch.arange(1, length + 1, dtype=new.dtype, device=new.device) / (length + 1)
     return torch.cat([old + rise * (new[:, :length] - old), new[:, length:]], dim=-1)
