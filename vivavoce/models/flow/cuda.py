@@ -28,7 +28,7 @@ from vivavoce.nn.cuda_graphs import Graphed, bucket_for
 from vivavoce.nn.vocoder import CausalConv1d
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
-MOST_CHUNKS = 4  # in one captured hop
+MAX_CHUNKS = 4  # in one captured hop
 PREFIX_STEP = 25  # codes
 NUMBERS = 3 + 3 * len(WINDOWS)  # before the codes of a stream: start, end, sink; addresses of voice, past and next
 
@@ -196,7 +196,7 @@ class GraphedFlow(StreamingFlow):
         left_chunks, cache, chunk = states[0].left_chunks, states[0].cache, self.config.chunk
         time = -(-(self._decodable_end(states[0], final) - states[0].position) // chunk) * chunk
         time = next((each for each in self.hop_sizes if each >= time), time) if final else time
-        if left_chunks is None or cache is None or time > MOST_CHUNKS * chunk or len(states) > self.buckets[-1]:
+        if left_chunks is None or cache is None or time > MAX_CHUNKS * chunk or len(states) > self.buckets[-1]:
             return None
         voices = {id(state.voice): state.voice for state in states}
         if not addressable(list(voices.values()), _contiguous(cache), time * self.config.ratio):

@@ -72,7 +72,7 @@ class MossSpeechConfig:
         return config
 
     def check(self, given: dict[str, Any], file: Path) -> None:
-        """Refuse what this implementation would compute wrongly."""
+        """Raise `CheckpointError` for variants that this implementation does not support."""
         depth = given.get("num_hidden_layers", self.num_shared_layers + self.num_modality_layers)
         if depth != self.num_shared_layers + self.num_modality_layers:
             raise CheckpointError(f"{file}: num_hidden_layers {depth} is not shared + modality layers")
