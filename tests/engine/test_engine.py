@@ -144,7 +144,7 @@ def test_a_slow_consumer_pauses_its_reply_and_nobody_else():
     engine = make_engine()
     slow, quick = engine.open(speech(5)), engine.open(speech(5))
     generation = Generation(GREEDY, max_new_rows=20, min_new_rows=20)
-    engine.generate(slow, generation, most_unread=3)
+    engine.generate(slow, generation, max_unread=3)
     engine.generate(quick, generation)
     while engine.has_work:
         engine.step()

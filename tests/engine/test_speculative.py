@@ -246,7 +246,7 @@ def test_a_slow_consumer_gets_no_more_than_it_can_take():
     plain = alone(speech(5), generation)
     engine = make_engine()
     sequence = engine.open(speech(5))
-    engine.generate(sequence, generation, most_unread=3, speculation=Speculation(Script(plain), most=8))
+    engine.generate(sequence, generation, max_unread=3, speculation=Speculation(Script(plain), most=8))
     while engine.has_work:
         engine.step()
     assert sequence.generated == 3

@@ -77,7 +77,7 @@ async def test_a_slow_consumer_makes_its_reply_wait_for_it():
     async with AsyncEngine(core) as engine:
         sequence = await engine.open(speech(5))
         generation = Generation(GREEDY, max_new_rows=40, min_new_rows=40)
-        reply = await engine.generate(sequence, generation, most_unread=4)
+        reply = await engine.generate(sequence, generation, max_unread=4)
         rows = [await anext(reply)]
         while core.has_work:
             await settle(engine)
@@ -175,7 +175,7 @@ async def test_rows_that_are_there_come_together_and_a_reply_is_begun_in_one_go(
     expected = alone(prompt, short)
     async with AsyncEngine(core) as engine:
         past = await engine.open(prompt[:9])
-        reply = await engine.answer(past, prompt, 9, short, most_unread=24)
+        reply = await engine.answer(past, prompt, 9, short, max_unread=24)
         first = await reply.several(3)
         rest = await reply.several(10)
         assert len(first) >= 3 and first + rest == expected

@@ -136,7 +136,7 @@ def has_next(work: Work, page_size: int) -> bool:
         and work.total == 1
         and generation is not None
         and sequence.generated + 1 < generation.max_new_rows
-        and (sequence.most_unread is None or sequence.unread + 1 < sequence.most_unread)
+        and (sequence.max_unread is None or sequence.unread + 1 < sequence.max_unread)
         and sequence.speculation is None
         and sequence.states is None
         and work.start + 1 < len(sequence.pages) * page_size

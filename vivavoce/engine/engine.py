@@ -152,11 +152,11 @@ class Engine:
         self,
         sequence: Sequence,
         generation: Generation,
-        most_unread: int | None = None,
+        max_unread: int | None = None,
         speculation: Speculation | None = None,
         listener: PlaybackDeadline | None = None,
     ) -> None:
-        """Start a reply after the last row. With `most_unread`, it pauses while so many rows are not taken.
+        """Start a reply after the last row. With `max_unread`, it pauses while so many rows are not taken.
 
         With `speculation`, steps may make several of its rows; which rows it makes does not change. A `listener` hears
         it while it is made: the reply is served by when they run dry, and rests where it is far ahead.
@@ -175,7 +175,7 @@ class Engine:
         sequence.cached = min(sequence.cached, len(sequence) - 1)
         sequence.mode = self.model.start_mode(sequence.rows[-1])
         sequence.generation, sequence.generated = generation, 0
-        sequence.unread, sequence.most_unread = 0, most_unread
+        sequence.unread, sequence.max_unread = 0, max_unread
         sequence.speculation, sequence.hidden = speculation, None
         sequence.listener, sequence.served, sequence.voiced = listener, self.scheduler.now(), None
 
@@ -191,7 +191,7 @@ class Engine:
     def stop(self, sequence: Sequence) -> None:
         """End the reply under way, if any; its rows stay, and the state behind the newest one, if it was wanted."""
         sequence.generation = None
-        sequence.most_unread = None
+        sequence.max_unread = None
         sequence.speculation, sequence.listener = None, None
 
     def fork(self, sequence: Sequence) -> Sequence:
@@ -342,8 +342,8 @@ class Engine:
         if sequence.generation is None or sequence.speculation is None:
             return 0
         room = [sequence.generation.max_new_rows - sequence.generated, self.capacity - len(sequence)]
-        if sequence.most_unread is not None:
-            room.append(sequence.most_unread - sequence.unread)
+        if sequence.max_unread is not None:
+            room.append(sequence.max_unread - sequence.unread)
         return min(sequence.speculation.most, min(room) - 1)
 
     def _note_slack(self, plan: StepPlan, begun: float, now: float) -> None:

@@ -90,8 +90,8 @@ class Sequence:
     generated: int = 0
     mode: int = 0
     unread: int = 0
-    """Rows made that the consumer has not taken yet; with `most_unread` it makes a slow consumer pause the reply."""
-    most_unread: int | None = None
+    """Rows made that the consumer has not taken yet; with `max_unread` it makes a slow consumer pause the reply."""
+    max_unread: int | None = None
     listener: PlaybackDeadline | None = None
     """Who hears the reply while it is made, if anybody does."""
     served: float = 0.0
@@ -122,7 +122,7 @@ class Sequence:
     @property
     def is_paused(self) -> bool:
         """Whether the reply waits for its consumer."""
-        return self.most_unread is not None and self.unread >= self.most_unread
+        return self.max_unread is not None and self.unread >= self.max_unread
 
     @property
     def awaits_sound(self) -> bool:

@@ -1,10 +1,12 @@
-"""The engine behind an event loop: one thread steps, coroutines open sequences and read replies as they are made.
+"""The driver of an `Engine`: a task of the executor that steps it, for coroutines and for plain threads.
 
-A step takes every sequence that has work along. When it is taken is for the most urgent of them to say.
+A step advances every sequence that has work; the most urgent of them decides when it is taken.
 """
 
 import asyncio
+import logging
 import queue
+import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sequential
 from concurrent.futures import Future
@@ -19,17 +21,21 @@ from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.nn.cuda_graphs import CudaStream
 from vivavoce.runtime.executor import DeadlineExecutor
-from vivavoce.runtime.reply import Delivery, Reply, WeakReply, hand_over
+from vivavoce.runtime.reply import BlockingReply, Delivery, Reply, WeakReply, hand_over
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+AnyReply = TypeVar("AnyReply", Reply, BlockingReply)
 AT_ONCE = float("-inf")
 FIRST_SOUND_SECONDS = 0.3  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
 
 
 class AsyncEngine:
-    """An async face for an `Engine`. All calls take effect between two steps.
+    """The asynchronous interface to an `Engine`, and a blocking one. All calls take effect between two steps.
 
-    It steps on a thread of its own, or is a duty of `workers` that others started and will close.
+    Coroutines use it as `async with` and await `open`, `generate`, …; threads without an event loop use `start`,
+    `call`, `submit`, `prefill`, `stream` and `shutdown`. Both may be used at once. It steps on a thread of its own, or
+    is a task of the executor `workers` that its owner starts and closes.
     """
 
     name = "viva-engine"
@@ -41,27 +47,45 @@ class AsyncEngine:
         self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
         self._workers, self._owns_workers = workers or DeadlineExecutor(self.name), workers is None
         self._lane = CudaStream(engine.runner.device, urgent=True)
+        self._prefills: dict[int, Future[Sequence]] = {}
         self._is_closed = False
+        self._thread: int | None = None  # identity of the thread that is in `do_next`
+
+    @property
+    def engine(self) -> Engine:
+        """The engine itself. Only `call`, `submit` and `post` may change it while this drives it."""
+        return self._engine
 
     async def __aenter__(self) -> Self:
-        if self._owns_workers:
-            self._workers.start()
-        self._workers.add(self)
+        self.start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close_engine()
 
     async def close_engine(self) -> None:
-        """End every reply as cancelled and stop the thread."""
-        if not self._is_closed:
-            self._is_closed = True
-            await asyncio.to_thread(self._workers.remove, self)
-            if self._owns_workers:
-                await asyncio.to_thread(self._workers.close)
-            self._run_commands()
-            for handle in list(self._replies.values()):
-                self._end_reply(handle.sequence, "cancelled")
+        """As `shutdown`."""
+        await asyncio.to_thread(self.shutdown)
+
+    def start(self) -> None:
+        """Begin to step."""
+        if self._owns_workers:
+            self._workers.start()
+        self._workers.add(self)
+
+    def shutdown(self) -> None:
+        """End every reply as cancelled and stop stepping; returns when no step is under way. Twice does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._workers.remove(self)
+        if self._owns_workers:
+            self._workers.close()
+        self._run_commands()
+        for handle in list(self._replies.values()):
+            self._end_reply(handle.sequence, "cancelled")
+        for sequence_id in list(self._prefills):
+            self._end_prefill(sequence_id, VivaError("the engine was closed"))
 
     async def warm_up(self) -> None:
         """Capture what will be replayed, where the device does that, before anybody waits."""
@@ -109,6 +133,7 @@ class AsyncEngine:
 
     def _close(self, sequence: Sequence) -> None:
         self._end_reply(sequence, "cancelled")
+        self._end_prefill(sequence.id, VivaError(f"sequence {sequence.id} was closed"))
         self._engine.close(sequence)
         self._due.pop(sequence.id, None)
 
@@ -116,18 +141,18 @@ class AsyncEngine:
         self,
         sequence: Sequence,
         generation: Generation,
-        most_unread: int | None = None,
+        max_unread: int | None = None,
         speculation: Speculation | None = None,
         listener: PlaybackDeadline | None = None,
     ) -> Reply:
-        """Start a reply. `most_unread` lets a slow consumer pause it instead of letting rows pile up.
+        """Start a reply. `max_unread` lets a slow consumer pause it instead of letting rows pile up.
 
         With a `listener`, who is told of by `heard`, it comes by when they need it.
         """
         loop = asyncio.get_running_loop()
 
         def start() -> Reply:
-            self._engine.generate(sequence, generation, most_unread, speculation, listener)
+            self._engine.generate(sequence, generation, max_unread, speculation, listener)
             return self._reply(sequence, loop)
 
         return await self._call(start)
@@ -138,7 +163,7 @@ class AsyncEngine:
         rows: Sequential[Row],
         same: int,
         generation: Generation,
-        most_unread: int | None = None,
+        max_unread: int | None = None,
         listener: PlaybackDeadline | None = None,
     ) -> Reply:
         """Start a reply to these rows on a sequence of its own, whose first `same` rows are those of `past`.
@@ -153,7 +178,7 @@ class AsyncEngine:
             try:
                 engine.rewind(sequence, min(same, len(sequence)))
                 engine.append(sequence, rows[len(sequence) :])
-                engine.generate(sequence, generation, most_unread, listener=listener)
+                engine.generate(sequence, generation, max_unread, listener=listener)
             except Exception:
                 engine.close(sequence)
                 raise
@@ -162,10 +187,91 @@ class AsyncEngine:
         return await self._call(start, lambda reply: self._close(reply.sequence))
 
     def _reply(self, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> Reply:
-        reply = Reply(self, sequence, loop)
-        self._replies[sequence.id] = WeakReply(reply)
-        self._due.pop(sequence.id, None)
+        return self._register(Reply(self, sequence, loop))
+
+    def _register(self, reply: AnyReply) -> AnyReply:
+        self._replies[reply.sequence.id] = WeakReply(reply)
+        self._due.pop(reply.sequence.id, None)
         return reply
+
+    # The blocking interface, for threads without an event loop.
+
+    def submit(self, action: Callable[[], Result]) -> "Future[Result]":
+        """Run an action on the engine's thread between two steps; it may use `engine`, `prefill` and `stream`."""
+        if self._is_closed or not self._workers.is_open:
+            raise VivaError("the engine is not running")
+        done: Future[Result] = Future()
+
+        def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(action())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._post(run)
+        if self._is_closed and done.cancel():  # meanwhile, and nothing runs commands any more
+            raise VivaError("the engine is not running")
+        return done
+
+    def call(self, action: Callable[[], Result]) -> Result:
+        """The result of an action that is run between two steps. An action may itself `call`."""
+        return action() if self._is_own_thread else self.submit(action).result()
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run an action between two steps without waiting for it, from any thread, also amid a step."""
+
+        def run() -> None:
+            try:
+                action()
+            except Exception:
+                logger.exception("an action posted to the engine failed")
+
+        self._post(run)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Close a sequence without waiting for it; safe in a finalizer."""
+        self.post(lambda: self._close(sequence))
+
+    def prefill(self, sequence: Sequence) -> "Future[Sequence]":
+        """Done when all rows of a sequence have been computed; holds the error of the step in which they failed.
+
+        Callbacks of the future run on the engine's thread, between two steps.
+        """
+        done: Future[Sequence] = Future()
+
+        def watch() -> None:
+            if not sequence.is_open or not sequence.pending:
+                _settle(done, None if sequence.is_open else VivaError(f"sequence {sequence.id} is closed"), sequence)
+                return
+            sequence.is_wanted = True
+            first = self._prefills.setdefault(sequence.id, done)
+            if first is not done:
+                first.add_done_callback(lambda other: _settle(done, other.exception(), sequence))
+
+        self.call(watch)
+        return done
+
+    def stream(
+        self,
+        sequence: Sequence,
+        generation: Generation,
+        max_unread: int | None = None,
+        speculation: Speculation | None = None,
+        listener: PlaybackDeadline | None = None,
+    ) -> BlockingReply:
+        """Start a reply whose rows are read with `for`; as `generate`."""
+
+        def start() -> BlockingReply:
+            self._engine.generate(sequence, generation, max_unread, speculation, listener)
+            return self._register(BlockingReply(self, sequence))
+
+        return self.call(start)
+
+    @property
+    def _is_own_thread(self) -> bool:
+        return self._thread == threading.get_ident()
 
     def heard(self, sequence: Sequence, seconds: float) -> None:
         """The listener of its reply has played so much of it by now; the engine learns of it before it next plans."""
@@ -186,17 +292,7 @@ class AsyncEngine:
 
         Who hangs up is cancelled, often twice, while opening a sequence or closing one: neither may be forgotten.
         """
-        if self._is_closed or not self._workers.is_open:
-            raise VivaError("the engine is not running")
-        done: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(action())
-            except BaseException as error:
-                done.set_exception(error)
-
-        self._post(run)
+        done = self.submit(action)
         try:
             return await asyncio.shield(asyncio.wrap_future(done))
         except asyncio.CancelledError:
@@ -233,7 +329,14 @@ class AsyncEngine:
 
     def do_next(self) -> None:
         """Run what is queued, and step if it is time."""
-        self._run_commands()
+        self._thread = threading.get_ident()
+        try:
+            self._run_commands()
+            self._step_if_due()
+        finally:
+            self._thread = None
+
+    def _step_if_due(self) -> None:
         due = self.due()
         if due is None or due - self._workers.now() > self._workers.early:
             return
@@ -248,6 +351,7 @@ class AsyncEngine:
             result = self._all_failed(result, error)
         self._hand_over(result.emissions)
         self._hand_over_failures(result.failures)
+        self._end_finished_prefills()
 
     def _run_commands(self) -> None:
         while True:
@@ -259,7 +363,7 @@ class AsyncEngine:
 
     def _hand_over(self, emissions: list[Emission]) -> None:
         """To whoever reads the replies; one wake-up for each event loop, not for each row."""
-        deliveries: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
+        deliveries: dict[asyncio.AbstractEventLoop | None, list[Delivery]] = {}
         for emission in emissions:
             handle = self._replies.get(emission.sequence.id)
             if handle is None:
@@ -294,6 +398,27 @@ class AsyncEngine:
             handle = self._replies.pop(failure.sequence.id, None)
             if handle is not None:
                 handle.deliver(failure.error, "error")
+            self._end_prefill(failure.sequence.id, failure.error)
+
+    def _end_finished_prefills(self) -> None:
+        sequences = self._engine.scheduler.sequences
+        finished = [each for each in self._prefills if each in sequences and not sequences[each].pending]
+        for sequence_id in finished:
+            _settle(self._prefills.pop(sequence_id), None, sequences[sequence_id])
+
+    def _end_prefill(self, sequence_id: int, error: Exception) -> None:
+        done = self._prefills.pop(sequence_id, None)
+        if done is not None and done.set_running_or_notify_cancel():
+            done.set_exception(error)
+
+
+def _settle(done: "Future[Result]", error: BaseException | None, result: Result) -> None:
+    if not done.set_running_or_notify_cancel():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
 
 
 def _due(sequence: Sequence) -> float:

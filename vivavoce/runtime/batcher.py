@@ -1,9 +1,10 @@
-"""Small jobs of many conversations: the urgent first, some together, each failing alone where that can be."""
+"""Dynamic batching: jobs of many conversations, the most urgent first, run in batches by a task of the executor."""
 
 import asyncio
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,12 +21,17 @@ Result = TypeVar("Result")
 class _Waiting(Generic[Job, Result]):
     deadline: float
     job: Job
-    done: "asyncio.Future[Result]"
+    done: "asyncio.Future[Result] | Future[Result]"
     result: Result | Exception | None = None
 
-    def tell(self) -> None:
-        """On its own thread: what came of it, to whoever still waits."""
-        if self.done.done():
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """Whose thread the result is handed over on; None: any."""
+        return self.done.get_loop() if isinstance(self.done, asyncio.Future) else None
+
+    def settle(self) -> None:
+        """Hand over the result, unless the caller has cancelled."""
+        if self.done.done() or (isinstance(self.done, Future) and not self.done.set_running_or_notify_cancel()):
             return
         if isinstance(self.result, Exception):
             self.done.set_exception(self.result)
@@ -86,16 +92,29 @@ class DynamicBatcher(Generic[Job, Result]):
     async def do(self, job: Job, urgency: float = 0.0) -> Result:
         """The result of one job, for which `urgency` seconds are left; of those waiting, what is due first is done."""
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._enqueue(job, urgency, done)
+        return await done
+
+    def submit(self, job: Job, urgency: float = 0.0) -> "Future[Result]":
+        """As `do`, for callers without an event loop; a cancelled job that has not been started is not done."""
+        done: Future[Result] = Future()
+        self._enqueue(job, urgency, done)
+        return done
+
+    def _enqueue(self, job: Job, urgency: float, done: "asyncio.Future[Result] | Future[Result]") -> None:
         waiting = _Waiting(self._workers.now() + urgency, job, done)
         with self._list:
             if not self._is_open:
                 raise VivaError(f"{self.name} is not running")
             self._waiting.append(waiting)
         self._workers.wake(self)
-        return await done
 
     async def close(self) -> None:
-        """Stop; jobs that wait fail."""
+        """As `shutdown`."""
+        await asyncio.to_thread(self.shutdown)
+
+    def shutdown(self) -> None:
+        """Stop; waiting jobs fail. Returns when no batch is being worked on. Twice does nothing."""
         with self._list:
             if not self._is_open:
                 return
@@ -103,10 +122,10 @@ class DynamicBatcher(Generic[Job, Result]):
             left, self._waiting = self._waiting, []
         for waiting in left:
             waiting.result = VivaError(f"{self.name} was closed")
-        _tell(left)
-        await asyncio.to_thread(self._workers.remove, self)
+        _settle(left)
+        self._workers.remove(self)
         if self._owns_workers:
-            await asyncio.to_thread(self._workers.close)
+            self._workers.close()
 
     # A duty of the workers.
 
@@ -128,7 +147,7 @@ class DynamicBatcher(Generic[Job, Result]):
             begun, self._is_working = self._workers.now(), True
             self._do(batch)
             self.busy, self._is_working = self.busy + self._workers.now() - begun, False
-            _tell(batch)
+            _settle(batch)
 
     def _next(self) -> list[_Waiting[Job, Result]]:
         with self._list:
@@ -172,16 +191,19 @@ class DynamicBatcher(Generic[Job, Result]):
             self._do([waiting])
 
 
-def _tell(batch: Sequence[_Waiting[Job, Result]]) -> None:
-    """To all who wait, with one wake-up for each event loop: every further one would cost as much as a job."""
+def _settle(batch: Sequence[_Waiting[Job, Result]]) -> None:
+    """Hand over results, with one wake-up for each event loop: every further one would cost as much as a job."""
 
-    def tell(some: list[_Waiting[Job, Result]]) -> None:
+    def settle(some: list[_Waiting[Job, Result]]) -> None:
         for waiting in some:
-            waiting.tell()
+            waiting.settle()
 
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Waiting[Job, Result]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop | None, list[_Waiting[Job, Result]]] = {}
     for waiting in batch:
-        by_loop.setdefault(waiting.done.get_loop(), []).append(waiting)
+        by_loop.setdefault(waiting.loop, []).append(waiting)
     for loop, some in by_loop.items():
-        with suppress(RuntimeError):  # the loop has gone, and with it whoever waited
-            loop.call_soon_threadsafe(tell, some)
+        if loop is None:
+            settle(some)
+            continue
+        with suppress(RuntimeError):  # the loop is closed, and its coroutines are gone
+            loop.call_soon_threadsafe(settle, some)

@@ -1,19 +1,22 @@
-"""A reply as it is being made: rows for a coroutine, handed over by the thread that steps."""
+"""Replies as they are generated: rows handed over by the thread that steps, to a coroutine or to a plain thread."""
 
 import asyncio
+import queue
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol, Self
 
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.models.interface import Row
 
-TAKEN_TOGETHER = 4  # rows after which the engine is told that they were taken
-Delivery = tuple["Reply", Row | BaseException | None, FinishReason | None]
+ROWS_PER_NOTICE = 4  # rows read before the engine is notified of it
+Item = Row | BaseException | None
+Delivery = tuple["Reply | BlockingReply", Item, FinishReason | None]
 
 
 class ReplyEngine(Protocol):
-    """What a reply tells the engine that makes it."""
+    """What a reply needs of the engine that generates it. All but `stop` return at once, on any thread."""
 
     def due_by(self, sequence: Sequence, moment: float) -> None:
         """Its next row is needed by this moment."""
@@ -22,27 +25,50 @@ class ReplyEngine(Protocol):
         """So many rows were read."""
 
     async def stop(self, sequence: Sequence) -> None:
-        """No more rows are wanted; the sequence stays."""
+        """End the reply; the sequence stays open."""
 
     def forget(self, sequence: Sequence) -> None:
-        """The same, from wherever a reply is forgotten: on any thread, waiting for nothing."""
+        """As `stop`, without waiting; safe in a finalizer."""
 
 
-class Reply:
-    """The rows of one reply, to be read with `async for`.
+class _UnfinishedReply:
+    """What both kinds of reply have in common. Dropping the object stops the reply."""
 
-    `async with` stops the reply when its block is left, by whatever way; so do `aclose` and forgetting the object.
-    """
-
-    def __init__(self, engine: ReplyEngine, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: ReplyEngine, sequence: Sequence) -> None:
         self.sequence = sequence
         self.finish: FinishReason | None = None
         self._engine = engine
-        self._loop = loop
+        self._read = 0
+
+    def needed_by(self, moment: float) -> None:
+        """The next row is needed by this moment, on the executor's clock; unless set, at once."""
+        self._engine.due_by(self.sequence, moment)
+
+    def __del__(self) -> None:
+        if self.finish is None:
+            self._engine.forget(self.sequence)
+
+    def _note_read(self, rows: int) -> None:
+        """Notify the engine from time to time that a reply limited by `max_unread` may go on."""
+        self._read += rows
+        max_unread = self.sequence.max_unread
+        if max_unread is not None and self._read >= min(ROWS_PER_NOTICE, max_unread):
+            read, self._read = self._read, 0
+            self._engine.taken(self.sequence, read)
+
+
+class Reply(_UnfinishedReply):
+    """The rows of one reply, to be read with `async for`.
+
+    `async with` stops the reply when its block is left, by whatever way; so do `aclose` and dropping the object.
+    """
+
+    def __init__(self, engine: ReplyEngine, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(engine, sequence)
+        self.loop: asyncio.AbstractEventLoop | None = loop
         self._rows: deque[Row] = deque()
         self._error: BaseException | None = None
-        self._waits: tuple[int, asyncio.Future[None]] | None = None  # for how many rows somebody waits
-        self._taken = 0
+        self._waits: tuple[int, asyncio.Future[None]] | None = None  # how many rows the reader waits for
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,10 +86,10 @@ class Reply:
         return rows[0]
 
     async def several(self, count: int, most: int | None = None) -> list[Row]:
-        """The rows that are there, `count` at least, unless the reply is over. Who waits is woken once for all."""
-        count = min(count, self.sequence.most_unread or count)
+        """The rows that are there, `count` at least unless the reply is over. The reader is woken once for all."""
+        count = min(count, self.sequence.max_unread or count)
         if len(self._rows) < count and self.finish is None:
-            ready: asyncio.Future[None] = self._loop.create_future()
+            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waits = (count, ready)
             try:
                 await ready
@@ -73,32 +99,16 @@ class Reply:
             error, self._error = self._error, None
             raise error
         rows = [self._rows.popleft() for _ in range(min(most or len(self._rows), len(self._rows)))]
-        self._note_taken(len(rows))
+        self._note_read(len(rows))
         return rows
-
-    def needed_by(self, moment: float) -> None:
-        """The next row is needed by this moment, on the event loop's clock; at once unless told."""
-        self._engine.due_by(self.sequence, moment)
 
     async def aclose(self) -> None:
         """Stop the reply now. Its rows so far stay in the sequence."""
         if self.finish is None:
             await self._engine.stop(self.sequence)
 
-    def __del__(self) -> None:
-        if self.finish is None:
-            self._engine.forget(self.sequence)
-
-    def _note_taken(self, rows: int) -> None:
-        """Tell the engine now and then that it may go on; a reply that is never made to wait needs no telling."""
-        self._taken += rows
-        most = self.sequence.most_unread
-        if most is not None and self._taken >= min(TAKEN_TOGETHER, most):
-            taken, self._taken = self._taken, 0
-            self._engine.taken(self.sequence, taken)
-
-    def _deliver(self, item: Row | BaseException | None, finish: FinishReason | None) -> None:
-        """Called on the event loop's thread."""
+    def deliver(self, item: Item, finish: FinishReason | None) -> None:
+        """Take a row, an error or the end. Called on the event loop's thread."""
         if isinstance(item, BaseException):
             self._error = item
         elif item is not None:
@@ -111,32 +121,76 @@ class Reply:
                 ready.set_result(None)
 
 
-class WeakReply:
-    """Reaches a reply without keeping it alive: a consumer that forgot it is gone."""
+class BlockingReply(_UnfinishedReply):
+    """The rows of one reply, to be read with `for` on a thread without an event loop.
 
-    def __init__(self, reply: Reply) -> None:
+    An error of the reply is raised after the rows before it. `close` stops the reply without waiting, as does dropping
+    the object; a thread that waits for a row is released by it.
+    """
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, engine: ReplyEngine, sequence: Sequence) -> None:
+        super().__init__(engine, sequence)
+        self._items: queue.SimpleQueue[tuple[Item, FinishReason | None]] = queue.SimpleQueue()
+        self._is_read = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Row:
+        while not self._is_read:
+            item, finish = self._items.get()
+            self._is_read = finish is not None
+            if isinstance(item, BaseException):
+                raise item
+            if item is not None:
+                self._note_read(1)
+                return item
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stop the reply. Its rows so far stay in the sequence."""
+        if self.finish is None:
+            self._engine.forget(self.sequence)
+
+    def deliver(self, item: Item, finish: FinishReason | None) -> None:
+        """Take a row, an error or the end. Called on the thread that steps."""
+        if finish is not None:
+            self.finish = finish
+        self._items.put((item, finish))
+
+
+class WeakReply:
+    """Reaches a reply without keeping it alive."""
+
+    def __init__(self, reply: Reply | BlockingReply) -> None:
         self.sequence = reply.sequence
-        self.loop = reply._loop
-        self._reply = weakref.ref(reply)
+        self.loop = reply.loop
+        self._reply: weakref.ref[Reply | BlockingReply] = weakref.ref(reply)
 
     @property
-    def reply(self) -> Reply | None:
-        """The reply, if anybody still wants it."""
+    def reply(self) -> Reply | BlockingReply | None:
+        """The reply, unless its reader has dropped it."""
         return self._reply()
 
-    def deliver(self, item: Row | BaseException | None, finish: FinishReason | None) -> bool:
-        """Hand something to the reply on its own thread. False: nobody is there to take it."""
+    def deliver(self, item: Item, finish: FinishReason | None) -> None:
+        """Hand something to the reply on the thread that reads it, if it still exists."""
         reply = self._reply()
-        return reply is not None and hand_over(self.loop, [(reply, item, finish)])
+        if reply is not None:
+            hand_over(self.loop, [(reply, item, finish)])
 
 
-def hand_over(loop: asyncio.AbstractEventLoop, deliveries: list[Delivery]) -> bool:
-    """Deliver on the event loop's thread, all with one wake-up; False: it is closed."""
+def hand_over(loop: asyncio.AbstractEventLoop | None, deliveries: Iterable[Delivery]) -> bool:
+    """Deliver on the event loop's thread with one wake-up, or here if there is no loop; False: the loop is closed."""
 
     def deliver() -> None:
         for reply, item, finish in deliveries:
-            reply._deliver(item, finish)
+            reply.deliver(item, finish)
 
+    if loop is None:
+        deliver()
+        return True
     try:
         loop.call_soon_threadsafe(deliver)
     except RuntimeError:
