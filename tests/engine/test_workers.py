@@ -1,12 +1,20 @@
 """Threads that share duties: what is due first is done first, and what can wait, waits."""
 
+import gc
 import threading
+import time
+import weakref
 
-from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor, most_urgent
+import pytest
+import torch
+
+from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor, executor_for, most_urgent
 
 
 class Chores:
     """Things to do at their times; notes the order they are done in."""
+
+    name = "viva-chores"
 
     def __init__(self, done, *due: float) -> None:
         self.left, self.done = sorted(due), done
@@ -112,3 +120,97 @@ def test_a_worker_for_each_duty_does_not_wait_for_the_others():
     workers.wake(duties[0])
     workers.close()
     assert {"viva-one", "viva-two"} <= set(done)
+
+
+def test_threads_end_when_idle_and_start_again_when_woken():
+    done: list[float] = []
+    chores, workers = Chores(done, 0.0), DeadlineExecutor("viva-test", linger=0.02)
+    workers.start()
+    workers.add(chores)
+    assert chores.is_empty.wait(10)
+    for thread in list(workers._threads):
+        thread.join(10)
+        assert not thread.is_alive()
+    chores.is_empty.clear()
+    chores.left.append(1.0)
+    workers.wake(chores)
+    assert chores.is_empty.wait(10) and done == [0.0, 1.0]
+    workers.close()
+
+
+def test_a_task_that_fails_leaves_the_thread_to_the_others():
+    class Fails:
+        name, failures = "viva-failing", 0
+
+        def due(self):
+            return None if self.failures else -1.0
+
+        def do_next(self):
+            self.failures += 1
+            raise ArithmeticError
+
+    fails, chores = Fails(), Chores([], 0.0)
+    workers = DeadlineExecutor("viva-test")
+    workers.add(fails)
+    workers.add(chores)
+    workers.start()
+    assert chores.is_empty.wait(10) and fails.failures == 1
+    workers.close()
+
+
+def test_a_task_that_is_dropped_is_gone():
+    workers, chores = DeadlineExecutor("viva-test"), Chores([], 0.0)
+    workers.start()
+    workers.add(chores)
+    assert chores.is_empty.wait(10)
+    gone = weakref.ref(chores)
+    del chores
+    while gone() is not None:
+        gc.collect()
+    assert workers.tasks == []
+    workers.close()
+
+
+@pytest.mark.parametrize("make", [DeadlineExecutor, ThreadPerTaskExecutor])
+def test_no_thread_is_left_when_the_last_task_is_removed(make):
+    workers = make("viva-leaves")
+    tasks = [Chores([], 0.0), Chores([], 0.0)]
+    for task in tasks:
+        task.name = "viva-leaves"
+    workers.start()
+    for task in tasks:
+        workers.add(task)
+    assert all(task.is_empty.wait(10) for task in tasks)
+    for task in tasks:
+        workers.remove(task)
+    assert "viva-leaves" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_wakes_of_many_threads_are_never_lost():
+    class Counter:
+        name, asked, done = "viva-counter", 0, 0
+
+        def due(self):
+            return None if self.done == self.asked else 0.0
+
+        def do_next(self):
+            self.done = self.asked
+
+    workers, counter = DeadlineExecutor("viva-test", threads=2, linger=0.0002), Counter()
+    workers.start()
+    workers.add(counter)
+    for _ in range(3000):
+        counter.asked += 1
+        workers.wake(counter)
+        for _ in range(100_000):
+            if counter.done == counter.asked:
+                break
+            time.sleep(0)
+        assert counter.done == counter.asked
+    workers.close()
+
+
+def test_the_models_of_a_device_share_its_executor():
+    cpu = executor_for(torch.device("cpu"))
+    assert executor_for(torch.device("cpu")) is cpu and cpu.is_open
+    assert executor_for(torch.device("meta")) is not cpu

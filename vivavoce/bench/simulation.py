@@ -209,7 +209,7 @@ class VirtualExecutor(DeadlineExecutor):
 
     def remove(self, duty: Task) -> None:
         """A duty is no more."""
-        self._duties = [each for each in self._duties if each is not duty]
+        self._discard(duty)
 
     def wake(self, duty: Task | None = None) -> None:
         """Something may have become due."""
@@ -220,7 +220,7 @@ class VirtualExecutor(DeadlineExecutor):
             self._alarm.cancel()
             self._alarm = None
         while self._idle and self._is_open:
-            due, duty = most_urgent([duty for duty in self._duties if id(duty) not in self._busy])
+            due, duty = most_urgent([duty for duty in self.tasks if id(duty) not in self._busy])
             if duty is None:
                 return
             rest = due - self.now() - self.early

@@ -20,7 +20,7 @@ from vivavoce.engine.step import Failure, StepResult
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.nn.cuda_graphs import CudaStream
-from vivavoce.runtime.executor import DeadlineExecutor
+from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.runtime.reply import BlockingReply, Delivery, Reply, WeakReply, hand_over
 
 logger = logging.getLogger(__name__)
@@ -34,21 +34,23 @@ class AsyncEngine:
     """The asynchronous interface to an `Engine`, and a blocking one. All calls take effect between two steps.
 
     Coroutines use it as `async with` and await `open`, `generate`, …; threads without an event loop use `start`,
-    `call`, `submit`, `prefill`, `stream` and `shutdown`. Both may be used at once. It steps on a thread of its own, or
-    is a task of the executor `workers` that its owner starts and closes.
+    `call`, `submit`, `prefill`, `stream` and `shutdown`. Both may be used at once. It is a task of the executor
+    `workers`; unless one is given, of that which all models of its device share. An `eager` one steps whenever there is
+    work and has deadlines only for its rank among other tasks; else steps wait until a deadline is near.
     """
 
     name = "viva-engine"
 
-    def __init__(self, engine: Engine, workers: DeadlineExecutor | None = None) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, workers: DeadlineExecutor | None = None, eager: bool = False) -> None:
+        self._engine, self._is_eager = engine, eager
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._replies: dict[int, WeakReply] = {}
         self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
-        self._workers, self._owns_workers = workers or DeadlineExecutor(self.name), workers is None
+        self._executor = workers or executor_for(engine.runner.device)
         self._lane = CudaStream(engine.runner.device, urgent=True)
         self._prefills: dict[int, Future[Sequence]] = {}
-        self._is_closed = False
+        self._is_started = self._is_closed = False
+        self._stepped = float("-inf")  # when the last step ended
         self._thread: int | None = None  # identity of the thread that is in `do_next`
 
     @property
@@ -69,18 +71,15 @@ class AsyncEngine:
 
     def start(self) -> None:
         """Begin to step."""
-        if self._owns_workers:
-            self._workers.start()
-        self._workers.add(self)
+        self._is_started = True
+        self._executor.add(self)
 
     def shutdown(self) -> None:
         """End every reply as cancelled and stop stepping; returns when no step is under way. Twice does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._workers.remove(self)
-        if self._owns_workers:
-            self._workers.close()
+        self._executor.remove(self)
         self._run_commands()
         for handle in list(self._replies.values()):
             self._end_reply(handle.sequence, "cancelled")
@@ -88,13 +87,13 @@ class AsyncEngine:
             self._end_prefill(sequence_id, VivaError("the engine was closed"))
 
     async def warm_up(self) -> None:
-        """Capture what will be replayed, where the device does that, before anybody waits."""
+        """Capture what will be replayed, where the device does that, before the first reply."""
+        await self._call(lambda: self.on_stream(self._engine.warm_up))
 
-        def capture() -> None:
-            with self._lane():
-                self._engine.warm_up()
-
-        await self._call(capture)
+    def on_stream(self, action: Callable[[], Result]) -> Result:
+        """The result of an action that computes on the engine's CUDA stream. Use it within `call`."""
+        with self._lane():
+            return action()
 
     async def open(self, rows: Iterable[Row] = ()) -> Sequence:
         """A new sequence; its rows are computed in the background."""
@@ -108,7 +107,7 @@ class AsyncEngine:
         """What this sequence has to do must be done by this moment, on the event loop's clock."""
         before, self._due[sequence.id] = self._due.get(sequence.id, AT_ONCE), moment
         if moment < before:
-            self._workers.wake(self)
+            self._executor.wake(self)
 
     async def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence that shares the first one's past."""
@@ -198,7 +197,7 @@ class AsyncEngine:
 
     def submit(self, action: Callable[[], Result]) -> "Future[Result]":
         """Run an action on the engine's thread between two steps; it may use `engine`, `prefill` and `stream`."""
-        if self._is_closed or not self._workers.is_open:
+        if not self._is_running():
             raise VivaError("the engine is not running")
         done: Future[Result] = Future()
 
@@ -211,7 +210,7 @@ class AsyncEngine:
                 done.set_exception(error)
 
         self._post(run)
-        if self._is_closed and done.cancel():  # meanwhile, and nothing runs commands any more
+        if not self._is_running() and done.cancel():  # meanwhile, and nothing runs commands any more
             raise VivaError("the engine is not running")
         return done
 
@@ -269,6 +268,9 @@ class AsyncEngine:
 
         return self.call(start)
 
+    def _is_running(self) -> bool:
+        return self._is_started and not self._is_closed and self._executor.is_open
+
     @property
     def _is_own_thread(self) -> bool:
         return self._thread == threading.get_ident()
@@ -281,7 +283,7 @@ class AsyncEngine:
         """Rows of its reply were taken; the engine is woken only if it may have nothing else to do until it knows."""
         self._commands.put(lambda: self._engine.take(sequence, rows))
         if sequence.is_paused:  # looked at behind the put: who pauses after this look finds the command
-            self._workers.wake(self)
+            self._executor.wake(self)
 
     def sounds(self, sequence: Sequence) -> None:
         """The first sound of its reply is there: it goes on."""
@@ -308,12 +310,11 @@ class AsyncEngine:
     def _post(self, action: Callable[[], None]) -> None:
         """Run on the engine's thread some time soon; nobody waits."""
         self._commands.put(action)
-        self._workers.wake(self)
+        self._executor.wake(self)
 
     def forget(self, sequence: Sequence) -> None:
         """Stop its reply, which nobody holds any more."""
-        # It may be forgotten anywhere, also by the thread that would have to be woken, with its lock held.
-        self._commands.put(lambda: self._end_reply(sequence, "cancelled"))
+        self._post(lambda: self._end_reply(sequence, "cancelled"))
 
     # A duty of the workers: commands as they come, and a step when one is due.
 
@@ -323,9 +324,10 @@ class AsyncEngine:
             return AT_ONCE
         rests = self._engine.rests
         if rests:
-            return self._workers.now() + rests + self._workers.early
+            return self._executor.now() + rests + self._executor.early
         busy = (each for each in self._engine.scheduler.sequences.values() if each.has_work)
-        return min((self._due.get(each.id, _due(each)) for each in busy), default=None)
+        due = min((self._due.get(each.id, _due(each)) for each in busy), default=None)
+        return min(due, self._stepped + self._executor.early) if due is not None and self._is_eager else due
 
     def do_next(self) -> None:
         """Run what is queued, and step if it is time."""
@@ -338,7 +340,7 @@ class AsyncEngine:
 
     def _step_if_due(self) -> None:
         due = self.due()
-        if due is None or due - self._workers.now() > self._workers.early:
+        if due is None or due - self._executor.now() > self._executor.early:
             return
         result = StepResult()
         try:
@@ -349,6 +351,7 @@ class AsyncEngine:
                     self._lane.wait()  # others may look at these
         except Exception as error:  # of the stream itself: no row of the step can be trusted
             result = self._all_failed(result, error)
+        self._stepped = self._executor.now()
         self._hand_over(result.emissions)
         self._hand_over_failures(result.failures)
         self._end_finished_prefills()

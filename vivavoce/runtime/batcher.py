@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from vivavoce.runtime.executor import DeadlineExecutor
 logger = logging.getLogger(__name__)
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 
 @dataclass(eq=False)
@@ -40,14 +42,13 @@ class _Waiting(Generic[Job, Result]):
 
 
 class DynamicBatcher(Generic[Job, Result]):
-    """Jobs come one by one and are worked on in batches of at most `most`.
+    """Jobs that come one by one are worked on in batches of at most `most`, by `work` or what is set as it later.
 
-    With `leaves_jobs`, which says that a failing pass over several jobs leaves what they hold as it was, those jobs are
-    then done one by one, and only a job that fails by itself fails. Without it, the whole batch fails with the error.
-    With `kind`, only jobs of the same kind are worked on together: others would wait for one another and gain nothing.
-    With `early`, jobs wait for company until so many seconds before they are due, or until a batch is full; where it
-    `gives_way` to something, only those that are due within half of that are begun.
-    They are done on a thread of their own, or are a duty of `workers` that others started and will close.
+    `leaves_jobs` says that a failing pass over several jobs leaves what they hold as it was, of all jobs or of those
+    for which it is true: these are then done one by one, and only a job that fails by itself fails. The others of the
+    batch fail with the error. With `kind`, only jobs of the same kind are batched. With `early`, jobs wait for company
+    until so many seconds before their deadline, or until a batch is full; while `gives_way` is true, only those that
+    are due within half of that are started. It is a task of the executor `workers`, or of one of its own.
     """
 
     def __init__(
@@ -59,16 +60,17 @@ class DynamicBatcher(Generic[Job, Result]):
         workers: DeadlineExecutor | None = None,
         early: float | None = None,
         gives_way: Callable[[], bool] | None = None,
-        leaves_jobs: bool = False,
+        leaves_jobs: bool | Callable[[Job], bool] = False,
     ) -> None:
         self.name, self.most = name, most
-        self._leaves_jobs = leaves_jobs
+        self._leaves_job = leaves_jobs if callable(leaves_jobs) else lambda job: bool(leaves_jobs)
         self.batches = self.jobs = 0
         self.busy = 0.0
         """Seconds in which it worked."""
-        self._work, self._kind = work, kind or (lambda job: None)
+        self.work, self._kind = work, kind or (lambda job: None)
         self._early, self._gives_way = early, gives_way or (lambda: False)
         self._waiting: list[_Waiting[Job, Result]] = []
+        self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._list = threading.Lock()
         self._workers, self._owns_workers = workers or DeadlineExecutor(name), workers is None
         self._is_open = self._is_working = False
@@ -101,6 +103,23 @@ class DynamicBatcher(Generic[Job, Result]):
         self._enqueue(job, urgency, done)
         return done
 
+    def call(self, action: Callable[[], Returned]) -> Returned:
+        """The result of an action that runs between two batches, on the thread that works on them."""
+        done: Future[Returned] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(action())
+            except BaseException as error:
+                done.set_exception(error)
+
+        with self._list:
+            if not self._is_open:
+                raise VivaError(f"{self.name} is not running")
+            self._actions.put(run)
+        self._workers.wake(self)
+        return done.result()
+
     def _enqueue(self, job: Job, urgency: float, done: "asyncio.Future[Result] | Future[Result]") -> None:
         waiting = _Waiting(self._workers.now() + urgency, job, done)
         with self._list:
@@ -124,6 +143,7 @@ class DynamicBatcher(Generic[Job, Result]):
             waiting.result = VivaError(f"{self.name} was closed")
         _settle(left)
         self._workers.remove(self)
+        self._run_actions()
         if self._owns_workers:
             self._workers.close()
 
@@ -131,6 +151,8 @@ class DynamicBatcher(Generic[Job, Result]):
 
     def due(self) -> float | None:
         """When the most urgent job must be done."""
+        if not self._actions.empty():
+            return float("-inf")
         with self._list:
             first = min((waiting.deadline for waiting in self._waiting), default=None)
             if first is None or self._early is None:
@@ -141,13 +163,19 @@ class DynamicBatcher(Generic[Job, Result]):
             return first - self._early / (2 if gives_way else 1) + self._workers.early
 
     def do_next(self) -> None:
-        """Do the most urgent jobs."""
+        """Run the actions that wait, and a batch of the most urgent jobs."""
+        self._run_actions()
         batch = [waiting for waiting in self._next() if not waiting.done.cancelled()]
         if batch:
             begun, self._is_working = self._workers.now(), True
             self._do(batch)
             self.busy, self._is_working = self.busy + self._workers.now() - begun, False
             _settle(batch)
+
+    def _run_actions(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._actions.get_nowait()()
 
     def _next(self) -> list[_Waiting[Job, Result]]:
         with self._list:
@@ -177,18 +205,18 @@ class DynamicBatcher(Generic[Job, Result]):
 
     def _do(self, batch: list[_Waiting[Job, Result]]) -> None:
         try:
-            results = self._work([waiting.job for waiting in batch])
+            results = self.work([waiting.job for waiting in batch])
             for waiting, result in zip(batch, results, strict=True):
                 waiting.result = result
             return
         except Exception as error:
             logger.exception("%s: a pass over %d jobs failed", self.name, len(batch))
-            if len(batch) == 1 or not self._leaves_jobs:
-                for waiting in batch:
-                    waiting.result = error
-                return
-        for waiting in batch:  # outside the handler, whose traceback holds the memory of the failed pass
-            self._do([waiting])
+            for waiting in batch:
+                waiting.result = error
+        if len(batch) > 1:  # outside the handler, whose traceback holds the memory of the failed pass
+            for waiting in batch:
+                if self._leaves_job(waiting.job):
+                    self._do([waiting])
 
 
 def _settle(batch: Sequence[_Waiting[Job, Result]]) -> None:

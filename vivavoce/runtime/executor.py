@@ -1,14 +1,25 @@
-"""Threads that share several duties: whatever is due first is done first, and what can wait, waits for company.
+"""Threads that run the tasks of a device by deadline: the most urgent first, and what can wait, waits for company.
 
-On a machine of few cores one thread that always does the most urgent thing beats several that fight for the processor:
-a chunk of sound that somebody waits for does not stand behind another that is needed in a second.
+On a machine of few cores one thread that always does the most urgent thing beats several that compete for the
+processor: a chunk of sound that is needed now does not queue behind one that is needed in a second.
 """
 
+import logging
+import os
+import queue
 import threading
 import time
+import weakref
+from contextlib import suppress
 from typing import Protocol
 
-EARLY_SECONDS = 0.9  # before it is due, work is begun; the later, the more of it is done together
+import torch
+
+logger = logging.getLogger(__name__)
+EARLY_SECONDS = 0.9  # before its deadline, work is started; the later, the more of it is done together
+AS_EARLY_AS_POSSIBLE = 3600.0
+LINGER_SECONDS = 5.0  # a thread ends after so long without work
+MAX_CPU_THREADS = 3
 
 
 class Task(Protocol):
@@ -21,119 +32,233 @@ class Task(Protocol):
         ...
 
     def do_next(self) -> None:
-        """Do one piece of it. Never raises."""
+        """Do one piece of it."""
         ...
 
 
 class DeadlineExecutor:
-    """Threads for duties. Call `wake` whenever a duty may have become more urgent."""
+    """At most `threads` threads that run tasks. Call `wake` whenever a task may have become more urgent.
 
-    def __init__(self, name: str, threads: int = 1, early: float = EARLY_SECONDS) -> None:
-        self.name, self.early = name, early
-        self._duties: list[Task] = []
+    Threads are started when there is work and end when there has been none for `linger` seconds, or when the last task
+    is removed. Tasks are referenced weakly: a task that its owner drops without removing it is gone.
+    """
+
+    def __init__(
+        self, name: str, threads: int = 1, early: float = EARLY_SECONDS, linger: float = LINGER_SECONDS
+    ) -> None:
+        self.name, self.early, self.linger = name, early, linger
+        self._max_threads = threads
+        self._references: list[weakref.ref[Task]] = []
         self._busy: set[int] = set()
         self._changed = threading.Condition()
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        # A queue and not the condition wakes threads: its `put` takes no lock, and `wake` may be called by a finalizer
+        # that interrupts any thread, whatever lock that holds.
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._current = threading.local()
         self._is_open = False
 
     @property
     def is_open(self) -> bool:
-        """Whether they work."""
+        """Whether tasks are run."""
         return self._is_open
 
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks that still exist, in the order in which they were added."""
+        return [task for reference in self._references if (task := reference()) is not None]
+
     def now(self) -> float:
-        """The time that duties are due by."""
+        """The time that deadlines are measured in."""
         return time.monotonic()
 
     def start(self) -> None:
-        """Begin to work."""
+        """Begin to run tasks."""
         self._is_open = True
-        for thread in self._threads:
-            thread.start()
+        self.wake()
 
-    def add(self, duty: Task) -> None:
-        """One more duty."""
+    def add(self, task: Task) -> None:
+        """Run one more task, which the caller keeps alive."""
         with self._changed:
-            self._duties.append(duty)
-            self._changed.notify_all()
+            self._references = [weakref.ref(each) for each in (*self.tasks, task)]
+        self.wake()
 
-    def remove(self, duty: Task) -> None:
-        """A duty is no more; returns when nobody is at it."""
+    def remove(self, task: Task) -> None:
+        """Run a task no more; returns when no other thread is running it."""
         with self._changed:
-            if duty in self._duties:
-                self._duties.remove(duty)
-            self._changed.wait_for(lambda: id(duty) not in self._busy)
+            self._discard(task)
+            if getattr(self._current, "task", None) != id(task):
+                self._changed.wait_for(lambda: id(task) not in self._busy)
+            is_last = not self.tasks
+        if is_last:
+            self._wait_for_threads()
+        self.wake()
 
     def close(self) -> None:
-        """Stop, when what is being done is done."""
-        with self._changed:
-            self._is_open = False
-            self._changed.notify_all()
-        for thread in self._threads:
-            if thread.is_alive():
+        """Stop, when the pieces of work under way are done."""
+        self._is_open = False
+        self._wait_for_threads()
+
+    def wake(self, task: Task | None = None) -> None:
+        """Something may have become due, of this task if one is named. Never waits for a lock."""
+        self._wakeups.put(None)
+        if not self._idle and len(self._threads) < self._max_threads and id(task) not in self._busy:
+            self._start_thread()
+
+    def _discard(self, task: Task) -> None:
+        self._references = [weakref.ref(each) for each in self.tasks if each is not task]
+
+    def _start_thread(self) -> None:
+        if not self._changed.acquire(blocking=False):
+            return  # what is done under the lock is followed by a look at the wake-ups
+        try:
+            if self._is_open and len(self._threads) < self._max_threads and self.tasks:
+                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                self._threads.add(thread)
+                thread.start()
+        finally:
+            self._changed.release()
+
+    def _wait_for_threads(self) -> None:
+        """Let threads see that there is nothing left to run, and wait for their end."""
+        self._wakeups.put(None)
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
                 thread.join()
 
-    def wake(self, duty: Task | None = None) -> None:
-        """Something may have become due, of this duty if one is named."""
-        with self._changed:
-            self._changed.notify()
-
     def _run(self) -> None:
-        while (duty := self._next()) is not None:
-            duty.do_next()
+        while (task := self._next()) is not None:
+            self._current.task = id(task)
+            try:
+                task.do_next()
+            except Exception:  # the thread belongs to the other tasks too
+                logger.exception("the task %s failed", task.name)
+            self._current.task = None
             with self._changed:
-                self._busy.discard(id(duty))
+                self._busy.discard(id(task))
                 self._changed.notify_all()
+            del task  # a thread that waits keeps no task alive
 
     def _next(self) -> Task | None:
-        """The most urgent duty, once it is time for it; None: it is over."""
-        with self._changed:
-            while self._is_open:
-                due, duty = most_urgent([duty for duty in self._duties if id(duty) not in self._busy])
-                if duty is not None and due - self.now() <= self.early:
-                    self._busy.add(id(duty))
-                    return duty
-                self._changed.wait(None if duty is None else due - self.now() - self.early)
-            return None
+        """The most urgent task, once it is time for it; None: the thread is to end."""
+        while True:
+            self._forget_wakeups()
+            with self._changed:
+                due, task = most_urgent([each for each in self.tasks if id(each) not in self._busy])
+                wait = due - self.now() - self.early
+                if not self._is_open or not self.tasks:
+                    self._leave()
+                    return None
+                if task is not None and wait <= 0:
+                    self._busy.add(id(task))
+                    self._share_work()
+                    return task
+                task = None
+                self._idle += 1
+            is_woken = self._wait(min(wait, self.linger))
+            with self._changed:
+                self._idle -= 1
+                if not is_woken and wait > self.linger and self._end_idle():
+                    return None
+
+    def _leave(self) -> None:
+        self._threads.discard(threading.current_thread())
+        if self._threads:
+            self._wakeups.put(None)  # the others have the same reason to look
+
+    def _end_idle(self) -> bool:
+        """End this thread unless there is a wake-up: after its end is visible, `wake` starts another."""
+        self._threads.discard(threading.current_thread())
+        if self._wakeups.empty():
+            return True
+        self._threads.add(threading.current_thread())
+        return False
+
+    def _share_work(self) -> None:
+        """Let another thread wait for the tasks that this one does not run."""
+        if self._idle:
+            self._wakeups.put(None)
+        elif len(self._threads) < self._max_threads:
+            due, task = most_urgent([each for each in self.tasks if id(each) not in self._busy])
+            if task is not None and due - self.now() <= self.early:
+                self._start_thread()
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for a wake-up; False: none came."""
+        try:
+            self._wakeups.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
+    def _forget_wakeups(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._wakeups.get_nowait()
 
 
 class ThreadPerTaskExecutor(DeadlineExecutor):
-    """A thread for every duty: where they only wait for a device they need not take turns, nor wake one another."""
+    """A thread for every task: tasks that only wait for a device need not take turns, nor wake one another."""
 
-    def __init__(self, name: str, early: float = EARLY_SECONDS) -> None:
-        super().__init__(name, 0, early)
-        self._own: dict[int, DeadlineExecutor] = {}
+    def __init__(self, name: str, early: float = EARLY_SECONDS, linger: float = LINGER_SECONDS) -> None:
+        super().__init__(name, 0, early, linger)
+        self._executors: weakref.WeakKeyDictionary[Task, DeadlineExecutor] = weakref.WeakKeyDictionary()
 
-    def add(self, duty: Task) -> None:
-        """One more duty, and its thread."""
-        own = self._own[id(duty)] = DeadlineExecutor(duty.name, 1, self.early)
-        own.start()
-        own.add(duty)
+    def add(self, task: Task) -> None:
+        """Run one more task, which the caller keeps alive, on a thread of its own."""
+        executor = self._executors[task] = DeadlineExecutor(task.name, 1, self.early, self.linger)
+        executor.start()
+        executor.add(task)
 
-    def remove(self, duty: Task) -> None:
-        """A duty is no more; returns when nobody is at it."""
-        own = self._own.pop(id(duty), None)
-        if own is not None:
-            own.remove(duty)
-            own.close()
+    def remove(self, task: Task) -> None:
+        """Run a task no more; returns when no other thread is running it."""
+        executor = self._executors.pop(task, None)
+        if executor is not None:
+            executor.remove(task)
+            executor.close()
 
     def close(self) -> None:
-        """Stop, when what is being done is done."""
+        """Stop, when the pieces of work under way are done."""
         self._is_open = False
-        for own in self._own.values():
-            own.close()
+        for executor in list(self._executors.values()):
+            executor.close()
 
-    def wake(self, duty: Task | None = None) -> None:
-        """Something of this duty may have become due."""
-        own = self._own.get(id(duty))
-        if own is not None:
-            own.wake()
+    def wake(self, task: Task | None = None) -> None:
+        """Something of this task may have become due."""
+        executor = self._executors.get(task) if task is not None else None
+        if executor is not None:
+            executor.wake()
 
 
-def most_urgent(duties: list[Task]) -> tuple[float, Task | None]:
-    """The duty that is due first, and when."""
-    found = [(due, place) for place, duty in enumerate(duties) if (due := duty.due()) is not None]
-    if not found:
+def most_urgent(tasks: list[Task]) -> tuple[float, Task | None]:
+    """The earliest deadline, and the task that has it."""
+    deadlines = [(due, index) for index, task in enumerate(tasks) if (due := task.due()) is not None]
+    if not deadlines:
         return float("inf"), None
-    due, place = min(found)
-    return due, duties[place]
+    due, index = min(deadlines)
+    return due, tasks[index]
+
+
+_shared: dict[tuple[int, str, int | None], DeadlineExecutor] = {}
+_shared_lock = threading.Lock()
+
+
+def executor_for(device: torch.device) -> DeadlineExecutor:
+    """The executor that all models of this process on a device share. It is never closed: its threads end with its
+    last task.
+
+    A CPU has a few threads, which take tasks by deadline. Other devices have a thread for each task: threads only wait
+    for the device, on which work that is started early takes nothing from what is urgent.
+    """
+    key = (os.getpid(), device.type, device.index)  # a forked process has no threads of its parent
+    with _shared_lock:
+        executor = _shared.get(key)
+        if executor is None:
+            if device.type == "cpu":
+                executor = DeadlineExecutor("viva-model", min(MAX_CPU_THREADS, os.cpu_count() or 1))
+            else:
+                executor = ThreadPerTaskExecutor("viva", early=AS_EARLY_AS_POSSIBLE)
+            executor.start()
+            _shared[key] = executor
+        return executor
