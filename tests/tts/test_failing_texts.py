@@ -43,7 +43,8 @@ def mouth() -> EngineFrameGenerator:
 
 def together(mouth: EngineFrameGenerator, texts) -> list[list | Exception]:
     """What is made of texts that are begun before any goes on."""
-    streams = mouth.rounds.ask(lambda: [mouth.frames(REFERENCE, text, GENERATION) for text in texts])
+    list(mouth.frames(REFERENCE, texts[0], Generation(max_new_rows=1)))  # the voice is computed
+    streams = mouth.driver.call(lambda: [mouth.frames(REFERENCE, text, GENERATION) for text in texts])
     heard: list[list | Exception] = [[] for _ in texts]
 
     def listen(place: int) -> None:
@@ -74,7 +75,8 @@ def test_a_text_that_fails_fails_alone(mouth):
     assert [first, last] == [wanted[0], wanted[2]] and len(first) == 24
     mouth.model.poison = None
     assert together(mouth, TEXTS) == wanted
-    assert len(mouth.engine.scheduler.sequences) == 1 and not mouth._made  # the voice
+    mouth.driver.call(lambda: None)
+    assert len(mouth.engine.scheduler.sequences) == 1 and not mouth.driver._replies  # the voice
 
 
 def test_a_voice_that_fails_is_closed_and_tried_again_when_asked_for(mouth):
@@ -88,10 +90,11 @@ def test_a_voice_that_fails_is_closed_and_tried_again_when_asked_for(mouth):
     with pytest.raises(PlantedError):
         fresh.frames(OTHER, TEXTS[0], GENERATION)
     assert list(under_way) == expected
+    fresh.driver.call(lambda: None)
     assert len(fresh.engine.scheduler.sequences) == 1
     assert not fresh.engine.has_work
     before = mouth.model.passes
-    fresh.rounds.ask(lambda: None)
+    fresh.driver.call(lambda: None)
     assert mouth.model.passes == before, "it goes on trying"
     mouth.model.poison = None
     assert list(fresh.frames(OTHER, TEXTS[0], GENERATION)) == wanted

@@ -131,11 +131,13 @@ def test_leaving_off_leaves_nothing_in_the_engine(model):
     mouth = EngineFrameGenerator(model, PROMPT, pick("cpu"))
     generation = Generation(GREEDY, 20, 20)
     said(mouth, generation)
+    mouth.driver.call(lambda: None)
     before = set(mouth.engine.scheduler.sequences)
     frames = mouth.frames(REFERENCE, "Good evening.", generation)
     next(frames)
     assert set(mouth.engine.scheduler.sequences) != before
     frames.close()
+    mouth.driver.call(lambda: None)
     assert set(mouth.engine.scheduler.sequences) == before and len(before) == 1
 
 
@@ -143,6 +145,7 @@ def test_voices_used_long_ago_are_forgotten(model):
     mouth, generation = EngineFrameGenerator(model, PROMPT, pick("cpu")), Generation(GREEDY, 2, 2)
     for code in range(12):
         said(mouth, generation, (((code,) * 5),) * 3)
+    mouth.driver.call(lambda: None)
     assert len(mouth.engine.scheduler.sequences) == 8
 
 

@@ -169,9 +169,9 @@ def test_it_speaks_where_there_is_no_torch(graphs):
 import sys
 for absent in ("torch", "soundfile", "soxr", "transformers", "onnx"):
     sys.modules[absent] = None
-from vivavoce.tts.onnx import OnnxSpeaker
-from vivavoce.tts.interface import Manner
-sound = OnnxSpeaker.load({str(graphs)!r}).say({TEXT!r}, "bell", Manner(seed=1))
+from vivavoce.tts.onnx import OnnxTTS
+from vivavoce.tts.interface import SpeakingStyle
+sound = OnnxTTS.load({str(graphs)!r}).say({TEXT!r}, "bell", SpeakingStyle(seed=1))
 print(sound.samples.shape[1], "torch" in sys.modules and sys.modules["torch"] is not None)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,97 +1,84 @@
-"""One thread works for all who wait: what they ask for together is made together, and nothing is left when they go."""
+"""Texts that are asked for together are generated together, and nothing is left of them or of their synthesizer."""
 
+import gc
 import threading
+import weakref
 
-import pytest
 import torch
 
 from tests.models.tiny_nano import tiny_nano
 from tests.tts.test_mouths import PROMPT, REFERENCE
 from vivavoce.device import pick
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.runtime.device_loop import DeviceLoop
+from vivavoce.runtime.executor import DeadlineExecutor
 from vivavoce.tts.nano_engine import EngineFrameGenerator
 
-
-def workers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "viva-rounds"]
+TWELVE = Generation(GREEDY, 12, min_new_rows=12)
 
 
-def test_answers_and_errors_come_back_to_who_asked():
-    rounds = DeviceLoop()
-    assert rounds.ask(lambda: 7 * 6) == 42
-    with pytest.raises(ZeroDivisionError):
-        rounds.ask(lambda: 1 // 0)
-    assert rounds.ask(lambda: threading.current_thread().name) == "viva-rounds"
-
-
-def test_parts_work_until_nothing_is_left_and_the_thread_ends():
-    rounds, left, done = DeviceLoop(), [3], threading.Event()
-
-    def part() -> bool:
-        if left[0] == 0:
-            done.set()
-            return False
-        left[0] -= 1
-        return True
-
-    rounds.parts.append(part)
-    before = workers()
-    rounds.wake()
-    assert done.wait(10) and left == [0]
-    for thread in set(workers()) - set(before):
-        thread.join(10)
-        assert not thread.is_alive()
-    assert rounds.ask(lambda: "again") == "again"
+def generator(executor=None) -> EngineFrameGenerator:
+    return EngineFrameGenerator(tiny_nano(dtype=torch.float32), PROMPT, pick("cpu"), executor)
 
 
 def test_texts_asked_for_together_are_made_together():
-    mouth = EngineFrameGenerator(tiny_nano(dtype=torch.float32), PROMPT, pick("cpu"))
-    generation = Generation(GREEDY, 12, min_new_rows=12)
-    alone = list(mouth.frames(REFERENCE, "Good evening.", generation))
+    mouth = generator()
+    alone = list(mouth.frames(REFERENCE, "Good evening.", TWELVE))
     before, heard = mouth.engine.steps, []
 
     def listen() -> None:
-        heard.append(list(mouth.frames(REFERENCE, "Good evening.", generation)))
+        heard.append(list(mouth.frames(REFERENCE, "Good evening.", TWELVE)))
 
     threads = [threading.Thread(target=listen) for _ in range(6)]
 
     def until_all_have_asked() -> None:
         for thread in threads:
             thread.start()
-        while len(mouth.rounds._asked) < len(threads):
+        while mouth.driver._commands.qsize() < len(threads):
             threading.Event().wait(0.001)
 
-    mouth.rounds.ask(until_all_have_asked)
+    mouth.driver.call(until_all_have_asked)
     for thread in threads:
         thread.join()
     assert heard == [alone] * 6
     assert mouth.engine.steps - before < 2 * 12  # six times as many, if one were made after another
 
 
-def test_asking_on_the_thread_of_the_rounds_does_not_wait_for_itself():
-    rounds, answered = DeviceLoop(), []
-    asking = threading.Thread(
-        target=lambda: answered.append(rounds.ask(lambda: rounds.ask(lambda: rounds.ask(lambda: 42)))), daemon=True
-    )
-    asking.start()
-    asking.join(10)
-    assert answered == [42]
-    with pytest.raises(ZeroDivisionError):
-        rounds.ask(lambda: rounds.ask(lambda: 1 // 0))
+def test_a_new_voice_that_several_ask_for_is_computed_once():
+    mouth, heard = generator(), []
+    threads = [
+        threading.Thread(target=lambda: heard.append(list(mouth.frames(REFERENCE, "Good evening.", TWELVE))))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mouth.driver.call(lambda: None)
+    assert heard[0] == heard[1] == heard[2] and len(mouth.engine.scheduler.sequences) == 1
 
 
-def test_a_part_that_fails_leaves_the_thread_to_the_others():
-    rounds, failed = DeviceLoop(), []
+def test_a_synthesizer_that_is_dropped_leaves_no_thread_and_no_memory():
+    executor = DeadlineExecutor("viva-test", linger=0.05)
+    executor.start()
+    mouth = generator(executor)
+    frames = mouth.frames(REFERENCE, "Good evening.", TWELVE)
+    next(frames)
+    engine, threads = weakref.ref(mouth.engine), list(executor._threads)
+    assert threads
+    del mouth, frames
+    while engine() is not None or any(thread.is_alive() for thread in threads):
+        gc.collect()
+        threading.Event().wait(0.01)
+    assert executor.tasks == []
 
-    def part() -> bool:
-        failed.append(True)
-        raise ArithmeticError
 
-    rounds.parts.append(part)
-    rounds.ask(lambda: None)
-    answered = []
-    asking = threading.Thread(target=lambda: answered.append(rounds.ask(lambda: 1)), daemon=True)
-    asking.start()
-    asking.join(10)
-    assert answered == [1] and 1 <= len(failed) <= 6
+def test_closing_ends_the_texts_under_way_and_the_thread():
+    executor = DeadlineExecutor("viva-test")
+    executor.start()
+    mouth = generator(executor)
+    frames = mouth.frames(REFERENCE, "Good evening.", Generation(GREEDY, 400, min_new_rows=400))
+    next(frames)
+    threads = list(executor._threads)
+    mouth.close()
+    assert len(list(frames)) < 400
+    assert not any(thread.is_alive() for thread in threads) and executor.tasks == []

@@ -15,7 +15,6 @@ from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.models.moss_audio_tokenizer.cuda import SlotDecoder, SlotState
 from vivavoce.models.moss_audio_tokenizer.model import CodecState
-from vivavoce.runtime.device_loop import DeviceLoop
 from vivavoce.tts.frame_model import ChunkedPlayback, spare_cores
 from vivavoce.tts.nano_engine import BatchedDecoder, EngineFrameGenerator, SingleDecoder
 
@@ -103,20 +102,20 @@ def test_a_decoder_that_fails_beside_fails_here(codec):
 
 
 def together_on(codec, graphs: bool) -> BatchedDecoder:
-    return BatchedDecoder(codec, DeviceLoop(), dataclasses.replace(pick("cpu"), graphs=graphs))
+    return BatchedDecoder(codec, dataclasses.replace(pick("cpu"), graphs=graphs))
 
 
 @pytest.mark.parametrize("in_slots", [True, False])
 def test_many_threads_are_decoded_together(codec, whole, in_slots):
     together, heard, passes = together_on(codec, in_slots), {}, []
     assert (together.slots is not None) == in_slots
-    work = together._work
+    work = together.batcher.work
 
-    def counted() -> bool:
-        passes.append(len(together._waiting))
-        return work()
+    def counted(jobs):
+        passes.append(len(jobs))
+        return work(jobs)
 
-    together.rounds.parts[:] = [counted]
+    together.batcher.work = counted
 
     def listen(index):
         heard[index] = joined(sounding(codec, together).sounds(iter(FRAMES)))
@@ -126,10 +125,10 @@ def test_many_threads_are_decoded_together(codec, whole, in_slots):
     def until_all_have_asked() -> None:
         for thread in threads:
             thread.start()
-        while len(together._waiting) < 6:
+        while together.batcher.waiting < 6:
             threading.Event().wait(0.001)
 
-    together.rounds.ask(until_all_have_asked)
+    together.call(until_all_have_asked)
     for thread in threads:
         thread.join()
     assert passes[0] == 6
@@ -167,7 +166,45 @@ def test_a_step_that_fails_ends_the_texts_under_way_and_no_later_one(tmp_path):
     with pytest.raises(RuntimeError, match="the device is gone"):
         speaker.say(TEXT, "bell", EIGHT)
     np.testing.assert_array_equal(speaker.say(TEXT, "bell", EIGHT).samples, expected)
+    mouth.driver.call(lambda: None)
     assert len(mouth.engine.scheduler.sequences) == 1
+
+
+@pytest.mark.parametrize("in_slots", [True, False])
+def test_a_chunk_that_fails_in_a_pass_of_several_fails_alone(codec, whole, in_slots, monkeypatch):
+    together, others = together_on(codec, in_slots), []
+    decode, poison = together.batcher.work, FRAMES[0][::-1]
+
+    def failing(jobs):
+        results = decode(jobs)  # so that whatever a pass writes is written
+        if any(tuple(job.codes[:, 0]) == poison for job in jobs):
+            raise ArithmeticError
+        others.append(len(jobs))
+        return results
+
+    together.batcher.work = failing
+    heard = {}
+
+    def listen(index):
+        try:
+            heard[index] = joined(sounding(codec, together).sounds(iter([poison] if index == 3 else FRAMES)))
+        except ArithmeticError as error:
+            heard[index] = error
+
+    threads = [threading.Thread(target=listen, args=(index,)) for index in range(4)]
+
+    def until_all_have_asked() -> None:
+        for thread in threads:
+            thread.start()
+        while together.batcher.waiting < 4:
+            threading.Event().wait(0.001)
+
+    together.call(until_all_have_asked)
+    for thread in threads:
+        thread.join(30)
+    assert isinstance(heard.pop(3), ArithmeticError) and others[:3] == [1, 1, 1]
+    for sound in heard.values():
+        np.testing.assert_allclose(sound, whole, atol=1e-5)
 
 
 def test_parts_begun_side_by_side_sound_as_one_after_another(tmp_path):
@@ -181,5 +218,6 @@ def test_parts_begun_side_by_side_sound_as_one_after_another(tmp_path):
     next(pieces)
     assert len(speaker.mouth.engine.scheduler.sequences) == 1 + 3
     pieces.close()
+    speaker.mouth.driver.call(lambda: None)
     assert len(speaker.mouth.engine.scheduler.sequences) == 1
     assert steps < 4 * 10  # four parts of nine frames would take forty by themselves

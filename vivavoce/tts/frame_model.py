@@ -48,8 +48,8 @@ def beside() -> Executor | None:
 class Decoder(Protocol[State]):
     """The next sound of a stream of frames, by whoever is best placed to make it."""
 
-    def __call__(self, state: State, codes: list[Frame]) -> tuple[Samples, State]:
-        """# [channel, time]"""
+    def __call__(self, state: State, codes: list[Frame], lead: float = 0.0) -> tuple[Samples, State]:
+        """The sound is needed in `lead` seconds.  # [channel, time]"""
         ...
 
 
@@ -83,25 +83,27 @@ class ChunkedPlayback(Generic[State]):
             if under_way is None and (count := self._due(len(waiting), False)):
                 codes, waiting = waiting[:count], waiting[count:]
                 if self.beside is None or self.chunks == 0:
-                    yield self._taken(self._decoded(codes))
+                    yield self._taken(self._decoded(codes, self._lead()))
                 else:
-                    under_way = self.beside.submit(self._decoded, codes)
+                    under_way = self.beside.submit(self._decoded, codes, self._lead())
         if under_way is not None:
             yield self._taken(under_way.result())
         while count := self._due(len(waiting), True):
             codes, waiting = waiting[:count], waiting[count:]
-            yield self._taken(self._decoded(codes))
+            yield self._taken(self._decoded(codes, self._lead()))
+
+    def _lead(self) -> float:
+        return self.player.lead(self.clock())
 
     def _due(self, waiting: int, is_last: bool) -> int:
         """How many of the waiting frames are to be decoded now."""
-        lead = self.player.lead(self.clock())
-        count = next_chunk(self.policy, waiting, is_last, self.chunks, lead) if waiting else 0
+        count = next_chunk(self.policy, waiting, is_last, self.chunks, self._lead()) if waiting else 0
         if count and self.is_live and self.beside is not None:  # the codec may be slower than the language model
             return min(waiting, round(LONGEST / self.frame_seconds))
         return count
 
-    def _decoded(self, codes: list[Frame]) -> tuple[Samples, State]:
-        return self.decode(self.state, codes)
+    def _decoded(self, codes: list[Frame], lead: float) -> tuple[Samples, State]:
+        return self.decode(self.state, codes, lead)
 
     def _taken(self, made: tuple[Samples, State]) -> Samples:
         sound, self.state = made
@@ -128,6 +130,42 @@ class Frames(Protocol):
     def close(self) -> None:
         """Stop making them."""
         ...
+
+    def needed_by(self, moment: float) -> None:
+        """The next frame is needed by this moment of `time.monotonic`; unless set, at once."""
+        ...
+
+
+class CallerFrames:
+    """Frames that are generated on the thread that reads them, which needs no deadline."""
+
+    def __init__(self, frames: Generator[Frame, None, None]) -> None:
+        self._frames = frames
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self._frames
+
+    def __next__(self) -> Frame:
+        return next(self._frames)
+
+    def close(self) -> None:
+        """Stop making them."""
+        self._frames.close()
+
+    def needed_by(self, moment: float) -> None:
+        """They are made when they are read."""
+
+
+class Playback:
+    """When a listener has played a text; without a clock nobody listens, and nothing is ever urgent."""
+
+    def __init__(self, player: SimulatedPlayer, clock: Callable[[], float] | None) -> None:
+        self.player, self.clock, self._is_live = player, clock or (lambda: 0.0), clock is not None
+
+    @property
+    def runs_dry(self) -> float:
+        """The moment of `time.monotonic` by which more sound is needed."""
+        return time.monotonic() + self.player.lead(self.clock()) if self._is_live else float("inf")
 
 
 class FrameTTS(ABC):
@@ -216,27 +254,35 @@ class FrameTTS(ABC):
         stretch: TimeStretch,
         live_clock: Callable[[], float] | None,
     ) -> Iterator[Samples]:
-        player, channels, clock = SimulatedPlayer(), self.channels, live_clock or (lambda: 0.0)
-        with closing(self._begun(parts, before, manner)) as begun:
-            for part, frames in begun:
-                sounding = self._sounding(player, clock, live_clock is not None)
+        playback, channels = Playback(SimulatedPlayer(), live_clock), self.channels
+        under_way: deque[tuple[Chunk, Frames]] = deque()
+        with closing(self._start_parts(parts, before, manner, under_way, playback)) as started:
+            for part, frames in started:
+                sounding = self._sounding(playback.player, playback.clock, live_clock is not None)
                 state = stretch.initial_state(channels)
                 for sound in sounding.sounds(frames):
                     stretched, state = stretch.step(state, sound)
-                    yield from self._heard(stretched, player, clock)
+                    yield from self._play(stretched, playback, under_way)
                 silence = np.zeros((channels, round(part.pause * manner.pause * self.rate)), np.float32)
-                yield from self._heard(np.concatenate([stretch.flush(state), silence], axis=1), player, clock)
+                rest = np.concatenate([stretch.flush(state), silence], axis=1)
+                yield from self._play(rest, playback, under_way)
 
-    def _begun(
-        self, parts: list[Chunk], before: SpokenPrefix, manner: SpeakingStyle
+    def _start_parts(
+        self,
+        parts: list[Chunk],
+        before: SpokenPrefix,
+        manner: SpeakingStyle,
+        under_way: deque[tuple[Chunk, Frames]],
+        playback: "Playback",
     ) -> Generator[tuple[Chunk, Frames], None, None]:
-        """The parts in order with their frames; where parts can be made side by side, the next ones are begun too."""
-        under_way: deque[tuple[Chunk, Frames]] = deque()
+        """The parts in order with their frames; where parts can be generated in parallel, the next ones are started."""
         coming = iter(enumerate(parts))
         try:
             while True:
                 for number, part in itertools.islice(coming, self._at_once - len(under_way)):
-                    under_way.append((part, self._frames(part.text, before, manner.seed + number, manner.greedy)))
+                    frames = self._frames(part.text, before, manner.seed + number, manner.greedy)
+                    under_way.append((part, frames))
+                    frames.needed_by(playback.runs_dry)
                 if not under_way:
                     return
                 yield under_way[0]
@@ -245,10 +291,12 @@ class FrameTTS(ABC):
             for _, frames in under_way:
                 frames.close()
 
-    def _heard(self, sound: Samples, player: SimulatedPlayer, clock: Callable[[], float]) -> Iterator[Samples]:
-        """Hand a piece on, and let the imagined player have it."""
+    def _play(self, sound: Samples, playback: "Playback", under_way: deque[tuple[Chunk, Frames]]) -> Iterator[Samples]:
+        """Hand a piece on, which gives the frames under way a later deadline."""
         if sound.shape[1]:
-            player.feed(clock(), sound.shape[1] / self.rate)
+            playback.player.feed(playback.clock(), sound.shape[1] / self.rate)
+            for _, frames in under_way:
+                frames.needed_by(playback.runs_dry)
             yield sound
 
     def _before(self, voice: str | Sound | None, manner: SpeakingStyle) -> SpokenPrefix:

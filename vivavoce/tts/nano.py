@@ -21,7 +21,6 @@ from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, MossTTSNanoP
 from vivavoce.models.tokenizers import SentencePieceTokenizer
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.nn.quantised import to_int8
-from vivavoce.runtime.device_loop import DeviceLoop
 from vivavoce.tts.frame_model import ChunkedPlayback, Frames, FrameTTS, SpokenPrefix, beside, spare_cores
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
 from vivavoce.tts.nano_engine import (
@@ -116,9 +115,8 @@ class NanoTTS(FrameTTS):
                 beside(),
             )
         else:
-            rounds = DeviceLoop()
-            self.decode, self._beside = BatchedDecoder(codec, rounds, device), None
-            self.mouth = EngineFrameGenerator(model, self.prompt, device, rounds)
+            self.decode, self._beside = BatchedDecoder(codec, device), None
+            self.mouth = EngineFrameGenerator(model, self.prompt, device)
 
     @classmethod
     def load(
@@ -202,4 +200,4 @@ class NanoTTS(FrameTTS):
             codes: list[list[int]] = self.codec.reference(sound)[: self.model.codebooks].T.tolist()
             return codes
 
-        return encoded() if isinstance(self.decode, SingleDecoder) else self.decode.rounds.ask(encoded)
+        return encoded() if isinstance(self.decode, SingleDecoder) else self.decode.call(encoded)

@@ -4,12 +4,11 @@ Either way a voice's part of the prompt is computed once and kept.
 """
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
+from collections.abc import Sequence as Jobs
 from concurrent.futures import Future
-from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,25 +16,29 @@ from numpy.typing import NDArray
 
 from vivavoce.device import Device
 from vivavoce.engine.cuda_graphs import BUCKETS
-from vivavoce.engine.engine import Emission, Engine, EngineLimits, StepResult
+from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import Sequence
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_audio_tokenizer.cuda import SlotDecoder, SlotState
+from vivavoce.models.moss_audio_tokenizer.cuda import HOPS, SlotDecoder, SlotState
 from vivavoce.models.moss_audio_tokenizer.model import CodecState, MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
-from vivavoce.runtime.device_loop import DeviceLoop
-from vivavoce.tts.frame_model import Codes, Frame, Frames, Samples
+from vivavoce.nn.cuda_graphs import CudaStream
+from vivavoce.runtime.async_engine import AsyncEngine
+from vivavoce.runtime.batcher import DynamicBatcher
+from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, executor_for
+from vivavoce.runtime.reply import BlockingReply
+from vivavoce.tts.frame_model import CallerFrames, Codes, Frame, Frames, Samples
 from vivavoce.tts.nano_cpu import CpuDecoder, NanoPast
 
-Kept = TypeVar("Kept")
-VOICES_KEPT_READY = 8
-ROWS_A_TEXT = 640  # a voice of eight seconds, a text of 75 tokens, and half a minute of speech
+Result = TypeVar("Result")
+MAX_READY_VOICES = 8
+ROWS_PER_TEXT = 640  # a voice of eight seconds, a text of 75 tokens, and half a minute of speech
 CONTEXT_ROWS = 4096
-MOST_TEXTS = 128
+MAX_TEXTS = 128
 CPU_TEXTS = 10
-MOST_AT_ONCE = 8  # parts of one text: more would be made long before they are heard
+MAX_PARALLEL_PARTS = 8  # parts of one text: more would be made long before they are heard
 
 
 class FrameGenerator(Protocol):
@@ -64,15 +67,20 @@ class CpuFrameGenerator:
     def __init__(self, model: MossTTSNano, prompt: MossTTSNanoPrompt) -> None:
         self.prompt = prompt
         self.decoder = CpuDecoder(model)
-        self._voices: _Recent[NanoPast] = _Recent()
+        self._voices: OrderedDict[Codes, NanoPast] = OrderedDict()
         self._lock = threading.Lock()
 
     def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
         """The frames of a text in a voice."""
         rows = self.prompt.speech(text) + self.prompt.said(said)
         with self._lock:
-            past = self._voices.get(reference, lambda: self.decoder.read(before_text(self.prompt, reference)))
-        return self.decoder.speak(past, rows, generation)
+            if reference not in self._voices:
+                self._voices[reference] = self.decoder.read(before_text(self.prompt, reference))
+            self._voices.move_to_end(reference)
+            past = self._voices[reference]
+            if len(self._voices) > MAX_READY_VOICES:
+                self._voices.popitem(last=False)
+        return CallerFrames(self.decoder.speak(past, rows, generation))
 
     def warm_up(self) -> None:
         """Take Python out of the steps."""
@@ -80,134 +88,119 @@ class CpuFrameGenerator:
 
 
 class EngineFrameGenerator:
-    """All texts that are asked for at a time, together. `rounds` is where its device gets its work."""
+    """All texts that are asked for at a time, together, on an engine of the device's shared executor."""
 
     def __init__(
-        self, model: MossTTSNano, prompt: MossTTSNanoPrompt, device: Device, rounds: DeviceLoop | None = None
+        self,
+        model: MossTTSNano,
+        prompt: MossTTSNanoPrompt,
+        device: Device,
+        executor: DeadlineExecutor | None = None,
     ) -> None:
         self.model, self.prompt = model, prompt
         dtype = model.transformer.wte.weight.dtype
-        text_bytes = ROWS_A_TEXT * model.kv_shape.bytes_per_row(dtype)
-        fits = device.samples_that_fit(text_bytes, MOST_TEXTS) if device.kind != "cpu" else CPU_TEXTS
-        self.at_once = 1 if device.kind == "cpu" else min(fits, MOST_AT_ONCE)
+        text_bytes = ROWS_PER_TEXT * model.kv_shape.bytes_per_row(dtype)
+        fits = device.samples_that_fit(text_bytes, MAX_TEXTS) if device.kind != "cpu" else CPU_TEXTS
+        self.at_once = 1 if device.kind == "cpu" else min(fits, MAX_PARALLEL_PARTS)
         limits = EngineLimits(
-            cache_rows=fits * ROWS_A_TEXT,
+            cache_rows=fits * ROWS_PER_TEXT,
             context=CONTEXT_ROWS,
             rows_per_step=BUCKETS[-1],
-            sequences_per_step=MOST_TEXTS,
+            sequences_per_step=MAX_TEXTS,
         )
         self.engine = Engine(model, device, dtype, limits)
-        self._voices: _Recent[Sequence] = _Recent(self.engine.close)
-        self._made: dict[int, SimpleQueue[Emission | Exception]] = {}
-        self.rounds = rounds or DeviceLoop()
-        self.rounds.parts.append(self._step)
+        self.driver = AsyncEngine(self.engine, executor, eager=True)
+        self.driver.start()
+        self._voices: OrderedDict[Codes, _EngineVoice] = OrderedDict()
 
     def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
         """The frames of a text in a voice."""
         rows = self.prompt.speech(text) + self.prompt.said(said)
-        return self.rounds.ask(lambda: self._begun(reference, rows, generation))
+        started: Future[Frames] = Future()
+
+        def start(prefill: "Future[Sequence]") -> None:
+            try:
+                started.set_result(self._start_text(prefill.result(), rows, generation))
+            except BaseException as error:
+                started.set_exception(error)
+
+        # With the prefill's callback a text starts before the voice can be evicted.
+        self.driver.call(lambda: self._voice(reference).prefill.add_done_callback(start))
+        return started.result()
 
     def warm_up(self) -> None:
-        """Capture all steps now: later, somebody would wait for it."""
-        self.rounds.ask(self.engine.runner.warm_up)
+        """Capture all steps now: later, a text would wait for it."""
+        self.driver.call(lambda: self.driver.on_stream(self.engine.runner.warm_up))
 
-    def close(self, sequence: Sequence) -> None:
-        """Stop a text. Closing twice does nothing."""
-        if self.rounds.is_own_thread:  # the garbage collector may close a text amid a step
-            self.rounds.post(lambda: self._close(sequence))
-        elif sequence.is_open:
-            self.rounds.ask(lambda: self._close(sequence))
+    def close(self) -> None:
+        """End every text; none can be started any more."""
+        self.driver.shutdown()
 
-    def _begun(self, reference: Codes, rows: list[Row], generation: Generation) -> Frames:
-        sequence = self.engine.fork(self._voices.get(reference, lambda: self._read(reference)))
+    def _start_text(self, voice: Sequence, rows: list[Row], generation: Generation) -> Frames:
+        sequence = self.engine.fork(voice)
         try:
             self.engine.append(sequence, rows)
-            self.engine.generate(sequence, generation)
+            return EngineFrames(self.model, self.driver, self.driver.stream(sequence, generation))
         except Exception:
             self.engine.close(sequence)
             raise
-        made: SimpleQueue[Emission | Exception] = SimpleQueue()
-        self._made[sequence.id] = made
-        return EngineFrames(self, sequence, made)
 
-    def _close(self, sequence: Sequence) -> None:
-        self._made.pop(sequence.id, None)
-        self.engine.close(sequence)
+    def _voice(self, reference: Codes) -> "_EngineVoice":
+        """What stands before every text in a voice, computed in steps that texts under way share; LRU eviction."""
+        voice = self._voices.get(reference)
+        if voice is None:
+            sequence = self.engine.open(before_text(self.prompt, reference))
+            voice = self._voices[reference] = _EngineVoice(sequence, self.driver.prefill(sequence))
+            voice.prefill.add_done_callback(lambda done: self._drop_failed(reference, sequence, done))
+        self._voices.move_to_end(reference)
+        computed = [each for each, voice in self._voices.items() if voice.prefill.done()]
+        for oldest in computed[: max(0, len(self._voices) - MAX_READY_VOICES)]:
+            self.engine.close(self._voices.pop(oldest).sequence)
+        return voice
 
-    def _read(self, reference: Codes) -> Sequence:
-        """Compute what stands before every text in a voice, texts under way going on beside it."""
-        sequence = self.engine.open(before_text(self.prompt, reference))
-        while sequence.pending:
-            result = self.engine.advance()
-            self._hand_out(result)
-            for failure in result.failures:
-                if failure.sequence is sequence:
-                    self.engine.close(sequence)
-                    raise failure.error
-        return sequence
+    def _drop_failed(self, reference: Codes, sequence: Sequence, prefill: "Future[Sequence]") -> None:
+        if prefill.exception() is not None:
+            self._voices.pop(reference, None)
+            self.engine.close(sequence)
 
-    def _step(self) -> bool:
-        """A row more for every text; one that cannot go on ends with its error."""
-        if not self.engine.has_work:
-            return False
-        self._hand_out(self.engine.advance())
-        return True
 
-    def _hand_out(self, result: StepResult) -> None:
-        for emission in result.emissions:
-            self._made[emission.sequence.id].put(emission)
-        for failure in result.failures:
-            made = self._made.pop(failure.sequence.id, None)
-            if made is not None:  # else it is a voice, which `_read` sees to
-                made.put(failure.error)
-                self.engine.close(failure.sequence)
+class _EngineVoice(NamedTuple):
+    sequence: Sequence
+    prefill: "Future[Sequence]"
 
 
 class EngineFrames:
-    """The frames of one text as the engine makes them."""
+    """The frames of one text as the engine generates them. Its sequence is closed with it."""
 
-    def __init__(
-        self, mouth: EngineFrameGenerator, sequence: Sequence, made: SimpleQueue[Emission | Exception]
-    ) -> None:
-        self._mouth, self._sequence, self._made, self._is_over = mouth, sequence, made, False
+    def __init__(self, model: MossTTSNano, driver: AsyncEngine, rows: BlockingReply) -> None:
+        self._model, self._driver, self._rows, self._is_open = model, driver, rows, True
 
     def __iter__(self) -> "EngineFrames":
         return self
 
     def __next__(self) -> Frame:
-        while not self._is_over:
-            emission = self._made.get()
-            if isinstance(emission, Exception):
-                self._is_over = True
-                raise emission
-            self._is_over = emission.finish is not None
-            for frame in self._mouth.model.spoken_frames([emission.row]):
-                return frame
+        try:
+            for row in self._rows if self._is_open else ():
+                for frame in self._model.spoken_frames([row]):
+                    return frame
+        except Exception:
+            self.close()
+            raise
         self.close()
         raise StopIteration
 
+    def needed_by(self, moment: float) -> None:
+        """The next frame is needed by this moment."""
+        self._rows.needed_by(moment)
+
     def close(self) -> None:
-        """Stop it."""
-        self._is_over = True
-        self._mouth.close(self._sequence)
+        """Stop. It does not wait, so that a finalizer may call it."""
+        if self._is_open:
+            self._is_open = False
+            self._driver.discard(self._rows.sequence)
 
-
-class _Recent(Generic[Kept]):
-    """What was made of the voices used last."""
-
-    def __init__(self, drop: Callable[[Kept], None] | None = None) -> None:
-        self._kept: OrderedDict[Codes, Kept] = OrderedDict()
-        self._drop = drop
-
-    def get(self, reference: Codes, make: Callable[[], Kept]) -> Kept:
-        if reference not in self._kept:
-            self._kept[reference] = make()
-        self._kept.move_to_end(reference)
-        while len(self._kept) > VOICES_KEPT_READY:
-            _, oldest = self._kept.popitem(last=False)
-            if self._drop is not None:
-                self._drop(oldest)
-        return self._kept[reference]
+    def __del__(self) -> None:
+        self.close()
 
 
 def before_text(prompt: MossTTSNanoPrompt, reference: Codes) -> list[Row]:
@@ -216,7 +209,7 @@ def before_text(prompt: MossTTSNanoPrompt, reference: Codes) -> list[Row]:
 
 
 State = CodecState | SlotState
-MOST_STREAMS = 128
+MAX_STREAMS = 128
 
 
 class SingleDecoder:
@@ -229,7 +222,7 @@ class SingleDecoder:
         """A stretch of speech before its first frame."""
         return self.codec.decoder_state()
 
-    def __call__(self, state: State, codes: list[Frame]) -> tuple[Samples, State]:
+    def __call__(self, state: State, codes: list[Frame], lead: float = 0.0) -> tuple[Samples, State]:
         """# [channel, time]"""
         assert isinstance(state, CodecState)
         sound, after = self.codec.decode_step(state, torch.tensor(codes).T)
@@ -239,61 +232,77 @@ class SingleDecoder:
         """Nothing is worth doing ahead."""
 
 
-@dataclass
-class _Order:
+class CodecJob(NamedTuple):
+    """The next frames of one stream."""
+
     state: State
     codes: NDArray[np.int64]  # [codebook, frame]
-    made: Future[tuple[Samples, State]]
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a failed pass leaves its state as it was: a slot has room for one hop beyond the window."""
+        return isinstance(self.state, CodecState) or self.codes.shape[1] <= HOPS[-1]
 
 
 class BatchedDecoder:
-    """What several texts wait for at a time, in one pass of each round; as graphs where the device has them."""
+    """Chunks that several texts wait for, decoded in one pass, as CUDA graphs where the device has them."""
 
-    def __init__(self, codec: MossAudioTokenizerNano, rounds: DeviceLoop, device: Device) -> None:
-        self.codec, self.rounds = codec, rounds
-        fits = device.samples_that_fit(SlotDecoder.slot_bytes(codec), MOST_STREAMS) if device.graphs else 0
+    def __init__(self, codec: MossAudioTokenizerNano, device: Device, executor: DeadlineExecutor | None = None) -> None:
+        self.codec = codec
+        fits = device.samples_that_fit(SlotDecoder.slot_bytes(codec), MAX_STREAMS) if device.graphs else 0
         self.slots = SlotDecoder(codec, fits) if fits else None
-        self._waiting: deque[_Order] = deque()
-        rounds.parts.append(self._work)
+        self._stream = CudaStream(codec.device)
+        self.batcher: DynamicBatcher[CodecJob, tuple[Samples, State]] = DynamicBatcher(
+            "viva-codec",
+            self._decode,
+            MAX_STREAMS,
+            kind=lambda job: isinstance(job.state, SlotState),
+            workers=executor or executor_for(codec.device),
+            leaves_jobs=lambda job: job.is_repeatable,
+        )
+        self.batcher.start()
 
     def start(self) -> State:
         """A stretch of speech before its first frame; where no slot is free, in memory of its own."""
         state = self.slots.start() if self.slots else None
         return self.codec.decoder_state() if state is None else state
 
-    def __call__(self, state: State, codes: list[Frame]) -> tuple[Samples, State]:
+    def __call__(self, state: State, codes: list[Frame], lead: float = 0.0) -> tuple[Samples, State]:
         """# [channel, time]"""
-        order = _Order(state, np.array(codes, dtype=np.int64).T, Future())
-        self._waiting.append(order)
-        self.rounds.wake()
-        return order.made.result()
+        job = CodecJob(state, np.array(codes, dtype=np.int64).T)
+        self.codec.check_codes(torch.from_numpy(job.codes)[None])
+        return self.batcher.submit(job, min(lead, EARLY_SECONDS)).result()
+
+    def call(self, action: Callable[[], Result]) -> Result:
+        """The result of an action that has the codec to itself."""
+
+        def run() -> Result:
+            with self._stream():
+                return action()
+
+        return self.batcher.call(run)
 
     def warm_up(self, codebooks: int) -> None:
-        """Capture all steps now: later, somebody would wait for it."""
+        """Capture all steps now: later, a text would wait for it."""
         if self.slots is not None:
             slots = self.slots
-            self.rounds.ask(lambda: slots.warm_up(codebooks))
+            self.call(lambda: slots.warm_up(codebooks))
 
-    def _work(self) -> bool:
-        orders = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        for kind, decode in ((SlotState, self._in_slots), (CodecState, self._stacked)):
-            some = [order for order in orders if isinstance(order.state, kind)]
-            try:
-                for order, made in zip(some, decode(some) if some else (), strict=True):
-                    order.made.set_result(made)
-            except Exception as error:
-                for order in some:
-                    order.made.set_exception(error)
-        return bool(orders)
+    def close(self) -> None:
+        """Decode nothing any more."""
+        self.batcher.shutdown()
 
-    def _in_slots(self, orders: list[_Order]) -> list[tuple[Samples, State]]:
+    def _decode(self, jobs: Jobs[CodecJob]) -> list[tuple[Samples, State]]:
+        with self._stream():
+            return self._in_slots(jobs) if isinstance(jobs[0].state, SlotState) else self._stacked(jobs)
+
+    def _in_slots(self, jobs: Jobs[CodecJob]) -> list[tuple[Samples, State]]:
         assert self.slots is not None
-        states = [order.state for order in orders if isinstance(order.state, SlotState)]
-        sounds, after = self.slots.step_batch(states, [order.codes for order in orders])
+        states = [job.state for job in jobs if isinstance(job.state, SlotState)]
+        sounds, after = self.slots.step_batch(states, [job.codes for job in jobs])
         return list(zip(sounds, after, strict=True))
 
-    def _stacked(self, orders: list[_Order]) -> list[tuple[Samples, State]]:
-        states = [order.state for order in orders if isinstance(order.state, CodecState)]
-        codes = [torch.from_numpy(order.codes) for order in orders]
-        sounds, after = self.codec.decode_step_batch(states, codes)
+    def _stacked(self, jobs: Jobs[CodecJob]) -> list[tuple[Samples, State]]:
+        states = [job.state for job in jobs if isinstance(job.state, CodecState)]
+        sounds, after = self.codec.decode_step_batch(states, [torch.from_numpy(job.codes) for job in jobs])
         return [(sound.float().cpu().numpy(), state) for sound, state in zip(sounds, after, strict=True)]

@@ -26,6 +26,7 @@ from vivavoce.models.moss_tts_nano.prompt import (
 )
 from vivavoce.models.tokenizers import SentencePieceTokenizer
 from vivavoce.tts.frame_model import (
+    CallerFrames,
     ChunkedPlayback,
     Codes,
     Frame,
@@ -195,7 +196,7 @@ class OnnxTTS(FrameTTS):
         return ChunkedPlayback(self._decode, self._silence(), seconds, player, clock, self._beside, is_live)
 
     def _frames(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Frames:
-        return self._speak(text, before, seed, greedy)
+        return CallerFrames(self._speak(text, before, seed, greedy))
 
     def _codes_of(self, sound: Sound) -> list[list[int]]:
         frame = int(self._meta["frame_samples"])
@@ -296,7 +297,7 @@ class OnnxTTS(FrameTTS):
             for name, each in given.items()
         }
 
-    def _decode(self, state: dict[str, Any], codes: list[Frame]) -> tuple[Samples, dict[str, Any]]:
+    def _decode(self, state: dict[str, Any], codes: list[Frame], lead: float = 0.0) -> tuple[Samples, dict[str, Any]]:
         names = sorted((name for name in self.codec_step.inputs if _is_code_input(name)), key=lambda n: "length" in n)
         made = self.codec_step({names[0]: np.array([codes]), names[1]: np.array([len(codes)]), **state})
         return made["audio"].numpy()[0], {name: made[f"{name}_out"] for name in state}
