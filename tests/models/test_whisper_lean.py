@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.models.test_whisper_engine import CONFIG, model, windows_of  # noqa: F401 - a fixture
-from vivavoce.models.whisper.cpu import CpuDraftDecoder, CpuDraftHeads, CpuTextDecoder, scripted
+from vivavoce.models.whisper.cpu import CpuDraftDecoder, CpuDraftHeads, DraftLimits, scripted
 from vivavoce.models.whisper.drafts import WhisperHeads
 from vivavoce.models.whisper.model import WindowMemory
 
@@ -15,14 +15,14 @@ BARRED_FIRST, BARRED = torch.zeros(2, CONFIG.vocab_size)
 BARRED_FIRST[3::2] = BARRED[::3] = -1e9
 
 
-def guessed_by(decoder, memory, tokens: list[int], how: CpuDraftDecoder) -> tuple[list[int], torch.Tensor | None]:
+def guessed_by(decoder, memory, tokens: list[int], how: DraftLimits) -> tuple[list[int], torch.Tensor | None]:
     """By reading all of the text anew for every token."""
     chain, sureness = [], 1.0
-    while len(chain) < how.most:
+    while len(chain) < how.max_tokens:
         hidden = decoder(torch.tensor([tokens + chain]), memory)[0, -1]
         chances = (decoder.logits(hidden) + (BARRED if chain else BARRED_FIRST)).softmax(-1)
         sureness *= float(chances.max())
-        if sureness < how.sureness or int(chances.argmax()) == how.end:
+        if sureness < how.min_chance or int(chances.argmax()) == how.end:
             return chain, chances
         chain.append(int(chances.argmax()))
     return chain, None
@@ -32,12 +32,12 @@ def guessed_by(decoder, memory, tokens: list[int], how: CpuDraftDecoder) -> tupl
 def test_guesses_are_those_of_the_decoder_in_any_pieces(model, most, sureness):  # noqa: F811
     memory = windows_of(model, 1)
     tokens = torch.randint(CONFIG.vocab_size, (17,), generator=torch.Generator().manual_seed(0)).tolist()
-    how = CpuDraftDecoder(most, sureness, 3, 0.01, TIMES, END)
-    lean = CpuTextDecoder(model.decoder)
+    how = DraftLimits(most, sureness, 3, 0.01, TIMES, END)
+    lean = CpuDraftDecoder(model.decoder)
     text = lean.begin(memory)
     for begin, end in ((0, 4), (4, 5), (5, 6), (6, 13), (13, 17), (2, 9)):
         text.length = begin  # of what was read behind it, guesses that turned out wrong, nothing is left
-        chain, unsure, begins = lean.guess(text, tokens[begin:end], BARRED_FIRST, BARRED, how)
+        chain, unsure, begins = lean.draft(text, tokens[begin:end], BARRED_FIRST, BARRED, how)
         wanted, chances = guessed_by(model.decoder, memory, tokens[:end], how)
         assert chain == wanted and len(begins) == 0
         assert text.length == end + len(chain) - (chances is None)
@@ -48,11 +48,11 @@ def test_guesses_are_those_of_the_decoder_in_any_pieces(model, most, sureness): 
 
 @pytest.mark.parametrize("spelt", [CONFIG.vocab_size, 21])
 def test_rounded_guesses_are_nearly_those_of_the_decoder(model, spelt):  # noqa: F811
-    memory, tokens, how = windows_of(model, 1), [1, 5, 2, 8], CpuDraftDecoder(1, 2.0, 3, 0.01, TIMES, END)
+    memory, tokens, how = windows_of(model, 1), [1, 5, 2, 8], DraftLimits(1, 2.0, 3, 0.01, TIMES, END)
     narrow = copy.deepcopy(model.decoder).float()
-    lean = CpuTextDecoder(narrow, rounded=True)
+    lean = CpuDraftDecoder(narrow, rounded=True)
     text = lean.begin(WindowMemory(memory.keys.float(), memory.values.float()))
-    chain, unsure, _ = lean.guess(text, tokens, BARRED_FIRST[:spelt].float(), BARRED[:spelt].float(), how)
+    chain, unsure, _ = lean.draft(text, tokens, BARRED_FIRST[:spelt].float(), BARRED[:spelt].float(), how)
     logits = model.decoder.logits(model.decoder(torch.tensor([tokens]), memory)[0, -1])
     chances = (logits[:spelt] + BARRED_FIRST[:spelt]).softmax(-1)
     assert chain == [] and unsure.shape == chances.shape
@@ -61,14 +61,14 @@ def test_rounded_guesses_are_nearly_those_of_the_decoder(model, spelt):  # noqa:
 
 def test_first_guess_of_a_time_is_as_sure_as_all_likely_times(model):  # noqa: F811
     memory = windows_of(model, 1)
-    how = CpuDraftDecoder(2, 0.0, 3, 0.0, 0, END)
-    lean = CpuTextDecoder(model.decoder)
-    chain, _, begins = lean.guess(lean.begin(memory), [1, 2], BARRED_FIRST, BARRED, how)
+    how = DraftLimits(2, 0.0, 3, 0.0, 0, END)
+    lean = CpuDraftDecoder(model.decoder)
+    chain, _, begins = lean.draft(lean.begin(memory), [1, 2], BARRED_FIRST, BARRED, how)
     best = float(begins.topk(3)[0].sum())
     assert len(chain) == 2 and int(begins.argmax()) == chain[0]
     for sureness, length in ((best * 0.99, 1), (min(1.0, best * 1.01), 0)):
-        how = CpuDraftDecoder(1, sureness, 3, 0.0, 0, END)
-        assert len(lean.guess(lean.begin(memory), [1, 2], BARRED_FIRST, BARRED, how)[0]) == length
+        how = DraftLimits(1, sureness, 3, 0.0, 0, END)
+        assert len(lean.draft(lean.begin(memory), [1, 2], BARRED_FIRST, BARRED, how)[0]) == length
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -25,7 +25,7 @@ from vivavoce.implementations import choose_draft_heads, choose_draft_model
 from vivavoce.models.interface import Row
 from vivavoce.models.whisper.alignment import PieceGuesser
 from vivavoce.models.whisper.config import WhisperConfig
-from vivavoce.models.whisper.cpu import CpuDraftDecoder, CpuText, CpuTextDecoder, cpu_heads
+from vivavoce.models.whisper.cpu import CpuDraftDecoder, CpuDraftText, DraftLimits, cpu_heads
 from vivavoce.models.whisper.decoding import FORBIDDEN
 from vivavoce.models.whisper.drafts import WhisperHeads, draft_kind, load_decoder
 from vivavoce.models.whisper.encoder import is_narrow, narrow_pieces, remember_narrowly, remember_together
@@ -47,7 +47,7 @@ class _Read:
     """A text as far as the decoder has read it, guesses included."""
 
     text: EngineSequence
-    lean: CpuText
+    lean: CpuDraftText
     tokens: list[int]
 
 
@@ -77,7 +77,7 @@ class GuessingDecoder:
 
     def __init__(self, decoder: WhisperDecoder, writer: WhisperWriter, rounded: bool = False) -> None:
         self.decoder, self.writer = decoder, writer
-        self._lean = CpuTextDecoder(decoder, rounded)
+        self._lean = CpuDraftDecoder(decoder, rounded)
         self._read: dict[int, _Read] = {}
         self._barred = BarredTokens(writer)
 
@@ -89,9 +89,9 @@ class GuessingDecoder:
         end = self.writer.tokens.endoftext
         most = min(most, self.decoder.config.max_target_positions - len(sequence.rows))
         fresh = [row[TOKEN] for row in sequence.rows[read.lean.length :]]
-        how = CpuDraftDecoder(most, SURENESS, BEGINNINGS, LEAST_CHANCE, self.writer.tokens.timestamps, end)
+        how = DraftLimits(most, SURENESS, BEGINNINGS, LEAST_CHANCE, self.writer.tokens.timestamps, end)
         barred = self._barred.next(sequence), self._barred.later(sequence)
-        chain, unsure, begins = self._lean.guess(read.lean, fresh, *barred, how)
+        chain, unsure, begins = self._lean.draft(read.lean, fresh, *barred, how)
         read.tokens += [*fresh, *chain][: read.lean.length - len(read.tokens)]
         leaves = _likely(unsure, end, LEAVES) if len(unsure) else []
         times = _likely(begins, end, BEGINNINGS)[1 : 1 + OTHER_TIMES] if chain and len(begins) else []

@@ -12,7 +12,7 @@ from vivavoce.errors import InputError
 from vivavoce.export.onnx_graph import OnnxExport, Stream
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.interface import GenerativeModel
-from vivavoce.models.whisper.model import Whisper
+from vivavoce.models.whisper.model import Whisper, WholeTexts, WindowMemory
 from vivavoce.models.xy_tokenizer.model import LOUDEST_BIN, FourierHead, XYTokenizer
 from vivavoce.nn.paged_kv import CachePiece
 from vivavoce.nn.vocoder import ShortFourier
@@ -195,6 +195,26 @@ class WhisperEncoderGraph(nn.Module):
         return states, memory.keys, memory.values
 
 
+class GrowingTexts(WholeTexts):
+    """Attention of the next tokens of texts to keys and values that are given and returned."""
+
+    def __init__(self, memory: WindowMemory, past_keys: Tensor, past_values: Tensor, new: int) -> None:
+        super().__init__(memory)
+        self.past = past_keys, past_values
+        self.positions = past_keys.shape[3] + torch.arange(new, device=past_keys.device)
+        self.visible = torch.arange(past_keys.shape[3] + new, device=past_keys.device) <= self.positions[:, None]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention to all tokens so far."""
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        self.keys.append(torch.cat([self.past[0][layer], key], dim=2))
+        self.values.append(torch.cat([self.past[1][layer], value], dim=2))
+        mixed = functional.scaled_dot_product_attention(query, self.keys[-1], self.values[-1], attn_mask=self.visible)
+        return mixed.transpose(1, 2)
+
+
 class TokenDecoder(nn.Module):
     """The next tokens of texts, one a window, behind what was read of them before."""
 
@@ -209,20 +229,12 @@ class TokenDecoder(nn.Module):
 
         # [window, token], each past [layer, window, head, past, head_dim] → [window, token, id], past + token
         """
-        decoder, before = self.decoder, past_keys.shape[3]
-        new = tokens.shape[1]
-        places = before + torch.arange(new, device=tokens.device)
-        visible = torch.arange(before + new, device=tokens.device) <= places[:, None]
-        x = decoder.embed_tokens(tokens) + decoder.embed_positions(places)
-        keys, values = [], []
-        for index, layer in enumerate(decoder.stack):
-            query, key, value = layer.self_attn._project(layer.self_attn_layer_norm(x))
-            keys.append(torch.cat([past_keys[index], key], dim=2))
-            values.append(torch.cat([past_values[index], value], dim=2))
-            mixed = functional.scaled_dot_product_attention(query, keys[-1], values[-1], attn_mask=visible)
-            x = x + layer.self_attn._output(mixed)
-            x = layer.after_text(x, memory_keys[index], memory_values[index])
-        return decoder.logits(decoder.layer_norm(x)), torch.stack(keys), torch.stack(values)
+        memory = WindowMemory(memory_keys, memory_values)
+        attention = GrowingTexts(memory, past_keys, past_values, tokens.shape[1])
+        decoder = self.decoder
+        x = decoder.embed_tokens(tokens) + decoder.embed_positions(attention.positions)
+        logits = decoder.logits(decoder.run(x, attention))
+        return logits, torch.stack(attention.keys), torch.stack(attention.values)
 
 
 def whisper_graphs(whisper: Whisper) -> Iterator[OnnxExport]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from vivavoce.models.whisper.config import SECONDS_PER_TIMESTAMP, WhisperConfig, WhisperTokens
 from vivavoce.models.whisper.drafts import TrainedBeside, write_draft
 from vivavoce.models.whisper.layer import WhisperLayer
-from vivavoce.models.whisper.model import Whisper, WindowMemory
+from vivavoce.models.whisper.model import AlignmentWeights, Whisper, WindowMemory
 
 MEDIAN_WIDTH = 7
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
@@ -54,9 +54,9 @@ def word_times(
     if not written:
         return [[] for _ in texts]
     sequence = torch.tensor([[*prompt, *written, tokens.endoftext]], device=memory.keys.device)
-    attention = model.decoder.attention(sequence, memory, heads, positions)[0]
-    begins = token_times(attention[:, len(prompt) - 1 : -1])
-    hidden = model.decoder(sequence[:, :-1], memory)[0, len(prompt) - 1 :]
+    attention = AlignmentWeights(memory, heads, positions)
+    hidden = model.decoder.run(model.decoder.embed(sequence), attention)[0, len(prompt) - 1 : -1]
+    begins = token_times(attention.weights[0, :, len(prompt) - 1 : -1])
     chances = model.decoder.logits(hidden)[:, : tokens.endoftext].softmax(-1)
     timed: list[list[TimedWord]] = [[] for _ in texts]
     place = 0

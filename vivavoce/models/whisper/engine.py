@@ -18,11 +18,12 @@ from vivavoce import kernels
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Draw, Row
 from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
-from vivavoce.models.whisper.cpu import packed_projection
-from vivavoce.models.whisper.cuda import Look, end_to_end, is_single, paged_rows, paged_stack, single_rows_step
+from vivavoce.models.whisper.cpu import flat_pages, packed_projection, paged_decoder, paged_rows
+from vivavoce.models.whisper.cuda import Look, is_single, single_rows_step
 from vivavoce.models.whisper.decoding import FORBIDDEN, Text, TimestampRules
 from vivavoce.models.whisper.drafts import WhisperHeads
-from vivavoce.models.whisper.model import CrossAttention, WhisperDecoder, WhisperDecoderLayer, WindowMemory
+from vivavoce.models.whisper.layer import PackedProjection
+from vivavoce.models.whisper.model import WhisperDecoder, WindowMemory
 from vivavoce.models.whisper.windows import WhisperSettings
 from vivavoce.nn.attention import attend
 from vivavoce.nn.linear import become_views, column_major
@@ -161,7 +162,7 @@ class WhisperWriter:
     def paged(self) -> Any:
         """The layers without Python, where they can be had: on CPUs, of plain products."""
         on_cpu = self._ids.device.type == "cpu"
-        return paged_stack(self.model.decoder, self.packed) if on_cpu and self.packed else None
+        return paged_decoder(self.model.decoder, self.packed) if on_cpu and self.packed else None
 
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Hidden states of the last layer.  # [row, 2] → [row, d_model]"""
@@ -178,7 +179,7 @@ class WhisperWriter:
         store = self.store
         rows = paged_rows(batch, runs_of(windows), store.positions, store.keys)
         memory = (store.keys, store.values)
-        hidden: Tensor = self.paged(ids, batch.positions.long(), rows, *end_to_end(batch.cache), *memory)
+        hidden: Tensor = self.paged(ids, batch.positions.long(), rows, rows, *flat_pages(batch.cache), *memory)
         return hidden
 
     def _forward_layers(self, ids: Tensor, windows: Tensor, batch: RowBatch) -> Tensor:
@@ -189,32 +190,7 @@ class WhisperWriter:
             return single_rows_step(decoder, self.packed, x, batch, look)
         if not kernels.usable(x):
             batch = masked_once(batch, x)
-        for index, layer in enumerate(decoder.stack):
-            x = x + self._attend_text(layer, index, x, batch)
-            x = x + self._attend_window(layer, index, x, look)
-            x = layer.feed_forward(x)
-        hidden: Tensor = decoder.layer_norm(x)
-        return hidden
-
-    def _attend_text(self, layer: WhisperDecoderLayer, index: int, x: Tensor, batch: RowBatch) -> Tensor:
-        attention = layer.self_attn
-        normed = layer.self_attn_layer_norm(x)
-        if self.packed:
-            packed = functional.linear(normed, *self.packed[index])
-        elif attention.packed is not None:
-            packed = attention.packed(normed)
-        else:
-            packed = torch.cat([project(normed) for project in attention.projections], dim=-1)
-        query, key, value = packed.unflatten(-1, (3, attention.heads, attention.head_dim)).unbind(1)
-        batch.write(index, key, value)
-        out: Tensor = attention.out_proj(attend(query, index, batch).flatten(-2))
-        return out
-
-    def _attend_window(self, layer: WhisperDecoderLayer, index: int, x: Tensor, look: Look) -> Tensor:
-        attention: CrossAttention = layer.encoder_attn
-        query = attention.q_proj(layer.encoder_attn_layer_norm(x)).unflatten(-1, (attention.heads, attention.head_dim))
-        out: Tensor = attention.out_proj(look(query, index).flatten(-2))
-        return out
+        return decoder.run(x, PagedTexts(batch, look))
 
     def looking(self, windows: Tensor) -> Look:
         """How rows of these windows look at them, layer by layer.  # [row]"""
@@ -335,6 +311,22 @@ class WhisperWriter:
         return mask
 
 
+class PagedTexts:
+    """Attention of the rows of an engine step, whatever mixture they are.  # queries [row, head, head_dim]"""
+
+    def __init__(self, batch: RowBatch, look: Look) -> None:
+        self.batch, self.look = batch, look
+
+    def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write keys and values to the pages, and attend to each row's text."""
+        self.batch.write(layer, key, value)
+        return attend(query, layer, self.batch)
+
+    def to_window(self, layer: int, query: Tensor) -> Tensor:
+        """Attend to the window of each row."""
+        return self.look(query, layer)
+
+
 def runs_of(windows: Tensor) -> list[tuple[int, int]]:
     """Neighbouring rows of one window: which, and how many.  # [row]"""
     return [(window, len(list(run))) for window, run in groupby(windows.tolist())]
@@ -364,6 +356,7 @@ def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
             return []
         weight, bias = packed_projection(layer)
         become_views(parts, weight)
+        layer.self_attn.packed = PackedProjection(weight, bias)
         window = layer.encoder_attn
         for part in (layer.self_attn.out_proj, window.q_proj, window.out_proj, layer.fc1, layer.fc2):
             part.weight.data = column_major(part.weight.detach())

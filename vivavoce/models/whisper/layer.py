@@ -6,6 +6,21 @@ from torch.nn import functional
 from vivavoce.nn.streaming import Extension, StreamCache, extend
 
 
+class PackedProjection(nn.Module):
+    """Query, key and value projection as one matrix, which the published three are views of. Not in checkpoints."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.bias: Tensor
+        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [.., d_model] → [.., 3 × d_model]"""
+        return functional.linear(x, self.weight, self.bias)
+
+
 class WhisperAttention(nn.Module):
     """Multi-head self-attention with the published names; the key projection has no bias."""
 
@@ -18,7 +33,7 @@ class WhisperAttention(nn.Module):
         self.v_proj = nn.Linear(d_model, d_model)
         self.out_proj = nn.Linear(d_model, d_model)
         self.packed: nn.Module | None = None
-        """Query, key and value projection as one, where somebody made it."""
+        """Query, key and value projection as one product: int8, or plain weights that the three are views of."""
 
     @property
     def projections(self) -> tuple[nn.Module, nn.Module, nn.Module]:
@@ -35,12 +50,17 @@ class WhisperAttention(nn.Module):
         """The next positions of streams, as layer number `layer` of their caches."""
         return self._output(streams.attend(layer, *self._project(x)))
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value.  # [.., d_model] → [.., head, head_dim] each"""
         if self.packed is not None:
-            parts = self.packed(x).chunk(3, dim=-1)
-        else:
-            parts = tuple(project(x) for project in self.projections)
-        query, key, value = (part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for part in parts)
+            query, key, value = self.packed(x).unflatten(-1, (3, self.heads, self.head_dim)).unbind(-3)
+            return query, key, value
+        query, key, value = (project(x).unflatten(-1, (self.heads, self.head_dim)) for project in self.projections)
+        return query, key, value
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`project` with time behind the heads.  # [batch, time, d_model] → [batch, head, time, head_dim] each"""
+        query, key, value = (part.transpose(1, 2) for part in self.project(x))
         return query, key, value
 
     def _output(self, mixed: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ The keys and values of the window are computed once (`WindowMemory`) and shared 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,28 +63,90 @@ class DecoderState:
 
 
 class CrossAttention(WhisperAttention):
-    """Attention to the encoder's states, with keys and values made once a window."""
+    """Attention to the encoder's states, whose keys and values are computed once per window."""
 
     def remember(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of windows.  # [window, position, d_model] → [window, head, position, head_dim] twice"""
-        return self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
+        keys, values = (project(states).unflatten(-1, (self.heads, -1)) for project in (self.k_proj, self.v_proj))
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def attend(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Every row to its window; rows of one window share its memory.  # [row, time, d_model]"""
-        query = self._by_window(x, keys.shape[0])
-        mixed = functional.scaled_dot_product_attention(query, keys, values)
-        return self._output(mixed).reshape(x.shape)
+    def query(self, x: Tensor) -> Tensor:
+        """# [.., d_model] → [.., head, head_dim]"""
+        query: Tensor = self.q_proj(x).unflatten(-1, (self.heads, self.head_dim))
+        return query
 
-    def weights(self, x: Tensor, keys: Tensor) -> Tensor:
-        """How much each position of the window counts.  # [row, time, d_model] → [row, head, time, position]"""
-        query = self._heads(self.q_proj(x)) * self.head_dim**-0.5
-        return (query @ keys.transpose(-1, -2)).float().softmax(-1)
 
-    def _by_window(self, x: Tensor, windows: int) -> Tensor:
-        return self._heads(self.q_proj(x.reshape(windows, -1, x.shape[-1])))
+class DecoderAttention(Protocol):
+    """Where the queries of decoder layers look. The rest of a layer is the same for whole texts, for texts that are
+    continued, and for rows over the engine's pages.
+    """
 
-    def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+    def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store new keys and values, and attend to the text so far.  # each [.., head, head_dim]"""
+        ...
+
+    def to_window(self, layer: int, query: Tensor) -> Tensor:
+        """Attend to the encoder's states.  # [.., head, head_dim]"""
+        ...
+
+
+class WholeTexts:
+    """Attention of whole texts, one or more rows per window.  # queries [row, time, head, head_dim]"""
+
+    def __init__(self, memory: WindowMemory) -> None:
+        self.memory = memory
+
+    def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention within the texts."""
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
+
+    def to_window(self, layer: int, query: Tensor) -> Tensor:
+        """Rows of one window share its keys and values."""
+        keys, values = self.memory.keys[layer], self.memory.values[layer]
+        by_window = query.reshape(keys.shape[0], -1, *query.shape[2:]).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(by_window, keys, values)
+        return mixed.transpose(1, 2).reshape(query.shape)
+
+
+class ContinuedTexts(WholeTexts):
+    """Attention of the next tokens of texts to what a `StreamCache` holds of them."""
+
+    def __init__(self, streams: Extension, memory: WindowMemory) -> None:
+        super().__init__(memory)
+        self.streams = streams
+
+    def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention to all tokens so far."""
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return self.streams.attend(layer, query, key, value).transpose(1, 2)
+
+
+class AlignmentWeights(WholeTexts):
+    """Attention of whole texts, one per window, that records how (layer, head) pairs weigh the window's positions."""
+
+    def __init__(self, memory: WindowMemory, heads: Sequence[tuple[int, int]], positions: int | None = None) -> None:
+        super().__init__(memory)
+        self.heads, self.positions = heads, positions
+        self._by_layer: dict[int, Tensor] = {}
+
+    def to_window(self, layer: int, query: Tensor) -> Tensor:
+        """Attend, and record the weights over the first `positions`, or all of them."""
+        if any(layer == wanted for wanted, _ in self.heads):
+            keys = self.memory.keys[layer][:, :, : self.positions]
+            scores = query.transpose(1, 2) * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
+            self._by_layer[layer] = scores.float().softmax(-1)
+        return super().to_window(layer, query)
+
+    @property
+    def layers(self) -> int:
+        """How many layers have to be run for all pairs."""
+        return 1 + max(layer for layer, _ in self.heads)
+
+    @property
+    def weights(self) -> Tensor:
+        """# [row, pair, token, position]"""
+        return torch.stack([self._by_layer[layer][:, head] for layer, head in self.heads], dim=1)
 
 
 class WhisperDecoderLayer(WhisperLayer):
@@ -94,23 +157,12 @@ class WhisperDecoderLayer(WhisperLayer):
         self.encoder_attn = CrossAttention(d_model, heads)
         self.encoder_attn_layer_norm = nn.LayerNorm(d_model)
 
-    def decode(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Whole texts at once.  # [row, time, d_model]"""
-        x = x + self.self_attn(self.self_attn_layer_norm(x), causal=True)
-        return self.after_text(x, keys, values)
-
-    def decode_step(self, streams: Extension, layer: int, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The next tokens of texts, as layer number `layer`.  # [row, time, d_model]"""
-        x = x + self.self_attn.step(streams, layer, self.self_attn_layer_norm(x))
-        return self.after_text(x, keys, values)
-
-    def after_text(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """What follows the attention to the text itself.  # [row, time, d_model]"""
-        x = x + self.encoder_attn.attend(self.encoder_attn_layer_norm(x), keys, values)
-        return self._feed_forward(x)
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """The last part of the layer.  # […, d_model]"""
+    def decode(self, x: Tensor, layer: int, attention: DecoderAttention) -> Tensor:
+        """The next tokens of texts through this layer, number `layer` of its stack.  # [.., d_model] → the same"""
+        mixed = attention.to_text(layer, *self.self_attn.project(self.self_attn_layer_norm(x)))
+        x = x + self.self_attn.out_proj(mixed.flatten(-2))
+        mixed = attention.to_window(layer, self.encoder_attn.query(self.encoder_attn_layer_norm(x)))
+        x = x + self.encoder_attn.out_proj(mixed.flatten(-2))
         return self._feed_forward(x)
 
 
@@ -184,9 +236,17 @@ class WhisperDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, memory: WindowMemory) -> Tensor:
         """Hidden states of whole texts, one or more a window.  # [row, token] → [row, token, d_model]"""
-        x = self.embed_tokens(tokens) + self.embed_positions.weight[: tokens.shape[1]]
-        for index, layer in enumerate(self.stack):
-            x = layer.decode(x, memory.keys[index], memory.values[index])
+        return self.run(self.embed(tokens), WholeTexts(memory))
+
+    def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """Tokens of texts from position `first` on.  # [row, token] → [row, token, d_model]"""
+        embedded: Tensor = self.embed_tokens(tokens)
+        return embedded + self.embed_positions.weight[first : first + tokens.shape[1]]
+
+    def run(self, x: Tensor, attention: DecoderAttention, layers: int | None = None) -> Tensor:
+        """Embedded tokens through the layers, or the first of them, and the last norm.  # [.., d_model] → the same"""
+        for index, layer in enumerate(islice(self.stack, layers)):
+            x = layer.decode(x, index, attention)
         hidden: Tensor = self.layer_norm(x)
         return hidden
 
@@ -202,11 +262,9 @@ class WhisperDecoder(nn.Module):
             raise CapacityError(
                 f"{first + new} tokens are more than the {self.config.max_target_positions} this Whisper has places for"
             )
-        x = self.embed_tokens(tokens) + self.embed_positions.weight[first : first + new]
         streams = extend([state.past], new)
-        for index, layer in enumerate(self.stack):
-            x = layer.decode_step(streams, index, x, state.memory.keys[index], state.memory.values[index])
-        return self.layer_norm(x), DecoderState(streams.after[0], state.memory)
+        hidden = self.run(self.embed(tokens, first), ContinuedTexts(streams, state.memory))
+        return hidden, DecoderState(streams.after[0], state.memory)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What each hidden state says of the next token.  # […, d_model] → […, vocabulary] float32"""
@@ -222,16 +280,9 @@ class WhisperDecoder(nn.Module):
 
         # [row, token] → [row, pair, token, position]
         """
-        x = self.embed_tokens(tokens) + self.embed_positions.weight[: tokens.shape[1]]
-        seen: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.stack[: 1 + max(layer for layer, _ in heads)]):
-            keys, values = memory.keys[index], memory.values[index]
-            x = x + layer.self_attn(layer.self_attn_layer_norm(x), causal=True)
-            if any(index == wanted for wanted, _ in heads):
-                normed = layer.encoder_attn_layer_norm(x)
-                seen[index] = layer.encoder_attn.weights(normed, keys[:, :, :positions])
-            x = layer.after_text(x, keys, values)
-        return torch.stack([seen[layer][:, head] for layer, head in heads], dim=1)
+        weights = AlignmentWeights(memory, heads, positions)
+        self.run(self.embed(tokens), weights, weights.layers)
+        return weights.weights
 
 
 class Whisper(nn.Module):
