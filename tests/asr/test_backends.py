@@ -25,10 +25,10 @@ def cache(tmp_path, monkeypatch):
 
 def test_our_engine_hears_what_the_transcriber_hears(listener):  # noqa: F811
     backend = OwnBackend(listener, pick("cpu"))
-    wish = TranscriptionOptions(word_times=True)
+    options = TranscriptionOptions(word_times=True)
     for samples in SOUNDS[:3]:
-        alone = list(listener.segments(samples, wish))
-        assert [s.tokens for s in backend.segments(samples, wish)] == [s.tokens for s in alone]
+        alone = list(listener.segments(samples, options))
+        assert [s.tokens for s in backend.segments(samples, options)] == [s.tokens for s in alone]
     assert transcribe(noise(1.5), backend, gate=False).text == transcribe(noise(1.5), listener, gate=False).text
 
 
@@ -49,10 +49,10 @@ def test_ctranslate2_hears_the_same_in_windows_of_any_length(folder, cache):  # 
     theirs = load_backend(folder, "faster-whisper", "cpu", "float32")
     assert isinstance(theirs, ConvertedWindows)
     ours = load_backend(folder, "ours", "cpu")
-    wish = TranscriptionOptions(timestamps=False, temperatures=(0.0,))
+    options = TranscriptionOptions(timestamps=False, temperatures=(0.0,))
     for samples in (SOUNDS[0], SOUNDS[2]):
-        expected = [(s.tokens, s.start, s.end) for s in ours.segments(samples, wish)]
-        assert [(s.tokens, s.start, s.end) for s in theirs.segments(samples, wish)] == expected
+        expected = [(s.tokens, s.start, s.end) for s in ours.segments(samples, options)]
+        assert [(s.tokens, s.start, s.end) for s in theirs.segments(samples, options)] == expected
     with pytest.raises(InputError, match="backend ours"):
         list(theirs.segments(SOUNDS[0], TranscriptionOptions(word_times=True)))
     again = load_converted(folder, "cpu", "float32")

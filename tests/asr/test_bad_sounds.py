@@ -67,11 +67,11 @@ def test_a_language_it_does_not_know_is_refused_and_the_next_sound_is_heard(care
 
 @pytest.mark.skipif(not int8_is_fast_here(), reason="no int8 products on this CPU")
 def test_int8_writes_nearly_the_same():
-    wish = TranscriptionOptions(temperatures=(0.0,), padding="trim")
+    options = TranscriptionOptions(temperatures=(0.0,), padding="trim")
     rounded = load_backend("mini-asr", "ours", "cpu", "int8")
     exact = load_backend("mini-asr", "ours", "cpu", "float32")
     texts = [
-        ["".join(s.text for s in backend.segments(one.samples, wish)) for one in spoken_sentences(most=8)]
+        ["".join(s.text for s in backend.segments(one.samples, options)) for one in spoken_sentences(most=8)]
         for backend in (rounded, exact)
     ]
     assert sum(one == other for one, other in zip(*texts, strict=True)) >= 6
@@ -83,11 +83,11 @@ def test_a_model_packed_for_shipping_is_unpacked_for_ctranslate2(tmp_path, monke
     theirs = load_backend("mini-asr", "faster-whisper", "cpu", "float32")
     ours = load_backend("mini-asr", "ours", "cpu", "float32")
     for one in spoken_sentences(most=2):
-        wish = TranscriptionOptions(temperatures=(0.0,), padding="full")
-        assert [s.tokens for s in theirs.segments(one.samples, wish)] == [
-            s.tokens for s in ours.segments(one.samples, wish)
+        options = TranscriptionOptions(temperatures=(0.0,), padding="full")
+        assert [s.tokens for s in theirs.segments(one.samples, options)] == [
+            s.tokens for s in ours.segments(one.samples, options)
         ]
     short = [one for one in spoken_sentences() if 1.5 <= len(one.samples) / RATE <= 1.65]
-    wish = TranscriptionOptions(temperatures=(0.0,), padding="trim")
-    texts = ["".join(s.text for s in theirs.segments(one.samples, wish)) for one in short]
+    options = TranscriptionOptions(temperatures=(0.0,), padding="trim")
+    texts = ["".join(s.text for s in theirs.segments(one.samples, options)) for one in short]
     assert judge_texts(texts, [one.text for one in short]).word_error_rate < 0.2

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.asr.leftovers import assert_idle
 from tests.asr.test_many import SOUNDS
 from tests.asr.test_transcribe import folder, listener  # noqa: F401 - fixtures
 from vivavoce.asr.batch import TranscribingEngine
@@ -66,16 +67,16 @@ def assert_same(segments, expected) -> None:
 
 @pytest.mark.parametrize("name", CHOICES)
 @pytest.mark.parametrize(
-    "wish", [TranscriptionOptions(), TranscriptionOptions(timestamps=False, padding="trim")], ids=["timed", "plain"]
+    "options", [TranscriptionOptions(), TranscriptionOptions(timestamps=False, padding="trim")], ids=["timed", "plain"]
 )
-def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, wish):  # noqa: F811
+def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, options):  # noqa: F811
     plain = TranscribingEngine(listener, CPU, windows=3)
-    expected = plain.transcribe(SOUNDS, wish)
+    expected = plain.transcribe(SOUNDS, options)
     engine = TranscribingEngine(listener, CPU, windows=3, drafts=choice_of(drafts, name))
-    assert_same(engine.transcribe(SOUNDS, wish), expected)
+    assert_same(engine.transcribe(SOUNDS, options), expected)
     report = engine.report()
     assert report.tokens == plain.report().tokens > 50
-    assert engine.writer.store.free == 3 and not engine.engine.scheduler.sequences
+    assert_idle(engine)
     if name != "lookup":
         assert report.acceptance.checks > 0
     assert str(report.tokens) in report.line() and report.as_dict()["passes"] == report.passes
@@ -85,10 +86,10 @@ def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, wish):
 def test_texts_drawn_at_a_temperature_are_the_same_draws(listener, drafts, name):  # noqa: F811
     hot = replace(listener.settings, least_logprob=0.0, temperatures=(0.0, 0.8), best_of=2)
     strict = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, hot)
-    sounds, wish = SOUNDS[2:3], TranscriptionOptions(seed=5, timestamps=False)
-    expected = TranscribingEngine(strict, CPU, windows=2).transcribe(sounds, wish)
+    sounds, options = SOUNDS[2:3], TranscriptionOptions(seed=5, timestamps=False)
+    expected = TranscribingEngine(strict, CPU, windows=2).transcribe(sounds, options)
     engine = TranscribingEngine(strict, CPU, windows=2, drafts=choice_of(drafts, name))
-    assert_same(engine.transcribe(sounds, wish), expected)
+    assert_same(engine.transcribe(sounds, options), expected)
     assert {segment.temperature for mine in expected for segment in mine} == {0.8}
 
 
@@ -96,43 +97,35 @@ def test_a_small_decoder_that_is_the_model_and_sure_of_it_is_always_right(listen
     sure = deepcopy(listener)
     sure.model.decoder.embed_tokens.weight.data *= 20
     sure.model.save(tmp_path)
-    wish = TranscriptionOptions(timestamps=False)
+    options = TranscriptionOptions(timestamps=False)
     engine = TranscribingEngine(sure, CPU, windows=1, drafts=DraftChoice(draft=tmp_path))
-    engine.transcribe(SOUNDS[:1], wish)
+    engine.transcribe(SOUNDS[:1], options)
     report = engine.report()
     assert report.acceptance.kept == report.acceptance.drafted and report.tokens_per_pass > 4
 
 
 def test_the_previous_hypothesis_is_a_draft_that_saves_passes(listener):  # noqa: F811
-    samples, wish = SOUNDS[2], TranscriptionOptions(timestamps=False)
+    samples, options = SOUNDS[2], TranscriptionOptions(timestamps=False)
     engine = TranscribingEngine(listener, CPU, windows=1)
-    first = engine.begin(samples, wish)
-    while engine.has_work:
-        engine.advance()
+    first = list(engine.begin(samples, options))
     plain = engine.report()
-    again = engine.begin(samples, wish, earlier=[token for segment in first.segments for token in segment.tokens])
-    while engine.has_work:
-        engine.advance()
-    assert_same([again.segments], [first.segments])
+    again = list(engine.begin(samples, options, [token for segment in first for token in segment.tokens]))
+    assert_same([again], [first])
     assert engine.report().passes * 3 < plain.passes
 
 
 def test_a_sound_may_join_and_leave_between_steps(listener):  # noqa: F811
     engine = TranscribingEngine(listener, CPU, windows=3)
     alone = [list(listener.segments(samples)) for samples in SOUNDS[:2]]
-    first = engine.begin(SOUNDS[0])
-    engine.advance()
-    gone = engine.begin(SOUNDS[1])
-    last = engine.begin(SOUNDS[1])
-    for _ in range(60):
-        engine.advance()
-    engine.drop(gone)
-    while engine.has_work:
-        engine.advance()
-    assert [s.tokens for s in first.segments] == [s.tokens for s in alone[0]]
-    assert [s.tokens for s in last.segments] == [s.tokens for s in alone[1]]
-    assert gone.segments == last.segments[: len(gone.segments)] and len(gone.segments) > 0
-    assert engine.writer.store.free == 3 and not engine.engine.scheduler.sequences
+    first, gone, last = (iter(engine.begin(samples)) for samples in (SOUNDS[0], SOUNDS[1], SOUNDS[1]))
+    segments = [[next(each)] for each in (first, gone, last)]
+    gone.close()
+    segments[0].extend(first)
+    segments[2].extend(last)
+    assert [s.tokens for s in segments[0]] == [s.tokens for s in alone[0]]
+    assert [s.tokens for s in segments[2]] == [s.tokens for s in alone[1]]
+    assert segments[1][0].tokens == segments[2][0].tokens
+    assert_idle(engine)
 
 
 def test_drafts_that_do_not_fit_are_refused_in_a_line(listener, drafts, tmp_path):  # noqa: F811

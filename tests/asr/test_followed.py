@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from tests.asr.leftovers import assert_idle
 from tests.asr.test_transcribe import RATE, SIZES, folder, listener, noise  # noqa: F401
 from vivavoce.asr import transcribe as gated_transcribe
 from vivavoce.asr.batch import TranscribingEngine
@@ -69,12 +70,12 @@ def test_beams_and_expected_words_share_the_steps_of_the_others(listener):  # no
     engine = TranscribingEngine(pushed, CPU, windows=4)
     together = engine.transcribe(sounds, wishes)
     steps, alone = engine.engine.steps, 0
-    for sound, wish, segments in zip(sounds, wishes, together, strict=True):
-        assert [s.tokens for s in segments] == [s.tokens for s in pushed.segments(sound, wish)]
-        engine.transcribe([sound], wish)
+    for sound, options, segments in zip(sounds, wishes, together, strict=True):
+        assert [s.tokens for s in segments] == [s.tokens for s in pushed.segments(sound, options)]
+        engine.transcribe([sound], options)
         alone += engine.engine.steps - steps - alone
     assert steps < 0.6 * alone
-    assert engine.writer.store.free == 4 and not engine.engine.scheduler.sequences
+    assert_idle(engine)
 
 
 def test_texts_with_expected_words_are_drawn_by_their_seed(listener):  # noqa: F811
@@ -89,12 +90,20 @@ def test_texts_with_expected_words_are_drawn_by_their_seed(listener):  # noqa: F
 
 def test_a_caller_that_gives_up_while_beams_are_followed_leaves_nothing_behind(listener):  # noqa: F811
     engine = TranscribingEngine(listener, CPU, windows=1)
-    one = engine.begin(torch.from_numpy(noise(1.9)), TranscriptionOptions(timestamps=False, beams=4))
-    for _ in range(3):
-        engine.advance()
-    assert len(engine.engine.scheduler.sequences) > 1
-    engine.drop(one)
-    assert not engine.engine.scheduler.sequences and engine.writer.store.free == 1
+    job = engine.begin(torch.from_numpy(noise(1.9)), TranscriptionOptions(timestamps=False, beams=4))
+    step, most = engine.engine.advance, []
+
+    def advance():
+        result = step()
+        most.append(len(engine.engine.scheduler.sequences))
+        if len(most) == 4:
+            job.cancel()
+        return result
+
+    engine.engine.advance = advance
+    assert list(job) == [] and max(most) > 1
+    assert_idle(engine)
+    assert len(most) < 8
 
 
 def test_three_hours_are_heard_window_by_window(listener):  # noqa: F811
@@ -119,13 +128,10 @@ def test_three_hours_are_heard_window_by_window(listener):  # noqa: F811
     model.decoder.embed_tokens.weight[word] = -1.0
     hears = WhisperTranscriber(model, listener.tokenizer, tokens, settings)
     hours = torch.zeros(3 * 3600 * RATE)
-    wish = TranscriptionOptions(timestamps=False, temperatures=GREEDY, follow_earlier=False)
+    options = TranscriptionOptions(timestamps=False, temperatures=GREEDY, follow_earlier=False)
     engine = TranscribingEngine(hears, CPU, windows=1)
-    one = engine.begin(hours, wish)
     ends = []
-    while not one.is_done:
-        engine.advance()
-        if one.segments and (not ends or one.segments[-1].end > ends[-1]):
-            ends.append(one.segments[-1].end)
-            assert len(engine.engine.scheduler.sequences) <= 1
-    assert one.error is None and len(ends) == 360 and ends[-1] == 3 * 3600
+    for segment in engine.begin(hours, options):
+        ends.append(segment.end)
+        assert len(engine.engine.scheduler.sequences) <= 1
+    assert len(ends) == 360 and ends == sorted(ends) and ends[-1] == 3 * 3600

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.asr.leftovers import assert_idle
 from tests.asr.test_transcribe import RATE, folder, listener, noise  # noqa: F401 - fixtures
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.service import RecognitionService
-from vivavoce.asr.streaming import AlignAtt, LiveListener, LiveState, LocalAgreement
+from vivavoce.asr.streaming import AlignAtt, GuessedWord, LiveGuess, LiveListener, LiveState, LocalAgreement, hear_live
 from vivavoce.device import pick
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.live import GuessedWord, LiveGuess, hear_live
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import EncodeWindow, TranscriptionOptions
 
@@ -83,7 +83,7 @@ def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, po
     assert len(updates) == 21 and not updates[-1].is_final and final.is_final
     told = [word for update in (*updates, final) for word in update.words]
     assert tuple(told) == after.told and "".join(word.text for word in told).strip() == after.text
-    assert all(word.start >= 0 and word.end <= word.told_at + 1e-6 and word.latency >= -1e-6 for word in told)
+    assert all(word.start >= 0 and word.end <= word.committed_at + 1e-6 and word.latency >= -1e-6 for word in told)
     assert len(state.sound) / RATE < 2.0 and state.heard == pytest.approx(5.3, abs=0.01)  # a window is 2 s
     assert after.sound.numel() == 0 and after.heard == pytest.approx(5.3, abs=0.01)
     assert live.finish(state)[0] == final
@@ -92,7 +92,7 @@ def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, po
         made, again = live.step(again, piece)
         pieces += made
     assert pieces == updates and live.finish(again)[0] == final
-    assert not live_engine.has_work and live_engine.writer.store.free == 4
+    assert_idle(live_engine)
 
 
 def test_the_guess_before_is_the_draft_of_the_next(live_engine):
@@ -101,7 +101,7 @@ def test_the_guess_before_is_the_draft_of_the_next(live_engine):
     (update,), state = live.step(live.initial_state(), noise(0.5))
     plain = live_engine.report()
     assert not update.words and update.pending
-    _, state = live.settle(state, live._heard(state))
+    _, state = live.settle(state, live._guess(state))
     assert live_engine.report().passes * 2 < plain.passes
     assert state.told  # the same sound heard twice is agreed on
 
@@ -169,4 +169,4 @@ async def test_who_leaves_is_dropped_and_a_bad_wish_harms_nobody_else(listener):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert not engine.has_work and engine.writer.store.free == 2 and not engine.engine.scheduler.sequences
+    assert engine.writer.store.free == 2 and not engine.engine.scheduler.sequences

@@ -163,12 +163,12 @@ def test_trimmed_windows_differ_only_where_there_is_silence_to_trim(listener):
 
 
 @pytest.mark.parametrize(
-    ("wish", "complaint"),
+    ("options", "complaint"),
     [({"language": "zh"}, "language 'zh'"), ({"prefix": "very long " * 60}, "prefix")],
 )
-def test_wishes_that_cannot_be_met_are_refused(listener, wish, complaint):
+def test_wishes_that_cannot_be_met_are_refused(listener, options, complaint):
     with pytest.raises(InputError, match=complaint):
-        transcribe(noise(1.0), listener, **wish)
+        transcribe(noise(1.0), listener, **options)
 
 
 @pytest.mark.parametrize("sound", [np.zeros(0, np.float32), b"not a sound at all", "/no/such/file.wav"])

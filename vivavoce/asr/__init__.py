@@ -74,13 +74,13 @@ def transcribe(
         model = shared_backend(str(model), backend, device, dtype, DraftChoice(draft, heads, lookup))
     listener = model if isinstance(model, Transcriber) else Transcriber(model, SpeechGate() if gate else None)
     samples, seconds = _samples(sound)
-    wish = TranscriptionOptions(
+    options = TranscriptionOptions(
         language, task, prompt, prefix, tuple(hotwords), word_times or longest_silence is not None, timestamps,
         follow_earlier, padding, None if temperatures is None else tuple(temperatures), longest_silence, seed,
         beams,
     )  # fmt: skip
     segments = []
-    for segment in listener.segments(samples, wish):
+    for segment in listener.segments(samples, options):
         segments.append(segment)
         if on_segment is not None:
             on_segment(segment)

@@ -1,28 +1,34 @@
-"""Many sounds transcribed at once: windows encoded together, texts in flight together on the engine.
+"""Many recordings transcribed at once: windows are encoded in batches, texts are decoded together by the engine.
 
-Each sound goes on by itself as soon as its own window is done, and may join or leave between any two steps.
+Each recording is an iterator of segments in a thread of its caller. The device's work is done by the runtime: a
+`DynamicBatcher` encodes windows, an `AsyncEngine` steps the engine. A recording starts, fails and ends by itself.
 """
 
 import logging
+import queue
+import threading
+import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
-from vivavoce.asr.constrained import FollowedTexts
+from vivavoce.asr.constrained import TEXT_SECONDS, ConstrainedTexts
 from vivavoce.asr.drafts import DraftChoice, Drafter, DraftReport
 from vivavoce.device import Device
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
-from vivavoce.engine.sequence import Sequence as Rows
+from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.speculative import Acceptance
 from vivavoce.errors import VivaError
 from vivavoce.models.whisper.decoding import Text, best_text
 from vivavoce.models.whisper.encoder import WindowEncoder
 from vivavoce.models.whisper.engine import BEGUN, TOKEN, WhisperWriter
-from vivavoce.models.whisper.live import LiveGuess, LiveSteps
+from vivavoce.models.whisper.model import WhisperDecoder
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import (
     Answer,
@@ -30,241 +36,326 @@ from vivavoce.models.whisper.windows import (
     LanguageDetector,
     Question,
     TranscriptionOptions,
-    TranscriptionSteps,
     TranscriptSegment,
     WriteText,
 )
+from vivavoce.runtime.async_engine import AsyncEngine
+from vivavoce.runtime.batcher import DynamicBatcher
+from vivavoce.runtime.executor import DeadlineExecutor, executor_for
+from vivavoce.runtime.reply import BlockingReply
 
 logger = logging.getLogger(__name__)
-TEXTS_A_WINDOW = 5  # drawn together at a temperature
+TEXTS_PER_WINDOW = 5  # sampled together at a temperature
+CLOSING_SECONDS = 5.0
+ENCODING_SECONDS = -5.0  # windows go before texts that are under way, so that their texts can join those
+Result = TypeVar("Result")
+Steps = Generator[Question | TranscriptSegment, Answer, Result]
 OnSegment = Callable[[int, TranscriptSegment], None]
 
 
-@dataclass(eq=False)
-class RecognitionJob:
-    """One sound under way."""
+class EncoderBatches:
+    """Encodes windows of one length together, for the model and its drafts, and keeps them in the writer's store."""
 
-    number: int
-    going: TranscriptionSteps | LiveSteps
-    on_segment: OnSegment | None = None
-    earlier: Sequence[int] = ()
-    """What an earlier hypothesis wrote of the same sound: a draft."""
-    asked: Question | None = None
-    window: int | None = None
-    texts: list[Rows] = field(default_factory=list)
-    followed: FollowedTexts | None = None
-    segments: list[TranscriptSegment] = field(default_factory=list)
-    guess: LiveGuess | None = None
-    """What a sound that is not over amounts to, once it is heard."""
-    is_done: bool = False
-    error: Exception | None = None
-    """Why it ended before its end: of no concern to the others."""
+    def __init__(
+        self, encoder: WindowEncoder, decoder: WhisperDecoder, writer: WhisperWriter, drafter: Drafter
+    ) -> None:
+        self.encoder, self.decoder, self.writer, self.drafter = encoder, decoder, writer, drafter
+
+    @torch.inference_mode()
+    def __call__(self, mels: Sequence[Tensor]) -> list[int]:
+        """The numbers under which the windows are held.  # each [1, mel, frame]"""
+        mel = torch.cat(list(mels))
+        states = self.encoder(mel)
+        windows = self.writer.store.hold(self.decoder.remember(states))
+        try:
+            self.drafter.hear(windows, mel, states)
+        except BaseException:
+            for window in windows:
+                self.writer.store.release(window)
+            raise
+        if mel.is_cuda:  # steps run on a CUDA stream of their own
+            torch.cuda.current_stream(mel.device).synchronize()
+        return windows
+
+
+class Transcription(Generic[Result]):
+    """A recording under way. One thread iterates over its segments; `cancel` may be called from any."""
+
+    def __init__(self, engine: "TranscribingEngine", steps: Steps[Result], previous: Sequence[int] = ()) -> None:
+        self.result: Result | None = None
+        """What the steps return at their end."""
+        self._engine, self._steps, self._previous = engine, steps, previous
+        self._window: int | None = None
+        self._texts: list[EngineSequence] = []
+        self._encoding: Future[int] | None = None
+        self._is_cancelled = False
+
+    def __iter__(self) -> Iterator[TranscriptSegment]:
+        if not self._engine.wait_for_place(lambda: self._is_cancelled):
+            return
+        answer: Answer = None
+        try:
+            while True:
+                item = self._steps.send(answer)
+                self._check()
+                answer = None
+                if isinstance(item, TranscriptSegment):
+                    yield item
+                else:
+                    answer = self._answer(item)
+        except StopIteration as end:
+            self.result = end.value
+        except CancelledError:
+            return
+        except VivaError:  # its message says what to change
+            raise
+        except Exception:
+            logger.exception("a recording could not be transcribed")
+            raise
+        finally:
+            self._steps.close()
+            self._engine.driver.post(self._end)
+
+    def cancel(self) -> None:
+        """End the transcription between two steps; its thread stops iterating. Nothing happens where it has ended."""
+        self._is_cancelled = True
+        self._engine.wake_waiting()
+        if self._encoding is not None:
+            self._encoding.cancel()
+        self._engine.driver.post(self._close_texts)
+
+    def _answer(self, asked: Question) -> Answer:
+        if isinstance(asked, LanguageDetector):
+            return self._engine.listener.likeliest_language(asked.memory)
+        if isinstance(asked, EncodeWindow):
+            self._engine.driver.call(self._leave)
+            self._encoding = self._engine.batcher.submit(asked.mel, ENCODING_SECONDS)
+            self._window = self._encoding.result()
+            return self._engine.writer.store.memory(self._window)
+        is_constrained = bool(asked.options.hotwords) or asked.beams > 1
+        text = self._write_constrained(asked) if is_constrained else self._write(asked)
+        self._previous = ()
+        return text
+
+    def _write(self, asked: WriteText) -> Text:
+        """The likeliest of the texts that are sampled, or the greedy one."""
+        driver = self._engine.driver
+        for reply in driver.call(lambda: self._start(asked)):
+            self._wait(reply)
+        return driver.call(lambda: self._best(asked))
+
+    def _start(self, asked: WriteText) -> list[BlockingReply]:
+        self._check()
+        assert self._window is not None
+        engine, writer, driver = self._engine.engine, self._engine.writer, self._engine.driver
+        rows = writer.prompt(self._window, asked.prompt, bool(asked.options.timestamps))
+        max_tokens = min(asked.max_tokens, engine.capacity - len(rows))
+        replies = []
+        for draw in range(asked.best_of):
+            text = engine.open(rows)
+            self._texts.append(text)
+            sampling = Sampling(asked.temperature, top_k=0, top_p=1.0)
+            generation = Generation(sampling, max_tokens, seed=asked.options.seed * TEXTS_PER_WINDOW + draw)
+            speculation = self._engine.drafter.speculation(self._window, asked, self._previous)
+            replies.append(driver.stream(text, generation, speculation=speculation))
+            text.mode |= BEGUN if asked.is_started else 0
+            text.states = None if engine.runner.use_kernels else []
+            driver.due_by(text, time.monotonic() + TEXT_SECONDS)
+        return replies
+
+    def _best(self, asked: WriteText) -> Text:
+        self._check()
+        assert self._window is not None
+        scored, end = [], self._engine.listener.tokens.endoftext
+        for text in self._texts:
+            written = [row[TOKEN] for row in text.rows[len(asked.prompt) :]]
+            self._engine.tokens += len(written)
+            is_ended = bool(written) and written[-1] == end
+            written = written[:-1] if is_ended else written
+            states = torch.cat(text.states) if text.states else None
+            timed = bool(asked.options.timestamps)
+            scored.append(
+                self._engine.writer.score(
+                    self._window, asked.prompt, written, timed, is_ended, asked.is_started, states
+                )
+            )
+        self._close_texts()
+        return best_text(scored)
+
+    def _write_constrained(self, asked: WriteText) -> Text:
+        """Beam search, or texts with expected words: tokens are chosen here, the engine computes the states."""
+        assert self._window is not None
+        driver = self._engine.driver
+        rules = self._engine.listener.rules(asked.options, asked.is_started)
+        texts = ConstrainedTexts(driver, self._engine.writer, self._window, asked, rules, self._texts)
+        replies = driver.call(texts.start)
+        while replies:
+            for reply in replies:
+                self._wait(reply)
+            replies = driver.call(lambda: self._unless_cancelled(texts.advance))
+        best = driver.call(texts.best)
+        self._engine.tokens += len(best.tokens) + best.is_ended
+        return best
+
+    def _unless_cancelled(self, action: Callable[[], list[BlockingReply]]) -> list[BlockingReply]:
+        self._check()
+        return action()
+
+    def _wait(self, reply: BlockingReply) -> None:
+        for _ in reply:  # an error of this text is raised here, in its own thread
+            pass
+        self._check()
+
+    def _check(self) -> None:
+        if self._is_cancelled:
+            raise CancelledError
+
+    def _close_texts(self) -> None:
+        for text in self._texts:
+            self._engine.driver.discard(text)
+        self._texts.clear()
+
+    def _leave(self) -> None:
+        """Between two steps: close the texts and give the window back."""
+        engine = self._engine
+        for text in self._texts:
+            engine.engine.close(text)
+        self._texts.clear()
+        window, self._window = self._window, None
+        if window is not None:
+            engine.drafter.leave(window)
+            engine.writer.store.release(window)
+
+    def _end(self) -> None:
+        self._leave()
+        self._engine.release_place()
 
 
 class TranscribingEngine:
-    """Hears as many sounds at once as its store has windows; the others wait."""
+    """A Whisper behind the engine, with room for so many recordings at once; others wait for a place."""
 
     def __init__(
-        self, listener: WhisperTranscriber, device: Device, windows: int = 16, drafts: DraftChoice | None = None
+        self,
+        listener: WhisperTranscriber,
+        device: Device,
+        windows: int = 16,
+        drafts: DraftChoice | None = None,
+        executor: DeadlineExecutor | None = None,
     ) -> None:
         self.listener, self.windows = listener, windows
         model = listener.model
-        self.encoder = WindowEncoder(model.encoder)
         self.writer = WhisperWriter(model, listener.tokens, listener.settings, windows)
-        texts = windows * TEXTS_A_WINDOW
+        texts = windows * TEXTS_PER_WINDOW
         limits = EngineLimits(cache_rows=texts * model.config.max_target_positions, sequences_per_step=min(128, texts))
         self.engine = Engine(self.writer, device, model.decoder.embed_tokens.weight.dtype, limits)
         self.drafter = Drafter(drafts or DraftChoice(), listener, device)
         self.drafter.join(self.engine, self.writer)
+        executor = executor or executor_for(device.torch_device)
+        self.driver = AsyncEngine(self.engine, executor)
+        encode = EncoderBatches(WindowEncoder(model.encoder), model.decoder, self.writer, self.drafter)
+        self.batcher: DynamicBatcher[Tensor, int] = DynamicBatcher(
+            "viva-asr-encoder", encode, windows, lambda mel: mel.shape[-1], executor, leaves_jobs=True
+        )
         self.tokens = 0
-        self._before = (0, 0, Counter[tuple[int, int]]())
-        self._waiting: list[RecognitionJob] = []
-        self._going: list[RecognitionJob] = []
+        self._reported = (0, 0, Counter[tuple[int, int]]())
+        self._free, self._changed = windows, threading.Condition()
+        self._jobs: weakref.WeakSet[Transcription[Any]] = weakref.WeakSet()
+        self._is_started = False
+
+    def begin(
+        self, samples: Tensor, options: TranscriptionOptions | None = None, previous: Sequence[int] = ()
+    ) -> Transcription[None]:
+        """A recording to be iterated over; `previous` are tokens an earlier hypothesis has of it, a draft.  # [time]"""
+        return self.run(self.listener.hear(samples, options), previous)
+
+    def run(self, steps: Steps[Result], previous: Sequence[int] = ()) -> Transcription[Result]:
+        """As `begin`, for steps of any kind."""
+        with self._changed:
+            if not self._is_started:
+                self._is_started = True
+                self.driver.start()
+                self.batcher.start()
+            job = Transcription(self, steps, previous)
+            self._jobs.add(job)
+        return job
 
     def transcribe(
         self,
-        sounds: Iterable[torch.Tensor],
-        wishes: Sequence[TranscriptionOptions] | TranscriptionOptions | None = None,
+        sounds: Iterable[Tensor],
+        options: Sequence[TranscriptionOptions] | TranscriptionOptions | None = None,
         on_segment: OnSegment | None = None,
     ) -> list[list[TranscriptSegment]]:
-        """The segments of each sound; `on_segment` gets them with the sound's number as they come.  # [time] each"""
-        everybody = [
-            self.begin(samples, wishes[number] if isinstance(wishes, Sequence) else wishes, on_segment, number)
+        """The segments of each recording; `on_segment` gets them with its number as they come.  # [time] each
+
+        The first error of any of them ends all.
+        """
+        jobs = [
+            self.begin(samples, options[number] if isinstance(options, Sequence) else options)
             for number, samples in enumerate(sounds)
         ]
-        try:
-            while self.has_work:
-                self.advance()
-                for one in everybody:
-                    if one.error is not None:
-                        raise one.error
-        finally:
-            for one in everybody:
-                self.drop(one)
-        return [one.segments for one in everybody]
+        segments: list[list[TranscriptSegment]] = [[] for _ in jobs]
+        items: queue.SimpleQueue[tuple[int, TranscriptSegment | BaseException | None]] = queue.SimpleQueue()
 
-    def begin(
-        self,
-        samples: torch.Tensor,
-        wish: TranscriptionOptions | None = None,
-        on_segment: OnSegment | None = None,
-        number: int = 0,
-        earlier: Sequence[int] = (),
-    ) -> RecognitionJob:
-        """A sound to be heard from the next `advance` on.  # [time]"""
-        return self.go(self.listener.hear(samples, wish), earlier, on_segment, number)
+        def read(number: int) -> None:
+            try:
+                for segment in jobs[number]:
+                    items.put((number, segment))
+                items.put((number, None))
+            except BaseException as error:
+                items.put((number, error))
 
-    def go(
-        self,
-        going: TranscriptionSteps | LiveSteps,
-        earlier: Sequence[int] = (),
-        on_segment: OnSegment | None = None,
-        number: int = 0,
-    ) -> RecognitionJob:
-        """A way through a sound to be gone from the next `advance` on."""
-        one = RecognitionJob(number, going, on_segment, earlier)
-        self._waiting.append(one)
-        return one
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a sound is under way or waits."""
-        return bool(self._waiting or self._going)
-
-    def advance(self) -> None:
-        """Encode the windows that are wanted, and bring every text a step on."""
-        while self._waiting and len(self._going) < self.windows:
-            self._going.append(self._waiting.pop(0))
-            self._go_on(self._going[-1], None)
-        self._encode([one for one in self._going if isinstance(one.asked, EncodeWindow)])
-        self._write([one for one in self._going if isinstance(one.asked, WriteText)])
-        self._going = [one for one in self._going if not one.is_done]
-
-    def drop(self, one: RecognitionJob) -> None:
-        """Forget a sound, whatever it is doing; its segments stay with who has it."""
-        one.is_done, one.asked = True, None
-        one.going.close()
-        self._leave(one)
-        for everybody in (self._waiting, self._going):
-            if one in everybody:
-                everybody.remove(one)
+        left = len(jobs)
+        with ThreadPoolExecutor(max(1, min(self.windows, left)), thread_name_prefix="viva-asr") as threads:
+            try:
+                for number in range(len(jobs)):
+                    threads.submit(read, number)
+                while left:
+                    number, item = items.get()
+                    if isinstance(item, BaseException):
+                        raise item
+                    if item is None:
+                        left -= 1
+                        continue
+                    segments[number].append(item)
+                    if on_segment is not None:
+                        on_segment(number, item)
+            finally:
+                for job in jobs if left else ():
+                    job.cancel()
+        return segments
 
     def report(self) -> DraftReport:
         """Passes, tokens and drafts since the last report."""
-        steps, tokens, counts = self._before
-        self._before = self.engine.steps, self.tokens, self.engine.acceptance.counts.copy()
-        acceptance = Acceptance(self._before[2] - counts)
+        steps, tokens, counts = self._reported
+        self._reported = self.engine.steps, self.tokens, self.engine.acceptance.counts.copy()
+        acceptance = Acceptance(self._reported[2] - counts)
         return DraftReport(self.engine.steps - steps, self.tokens - tokens, acceptance)
 
-    def _go_on(self, one: RecognitionJob, answer: Answer) -> None:
-        """Give an answer and take segments until the next question, or the end."""
-        while True:
-            try:
-                item = one.going.send(answer)
-            except StopIteration as end:
-                one.guess = end.value
-                return self._end(one)
-            except Exception as error:
-                if not isinstance(error, VivaError):  # those tell the caller what to change
-                    logger.exception("a recording could not be transcribed")
-                one.error = error
-                return self._end(one)
-            if isinstance(item, LanguageDetector):
-                answer = self.listener.likeliest_language(item.memory)
-                continue
-            if not isinstance(item, TranscriptSegment):
-                one.asked = item
-                return
-            answer = None
-            one.segments.append(item)
-            if one.on_segment is not None:
-                one.on_segment(one.number, item)
+    def close(self) -> None:
+        """Cancel what is under way and stop using the device. It cannot be used again."""
+        for job in list(self._jobs):
+            job.cancel()
+        with self._changed:  # an iterator that is held and not read does not end
+            self._changed.wait_for(lambda: self._free == self.windows, CLOSING_SECONDS)
+        self.batcher.shutdown()
+        self.driver.shutdown()
 
-    def _end(self, one: RecognitionJob) -> None:
-        one.is_done, one.asked = True, None
-        self._leave(one)
+    def wait_for_place(self, is_cancelled: Callable[[], bool]) -> bool:
+        """Wait until one recording more may hold a window; False: it was cancelled before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free > 0 or is_cancelled())
+            if is_cancelled():
+                return False
+            self._free -= 1
+            return True
 
-    @torch.inference_mode()
-    def _encode(self, asking: list[RecognitionJob]) -> None:
-        """Windows of one length as one batch."""
-        model = self.listener.model
-        by_length = sorted(((one.asked.mel, one) for one in asking if isinstance(one.asked, EncodeWindow)),
-                           key=lambda pair: pair[0].shape[-1])  # fmt: skip
-        for _, group in groupby(by_length, key=lambda pair: pair[0].shape[-1]):
-            pairs = list(group)
-            mel = torch.cat([mel for mel, _ in pairs])
-            states = self.encoder(mel)
-            memory = model.decoder.remember(states)
-            for index, (_, one) in enumerate(pairs):
-                self._leave(one)
-                (one.window,) = self.writer.store.hold(memory.one(index))
-                self.drafter.hear([one.window], mel[index : index + 1], states[index : index + 1])
-                self._go_on(one, self.writer.store.memory(one.window))
+    def release_place(self) -> None:
+        """A recording has ended."""
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
 
-    def _write(self, asking: list[RecognitionJob]) -> None:
-        """Start the texts that are asked for, take a step, and answer those that are finished."""
-        for one in asking:
-            asked = one.asked
-            assert isinstance(asked, WriteText)
-            if one.followed is not None or one.texts:
-                continue
-            if asked.wish.hotwords or asked.beams > 1:  # by their history, which the engine's modes do not hold
-                assert one.window is not None
-                rules = self.listener.rules(asked.wish, asked.is_begun)
-                one.followed = FollowedTexts(self.engine, self.writer, one.window, asked, rules)
-            else:
-                self._start(one, asked)
-        self.engine.step()
-        for one in asking:
-            if one.followed is not None and one.followed.is_computed:
-                one.followed.advance()
-                if one.followed.is_done:
-                    text, one.followed = one.followed.best(), None
-                    self.tokens += len(text.tokens) + text.is_ended
-                    self._go_on(one, text)
-            elif isinstance(one.asked, WriteText) and one.texts and not any(t.is_generating for t in one.texts):
-                self._go_on(one, self._best(one, one.asked))
-
-    def _start(self, one: RecognitionJob, asked: WriteText) -> None:
-        assert one.window is not None
-        rows = self.writer.prompt(one.window, asked.prompt, bool(asked.wish.timestamps))
-        most = min(asked.most, self.engine.capacity - len(rows))
-        for draw in range(asked.best_of):
-            text = self.engine.open(rows)
-            sampling = Sampling(asked.temperature, top_k=0, top_p=1.0)
-            generation = Generation(sampling, most, seed=asked.wish.seed * TEXTS_A_WINDOW + draw)
-            speculation = self.drafter.speculation(one.window, asked, one.earlier)
-            self.engine.generate(text, generation, speculation=speculation)
-            text.mode |= BEGUN if asked.is_begun else 0
-            text.states = None if self.engine.runner.use_kernels else []
-            one.texts.append(text)
-
-    def _best(self, one: RecognitionJob, asked: WriteText) -> Text:
-        """The likeliest of the finished texts; their places are given back."""
-        assert one.window is not None
-        judged, end = [], self.listener.tokens.endoftext
-        for text in one.texts:
-            written = [row[TOKEN] for row in text.rows[len(asked.prompt) :]]
-            self.tokens += len(written)
-            is_ended = bool(written) and written[-1] == end
-            written = written[:-1] if is_ended else written
-            timed = bool(asked.wish.timestamps)
-            states = torch.cat(text.states) if text.states else None
-            judged.append(self.writer.judge(one.window, asked.prompt, written, timed, is_ended, asked.is_begun, states))
-            self.engine.close(text)
-        one.texts.clear()
-        one.earlier = ()
-        return best_text(judged)
-
-    def _leave(self, one: RecognitionJob) -> None:
-        """Give back what a sound holds of the engine."""
-        for text in one.texts:
-            self.engine.close(text)
-        one.texts.clear()
-        if one.followed is not None:
-            one.followed.close()
-            one.followed = None
-        if one.window is not None:
-            self.writer.store.release(one.window)
-            self.drafter.leave(one.window)
-            one.window = None
+    def wake_waiting(self) -> None:
+        """A recording that may be waiting for its place was cancelled."""
+        with self._changed:
+            self._changed.notify_all()

@@ -273,7 +273,7 @@ class Drafter:
 
     def speculation(self, window: int, asked: WriteText, earlier: Sequence[int] = ()) -> Speculation | None:
         """How a text of a window is to be sped up; `earlier` is what a previous hypothesis wrote of the same sound."""
-        timed = bool(asked.wish.timestamps)
+        timed = bool(asked.options.timestamps)
         sources: list[DraftSource] = []
         if earlier:
             sources.append(EarlierHypothesis([(token, 2 * window + timed) for token in earlier]))

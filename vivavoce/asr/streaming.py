@@ -1,98 +1,142 @@
-"""Speech written down while it is spoken: what is sure is told word by word, what may still change beside it.
+"""Live transcription: words are committed one by one while speech comes in, the rest is pending and may change.
 
-The sound of the last seconds is heard again whenever enough of it is new. A policy says which of the words that are
-guessed then may be told for good: LocalAgreement those on which two guesses in a row agree, AlignAtt those for which
-the decoder did not look at the very end of the sound. What is told becomes the beginning of every later text, what
-lies too far back is left out of the sound and given as context, and each guess is the draft of the next.
+The last seconds of sound are transcribed again whenever enough of them is new. A policy decides which words of a
+hypothesis are committed: LocalAgreement those on which two hypotheses in a row agree, AlignAtt those for which the
+decoder did not attend to the very end of the sound. Committed words are the prefix of every later text; what lies too
+far back is cut off the sound and becomes context. Each hypothesis is the draft of the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from vivavoce.asr.batch import RecognitionJob, TranscribingEngine
+from vivavoce.asr.batch import TranscribingEngine, Transcription
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.live import GuessedWord, LiveGuess, hear_live
+from vivavoce.models.whisper.alignment import MEDIAN_WIDTH, median_filter, split_words, token_times
+from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, SECONDS_PER_TIMESTAMP
+from vivavoce.models.whisper.decoding import Text
+from vivavoce.models.whisper.model import WindowMemory
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.windows import (
+    Answer,
+    EncodeWindow,
+    LanguageDetector,
+    Question,
+    TranscriptionOptions,
+    WriteText,
+)
 
 RATE = 16_000
-FORGOTTEN = 0.5  # share of a window from which on told words are left out of the sound
-LEAST_SOUND = 0.1  # seconds below which nothing can have been said
-CONTEXT_TOKENS = 120  # of what was said before that are kept
+CUT_FROM = 0.5  # share of a window from which on the sound of committed words is cut off
+KEPT_BEHIND_CUT = 0.2  # share of a window that stays
+MIN_SECONDS = 0.1  # of sound, below which there can be no word
+CONTEXT_TOKENS = 120
 
 
 @dataclass(frozen=True)
-class LiveWord:
-    """A word that was told: its time in the stream, and how much of the stream had been heard when it was."""
+class GuessedWord:
+    """A word with its time in seconds of the sound, and the latest moment its tokens attended to."""
 
     text: str
+    tokens: tuple[int, ...]
     start: float
     end: float
-    told_at: float
-
-    @property
-    def latency(self) -> float:
-        """Seconds of sound between the end of the word and its telling, computing not counted."""
-        return self.told_at - self.end
+    look: float
 
 
 @dataclass(frozen=True)
-class LiveUpdate:
-    """What has become sure, and what follows it as far as one can say."""
+class LiveGuess:
+    """A hypothesis: the committed words of a sound, timed again, and those that may follow."""
 
-    words: tuple[LiveWord, ...]
-    pending: str
-    heard: float
-    is_final: bool = False
-
-    @property
-    def text(self) -> str:
-        """What has become sure, as it stands in the whole."""
-        return "".join(word.text for word in self.words)
+    settled: tuple[GuessedWord, ...] = ()
+    guessed: tuple[GuessedWord, ...] = ()
 
 
-@dataclass(frozen=True)
-class LiveState:
-    """A stream under way. A value: it may be kept, copied and gone on from twice."""
+LiveSteps = Generator[Question, Answer, LiveGuess]
 
-    sound: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # [time]: what may still be heard again
-    begins: float = 0.0  # when that begins, in seconds of the stream
-    fresh: int = 0  # samples of it that no guess has heard
-    context: tuple[int, ...] = ()
-    settled: tuple[int, ...] = ()
-    guess: LiveGuess = LiveGuess()  # noqa: RUF009 - frozen
-    told: tuple[LiveWord, ...] = ()
 
-    @property
-    def heard(self) -> float:
-        """Seconds of the stream so far."""
-        return self.begins + len(self.sound) / RATE
+def hear_live(
+    listener: WhisperTranscriber,
+    samples: Tensor,
+    options: TranscriptionOptions,
+    context: Sequence[int] = (),
+    settled: Sequence[int] = (),
+) -> LiveSteps:
+    """The hypothesis for a sound of at most a window, with the device's work left to the caller.  # [time]
 
-    @property
-    def text(self) -> str:
-        """Everything that was told."""
-        return "".join(word.text for word in self.told).strip()
+    `context` are tokens of the text before the sound, `settled` the tokens its text begins with.
+    """
+    options = replace(options, language=options.language or listener.usual_language, timestamps=False)
+    config = listener.model.config
+    mel = listener.log_mel(samples)
+    frames = min(config.window_frames, mel.shape[-1] - config.window_frames)
+    memory = yield EncodeWindow(listener.window(mel, 0, options.padding, frames))
+    assert isinstance(memory, WindowMemory)
+    if options.language is None:
+        options = replace(options, language=str((yield LanguageDetector(memory))))
+    half = config.max_target_positions // 2
+    prompt = listener.tokens.prompt(options.language, options.task, False, [*context][-(half // 2) :])
+    room = config.max_target_positions - len(prompt) - len(settled) - 1
+    text = yield WriteText(memory, (*prompt, *settled), options, 0.0, 1, min(half, room), bool(settled))
+    assert isinstance(text, Text)
+    if listener.is_silence(text):
+        text = replace(text, tokens=[])
+    return _align(listener, memory, options.language or "", settled, text.tokens, frames)
+
+
+@torch.inference_mode()
+def _align(
+    listener: WhisperTranscriber,
+    memory: WindowMemory,
+    language: str,
+    settled: Sequence[int],
+    guessed: Sequence[int],
+    frames: int,
+) -> LiveGuess:
+    """Words of both parts with their times, by the alignment heads' attention to the part of the window with sound."""
+    tokens, spell = listener.tokens, listener.spell
+    written = [token for token in (*settled, *guessed) if token < tokens.endoftext]
+    if not written:
+        return LiveGuess()
+    prompt = tokens.prompt(language if tokens.is_multilingual else None)
+    ids = torch.tensor([[*prompt, *written, tokens.endoftext]], device=memory.keys.device)
+    positions = max(1, frames // CONV_STRIDE)
+    heads = listener.settings.alignment_heads
+    attention = listener.model.decoder.attention(ids, memory, heads, positions)[0, :, len(prompt) - 1 : -1].float()
+    begins = token_times(attention)
+    smooth = median_filter(attention.mean(0), MEDIAN_WIDTH)  # [token, position]
+    looks = (smooth.argmax(-1) * SECONDS_PER_TIMESTAMP).tolist()
+    count = sum(token < tokens.endoftext for token in settled)
+    first = split_words(written[:count], spell, language)
+    words: list[GuessedWord] = []
+    start = 0
+    for group in (*first, *split_words(written[count:], spell, language)):
+        end = start + len(group)
+        until = min(float(begins[end]), frames / MEL_FRAMES_PER_SECOND)
+        words.append(GuessedWord(spell(group), tuple(group), float(begins[start]), until, max(looks[start:end])))
+        start = end
+    return LiveGuess(tuple(words[: len(first)]), tuple(words[len(first) :]))
 
 
 class CommitPolicy(Protocol):
-    """How many of the guessed words are sure."""
+    """Decides how many of the guessed words are committed."""
 
     def sure(self, guess: LiveGuess, before: LiveGuess, seconds: float) -> int:
-        """By the guess, the one before it, and how long the sound is."""
+        """By a hypothesis, the one before it, and the length of the sound."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalAgreement:
-    """Words that stand in both of two guesses in a row (LocalAgreement-2)."""
+    """Commits words that two hypotheses in a row have in common (LocalAgreement-2)."""
 
     def sure(self, guess: LiveGuess, before: LiveGuess, seconds: float) -> int:
-        """How many words at the beginning agree."""
+        """The length of the common prefix."""
         pairs = zip(guess.guessed, before.guessed, strict=False)
         return next((n for n, (one, other) in enumerate(pairs) if _plain(one) != _plain(other)),
                     min(len(guess.guessed), len(before.guessed)))  # fmt: skip
@@ -100,16 +144,16 @@ class LocalAgreement:
 
 @dataclass(frozen=True)
 class AlignAtt:
-    """Words for which the decoder looked no later than `margin` before the end of the sound.
+    """Commits words for which the decoder attended to nothing in the last `margin` seconds of the sound.
 
-    A look far behind the last word's is of a decoder that has lost its way: nothing is sure from there on.
+    A look far before that of the word before means that the decoder is lost: nothing is committed from there on.
     """
 
     margin: float = 0.5
     farthest_back: float = 4.0
 
     def sure(self, guess: LiveGuess, before: LiveGuess, seconds: float) -> int:
-        """How many words at the beginning are far enough from the end."""
+        """The number of words before the first that is too close to the end."""
         last = guess.settled[-1].look if guess.settled else 0.0
         for count, word in enumerate(guess.guessed):
             if word.look > seconds - self.margin or word.look < last - self.farthest_back:
@@ -121,14 +165,67 @@ class AlignAtt:
 POLICIES: dict[str, CommitPolicy] = {"local-agreement": LocalAgreement(), "alignatt": AlignAtt()}
 
 
+@dataclass(frozen=True)
+class LiveWord:
+    """A committed word: its time in the stream, and how much of the stream had come when it was committed."""
+
+    text: str
+    start: float
+    end: float
+    committed_at: float
+
+    @property
+    def latency(self) -> float:
+        """Seconds of sound between the end of the word and its commit; computing time is not counted."""
+        return self.committed_at - self.end
+
+
+@dataclass(frozen=True)
+class LiveUpdate:
+    """Newly committed words, and the text that may follow them."""
+
+    words: tuple[LiveWord, ...]
+    pending: str
+    heard: float
+    is_final: bool = False
+
+    @property
+    def text(self) -> str:
+        """The new words, with the spaces they have in the whole text."""
+        return "".join(word.text for word in self.words)
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """A stream under way, as a value: it may be copied, and continued twice."""
+
+    sound: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # [time]: what is transcribed again
+    begins: float = 0.0  # when that begins, in seconds of the stream
+    fresh: int = 0  # samples of it that no hypothesis has covered
+    context: tuple[int, ...] = ()
+    settled: tuple[int, ...] = ()
+    guess: LiveGuess = LiveGuess()
+    told: tuple[LiveWord, ...] = ()
+
+    @property
+    def heard(self) -> float:
+        """Seconds of the stream so far."""
+        return self.begins + len(self.sound) / RATE
+
+    @property
+    def text(self) -> str:
+        """All committed words."""
+        return "".join(word.text for word in self.told).strip()
+
+
 class LiveListener:
-    """Streams on one engine, each a `LiveState`; many of them may be heard side by side."""
+    """Streams on one engine, each a `LiveState`; several may be transcribed at once."""
 
     def __init__(
         self,
         engine: TranscribingEngine,
         policy: CommitPolicy | str = "alignatt",
-        wish: TranscriptionOptions | None = None,
+        options: TranscriptionOptions | None = None,
         every: float = 0.5,
     ) -> None:
         if isinstance(policy, str):
@@ -137,124 +234,111 @@ class LiveListener:
             policy = POLICIES[policy]
         self.engine, self.policy, self.every = engine, policy, every
         self._stride = max(1, round(every * RATE))
-        self.wish = wish or TranscriptionOptions(padding="trim")
-        self.longest = self.listener.model.config.window_seconds
-
-    @property
-    def listener(self) -> WhisperTranscriber:
-        """Who hears."""
-        return self.engine.listener
+        self.options = options or TranscriptionOptions(padding="trim")
+        self.max_seconds = engine.listener.model.config.window_seconds
 
     def initial_state(self) -> LiveState:
         """A stream before its first sample."""
         return LiveState()
 
     def step(self, state: LiveState, samples: NDArray[np.float32]) -> tuple[list[LiveUpdate], LiveState]:
-        """Take in samples at 16 kHz, in pieces of any length, and tell what has become sure.  # [time]"""
+        """Take samples at 16 kHz, in pieces of any length; the updates they lead to.  # [time]"""
         updates = []
         while len(samples):
             samples, state = self.take(state, samples)
             if self.is_due(state):
-                update, state = self.settle(state, self._heard(state))
+                update, state = self.settle(state, self._guess(state))
                 updates.append(update)
         return updates, state
 
     def finish(self, state: LiveState) -> tuple[LiveUpdate, LiveState]:
-        """The stream is over: everything that is guessed is told."""
-        return self.settle(state, self._heard(state), is_final=True)
+        """Commit all words of the last hypothesis: the stream is over."""
+        return self.settle(state, self._guess(state), is_final=True)
 
     def take(self, state: LiveState, samples: NDArray[np.float32]) -> tuple[NDArray[np.float32], LiveState]:
-        """The state with sound up to where it is listened to again, and the sound behind that.  # [time]
+        """Add samples up to where the next hypothesis is due; the samples behind that, and the state.  # [time]
 
-        So what is told does not depend on the pieces in which the sound comes.
+        So updates do not depend on the pieces in which the sound comes.
         """
         now, later = np.split(samples, [max(1, self._stride - state.fresh)])
         added = torch.from_numpy(np.ascontiguousarray(now, dtype=np.float32))
         return later, replace(state, sound=torch.cat([state.sound, added]), fresh=state.fresh + len(now))
 
     def is_due(self, state: LiveState) -> bool:
-        """Whether enough is new to listen again."""
+        """Whether enough sound is new for another hypothesis."""
         return state.fresh >= self._stride
 
     def is_audible(self, state: LiveState) -> bool:
-        """Whether there is sound in which something can have been said."""
-        return len(state.sound) >= LEAST_SOUND * RATE
+        """Whether there is enough sound for a word."""
+        return len(state.sound) >= MIN_SECONDS * RATE
 
-    def ask(self, state: LiveState) -> RecognitionJob:
-        """Have the engine hear the sound as it is now."""
-        window = int(self.longest * RATE)
-        going = hear_live(self.listener, state.sound[:window], self.wish, state.context, state.settled)
-        earlier = [token for word in state.guess.guessed for token in word.tokens]
-        return self.engine.go(going, earlier)
+    def ask(self, state: LiveState) -> Transcription[LiveGuess]:
+        """The next hypothesis, to be iterated to its end."""
+        window = int(self.max_seconds * RATE)
+        steps = hear_live(self.engine.listener, state.sound[:window], self.options, state.context, state.settled)
+        return self.engine.run(steps, _tokens(state.guess.guessed))
 
     def settle(self, state: LiveState, guess: LiveGuess, is_final: bool = False) -> tuple[LiveUpdate, LiveState]:
-        """What a guess makes sure, and the state after it."""
+        """What a hypothesis commits, and the state after it."""
         seconds = len(state.sound) / RATE
-        full = seconds >= self.longest - self.every
-        sure = len(guess.guessed) if is_final or full else self.policy.sure(guess, state.guess, seconds)
-        fresh = guess.guessed[:sure]
+        is_full = seconds >= self.max_seconds - self.every
+        sure = len(guess.guessed) if is_final or is_full else self.policy.sure(guess, state.guess, seconds)
+        fresh, rest = guess.guessed[:sure], guess.guessed[sure:]
         words = tuple(
             LiveWord(word.text, state.begins + word.start, state.begins + word.end, state.heard) for word in fresh
         )
-        rest = guess.guessed[sure:]
         update = LiveUpdate(words, "".join(word.text for word in rest), state.heard, is_final)
-        settled = (*state.settled, *(token for word in fresh for token in word.tokens))
-        state = replace(state, fresh=0, settled=settled, told=(*state.told, *words))
+        state = replace(state, fresh=0, settled=(*state.settled, *_tokens(fresh)), told=(*state.told, *words))
         if is_final:
-            return update, replace(self.initial_state(), told=state.told, begins=state.heard, context=self._kept(state))
-        kept = replace(state, guess=LiveGuess((*guess.settled, *fresh), rest))
-        return update, self._shortened(kept, force=full)
+            follows = self.options.follow_earlier
+            context = (*state.context, *state.settled)[-CONTEXT_TOKENS:] if follows else ()
+            return update, replace(self.initial_state(), told=state.told, begins=state.heard, context=context)
+        state = replace(state, guess=LiveGuess((*guess.settled, *fresh), rest))
+        return update, self._shorten(state, force=is_full)
 
-    def _heard(self, state: LiveState) -> LiveGuess:
+    def _guess(self, state: LiveState) -> LiveGuess:
         if not self.is_audible(state):
             return LiveGuess()
-        one = self.ask(state)
-        while not one.is_done:
-            self.engine.advance()
-        if one.error is not None:
-            raise one.error
-        return one.guess or LiveGuess()
+        job = self.ask(state)
+        for _ in job:
+            pass
+        return job.result or LiveGuess()
 
-    def _shortened(self, state: LiveState, force: bool) -> LiveState:
-        """Leave out the sound of told words that lie far back, at the end of the last of them that does."""
+    def _shorten(self, state: LiveState, force: bool) -> LiveState:
+        """Cut off the sound of committed words that lie far back, at the end of the last of them."""
         seconds = len(state.sound) / RATE
-        if seconds < FORGOTTEN * self.longest:
+        if seconds < CUT_FROM * self.max_seconds:
             return state
-        words = state.guess.settled
-        far = [n for n, word in enumerate(words, start=1) if word.end <= seconds - 0.2 * self.longest]
-        if not far:
-            if not force:
-                return state
-            return self._without(state, len(words), seconds - 0.2 * self.longest)
-        return self._without(state, far[-1], words[far[-1] - 1].end)
+        words, latest = state.guess.settled, seconds - KEPT_BEHIND_CUT * self.max_seconds
+        count = max((n for n, word in enumerate(words, start=1) if word.end <= latest), default=0)
+        if count:
+            return self._cut(state, count, words[count - 1].end)
+        return self._cut(state, len(words), latest) if force else state
 
-    def _without(self, state: LiveState, count: int, cut: float) -> LiveState:
-        """The state without its first words and seconds."""
-        gone, kept = state.guess.settled[:count], state.guess.settled[count:]
-        samples = int(cut * RATE)
+    def _cut(self, state: LiveState, count: int, seconds: float) -> LiveState:
+        """The state without its first words and seconds of sound."""
+        gone, left = state.guess.settled[:count], state.guess.settled[count:]
+        samples = int(seconds * RATE)
         return replace(
             state,
             sound=state.sound[samples:],
             begins=state.begins + samples / RATE,
             context=(*state.context, *_tokens(gone))[-CONTEXT_TOKENS:],
-            settled=tuple(_tokens(kept)),
-            guess=LiveGuess(_earlier(kept, cut), _earlier(state.guess.guessed, cut)),
+            settled=_tokens(left),
+            guess=LiveGuess(_shifted(left, seconds), _shifted(state.guess.guessed, seconds)),
         )
-
-    def _kept(self, state: LiveState) -> tuple[int, ...]:
-        return (*state.context, *state.settled)[-CONTEXT_TOKENS:] if self.wish.follow_earlier else ()
 
 
 def _plain(word: GuessedWord) -> str:
     return word.text.strip().strip(".,!?;:。，！？").casefold()
 
 
-def _tokens(words: Sequence[GuessedWord]) -> list[int]:
-    return [token for word in words for token in word.tokens]
+def _tokens(words: Sequence[GuessedWord]) -> tuple[int, ...]:
+    return tuple(token for word in words for token in word.tokens)
 
 
-def _earlier(words: Sequence[GuessedWord], seconds: float) -> tuple[GuessedWord, ...]:
-    """The words as a sound that begins later has them."""
+def _shifted(words: Sequence[GuessedWord], seconds: float) -> tuple[GuessedWord, ...]:
+    """The words as timed in a sound that begins so much later."""
     return tuple(
         replace(word, start=word.start - seconds, end=word.end - seconds, look=word.look - seconds) for word in words
     )

@@ -62,10 +62,12 @@ class Transcriber:
         """The language that is written where none is asked for.  # [time]"""
         return self.backend.own_language(samples)
 
-    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+    def segments(
+        self, samples: torch.Tensor, options: TranscriptionOptions | None = None
+    ) -> Iterator[TranscriptSegment]:
         """Segments in which speech is detected, as they become final.  # [time] at 16 kHz"""
         chances = self.speech_chances(samples.numpy())
-        going = self.backend.segments(samples, wish)
+        going = self.backend.segments(samples, options)
         return going if chances is None else (each for each in going if self.lets_through(each, chances))
 
     def speech_chances(self, samples: NDArray[np.float32]) -> NDArray[np.float32] | None:

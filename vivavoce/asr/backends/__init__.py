@@ -5,7 +5,6 @@ else, and whatever speculates, streams or batches, is ours. Moonshine is for Eng
 """
 
 import importlib.util
-import threading
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +43,9 @@ class Backend(Protocol):
         """The language that is written where nobody asks for one.  # [time]"""
         ...
 
-    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+    def segments(
+        self, samples: torch.Tensor, options: TranscriptionOptions | None = None
+    ) -> Iterator[TranscriptSegment]:
         """Segments as they are sure; what was given survives an end in the middle.  # [time]"""
         ...
 
@@ -52,7 +53,7 @@ class Backend(Protocol):
 class OwnBackend:
     """A Whisper in our engine, with drafts where they are asked for.
 
-    Several threads may read segments at once: each advances the engine, which decodes `parallel` recordings together.
+    Several threads may read segments at once; the engine decodes `parallel` recordings together.
     """
 
     def __init__(
@@ -64,9 +65,8 @@ class OwnBackend:
     ) -> None:
         self.listener = listener
         self._device, self._drafts, self._parallel = device, drafts, parallel
-        self._lock = threading.Lock()
         if parallel == 1:
-            _ = self.engine  # what is wrong with a draft shows when it is loaded
+            _ = self.engine  # a draft that does not fit is refused when it is loaded
 
     @cached_property
     def engine(self) -> TranscribingEngine:
@@ -74,27 +74,14 @@ class OwnBackend:
         return TranscribingEngine(self.listener, self._device, windows=self._parallel, drafts=self._drafts)
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """The language the model writes, or hears."""
+        """The language that is written where none is asked for.  # [time]"""
         return self.listener.own_language(samples)
 
-    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
-        """Segments as they are sure."""
-        with self._lock:
-            one = self.engine.begin(samples, wish)
-        given, is_done = 0, False
-        try:
-            while not is_done:
-                with self._lock:
-                    if not one.is_done:
-                        self.engine.advance()
-                    is_done, made = one.is_done, one.segments[given:]
-                yield from made
-                given += len(made)
-            if one.error is not None:
-                raise one.error
-        finally:
-            with self._lock:
-                self.engine.drop(one)
+    def segments(
+        self, samples: torch.Tensor, options: TranscriptionOptions | None = None
+    ) -> Iterator[TranscriptSegment]:
+        """Segments as they become final."""
+        return iter(self.engine.begin(samples, options))
 
     def report(self) -> DraftReport:
         """Passes, tokens and drafts since the last report."""
@@ -111,10 +98,12 @@ class MoonshineBackend:
         """English is all it knows."""
         return "en"
 
-    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+    def segments(
+        self, samples: torch.Tensor, options: TranscriptionOptions | None = None
+    ) -> Iterator[TranscriptSegment]:
         """A segment for every half minute."""
-        if wish is not None and (wish.language not in (None, "en") or wish.task != "transcribe"):
-            raise InputError(f"Moonshine writes English only, not {wish.language!r}; take another backend")
+        if options is not None and (options.language not in (None, "en") or options.task != "transcribe"):
+            raise InputError(f"Moonshine writes English only, not {options.language!r}; take another backend")
         size = int(MOONSHINE_SECONDS * Moonshine.RATE)
         for first in range(0, len(samples), size):
             piece = samples[first : first + size].numpy()

@@ -54,25 +54,27 @@ class FasterWhisper:
         known = self.model.supported_languages
         return str(known[0] if len(known) == 1 else self.model.detect_language(samples.numpy())[0])
 
-    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+    def segments(
+        self, samples: torch.Tensor, options: TranscriptionOptions | None = None
+    ) -> Iterator[TranscriptSegment]:
         """Segments as it makes them."""
-        wish = wish or TranscriptionOptions()
+        options = options or TranscriptionOptions()
         asked: dict[str, Any] = {}
-        if wish.temperatures is not None:
-            asked["temperature"] = list(wish.temperatures)
-        if wish.hotwords:
-            asked["hotwords"] = " ".join(wish.hotwords)
+        if options.temperatures is not None:
+            asked["temperature"] = list(options.temperatures)
+        if options.hotwords:
+            asked["hotwords"] = " ".join(options.hotwords)
         heard, about = self.model.transcribe(
             samples.numpy().astype(np.float32),
-            language=wish.language,
-            task=wish.task,
-            beam_size=wish.beams,
-            initial_prompt=wish.prompt,
-            prefix=wish.prefix,
-            word_timestamps=wish.word_times,
-            without_timestamps=wish.timestamps is False,
-            condition_on_previous_text=wish.follow_earlier,
-            hallucination_silence_threshold=wish.longest_silence,
+            language=options.language,
+            task=options.task,
+            beam_size=options.beams,
+            initial_prompt=options.prompt,
+            prefix=options.prefix,
+            word_timestamps=options.word_times,
+            without_timestamps=options.timestamps is False,
+            condition_on_previous_text=options.follow_earlier,
+            hallucination_silence_threshold=options.longest_silence,
             **asked,
         )
         for segment in heard:
@@ -102,11 +104,13 @@ class ConvertedWindows:
         """The language the model writes, or hears."""
         return self.listener.own_language(samples)
 
-    def segments(self, samples: torch.Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+    def segments(
+        self, samples: torch.Tensor, options: TranscriptionOptions | None = None
+    ) -> Iterator[TranscriptSegment]:
         """Segments as they are sure."""
-        if wish is not None and wish.word_times:
+        if options is not None and options.word_times:
             raise InputError("words have no times with this backend and model; take the backend ours")
-        yield from answered(self.listener.hear(samples, wish), self._answer)
+        yield from answered(self.listener.hear(samples, options), self._answer)
 
     def _answer(self, asked: Question) -> Answer:
         if isinstance(asked, LanguageDetector):
@@ -129,7 +133,7 @@ class ConvertedWindows:
         assert isinstance(asked.memory, EncodedWindow)
         settings, tokens = self.listener.settings, self.listener.tokens
         latest, suppressed = settings.latest_start, list(settings.suppressed)
-        if not asked.wish.timestamps:
+        if not asked.options.timestamps:
             suppressed += range(tokens.notimestamps, self.listener.model.config.vocab_size)
         drawn = {"sampling_topk": 0, "sampling_temperature": asked.temperature} if asked.temperature else {}
         (made,) = self.model.generate(

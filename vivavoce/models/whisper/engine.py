@@ -4,6 +4,7 @@ A row is a token and the window it is written of. The text's keys and values are
 lie in a `WindowStore`, written once by whoever encoded them and read by every text, beam or draft of that window.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -70,6 +71,7 @@ class WindowStore:
         self.arrived = torch.zeros(MOST_ROWS * heads, dtype=torch.int32, device=like.device)
         self.positions = [1] * (windows + 1)
         self._free = list(range(windows, NOBODY, -1))
+        self._lock = threading.Lock()  # windows are encoded on other threads than those that step
         self._starts: dict[int, Tensor] = {}
 
     @property
@@ -80,11 +82,13 @@ class WindowStore:
     @torch.inference_mode()
     def hold(self, memory: WindowMemory, numbers: Sequence[int] | None = None) -> list[int]:
         """Take in windows; the numbers by which rows name them, which may be asked for."""
-        if memory.windows > self.free:
-            raise CapacityError(f"{memory.windows} windows do not fit: {self.free} of {self.windows} places are free")
-        numbers = list(numbers or self._free[: -memory.windows - 1 : -1])
-        for number in numbers:
-            self._free.remove(number)
+        with self._lock:
+            if memory.windows > self.free:
+                free = f"{self.free} of {self.windows} places are free"
+                raise CapacityError(f"{memory.windows} windows do not fit: {free}")
+            numbers = list(numbers or self._free[: -memory.windows - 1 : -1])
+            for number in numbers:
+                self._free.remove(number)
         for index, number in enumerate(numbers):
             positions = memory.keys.shape[3]
             self.keys[:, number, :, :positions] = memory.keys[:, index]
@@ -95,10 +99,11 @@ class WindowStore:
 
     def release(self, window: int) -> None:
         """Give a window's place back; no text of it may go on."""
-        if window in self._free or not 1 <= window <= self.windows:
-            raise InputError(f"window {window} is not held")
-        self._free.append(window)
-        self._starts.pop(window, None)
+        with self._lock:
+            if window in self._free or not 1 <= window <= self.windows:
+                raise InputError(f"window {window} is not held")
+            self._starts.pop(window, None)
+            self._free.append(window)
 
     def note_starts(self, hidden: Tensor, starts: Tensor, windows: Tensor) -> None:
         """Keep the states with which texts of windows start.  # [row, d_model], [row] bool, [row]"""
@@ -248,7 +253,7 @@ class WhisperWriter:
         return torch.where(times, self.rules.preferred(logits), logits)
 
     @torch.inference_mode()
-    def judge(
+    def score(
         self,
         window: int,
         prompt: Sequence[int],

@@ -101,16 +101,16 @@ class WhisperTranscriber:
         (chances,) = language_chances(self.model, self.tokens, memory)
         return max(chances, key=lambda language: chances[language])
 
-    def segments(self, samples: Tensor, wish: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
+    def segments(self, samples: Tensor, options: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """Segments as they are decoded, so that what was heard survives whatever comes after it.  # [time] at 16 kHz"""
-        return answered(self.hear(samples, wish), self._answer)
+        return answered(self.hear(samples, options), self._answer)
 
     def _answer(self, asked: Question) -> Answer:
         if isinstance(asked, LanguageDetector):
             return self.likeliest_language(asked.memory)
         return self.encode(asked.mel) if isinstance(asked, EncodeWindow) else self.answer(asked)
 
-    def hear(self, samples: Tensor, wish: TranscriptionOptions | None = None) -> TranscriptionSteps:
+    def hear(self, samples: Tensor, options: TranscriptionOptions | None = None) -> TranscriptionSteps:
         """The way through a sound, with all work left to the caller, so that many can be heard at once.
 
         The caller is asked to encode a window (and sends its `WindowMemory`), to tell its language, or to write a text
@@ -118,42 +118,42 @@ class WhisperTranscriber:
         """
         if samples.ndim != 1:
             raise InputError(f"a transcript is of one channel of samples, not of a tensor {list(samples.shape)}")
-        wish = self._settled(wish or TranscriptionOptions(), len(samples) / WhisperMel.RATE)
+        options = self._settled(options or TranscriptionOptions(), len(samples) / WhisperMel.RATE)
         mel = self.log_mel(samples)
         content = mel.shape[-1] - self.model.config.window_frames
-        earlier: list[int] = self.tokenizer.encode(f" {wish.prompt.strip()}") if wish.prompt else []
+        earlier: list[int] = self.tokenizer.encode(f" {options.prompt.strip()}") if options.prompt else []
         seek, spoken_until = 0, 0.0
         while seek < content:
             size = min(self.model.config.window_frames, content - seek)
-            memory = yield EncodeWindow(self.window(mel, seek, wish.padding, size))
+            memory = yield EncodeWindow(self.window(mel, seek, options.padding, size))
             assert isinstance(memory, WindowMemory)
-            if wish.language is None:
-                wish = replace(wish, language=str((yield LanguageDetector(memory))))
-            made, frames, trusted = yield from self._hear_window(memory, seek, size, wish, earlier)
+            if options.language is None:
+                options = replace(options, language=str((yield LanguageDetector(memory))))
+            made, frames, trusted = yield from self._hear_window(memory, seek, size, options, earlier)
             for segment in made:
-                if not is_imagined(segment, spoken_until, wish.longest_silence):
+                if not is_imagined(segment, spoken_until, options.longest_silence):
                     spoken_until = segment.words[-1].end if segment.words else segment.end
-                    yield replace(segment, language=wish.language)
-            follows = wish.follow_earlier and trusted
+                    yield replace(segment, language=options.language)
+            follows = options.follow_earlier and trusted
             earlier = [*earlier, *(id_ for segment in made for id_ in segment.tokens)] if follows else []
             seek += max(1, frames)
 
     def _hear_window(
-        self, memory: WindowMemory, seek: int, size: int, wish: TranscriptionOptions, earlier: list[int]
+        self, memory: WindowMemory, seek: int, size: int, options: TranscriptionOptions, earlier: list[int]
     ) -> Generator[Question, Answer, tuple[list[TranscriptSegment], int, bool]]:
         """One window's segments, how many of its frames are done with, and whether the next may build on them."""
-        text, temperature = yield from self._write(memory, wish, earlier, is_first=seek == 0)
+        text, temperature = yield from self._write(memory, options, earlier, is_first=seek == 0)
         if self.is_silence(text):
             return [], size, True
         offset = seek / MEL_FRAMES_PER_SECOND
-        cut = cut_segments(text.tokens, self.tokens, size, wish.timestamps)
+        cut = cut_segments(text.tokens, self.tokens, size, options.timestamps)
         made = [
             self._segment(part.tokens, part.start + offset, part.end + offset, text, temperature)
             for part in cut.segments
         ]
         made = [segment for segment in made if segment.text.strip() and segment.end > segment.start]
-        if wish.word_times:
-            made = self._timed(made, memory, wish, offset, size)
+        if options.word_times:
+            made = self._timed(made, memory, options, offset, size)
         return made, cut.frames, temperature <= self.settings.forget_prompt_above
 
     @torch.inference_mode()
@@ -177,15 +177,15 @@ class WhisperTranscriber:
             piece.copy_(whisper_normalise(piece[None], peak)[0])
         return log_mel
 
-    def _settled(self, wish: TranscriptionOptions, seconds: float) -> TranscriptionOptions:
+    def _settled(self, options: TranscriptionOptions, seconds: float) -> TranscriptionOptions:
         """The wish for a sound with the model's own choices where the caller made none; its language may be unheard."""
-        language = wish.language or self.usual_language
+        language = options.language or self.usual_language
         if language is not None:
             self.tokens.prompt(language)  # refuses a language the model does not know
-        timestamps = wish.timestamps
+        timestamps = options.timestamps
         if timestamps is None:
             timestamps = self.settings.writes_times and seconds > self.settings.untimed_up_to
-        return replace(wish, language=language, timestamps=timestamps)
+        return replace(options, language=language, timestamps=timestamps)
 
     def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
         """The frames of a window, `size` of them sound; trimmed, not many more.  # [1, mel, frame]"""
@@ -204,18 +204,18 @@ class WhisperTranscriber:
         return self.model.decoder.remember(self.model.encoder(mel))
 
     def _write(
-        self, memory: WindowMemory, wish: TranscriptionOptions, earlier: list[int], is_first: bool
+        self, memory: WindowMemory, options: TranscriptionOptions, earlier: list[int], is_first: bool
     ) -> Generator[Question, Answer, tuple[Text, float]]:
         """The first text that can be trusted, from the lowest temperature up; the last one if none can."""
         half = self.model.config.max_target_positions // 2
-        prompt = self.tokens.prompt(wish.language, wish.task, bool(wish.timestamps), earlier[-(half - 1) :])
-        prefix = self.tokenizer.encode(f" {wish.prefix.strip()}") if wish.prefix and is_first else []
+        prompt = self.tokens.prompt(options.language, options.task, bool(options.timestamps), earlier[-(half - 1) :])
+        prefix = self.tokenizer.encode(f" {options.prefix.strip()}") if options.prefix and is_first else []
         if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
             raise InputError(f"the prefix is {len(prefix)} tokens long, which leaves the model no place to write")
-        temperatures = self.settings.temperatures if wish.temperatures is None else wish.temperatures
+        temperatures = self.settings.temperatures if options.temperatures is None else options.temperatures
         for temperature in temperatures:
             best_of = self.settings.best_of if temperature > 0 else 1
-            text = yield WriteText(memory, (*prompt, *prefix), wish, temperature, best_of, half)
+            text = yield WriteText(memory, (*prompt, *prefix), options, temperature, best_of, half)
             assert isinstance(text, Text)
             if self.is_trusted(text) or temperature == temperatures[-1]:
                 return replace(text, tokens=[*prefix, *text.tokens]), temperature
@@ -223,9 +223,11 @@ class WhisperTranscriber:
 
     def answer(self, asked: WriteText) -> Text:
         """The text that is asked for, by this thread alone."""
-        rules, wish = self.rules(asked.wish, asked.is_begun), asked.wish
+        rules, options = self.rules(asked.options, asked.is_started), asked.options
         if asked.beams > 1:
-            return beam_search(self.model, self.tokens, asked.memory, asked.prompt, rules, asked.beams, asked.most)
+            return beam_search(
+                self.model, self.tokens, asked.memory, asked.prompt, rules, asked.beams, asked.max_tokens
+            )
         (text,) = decode(
             self.model,
             self.tokens,
@@ -234,23 +236,23 @@ class WhisperTranscriber:
             rules,
             asked.temperature,
             asked.best_of,
-            asked.most,
-            wish.seed,
+            asked.max_tokens,
+            options.seed,
         )
         return text
 
-    def rules(self, wish: TranscriptionOptions, is_begun: bool = False) -> list[LogitRule]:
+    def rules(self, options: TranscriptionOptions, is_started: bool = False) -> list[LogitRule]:
         """What may be written, in the order in which the published code forbids it; a text may have begun already."""
         suppressed = list(self.settings.suppressed)
-        if not wish.timestamps:
+        if not options.timestamps:
             suppressed += range(self.tokens.notimestamps, self.model.config.vocab_size)
         rules: list[LogitRule] = [Suppress(suppressed)]
-        if not is_begun:
+        if not is_started:
             rules.insert(0, SuppressAtStart(self.settings.suppressed_at_start))
-        if wish.hotwords:
-            words = [self.tokenizer.encode(f" {word.strip()}") for word in wish.hotwords]
+        if options.hotwords:
+            words = [self.tokenizer.encode(f" {word.strip()}") for word in options.hotwords]
             rules.insert(0, Hotwords(words, self.settings.hotword_bonus))
-        if wish.timestamps:
+        if options.timestamps:
             rules.append(TimestampRules(self.tokens, self.settings.latest_start))
         return rules
 
@@ -287,12 +289,12 @@ class WhisperTranscriber:
         self,
         segments: list[TranscriptSegment],
         memory: WindowMemory,
-        wish: TranscriptionOptions,
+        options: TranscriptionOptions,
         offset: float,
         frames: int,
     ) -> list[TranscriptSegment]:
         """The segments of one window with the times of their words."""
-        assert wish.language is not None
+        assert options.language is not None
         words = word_times(
             self.model,
             self.tokens,
@@ -300,7 +302,7 @@ class WhisperTranscriber:
             [segment.tokens for segment in segments],
             self.settings.alignment_heads,
             self.spell,
-            wish.language,
+            options.language,
             positions=max(1, frames // CONV_STRIDE),
         )
         return [

@@ -73,17 +73,17 @@ class WriteText:
 
     memory: WindowMemory
     prompt: tuple[int, ...]
-    wish: TranscriptionOptions
+    options: TranscriptionOptions
     temperature: float
     best_of: int
-    most: int
-    is_begun: bool = False
+    max_tokens: int
+    is_started: bool = False
     """Whether the prompt ends with text, so that the first token is not the beginning of one."""
 
     @property
     def beams(self) -> int:
         """Texts that are followed side by side."""
-        return self.wish.beams if self.temperature == 0 else 1
+        return self.options.beams if self.temperature == 0 else 1
 
 
 @dataclass(frozen=True)
