@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import vivavoce
 from vivavoce import hub
-from vivavoce.bench import machine as memory
 from vivavoce.cli import app
 from vivavoce.cli.doctor import EXTRAS
 from vivavoce.errors import VivaError
+from vivavoce.evaluation import machine as memory
 
 COMMANDS = [
     ["doctor"],
@@ -236,7 +236,7 @@ def test_demo_runs_and_its_json_stands_alone():
 
 
 def test_bench_lm_runs_small_and_writes_what_it_prints(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "LARGEST_BUFFER", 2**24)
+    monkeypatch.setattr(memory, "MAX_BUFFER_BYTES", 2**24)
     sizes = ["--shape", "small", "--batch", "1", "--context", "32", "--prefill", "16"]
     done = invoke("bench", "lm", "--device", "cpu", *sizes, "--no-peer", "--out", str(tmp_path / "out"), "--json")
     assert done.exit_code == 0, done.exception

@@ -54,7 +54,8 @@ for may_import in MAY_IMPORT.values():  # where the device is known, so is what 
         may_import.update({"cpu_speed", "implementations"})
 # Below `server`: loading models behind the wire may use everything but the tools.
 HOSTING = "server.hosting"
-TOOLS = {"cli", "bench", "plan", "quant", "export", "train", "minis"}
+# The tools behind `viva`: each may import those before it, and nothing outside imports any of them.
+TOOLS = ("minis", "evaluation", "train", "quant", "export", "plan", "bench", "cli")
 FRONT_AND_TOOLS = {"__init__", "_deprecated", "api", *TOOLS}
 BARE = {"errors", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors"}
@@ -179,9 +180,16 @@ def test_rooms_look_only_where_they_may(room):
         assert not [item for item in found if item.module.startswith(".")], f"{name}: write imports in full"
         ours = [(item.line, module) for item in found if (module := of_ours(item.module))]
         if name.startswith(HOSTING) or room == "api":
-            assert not [(name, line, module) for line, module in ours if allowed(module, TOOLS)]
+            assert not [(name, line, module) for line, module in ours if allowed(module, set(TOOLS))]
         elif room in MAY_IMPORT:
             assert not [(name, line, module) for line, module in ours if not allowed(module, MAY_IMPORT[room])]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_import_only_those_before_them(tool):
+    later = set(TOOLS[TOOLS.index(tool) + 1 :])
+    found = [(name, item.line, of_ours(item.module) or "") for name, path in ROOMS[tool] for item in imports_of(path)]
+    assert not [each for each in found if allowed(each[-1], later)]
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
-from vivavoce.bench.scoring import error_rate
 from vivavoce.errors import InputError
+from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.corpus import Corpus, encode_corpus

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 
-from vivavoce.bench.scoring import edit_distance
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.evaluation.scoring import edit_distance
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from vivavoce import hub
+from vivavoce.asr.backends.moonshine import Moonshine
 from vivavoce.audio.io import Sound, read
-from vivavoce.bench.machine import stage
-from vivavoce.bench.scoring import Listeners, Moonshine
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import MissingDependencyError
+from vivavoce.evaluation.machine import stage
+from vivavoce.evaluation.scoring import Listeners
 from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.s2s.captions import WRITE_DOWN

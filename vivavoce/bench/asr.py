@@ -22,9 +22,9 @@ from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.drafts import DraftChoice
 from vivavoce.asr.streaming import POLICIES, LiveListener
 from vivavoce.audio.io import read
-from vivavoce.bench.machine import stage
 from vivavoce.device import Device, dtype_name, pick
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
+from vivavoce.evaluation.machine import stage
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import Padding, TranscriptionOptions

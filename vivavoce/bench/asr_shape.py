@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from vivavoce.bench.machine import median_seconds, read_bandwidth, stage, synchronize
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import Speculation
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import median_seconds, read_bandwidth, stage, synchronize
 from vivavoce.models.interface import Row
 from vivavoce.models.whisper.config import SIZES, WhisperTokens
 from vivavoce.models.whisper.encoder import WindowEncoder

@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vivavoce.bench.machine import read_bandwidth
 from vivavoce.device import pick
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import read_bandwidth
 from vivavoce.kernels import Entries, Tile, keep_tiles, known_tiles, name_around, window_attention_name
 from vivavoce.models.whisper.config import SIZES, WhisperTokens
 from vivavoce.models.whisper.cuda import single_rows_step

@@ -19,9 +19,9 @@ from vivavoce import hub
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.level import buzz
 from vivavoce.audio.vad import WINDOW, WINDOW_SECONDS, voice_activity
-from vivavoce.bench.machine import stage
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import stage
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn

@@ -29,9 +29,9 @@ from vivavoce.bench.codec_quality import (
     random_codes,
     window_errors,
 )
-from vivavoce.bench.machine import median_seconds, stage, synchronize
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import median_seconds, stage, synchronize
 from vivavoce.implementations import choose_moss_speech_codec
 from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, CosyVoiceBenchSetup, finite
-from vivavoce.bench.machine import median_seconds, read_bandwidth, stage
 from vivavoce.cpu_speed import bfloat16_is_fast_here, int8_is_fast_here
 from vivavoce.device import pick, resolve_dtype
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import median_seconds, read_bandwidth, stage
 from vivavoce.implementations import choose_cosyvoice_flow
 from vivavoce.models.cosyvoice.folder import graphed, warm_up
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM

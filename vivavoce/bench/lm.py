@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from vivavoce.bench import lm_peer as transformers_peer
-from vivavoce.bench.machine import give_back, median_seconds, read_bandwidth, stage
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits, Kept
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence
 from vivavoce.errors import CapacityError, InputError
+from vivavoce.evaluation.machine import give_back, median_seconds, read_bandwidth, stage
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.nn.paged_kv import NARROW

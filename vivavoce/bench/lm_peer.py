@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vivavoce.bench.machine import median_seconds
 from vivavoce.device import Device
 from vivavoce.errors import MissingDependencyError
+from vivavoce.evaluation.machine import median_seconds
 from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.nn.modules import allocating
 

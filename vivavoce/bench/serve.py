@@ -21,7 +21,6 @@ import torch
 
 from vivavoce.audio.level import buzz
 from vivavoce.audio.player import SimulatedPlayer
-from vivavoce.bench.machine import HostWatch, PowerMeter, stage
 from vivavoce.bench.serve_parts import Level, ServeLoad, Talked, build, stages
 from vivavoce.bench.serve_report import print_level, print_result, print_stages, save
 from vivavoce.device import Device, pick
@@ -29,6 +28,7 @@ from vivavoce.dialogue.events import ConversationSettings, ReplyAudio, ReplyDone
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import InputError, VivaError
+from vivavoce.evaluation.machine import HostWatch, PowerMeter, stage
 from vivavoce.models.moss_speech.codec import EAR_RATE
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.runtime.batcher import DynamicBatcher

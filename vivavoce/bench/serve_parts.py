@@ -10,11 +10,11 @@ import torch
 
 from vivavoce import hub
 from vivavoce.bench.codec_quality import random_codec
-from vivavoce.bench.machine import median_seconds
 from vivavoce.device import Device, resolve_dtype
 from vivavoce.dialogue.history import HistoryWindow
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import median_seconds
 from vivavoce.implementations import choose_moss_speech_codec
 from vivavoce.minis.untrained import CONFIG as TINY
 from vivavoce.minis.untrained import untrained_codec

@@ -16,7 +16,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vivavoce.bench.machine import stage
 from vivavoce.bench.serve import Script, measure_level
 from vivavoce.bench.serve_parts import TINY_PROMPT_CODES, Level, ServeLoad, WordTokenizer
 from vivavoce.bench.serve_report import print_level
@@ -27,6 +26,7 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.runner import Drawn, Runner
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import ON_GRAPHS
+from vivavoce.evaluation.machine import stage
 from vivavoce.minis.untrained import CONFIG, untrained_codec
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
 from vivavoce.models.moss_speech.codec import GraphedCodec, SpokenState

@@ -25,10 +25,10 @@ from urllib.request import urlopen
 import numpy as np
 
 from vivavoce.audio.io import float_to_pcm16
-from vivavoce.bench.machine import stage
 from vivavoce.bench.turn_client import Wire, connect
 from vivavoce.bench.turn_sounds import RATE, Samples, gather
 from vivavoce.errors import InputError, VivaError
+from vivavoce.evaluation.machine import stage
 
 SILENCE_SECONDS = 0.6
 START_SECONDS = 120.0

@@ -19,11 +19,11 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from vivavoce import hub
 from vivavoce.bench import turn_report
-from vivavoce.bench.machine import stage
 from vivavoce.bench.turn import TurnPlan, measure, session_of
 from vivavoce.bench.turn_client import Event
 from vivavoce.bench.turn_scenes import script
 from vivavoce.bench.turn_sounds import gather
+from vivavoce.evaluation.machine import stage
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, most_urgent
 from vivavoce.s2s.loading import load_moss_speech

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from vivavoce import hub
 from vivavoce.audio.level import buzz
 from vivavoce.audio.player import SimulatedPlayer
-from vivavoce.bench.machine import give_back, stage, synchronize
 from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Speaks, TTSBenchSetup
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, VivaError
+from vivavoce.evaluation.machine import give_back, stage, synchronize
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.tts.interface import SpeakingStyle
 

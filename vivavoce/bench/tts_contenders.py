@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vivavoce.bench.machine import stage
 from vivavoce.bench.tts_plain import PlainNano
 from vivavoce.cpu_speed import bfloat16_is_fast_here, int8_is_fast_here
 from vivavoce.device import Device
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import stage
 from vivavoce.export.nano_onnx import CODEC_META, MANIFEST, lm_graphs
 from vivavoce.export.nano_onnx_codec import codec_graphs
 from vivavoce.export.onnx_graph import export_graph

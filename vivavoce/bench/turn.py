@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from vivavoce.bench import turn_report
-from vivavoce.bench.machine import stage
 from vivavoce.bench.turn_caller import BenchCaller
 from vivavoce.bench.turn_client import PERFECT, BadWire, Event, Wire, WireClosedError, connect, realtime_url
 from vivavoce.bench.turn_measure import ALIKE, SessionAnswer, answers, crosstalk, outcomes, similarity, summary
 from vivavoce.bench.turn_scenes import Scene, ScriptedCall, ScriptedExchange, Timing, play, recording, script
 from vivavoce.bench.turn_sounds import RATE, Material, SpokenQuestion, gather
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import stage
 from vivavoce.runtime import event_loop as quick_loop
 
 Connect = Callable[[], AbstractAsyncContextManager[Wire]]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from vivavoce import hub
 from vivavoce.audio.io import Sound
-from vivavoce.bench.machine import stage, synchronize
 from vivavoce.bench.verify_subjects import Question, VerifiableKind, VerifiedModel, VerifyOutput, kind_of
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, VivaError
+from vivavoce.evaluation.machine import stage, synchronize
 
 Status = Literal["passed", "failed", "absent"]
 SEED = 7

@@ -76,7 +76,7 @@ def resynthesise(
     decoded = opened.resynthesise(original, None if voice is None else read(voice))
     write(out, decoded)
     if plot is not None:
-        from vivavoce.bench.scoring import plot_spectrograms
+        from vivavoce.evaluation.scoring import plot_spectrograms
 
         plot_spectrograms(original, decoded, opened.name, plot)
     Console().print(f"{decoded.seconds:.2f} s at {decoded.rate} Hz in {out}", highlight=False)

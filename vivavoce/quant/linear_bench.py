@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce import kernels
-from vivavoce.bench.machine import median_seconds, read_bandwidth
 from vivavoce.device import Device, pick
+from vivavoce.evaluation.machine import median_seconds, read_bandwidth
 from vivavoce.kernels import Tile, keep_tiles, tile_name
 from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.nn.linear import Linear

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivavoce.bench.machine import median_seconds
 from vivavoce.device import Device, pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
+from vivavoce.evaluation.machine import median_seconds
 from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.nn.quantised_weight import Scheme
 from vivavoce.quant.linear_bench import SMALL, able

@@ -17,10 +17,10 @@ from torch import nn
 
 from vivavoce.asr.backends.moonshine import Moonshine
 from vivavoce.audio.io import Sound, write
-from vivavoce.bench.machine import stage
-from vivavoce.bench.scoring import Listeners, plot_spectrograms, word_errors
 from vivavoce.device import pick
 from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.evaluation.machine import stage
+from vivavoce.evaluation.scoring import Listeners, plot_spectrograms, word_errors
 from vivavoce.models.moss_speech.cpu import CpuMossSpeech
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.whisper.transcriber import WhisperTranscriber

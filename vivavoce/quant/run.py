@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from vivavoce import hub
-from vivavoce.bench.machine import stage
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import stage
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.quant.calibration import calibrate, observer
 from vivavoce.quant.convert import Findings, quantise_folder, units

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.audio.io import Sound
-from vivavoce.bench.scoring import word_errors
 from vivavoce.engine.sampling import Generation
+from vivavoce.evaluation.scoring import word_errors
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_speech.codec import VOICE_RATE
 from vivavoce.models.moss_speech.model import AUDIO

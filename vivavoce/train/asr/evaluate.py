@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from vivavoce.audio.mel import WhisperMel
-from vivavoce.bench.scoring import edit_distance
 from vivavoce.errors import InputError
+from vivavoce.evaluation.scoring import edit_distance
 from vivavoce.models.whisper.decoding import LogitRule, Suppress, decode
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.train.asr.checkpoint import LANGUAGE, Vocabulary

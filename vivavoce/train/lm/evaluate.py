@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.bench.scoring import error_rate
+from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.bench.scoring import error_rate
+from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.train.corpus import Corpus, Sounds
 from vivavoce.train.features import BatchMel

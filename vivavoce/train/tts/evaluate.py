@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from vivavoce.bench.scoring import Listeners, Moonshine, word_errors
+from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.evaluation.scoring import Listeners, word_errors
 from vivavoce.models.checkpoint import save_weights
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.tts.interface import SpeakingStyle, SpeechModel, open_speech_model

@@ -1,7 +1,6 @@
-"""Judges we did not train: an ASR that says what it heard, and a model of listeners that says how it sounds.
+"""Scores of text and audio: edit distance, error rates, DNSMOS, and spectrograms to look at.
 
-Both are ONNX files of other projects' packages, found on this machine, never fetched: Moonshine base (MIT), and DNSMOS
-P.835 (MIT) from the PyPI package `speechmos`.
+DNSMOS P.835 (MIT) is an ONNX file of the PyPI package `speechmos`; it is used where installed and never downloaded.
 """
 
 import importlib.util
@@ -12,19 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.asr.backends.moonshine import Moonshine, onnx_session
+from vivavoce.asr.backends.moonshine import onnx_session
 from vivavoce.audio.io import Sound
 from vivavoce.errors import InputError, MissingDependencyError
-
-__all__ = ["Listeners", "Moonshine"]
 
 RATE = 16_000
 DNSMOS_SAMPLES = int(9.01 * RATE)
 OVERALL = np.poly1d([-0.06766283, 1.11546468, 0.04602535])  # from the network's scale to the listeners', as published
+SPECTROGRAM_RATE = 24_000
+N_FFT, HOP = 1024, 256
+RANGE_DB = 80.0
 
 
 class Listeners:
-    """DNSMOS P.835: the mean opinion of overall quality, 1 to 5, that listeners would give."""
+    """DNSMOS P.835: predicts the mean opinion score of overall quality, 1 to 5."""
 
     def __init__(self, threads: int = 2) -> None:
         spec = importlib.util.find_spec("speechmos")
@@ -33,7 +33,7 @@ class Listeners:
         self._session = onnx_session(Path(spec.origin).parent / "dnsmos_models" / "sig_bak_ovr.onnx", threads)
 
     def overall(self, sound: Sound) -> float:
-        """The score; sound shorter than nine seconds is repeated, as the model's authors do."""
+        """The score; audio shorter than nine seconds is repeated, as the model's authors do."""
         samples = sound.mono().resampled(RATE).samples[0]
         if not len(samples):
             raise InputError("there is no sound to judge")
@@ -46,34 +46,28 @@ class Listeners:
         return float(overall)
 
 
-def edit_distance(meant: Sequence[Any], got: Sequence[Any]) -> int:
-    """How many insertions, deletions and replacements lie between two sequences."""
-    row = list(range(len(got) + 1))
-    for place, wanted in enumerate(meant, start=1):
-        before, row[0] = row[0], place
-        for index, given in enumerate(got, start=1):
-            before, row[index] = row[index], min(row[index] + 1, row[index - 1] + 1, before + (wanted != given))
+def edit_distance(reference: Sequence[Any], hypothesis: Sequence[Any]) -> int:
+    """Levenshtein distance: insertions, deletions and substitutions."""
+    row = list(range(len(hypothesis) + 1))
+    for row_index, expected in enumerate(reference, start=1):
+        diagonal, row[0] = row[0], row_index
+        for index, actual in enumerate(hypothesis, start=1):
+            diagonal, row[index] = row[index], min(row[index] + 1, row[index - 1] + 1, diagonal + (expected != actual))
     return row[-1]
 
 
-def error_rate(meant: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]]) -> float:
-    """Edits over length, of letters in sentences or words in lists of words."""
-    edits = sum(edit_distance(one, other) for one, other in zip(meant, got, strict=True))
-    return edits / max(1, sum(map(len, meant)))
+def error_rate(references: Sequence[Sequence[Any]], hypotheses: Sequence[Sequence[Any]]) -> float:
+    """Edits over reference length: of characters if given strings, of words if given lists of words."""
+    edits = sum(edit_distance(one, other) for one, other in zip(references, hypotheses, strict=True))
+    return edits / max(1, sum(map(len, references)))
 
 
-def word_errors(meant: str, heard: str) -> int:
-    """Words to insert, delete or replace to get from one to the other."""
-    return edit_distance(meant.split(), heard.split())
-
-
-SPECTROGRAM_RATE = 24_000
-N_FFT, HOP = 1024, 256
-RANGE_DB = 80.0
+def word_errors(reference: str, hypothesis: str) -> int:
+    return edit_distance(reference.split(), hypothesis.split())
 
 
 def plot_spectrograms(original: Sound, decoded: Sound, title: str, file: Path) -> None:
-    """Write the picture; both sounds are shown up to 12 kHz."""
+    """Two spectrograms up to 12 kHz, one above the other, in one image file."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -100,7 +94,7 @@ def plot_spectrograms(original: Sound, decoded: Sound, title: str, file: Path) -
 
 
 def _decibels(sound: Sound) -> NDArray[np.float64]:
-    """Power spectrum over time.  # [bin, frame]"""
+    """Log power spectrogram.  # [bin, frame]"""
     samples = sound.mono().resampled(SPECTROGRAM_RATE).samples[0]
     samples = np.pad(samples, (0, max(0, N_FFT - len(samples))))
     frames = np.lib.stride_tricks.sliding_window_view(samples, N_FFT)[::HOP] * np.hanning(N_FFT)

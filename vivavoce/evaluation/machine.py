@@ -1,4 +1,4 @@
-"""How fast this device reads memory: the floor under every step that must read its weights once."""
+"""Measurements of the machine: wall time, memory bandwidth, power draw, and how busy threads and event loop are."""
 
 import asyncio
 import contextlib
@@ -18,24 +18,27 @@ import torch
 
 from vivavoce.device import Device
 
-LARGEST_BUFFER = 2**30
+MAX_BUFFER_BYTES = 2**30
+POWER_QUERY = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "--loop-ms=500")
+LAG_SECONDS = 0.02
+UNNAMED_THREADS = "others"  # native threads of libraries and the driver
 
 
 def synchronize(device: Device) -> None:
-    """Wait until the device has done all it was given."""
+    """Wait until the device has finished all work launched on it."""
     if device.kind != "cpu":
         getattr(torch, device.kind).synchronize()
 
 
 def give_back(device: Device) -> None:
-    """Free what nobody holds any more, so that the next model finds room."""
+    """Free unreferenced memory, so that the next model fits."""
     gc.collect()
     if device.kind == "cuda":
         torch.cuda.empty_cache()
 
 
 def median_seconds(action: Callable[[], object], device: Device, repeats: int, warm_up: int = 3) -> float:
-    """The median wall time of an action, the device idle before and after it."""
+    """The median wall time of an action, with the device synchronised before and after it."""
     times = []
     for number in range(warm_up + repeats):
         synchronize(device)
@@ -48,9 +51,9 @@ def median_seconds(action: Callable[[], object], device: Device, repeats: int, w
 
 
 def read_bandwidth(device: Device) -> float:
-    """Bytes a second: the better of a copy (bytes read and written) and a sum, on buffers larger than any cache."""
-    most = LARGEST_BUFFER if device.kind == "cpu" else 4 * LARGEST_BUFFER
-    size = min(most, device.free_memory() // 4)
+    """Bytes a second: the larger of a copy (bytes read and written) and a sum, on buffers larger than any cache."""
+    max_bytes = MAX_BUFFER_BYTES if device.kind == "cpu" else 4 * MAX_BUFFER_BYTES
+    size = min(max_bytes, device.free_memory() // 4)
     source = torch.ones(size // 4, dtype=torch.float32, device=device.torch_device)
     target = torch.zeros_like(source)
     copied = 2 * source.nbytes / median_seconds(lambda: target.copy_(source), device, repeats=10)
@@ -58,11 +61,8 @@ def read_bandwidth(device: Device) -> float:
     return max(copied, summed)
 
 
-QUERY = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "--loop-ms=500")
-
-
 class PowerMeter:
-    """Use as `async with`; `mean` is in watts, None where nothing could be read."""
+    """Samples GPU power while entered with `async with`; `mean` is in watts, None without nvidia-smi."""
 
     def __init__(self) -> None:
         self._readings: list[float] = []
@@ -71,13 +71,12 @@ class PowerMeter:
 
     @property
     def mean(self) -> float | None:
-        """Over all readings."""
         return sum(self._readings) / len(self._readings) if self._readings else None
 
     async def __aenter__(self) -> Self:
-        if shutil.which(QUERY[0]) is not None:
+        if shutil.which(POWER_QUERY[0]) is not None:
             self._process = await asyncio.create_subprocess_exec(
-                *QUERY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+                *POWER_QUERY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
             )
             self._task = asyncio.create_task(self._read(self._process))
         return self
@@ -92,13 +91,13 @@ class PowerMeter:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            with contextlib.suppress(ValueError):  # the driver says "[N/A]" where it does not know
+            with contextlib.suppress(ValueError):  # "[N/A]" where the driver has no reading
                 self._readings.append(float(line))
 
 
 @contextmanager
 def stage(text: str) -> Iterator[None]:
-    """Show that this part is under way."""
+    """Show a status line on stderr while the block runs."""
     try:
         from rich.console import Console
     except ImportError:
@@ -114,23 +113,19 @@ def stage(text: str) -> Iterator[None]:
         yield
 
 
-LAG_SECONDS = 0.02
-REST = "others"  # threads that Python does not know: of libraries and the device's driver
-
-
 class HostWatch:
-    """Watches for as long as it is entered. Use as `async with`."""
+    """CPU use by thread and event loop lag while entered with `async with`."""
 
     def __init__(self) -> None:
         self.threads: dict[str, float] = {}
-        """The share of a core that each thread had; known when it is left."""
+        """The share of a core that each thread used; set on exit."""
         self._lags: list[float] = []
         self._task: asyncio.Task[None] | None = None
         self._before: tuple[float, dict[str, float]] = (0.0, {})
 
     @property
     def lag(self) -> float:
-        """How late the event loop was, in seconds, at the 99th percentile: with many sessions it runs out first."""
+        """Seconds by which the event loop was late, 99th percentile: with many sessions it saturates first."""
         return float(np.percentile(self._lags, 99)) if self._lags else 0.0
 
     async def __aenter__(self) -> "HostWatch":
@@ -143,8 +138,8 @@ class HostWatch:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        (begun, before), now = self._before, processor_seconds()
-        wall = max(1e-9, time.monotonic() - begun)
+        (started, before), now = self._before, processor_seconds()
+        wall = max(1e-9, time.monotonic() - started)
         self.threads = {name: (spent - before.get(name, 0.0)) / wall for name, spent in now.items()}
 
     async def _watch(self) -> None:
@@ -156,7 +151,7 @@ class HostWatch:
 
 
 def processor_seconds() -> dict[str, float]:
-    """What each thread of this process has had of the processor, by its name; all in one where Linux is not."""
+    """CPU seconds of each thread of this process, by name; one total on systems without /proc."""
     spent: dict[str, float] = {}
     for thread in threading.enumerate():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -164,4 +159,4 @@ def processor_seconds() -> dict[str, float]:
             user, system = fields.split()[11:13]
             name = "loop" if thread is threading.main_thread() else thread.name
             spent[name] = spent.get(name, 0.0) + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return spent | {REST: max(0.0, time.process_time() - sum(spent.values()))}
+    return spent | {UNNAMED_THREADS: max(0.0, time.process_time() - sum(spent.values()))}
