@@ -20,8 +20,7 @@ from vivavoce.train.front_desk import (
     templates,
     user_sentences,
 )
-from vivavoce.train.front_desk.bookings import Near, expanded
-from vivavoce.train.front_desk.questions import DAYS, NAMES, PRICES, TIMES
+from vivavoce.train.front_desk.templates import DAYS, NAMES, PRICES, TIMES, NearDuplicates, expanded
 
 
 def said(desk: Desk, intent: str, **slots: str) -> str:
@@ -56,7 +55,7 @@ def test_what_is_held_out_stays_what_it_was():
     ],
 )
 def test_a_copy_of_a_phrasing_differs_in_politeness_or_in_one_word_of_many(phrasing, is_copy):
-    near = Near(["can i book a table for {people}?", "when do you need the room back?", "what can i eat?"])
+    near = NearDuplicates(["can i book a table for {people}?", "when do you need the room back?", "what can i eat?"])
     assert (phrasing in near) == is_copy
 
 

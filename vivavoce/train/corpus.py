@@ -22,7 +22,7 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderCon
 from vivavoce.train.features import BatchMel
 from vivavoce.train.front_desk import general_sentences, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
-from vivavoce.train.front_desk.vocabulary import word_strings
+from vivavoce.train.front_desk.templates import word_strings
 from vivavoce.train.synthesizers import Programs
 from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, TRAINING, SyntheticVoice, draw, programs, speak_many
 

@@ -16,10 +16,18 @@ from vivavoce.train.front_desk.answers import (
     normalise,
     slotted_replies,
 )
-from vivavoce.train.front_desk.bookings import BOOKINGS, Near, composed, expanded, phrasings
-from vivavoce.train.front_desk.general import OUTSIDE, WORDS, general_sentences
-from vivavoce.train.front_desk.more_questions import MORE
-from vivavoce.train.front_desk.questions import DAYS, QUESTIONS, VALUES, ways_to_say
+from vivavoce.train.front_desk.templates import (
+    DAYS,
+    SLOT_WORDS,
+    TRAINING_ONLY,
+    VALUES,
+    WRITTEN,
+    NearDuplicates,
+    composed,
+    expanded,
+    general_sentences,
+    ways_to_say,
+)
 
 __all__ = [
     "DECLINE",
@@ -39,8 +47,7 @@ __all__ = [
 
 SPLITS = ("train", "held_out")
 HELD_OUT_EVERY = 7  # one template in seven is never spoken in training
-TEMPLATES = {**QUESTIONS, **BOOKINGS, "decline": OUTSIDE}
-INTENTS = tuple(TEMPLATES)
+INTENTS = tuple(WRITTEN)
 NEEDS_MEMORY = ("repeat", "cancel", *REMEMBERED)
 ANSWERS = ("give_people", "give_time", "give_nights", "give_name")  # said only when the desk has asked
 OPENERS = tuple(intent for intent in INTENTS if intent not in (*NEEDS_MEMORY, *ANSWERS, "goodbye"))
@@ -61,7 +68,7 @@ PLAIN = ("greeting", "thanks", "goodbye", "repeat", "how_are_you", *ANSWERS)  # 
 @cache
 def templates(intent: str, split: str) -> tuple[str, ...]:
     """The templates of one intent that one side of the split may use."""
-    if intent not in TEMPLATES or split not in SPLITS:
+    if intent not in WRITTEN or split not in SPLITS:
         raise InputError(f"no templates of {intent!r} in {split!r}; intents: {', '.join(INTENTS)}; splits: {SPLITS}")
     if split == "held_out":
         return _divided(intent)[1]
@@ -71,21 +78,21 @@ def templates(intent: str, split: str) -> tuple[str, ...]:
 @cache
 def _divided(intent: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The templates that may be learned, and those that are held out."""
-    every = phrasings(TEMPLATES[intent])
+    every = WRITTEN[intent]
     held_out = every[3::HELD_OUT_EVERY] + ([every[-1]] if len(every) % HELD_OUT_EVERY > 3 else [])
     learned = tuple(template for template in every if template not in held_out)
     return learned, tuple(template for template in every if template in held_out)
 
 
 @cache
-def _held_out() -> Near:
-    return Near([template for intent in INTENTS for template in _divided(intent)[1]])
+def _held_out() -> NearDuplicates:
+    return NearDuplicates([template for intent in INTENTS for template in _divided(intent)[1]])
 
 
 @cache
 def _written(intent: str) -> tuple[str, ...]:
     """Training's templates of an intent that somebody wrote, those written later only where they copy none held out."""
-    near, written_later = _held_out(), phrasings(MORE[intent]) if intent in MORE else []
+    near, written_later = _held_out(), TRAINING_ONLY.get(intent, [])
     more = [template for template in written_later if not any(way in near for way in expanded(template))]
     return (*_divided(intent)[0], *more)
 
@@ -227,8 +234,8 @@ def _surrounded(text: str, split: str, random_source: random.Random) -> str:
 def _fill(gap: str, intent: str, slots: dict[str, str], random_source: random.Random) -> str:
     if gap == "weekday":
         return random_source.choice(DAYS)
-    if gap in WORDS:
-        return random_source.choice(WORDS[gap])
+    if gap in SLOT_WORDS:
+        return random_source.choice(SLOT_WORDS[gap])
     if gap == "number":
         slot = "nights" if intent == "give_nights" else "people"
         slots[slot] = random_source.choice(VALUES[slot])

@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache
 
-from vivavoce.train.front_desk.questions import DAYS, DIRECTIONS, NAMES, NUMBERS, PRICES, SPOKEN_DAYS, TIMES, listed
+from vivavoce.train.front_desk.templates import (
+    DAYS,
+    DIRECTIONS,
+    NAMES,
+    NUMBERS,
+    ONES,
+    PRICES,
+    SPOKEN_DAYS,
+    TENS,
+    TIMES,
+    number_words,
+)
 
 DECLINE = "I am sorry, I did not understand that."
 NOT_TOLD = "You have not told me yet."
@@ -181,28 +192,12 @@ def slotted_replies() -> Iterator[str]:
         yield f"{echo('table', 'table', {'day': day})} {ASK['people']}"
 
 
-ONES = listed(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-TENS = listed("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
 UNITS = {"$": "dollars", "€": "euros", "£": "pounds", "%": "percent"}
 SPELLINGS = {
     **{"wi-fi": "wifi", "wi fi": "wifi", "check-in": "check in", "check-out": "check out", "o clock": "o'clock"},
     **{"icecream": "ice cream", "cheese burger": "cheeseburger", "carpark": "car park"},
 }
 ORDINALS = {"1st": "first", "2nd": "second", "3rd": "third", "4th": "fourth", "5th": "fifth"}
-
-
-def number_words(number: int) -> str:
-    """A whole number below a million as it is spoken."""
-    if number < 20:
-        return ONES[number]
-    if number < 100:
-        return TENS[number // 10] + (f" {ONES[number % 10]}" if number % 10 else "")
-    size, word = (100, "hundred") if number < 1000 else (1000, "thousand")
-    rest = number % size
-    return f"{number_words(number // size)} {word}" + (f" {number_words(rest)}" if rest else "")
 
 
 def clock_words(hour: int, minute: int) -> str:

@@ -1,0 +1,355 @@
+"""What guests and other people say: phrasing templates and slot values of the intents, and sentences about anything.
+
+The templates and word lists are in `templates.toml` and `words.toml` beside this file.
+"""
+
+import itertools
+import random
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+TEMPLATES = tomllib.loads((FOLDER / "templates.toml").read_text(encoding="utf8"))
+WORDS = tomllib.loads((FOLDER / "words.toml").read_text(encoding="utf8"))
+
+
+def phrasings(text: str) -> list[str]:
+    """The templates of a text, which bars separate."""
+    return [" ".join(template.split()) for template in text.split("|")]
+
+
+WRITTEN: dict[str, list[str]] = {intent: phrasings(text) for intent, text in TEMPLATES["written"].items()}
+TRAINING_ONLY: dict[str, list[str]] = {intent: phrasings(text) for intent, text in TEMPLATES["training_only"].items()}
+OPENINGS: dict[str, list[str]] = {kind: phrasings(text) for kind, text in TEMPLATES["openings"].items()}
+CORES: dict[str, dict[str, list[str]]] = {
+    intent: {kind: phrasings(text) for kind, text in kinds.items()} for intent, kinds in TEMPLATES["cores"].items()
+}
+SLOT_WORDS: dict[str, list[str]] = {slot: phrasings(text) for slot, text in WORDS["slots"].items()}
+ACTIONS, LOCATIONS, LEAD_INS, ORDERS, FIXED_SENTENCES = (
+    phrasings(WORDS["phrases"][name]) for name in ("actions", "locations", "lead_ins", "orders", "fixed_sentences")
+)
+PEOPLE, THINGS, QUALITIES, MOVES, ADVERBS, EVERYDAY_WORDS = (
+    WORDS["words"][name].split() for name in ("people", "things", "qualities", "moves", "adverbs", "everyday")
+)
+ONES, TENS, NAMES = (tuple(WORDS["words"][name].split()) for name in ("ones", "tens", "names"))
+
+
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+PRICES = {  # in euros; none that ends in -teen, which is too near to -ty by ear
+    "tomato soup": "six",
+    "onion soup": "seven",
+    "garden salad": "eight",
+    "garlic bread": "five",
+    "grilled salmon": "twenty two",
+    "roast chicken": "twenty",
+    "beef steak": "twenty six",
+    "fish and chips": "twenty one",
+    "mushroom risotto": "twelve",
+    "vegetable curry": "eleven",
+    "spaghetti": "ten",
+    "cheeseburger": "nine",
+    "apple pie": "seven",
+    "chocolate cake": "eight",
+    "ice cream": "four",
+    "black coffee": "three",
+}
+SHORT_DISHES: dict[str, tuple[str, ...]] = {  # how else a guest may call it
+    dish: (dish, short)
+    for dish, short in {
+        "grilled salmon": "salmon",
+        "roast chicken": "chicken",
+        "beef steak": "steak",
+        "mushroom risotto": "risotto",
+        "vegetable curry": "curry",
+        "black coffee": "coffee",
+        "cheeseburger": "burger",
+        "garden salad": "salad",
+    }.items()
+}
+PLACES: dict[str, tuple[str, ...]] = {  # what guests call them
+    "toilets": ("toilets", "toilet", "bathroom", "restroom", "men's room", "ladies room"),
+    "lift": ("lift", "elevator", "lifts", "elevators"),
+    "breakfast room": ("breakfast room", "breakfast buffet", "breakfast hall"),
+    "restaurant": ("restaurant", "dining room", "dining hall"),
+    "pool": ("pool", "swimming pool", "indoor pool"),
+    "gym": ("gym", "fitness room", "fitness center"),
+    "bar": ("bar", "hotel bar", "lounge bar"),
+    "car park": ("car park", "parking", "parking lot", "garage"),
+    "station": ("station", "train station", "railway station"),
+    "bus stop": ("bus stop", "nearest bus stop", "next bus stop"),
+    "pharmacy": ("pharmacy", "drugstore", "nearest pharmacy"),
+    "beach": ("beach", "seaside", "nearest beach"),
+}
+DIRECTIONS = {  # the one way there
+    "toilets": "The toilets are down the stairs, on the left.",
+    "lift": "The lift is behind the front desk.",
+    "breakfast room": "The breakfast room is on the first floor.",
+    "restaurant": "The restaurant is across the garden.",
+    "pool": "The pool is on the top floor.",
+    "gym": "The gym is next to the sauna.",
+    "bar": "The bar is at the end of the hall.",
+    "car park": "The car park is under the building.",
+    "station": "The station is ten minutes away on foot.",
+    "bus stop": "The bus stop is across the street.",
+    "pharmacy": "The pharmacy is two streets away, on the right.",
+    "beach": "The beach is five minutes away by bus.",
+}
+PARTIES: dict[str, tuple[str, ...]] = {  # how guests say how many they are
+    **{number: (number, f"{number} people", f"{number} persons") for number in NUMBERS},
+    "one": ("one", "one person", "just me", "just one"),
+    "two": ("two", "two people", "the two of us", "my wife and me", "my husband and me"),
+}
+STAYS: dict[str, tuple[str, ...]] = {
+    **{number: (f"{number} nights",) for number in NUMBERS},
+    "one": ("one night", "a single night"),
+}
+
+
+def _hour_after(hour: str) -> str:
+    return NUMBERS[(NUMBERS.index(hour) + 1) % 12]
+
+
+def _times() -> dict[str, tuple[str, ...]]:
+    """Each time of the clock as the desk says it, with the ways in which guests say it."""
+    times: dict[str, tuple[str, ...]] = {}
+    for hour in NUMBERS:
+        following = _hour_after(hour)
+        times[f"{hour} o'clock"] = (hour, f"{hour} o'clock", f"{hour} o'clock", f"{hour} sharp")
+        times[f"a quarter past {hour}"] = (f"quarter past {hour}", f"a quarter past {hour}", f"{hour} fifteen")
+        times[f"half past {hour}"] = (f"half past {hour}", f"{hour} thirty")
+        times[f"a quarter to {following}"] = (
+            f"quarter to {following}",
+            f"a quarter to {following}",
+            f"{hour} forty five",
+        )
+    return times
+
+
+TIMES = _times()
+SPOKEN_DAYS: dict[str, tuple[str, ...]] = {
+    "today": ("today", "this evening"),
+    "tonight": ("tonight",),
+    "tomorrow": ("tomorrow", "tomorrow evening", "tomorrow night"),
+    **{f"on {day}": (f"on {day}", f"this {day}", f"for {day}") for day in DAYS},
+}
+WAYS: dict[str, dict[str, tuple[str, ...]]] = {
+    "time": TIMES,
+    "day": SPOKEN_DAYS,
+    "people": PARTIES,
+    "nights": STAYS,
+    "dish": SHORT_DISHES,
+    "place": PLACES,
+}
+
+
+def ways_to_say(slot: str, value: str) -> tuple[str, ...]:
+    """How a guest may say one value of a slot."""
+    return WAYS.get(slot, {}).get(value, (value,))
+
+
+VALUES: dict[str, tuple[str, ...]] = {
+    "people": NUMBERS,
+    "nights": NUMBERS,
+    "time": tuple(TIMES),
+    "day": tuple(SPOKEN_DAYS),
+    "name": NAMES,
+    "dish": tuple(PRICES),
+    "place": tuple(DIRECTIONS),
+}
+
+SAME = {  # words that make no other phrasing of one
+    **dict.fromkeys(("could", "may", "would", "will"), "can"),
+    **{"we": "i", "us": "me", "our": "my", "we'd": "i'd", "i'll": "i can", "we'll": "i can", "i'd": "i can"},
+    **{
+        "what's": "what is",
+        "where's": "where is",
+        "name's": "name is",
+        "i'm": "i am",
+        "it's": "it is",
+        "we're": "i am",
+    },
+    **{"can't": "cannot", "don't": "do not", "didn't": "did not"},
+}
+POLITE = frozenset(("please", "um", "uh", "sorry", "hello", "hi", "well", "okay", "so", "oh", "and"))
+LONG = 5  # words from which a phrasing that differs in one word only is the same one
+
+
+def composed(intent: str) -> list[str]:
+    """Every opening of each kind before every core of that kind."""
+    found: dict[str, None] = {}
+    for kind, cores in CORES[intent].items():
+        for opening, core in itertools.product(OPENINGS[kind], cores):
+            found.update(dict.fromkeys(expanded(opening.replace("~", core))))
+    return list(found)
+
+
+def expanded(template: str) -> Iterator[str]:
+    """A template with each of its choices made, and optional parts there and not."""
+    found = re.search(r"(\s*)\[([^\]]*)\]|\(([^)]*)\)", template)
+    if found is None:
+        yield " ".join(template.split()).replace(" ,", ",")
+        return
+    ways = found[3].split("/") if found[3] is not None else ("", found[1] + found[2])
+    for way in ways:
+        yield from expanded(template[: found.start()] + way + template[found.end() :])
+
+
+def plain_words(phrasing: str) -> tuple[str, ...]:
+    """What tells a phrasing from another: its words without politeness, "could we" being no other than "can I"."""
+    words = re.sub(r"[^\w'{} ]", " ", phrasing.lower()).split()
+    plain = " ".join(SAME.get(word, word) for word in words if word not in POLITE)
+    return tuple(plain.replace("{number}", "{people}").split())
+
+
+class NearDuplicates:
+    """Knows which phrasings are no more than copies of some given ones."""
+
+    def __init__(self, templates: list[str]) -> None:
+        every = {plain_words(way) for template in templates for way in expanded(template)}
+        self._same = every
+        self._shorter = {short for words in every if len(words) > LONG for short in _one_left_out(words)}
+        self._gapped = {gapped for words in every if len(words) >= LONG for gapped in _one_hidden(words)}
+
+    def __contains__(self, phrasing: str) -> bool:
+        words = plain_words(phrasing)
+        if words in self._same or words in self._shorter:
+            return True
+        if len(words) < LONG:
+            return False
+        return any(gapped in self._gapped for gapped in _one_hidden(words)) or any(
+            len(short) >= LONG and short in self._same for short in _one_left_out(words)
+        )
+
+
+def _one_left_out(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [words[:place] + words[place + 1 :] for place in range(len(words))]
+
+
+def _one_hidden(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [(*words[:place], "", *words[place + 1 :]) for place in range(len(words))]
+
+
+def number_words(number: int) -> str:
+    """A whole number below a million as it is spoken."""
+    if number < 20:
+        return ONES[number]
+    if number < 100:
+        return TENS[number // 10] + (f" {ONES[number % 10]}" if number % 10 else "")
+    size, word = (100, "hundred") if number < 1000 else (1000, "thousand")
+    rest = number % size
+    return f"{number_words(number // size)} {word}" + (f" {number_words(rest)}" if rest else "")
+
+
+def general_sentences(count: int, seed: int) -> list[str]:
+    """Distinct plain sentences: tales, orders, questions, opinions, numbers."""
+    source = random.Random(f"general {seed}")
+    kinds = (_tale, _tale, _move, _opinion, _order, _question, _number, _comparison, _list)
+    found = dict.fromkeys(_written(sentence) for sentence in FIXED_SENTENCES[:count])
+    while len(found) < count:
+        found.setdefault(_written(source.choice(kinds)(source)))
+    return list(found)
+
+
+def _written(text: str) -> str:
+    text = " ".join("I" if word == "i" else word for word in text.split())
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
+
+
+def _someone(source: random.Random) -> str:
+    owner = source.choice(("the", "the", "a", "my", "your", "his", "her", "our", "their", "every", "this", "that"))
+    quality = f"{source.choice(QUALITIES)} " if source.random() < 0.35 else ""
+    return _noun(owner, quality + source.choice(PEOPLE))
+
+
+def _something(source: random.Random) -> str:
+    owner = source.choice(("the", "the", "a", "my", "your", "his", "her", "our", "their", "another", "no", "some"))
+    quality = f"{source.choice(QUALITIES)} " if source.random() < 0.5 else ""
+    return _noun(owner, quality + source.choice(THINGS))
+
+
+def _noun(owner: str, rest: str) -> str:
+    return f"{'an' if owner == 'a' and rest[0] in 'aeiou' else owner} {rest}"
+
+
+def _tale(source: random.Random) -> str:
+    ending = f" {source.choice(LOCATIONS)}" if source.random() < 0.5 else ""
+    how = f"{source.choice(ADVERBS)} " if source.random() < 0.25 else ""
+    return f"{_someone(source)} {how}{source.choice(ACTIONS)} {_something(source)}{ending}"
+
+
+def _move(source: random.Random) -> str:
+    how = f" {source.choice(ADVERBS)}" if source.random() < 0.6 else ""
+    return f"{_someone(source)} {source.choice(MOVES)}{how} {source.choice(LOCATIONS)}"
+
+
+def _opinion(source: random.Random) -> str:
+    matter = _tale(source) if source.random() < 0.5 else f"{_something(source)} is {source.choice(QUALITIES)}"
+    return f"{source.choice(LEAD_INS)} {matter}"
+
+
+def _order(source: random.Random) -> str:
+    ending = f" {source.choice(LOCATIONS)}" if source.random() < 0.5 else ""
+    return f"{source.choice(ORDERS)} {_something(source)}{ending}"
+
+
+def _question(source: random.Random) -> str:
+    opening = source.choice(("where is", "who has", "have you seen", "why do you want", "how old is", "what about"))
+    if source.random() < 0.5:
+        return f"{opening} {_something(source)}?"
+    asked = source.choice(("did you hear that", "when did you learn that", "who told you that", "is it true that"))
+    return f"{asked} {_someone(source)} {source.choice(MOVES)} {source.choice(LOCATIONS)}?"
+
+
+def _number(source: random.Random) -> str:
+    number = number_words(source.choice((source.randrange(20), source.randrange(100), source.randrange(10_000))))
+    return source.choice(
+        (
+            f"{_someone(source)} counted {number} {source.choice(THINGS)}s {source.choice(LOCATIONS)}",
+            f"you have {number} new messages in {_something(source)}",
+            f"the answer to {_something(source)} is {number}",
+            f"it costs {number} dollars to repair {_something(source)}",
+            f"please call extension {' '.join(number_words(source.randrange(10)) for _ in range(4))}",
+        )
+    )
+
+
+def _comparison(source: random.Random) -> str:
+    pattern = source.choice(("is not as {} as", "looks more {} than", "was just as {} as", "became less {} than"))
+    return f"{_something(source)} {pattern.format(source.choice(QUALITIES))} {_something(source)}"
+
+
+def _list(source: random.Random) -> str:
+    first, second, third = source.sample(THINGS, 3)
+    return (
+        f"{source.choice(('there was', 'i need', 'we found', 'she packed'))} {_noun('a', first)}, {second} and {third}"
+    )
+
+
+ENDINGS = ("", "", "", "s", "ing", "ed", "er", "ly")
+VOWELS = "aeiou"
+
+
+def word_strings(count: int, seed: int, lengths: tuple[int, int] = (3, 9)) -> list[str]:
+    """Distinct strings of words, many of them with an ending."""
+    source = random.Random(f"word strings {seed}")
+    found: dict[str, None] = {}
+    while len(found) < count:
+        words = [
+            _with_ending(source.choice(EVERYDAY_WORDS), source.choice(ENDINGS)) for _ in range(source.randint(*lengths))
+        ]
+        found.setdefault(" ".join(words).capitalize() + source.choice("...?"))
+    return list(found)
+
+
+def _with_ending(word: str, ending: str) -> str:
+    """The word with an ending, spelled as is usual, whether or not anybody says so."""
+    if ending == "s" and word.endswith(("s", "sh", "ch", "x", "z")):
+        return word + "es"
+    if ending and word.endswith("y") and word[-2] not in VOWELS and ending != "ing":
+        return word[:-1] + ("ies" if ending == "s" else "i" + ending)
+    if ending[:1] in ("i", "e") and word.endswith("e"):
+        return word[:-1] + ending
+    return word + ending
