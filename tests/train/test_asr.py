@@ -18,12 +18,19 @@ from vivavoce.models.speech_encoder.model import SpeechEncoderConfig
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
 from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr.batches import (
+    IGNORED,
+    RATE,
+    AudioAugmentation,
+    Recordings,
+    WindowHabits,
+    WindowMaker,
+    WindowShape,
+)
 from vivavoce.train.asr.checkpoint import Vocabulary, begin_as_ear, spread_layers
 from vivavoce.train.asr.evaluate import WAYS_TO_JUDGE, judge_texts, main, transcribe_all
-from vivavoce.train.asr.train import TINY, ASRRecipe, AudioAugmentation, Training
-from vivavoce.train.asr.windows import IGNORED, RATE, Recordings, WindowHabits, WindowMaker, WindowShape
+from vivavoce.train.asr.train import TINY, ASRRecipe, Rounding, Training
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.package import Rounding
 from vivavoce.train.speech_encoder.model import Lattice, new_encoder
 
 PITCHES = {"low": 300.0, "mid": 900.0, "high": 2500.0}

@@ -2,8 +2,7 @@
 
 import pytest
 
-from vivavoce.train.corpora import SECOND_VOICE, Counts, write_corpora
-from vivavoce.train.corpus import Corpus, teacher_plan
+from vivavoce.train.corpus import SECOND_VOICE, Corpus, Counts, teacher_plan, write_corpora
 from vivavoce.train.voices import HELD_OUT, TEACHER
 
 

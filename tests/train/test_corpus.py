@@ -4,14 +4,8 @@ import numpy as np
 import pytest
 
 from vivavoce.errors import InputError
-from vivavoce.train.corpus import (
-    Corpus,
-    build,
-    held_out_plan,
-    human_recordings,
-    teacher_plan,
-    training_plan,
-)
+from vivavoce.train.asr.evaluate import human_recordings
+from vivavoce.train.corpus import Corpus, build, held_out_plan, teacher_plan, training_plan
 from vivavoce.train.front_desk import reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies
 from vivavoce.train.voices import HELD_OUT, TEACHER, TRAINING, SyntheticVoice

@@ -14,12 +14,11 @@ from vivavoce.models.whisper.decoding import decode
 from vivavoce.models.whisper.drafts import WhisperHeads, distilled, draft_kind, load_decoder
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import TranscriptionOptions
-from vivavoce.train.asr import draft, medusa
+from vivavoce.train.asr import draft
+from vivavoce.train.asr.batches import DraftRecipe, WindowShape
 from vivavoce.train.asr.checkpoint import Vocabulary
-from vivavoce.train.asr.draft import DecoderApprentice, DraftRecipe, DraftTraining, PiecesApprentice
-from vivavoce.train.asr.medusa import HeadsApprentice
+from vivavoce.train.asr.draft import DecoderApprentice, DraftTraining, HeadsApprentice, PiecesApprentice
 from vivavoce.train.asr.train import Training
-from vivavoce.train.asr.windows import WindowShape
 from vivavoce.train.corpus import Corpus
 
 COURSE = DraftRecipe(
@@ -133,7 +132,7 @@ def test_the_commands_write_what_is_read_back(taught, tmp_path):
     ]
     Corpus.of(pieces).save(tmp_path / "train")
     shared = ["--asr", str(folder), "--corpus", str(tmp_path), "--tiny", "--device", "cpu"]
-    medusa.main([*shared, "--out", str(tmp_path / "heads"), "--places", "2"])
+    draft.medusa_main([*shared, "--out", str(tmp_path / "heads"), "--places", "2"])
     draft.main([*shared, "--out", str(tmp_path / "decoder")])
     draft.main([*shared, "--out", str(tmp_path / "pieces"), "--pieces"])
     assert [draft_kind(tmp_path / name) for name in ("heads", "decoder", "pieces")] == ["heads", "decoder", "pieces"]

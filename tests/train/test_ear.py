@@ -12,7 +12,8 @@ from vivavoce.errors import InputError
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream
 from vivavoce.nn.modules import fill_randomly
-from vivavoce.train.corpus import Corpus, encode_corpus
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.features import encode_corpus
 from vivavoce.train.losses import ctc_loss
 from vivavoce.train.speech_encoder import train as ear
 from vivavoce.train.speech_encoder.batches import (

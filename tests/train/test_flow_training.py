@@ -17,7 +17,16 @@ from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.nn.attention import KeySpan, attention_bias, visible
-from vivavoce.train.flow_vocoder.assemble import VOICE_NAME, assemble_codec
+from vivavoce.train.flow_vocoder.batches import (
+    EVERYTHING,
+    NO_MASK,
+    CodedSpeech,
+    FlowBatchShape,
+    Passages,
+    TeacherSpeech,
+    code_bias,
+    flow_mels,
+)
 from vivavoce.train.flow_vocoder.flow import (
     TINY,
     FlowBatch,
@@ -29,18 +38,9 @@ from vivavoce.train.flow_vocoder.flow import (
     untaught,
     velocity,
 )
-from vivavoce.train.flow_vocoder.flow_batches import (
-    EVERYTHING,
-    NO_MASK,
-    CodedSpeech,
-    FlowBatchShape,
-    Passages,
-    code_bias,
-    flow_mels,
-)
-from vivavoce.train.flow_vocoder.teacher import TeacherSpeech
 from vivavoce.train.flow_vocoder.vocoder import main as teach_vocoder
 from vivavoce.train.loop import Learner
+from vivavoce.train.package import VOICE_NAME, assemble_codec
 
 CODES = 64
 CONFIG = tiny_config(CODES)

@@ -16,11 +16,9 @@ from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.front_desk import Exchange
 from vivavoce.train.lm import corpus as lm_data
 from vivavoce.train.lm import train as lm
-from vivavoce.train.lm.augment import Straying
-from vivavoce.train.lm.batches import HEARD, READ, SAID, SPOKEN, TRANSCRIBE
-from vivavoce.train.lm.corpus import SpokenDialogues
+from vivavoce.train.lm.batches import HEARD, READ, SAID, SPOKEN, TRANSCRIBE, SpokenDialogues
 from vivavoce.train.lm.evaluate import word_error_rate
-from vivavoce.train.lm.model import train_tokenizer
+from vivavoce.train.lm.model import Straying, train_tokenizer
 
 FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
 BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))

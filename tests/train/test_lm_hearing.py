@@ -9,14 +9,20 @@ import torch
 from vivavoce.minis.untrained import SPEECH_ENCODER
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.modules import fill_randomly
-from vivavoce.train.corpus import Corpus, encode_corpus
-from vivavoce.train.lm.augment import LIVE, NONE, CodeExtractor, SilenceAugmentation, elsewhere, over_noise
+from vivavoce.train.corpus import Corpus
+from vivavoce.train.features import encode_corpus
 from vivavoce.train.lm.corpus import (
     CLEAN,
+    LIVE,
     NOISY,
+    NONE,
+    CodeExtractor,
     DialoguePlan,
+    SilenceAugmentation,
+    elsewhere,
     heard_data,
     held_out_dialogues,
+    over_noise,
     speech_plan,
     train_dialogues,
 )

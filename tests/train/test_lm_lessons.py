@@ -17,9 +17,10 @@ from vivavoce.train.lm.batches import (
     WRITTEN,
     LMBatches,
     LMBatchOptions,
+    SpokenDialogues,
 )
 from vivavoce.train.lm.corpus import TINY as TINY_PLAN
-from vivavoce.train.lm.corpus import SpokenDialogues, spelled_data
+from vivavoce.train.lm.corpus import spelled_data
 from vivavoce.train.lm.model import train_tokenizer
 from vivavoce.train.lm.train import TINY, make_config
 

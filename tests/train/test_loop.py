@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.train.loop import Budget, Learner, TrainingRun, is_hidden_matrix, laid_out_like, plot_curves
-from vivavoce.train.muon import orthogonal
+from vivavoce.train.loop import Budget, Learner, TrainingRun, is_hidden_matrix, laid_out_like, orthogonal, plot_curves
 
 
 def _learner(average: float | None = 0.9, by_muon: bool = False) -> Learner:

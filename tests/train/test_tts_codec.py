@@ -11,9 +11,10 @@ from tests.models.tiny_nano import tiny_nano_codec
 from tests.train.tts_buzzes import VOICES, buzzes
 from vivavoce.audio.level import buzz
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
-from vivavoce.train.corpus import Corpus, Crops, split_held_out
+from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.loop import Learner
 from vivavoce.train.losses import Discriminators, SpectralDistance
+from vivavoce.train.tts.batches import Crops
 from vivavoce.train.tts.codec import TINY, CodecLosses, main
 from vivavoce.train.tts.config import CODEC, TINY_CODEC
 from vivavoce.train.tts.model import CodebookMeans, analyse, codes_of, initialise, quantise, sounds_of, synthesise

@@ -1,36 +1,44 @@
-"""`viva train …`: each command is the module of its name; what follows it goes there."""
+"""`viva train …`: each command runs a step of training, with the arguments that follow passed to the step's parser."""
 
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Make the miniatures: speech, training, packing. One GPU is enough.")
+app = typer.Typer(no_args_is_help=True, help="Train the bundled miniatures. One GPU is enough.")
 
-STEPS = {
-    "corpora": ("vivavoce.train.corpora", "Speak what all trainings but the language model's learn from."),
-    "ear": ("vivavoce.train.speech_encoder.train", "The speech encoder with its codebook."),
-    "lm-data": ("vivavoce.train.lm.corpus", "Speak the dialogues and hear them with the trained ear."),
-    "lm": ("vivavoce.train.lm.train", "The layer-splitting language model, in three stages."),
-    "flow": ("vivavoce.train.flow_vocoder.flow", "The flow decoder of the reply voice."),
-    "vocoder": ("vivavoce.train.flow_vocoder.vocoder", "The vocoder of the reply voice."),
-    "assemble": ("vivavoce.train.flow_vocoder.assemble", "One codec of ear, flow and vocoder."),
-    "asr": ("vivavoce.train.asr.train", "The recogniser mini-asr."),
-    "judge-asr": ("vivavoce.train.asr.evaluate", "Word error rates of a recogniser, on people too."),
-    "medusa": ("vivavoce.train.asr.medusa", "Heads that guess ahead of a trained recogniser."),
-    "draft": ("vivavoce.train.asr.draft", "A small decoder, or a linear layer, that drafts for it."),
-    "tts-codec": ("vivavoce.train.tts.codec", "The codec of mini-tts."),
-    "tts": ("vivavoce.train.tts.train", "The language model of mini-tts."),
-    "judge-tts": ("vivavoce.train.tts.evaluate", "How well a voice is understood, and how it sounds."),
-    "questions": ("vivavoce.train.questions", "Spoken questions that no training heard."),
-    "ship": ("vivavoce.train.package", "A miniature small enough to ship."),
+STEPS = {  # name: module and function, help
+    "corpora": ("vivavoce.train.corpus:main", "Synthesize the corpora of all models but the language model."),
+    "speech-encoder": ("vivavoce.train.speech_encoder.train:main", "The speech encoder with its codebook."),
+    "lm-data": ("vivavoce.train.lm.corpus:main", "Synthesize dialogues and encode them with the speech encoder."),
+    "lm": ("vivavoce.train.lm.train:main", "The layer-splitting language model, in three stages."),
+    "flow": ("vivavoce.train.flow_vocoder.flow:main", "The flow decoder of the reply voice."),
+    "vocoder": ("vivavoce.train.flow_vocoder.vocoder:main", "The vocoder of the reply voice."),
+    "assemble": ("vivavoce.train.package:assemble_main", "Join speech encoder, flow and vocoder to one codec."),
+    "asr": ("vivavoce.train.asr.train:main", "The ASR model mini-asr."),
+    "evaluate-asr": ("vivavoce.train.asr.evaluate:main", "Word error rates of an ASR model, also on human speech."),
+    "medusa": ("vivavoce.train.asr.draft:medusa_main", "Medusa heads for a trained ASR model."),
+    "draft": ("vivavoce.train.asr.draft:main", "A small decoder, or a CTC head, that drafts for an ASR model."),
+    "tts-codec": ("vivavoce.train.tts.codec:main", "The codec of mini-tts."),
+    "tts": ("vivavoce.train.tts.train:main", "The language model of mini-tts."),
+    "evaluate-tts": ("vivavoce.train.tts.train:evaluate_main", "Intelligibility and opinion score of a TTS model."),
+    "questions": ("vivavoce.train.corpus:questions_main", "Spoken questions held out from all training."),
+    "package": ("vivavoce.train.package:main", "Pack a trained miniature for distribution."),
 }
+FORMER_NAMES = {
+    "ear": "speech-encoder",
+    "judge-asr": "evaluate-asr",
+    "judge-tts": "evaluate-tts",
+    "ship": "package",
+}
+"""Names that still work but are not listed."""
 Arguments = Annotated[list[str] | None, typer.Argument(help="Options of the step; --help lists them.")]
 
 
-def _add(name: str, module: str, what: str) -> None:
+def _add(name: str, target: str, description: str, hidden: bool = False) -> None:
     @app.command(
         name,
-        help=what,
+        help=description,
+        hidden=hidden,
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
@@ -38,9 +46,12 @@ def _add(name: str, module: str, what: str) -> None:
         import sys
         from importlib import import_module
 
-        sys.argv[0] = f"viva train {name}"  # as which the step's own parser names itself
-        import_module(module).main(arguments or [])
+        sys.argv[0] = f"viva train {name}"  # the step's own parser shows this as its program name
+        module, _, function = target.partition(":")
+        getattr(import_module(module), function)(arguments or [])
 
 
-for _name, (_module, _what) in STEPS.items():
-    _add(_name, _module, _what)
+for _name, (_target, _description) in STEPS.items():
+    _add(_name, _target, _description)
+for _name, _present_name in FORMER_NAMES.items():
+    _add(_name, *STEPS[_present_name], hidden=True)

@@ -24,7 +24,7 @@ from vivavoce.quant.report import misheard_words
 from vivavoce.quant.speech_set import SpokenSample
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 from vivavoce.train.front_desk import general_sentences, reply_sentences
-from vivavoce.train.tts.evaluate import SEED
+from vivavoce.train.tts.train import SEED
 from vivavoce.tts.interface import SpeechSettings
 from vivavoce.tts.nano_cpu import SequenceDraw
 

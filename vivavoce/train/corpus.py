@@ -1,37 +1,44 @@
 """Spoken sentences kept together: made by many processes from a plan, saved as one file, read by number."""
 
-import gzip
+import argparse
+import dataclasses
 import json
 import multiprocessing
+import os
 import random
-import re
-import wave
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from vivavoce.audio.mel import WhisperMel
+from vivavoce.audio.io import Sound, write
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
-from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
-from vivavoce.train.features import BatchMel
-from vivavoce.train.front_desk import general_sentences, reply_sentences, user_sentences
+from vivavoce.train.front_desk import dialogues, general_sentences, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
 from vivavoce.train.front_desk.templates import word_strings
 from vivavoce.train.synthesizers import Programs
-from vivavoce.train.voices import HELD_OUT, RATE, TEACHER, TRAINING, SyntheticVoice, draw, programs, speak_many
+from vivavoce.train.voices import (
+    HELD_OUT,
+    OPTIONAL,
+    RATE,
+    TEACHER,
+    TRAINING,
+    VOICES,
+    SyntheticVoice,
+    draw,
+    guests,
+    programs,
+    speak,
+    speak_many,
+)
 
 Plan = list[tuple[str, SyntheticVoice]]
 Job = tuple[Programs, list[int], SyntheticVoice, list[str]]  # sentences of one voice, and their places in the plan
 Spoken = list[NDArray[np.int16] | None]
-ASTERISK_TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
-ASTERISK_SOUNDS = Path("/usr/share/asterisk/sounds/en")
-POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
 FULL_SCALE = np.float32(32768)
 MOST_FAILURES = 0.01
 TEACHER_SHARES = {"replies": 0.2, "replies again": 0.1, "strings": 0.25}  # of what is learned from; the rest: anything
@@ -188,159 +195,6 @@ def _pcm(samples: NDArray[np.float32]) -> NDArray[np.int16]:
     return (samples * 32767).round().clip(-32768, 32767).astype(np.int16)
 
 
-def human_recordings() -> list[tuple[NDArray[np.float32], str, str]]:
-    """Real people reading known words, at 16 kHz: samples, text, package; none where no such package is installed."""
-    return [*_asterisk_prompts(), *_pocketsphinx_clips()]
-
-
-def _asterisk_prompts() -> Iterator[tuple[NDArray[np.float32], str, str]]:
-    """One studio speaker (Debian: asterisk-core-sounds-en and -g722); prompts that are tones or spell are left out."""
-    for line in _lines_of_gzip(ASTERISK_TEXTS):
-        name, _, text = line.partition(": ")
-        file = ASTERISK_SOUNDS / f"{name}.g722"
-        if len(text.split()) > 1 and not re.search(r"[\[\]()<>;\d]", text) and file.exists():
-            yield _decoded_g722(file), text.strip(), "asterisk-core-sounds-en"
-
-
-def _lines_of_gzip(path: Path) -> list[str]:
-    return gzip.decompress(path.read_bytes()).decode(errors="replace").splitlines() if path.exists() else []
-
-
-def _decoded_g722(file: Path) -> NDArray[np.float32]:
-    try:
-        import av
-    except ImportError as error:
-        raise MissingDependencyError("reading G.722 needs PyAV: pip install 'vivavoce[media]'") from error
-    with av.open(str(file), format="g722") as container:
-        frames = [frame.to_ndarray().ravel() for frame in container.decode(audio=0)]
-    return np.concatenate(frames).astype(np.float32) / FULL_SCALE
-
-
-def _pocketsphinx_clips() -> Iterator[tuple[NDArray[np.float32], str, str]]:
-    """LibriVox sentences and card names (Debian: pocketsphinx-testdata)."""
-    for transcript in (POCKETSPHINX / "librivox" / "transcription", POCKETSPHINX / "cards" / "cards.transcription"):
-        lines = transcript.read_text().splitlines() if transcript.exists() else []
-        for text, name in (match.groups() for line in lines if (match := re.match(r"<s>(.*)</s>\s*\((.*)\)", line))):
-            with wave.open(str(transcript.with_name(f"{name}.wav"))) as file:
-                samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / FULL_SCALE
-            yield samples, text.strip(), "pocketsphinx-testdata"
-
-
-PADDING_AT_MOST = 1.25  # a batch ends where its longest sound would be this much longer than its shortest
-
-
-class Sounds:
-    """A corpus on the device, from which rows are taken that end, in silence, with a whole code."""
-
-    def __init__(self, corpus: Corpus, config: SpeechEncoderConfig, device: torch.device | str) -> None:
-        self.samples = torch.as_tensor(corpus.samples).to(device)
-        ends = np.asarray(corpus.starts, dtype=np.int64)
-        self.starts, self.lengths = ends[:-1], np.diff(ends)
-        self.samples_per_code = config.frames_per_code * WhisperMel.HOP
-        longest = config.segment_frames * WhisperMel.HOP
-        if len(self.lengths) and self.lengths.max() > longest:
-            raise InputError(f"a sound of the corpus has {self.lengths.max()} samples; one segment takes {longest}")
-
-    def rows(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Sounds side by side, and their lengths in whole codes.  # [row, time], [row]"""
-        start, length = (torch.from_numpy(v[chosen]).to(self.samples.device) for v in (self.starts, self.lengths))
-        whole = self.in_whole_codes(length)
-        place = torch.arange(int(whole.max()), device=self.samples.device)
-        taken = self.samples[(start[:, None] + place).clamp(max=len(self.samples) - 1)].float() / 32768
-        return taken.masked_fill(place >= length[:, None], 0.0), whole
-
-    def in_whole_codes(self, samples: Tensor) -> Tensor:
-        """Lengths rounded up to what ends with a code."""
-        return (samples + self.samples_per_code - 1) // self.samples_per_code * self.samples_per_code
-
-    def alike(self, batch: int) -> list[np.ndarray]:
-        """All sounds in batches of similar length."""
-        order = np.argsort(self.lengths, kind="stable")
-        order = order[self.lengths[order] > 0]
-        batches, first = [], 0
-        for place in range(1, len(order) + 1):
-            full = place - first == batch or place == len(order)
-            if full or self.lengths[order[place]] > PADDING_AT_MOST * self.lengths[order[first]] + 1280:
-                batches.append(order[first:place])
-                first = place
-        return batches
-
-
-@torch.no_grad()
-def encode_batch(encoder: SpeechEncoder, mel: Tensor, lengths: Tensor) -> list[Tensor]:
-    """Codes of each row's first frames.  # [batch, bins, frame], frames [batch] → [code] each"""
-    per_code = encoder.config.frames_per_code
-    if mel.shape[-1] > encoder.config.segment_frames:
-        raise InputError(f"{mel.shape[-1]} mel frames are more than one segment; cut the sound at 30 s")
-    codes = encoder.nearest(encoder.features(mel))
-    return [row[: -(-length // per_code)] for row, length in zip(codes, lengths.tolist(), strict=True)]
-
-
-@torch.no_grad()
-def encode_corpus(
-    encoder: SpeechEncoder,
-    corpus: Corpus,
-    device: torch.device | str,
-    augmenter: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-    batch: int = 256,
-) -> list[np.ndarray]:
-    """Codes of every sound of a corpus, in its order, int16 each; with an augmenter, of what it makes of them."""
-    encoder = encoder.to(device)
-    sounds, mel = Sounds(corpus, encoder.config, device), BatchMel(encoder.config.num_mel_bins, device)
-    codes: list[np.ndarray] = [np.zeros(0, dtype=np.int16)] * len(sounds.lengths)
-    for chosen in sounds.alike(batch):
-        samples, lengths = sounds.rows(chosen)
-        if augmenter is not None:
-            samples, lengths = augmenter(samples, lengths)
-            lengths = sounds.in_whole_codes(lengths).clamp(max=samples.shape[1])
-        made = encode_batch(encoder, mel(samples, lengths, running=True), lengths // WhisperMel.HOP)
-        for index, row in zip(chosen, _on_host(made), strict=True):
-            codes[index] = row
-    return codes
-
-
-def _on_host(rows: Sequence[Tensor]) -> list[np.ndarray]:
-    joined = torch.cat(list(rows)).to(torch.int16).cpu().numpy()
-    return np.split(joined, np.cumsum([len(row) for row in rows])[:-1])
-
-
-LEAD_IN = 0.25  # share of a crop that may lie before the sentence or after it
-
-
-class Crops:
-    """Batches of crops of one length; `shares` of voices by name, "" for all the others together."""
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        indices: np.ndarray,
-        length: int,
-        shares: Mapping[str, float],
-        device: torch.device | str,
-    ) -> None:
-        if len(indices) == 0:
-            raise InputError("there is no sentence to cut crops from; give a larger corpus")
-        self.length = length
-        self.samples = torch.from_numpy(np.ascontiguousarray(corpus.samples)).to(device)
-        starts, ends = sentence_bounds(corpus)
-        self.starts, self.ends = (torch.from_numpy(each[indices]).to(device) for each in (starts, ends))
-        self.weights = torch.from_numpy(_weights(corpus, indices, ends - starts, shares)).to(device)
-
-    def batch(self, size: int, generator: torch.Generator) -> Tensor:
-        """Crops with random levels, the long sentences the likelier.  # [sound, 1, sample] in ±1"""
-        device = self.samples.device
-        chosen = torch.multinomial(self.weights, size, replacement=True, generator=generator)
-        starts, ends = self.starts[chosen], self.ends[chosen]
-        slack = int(LEAD_IN * self.length)
-        room = (ends - starts - self.length).clamp(min=0) + 2 * slack
-        offset = (torch.rand(size, generator=generator, device=device) * room).long() - slack
-        places = (starts + offset)[:, None] + torch.arange(self.length, device=device)
-        inside = (places >= starts[:, None]) & (places < ends[:, None])
-        samples = self.samples[places.clamp(0, len(self.samples) - 1)].float() / 32768
-        level = 10 ** (torch.rand(size, 1, generator=generator, device=device) * 0.8 - 0.6)
-        return (samples * inside * level).clamp(-1, 1)[:, None]
-
-
 def sentence_bounds(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
     """Where each sentence of a corpus begins and ends."""
     count = len(corpus.texts)
@@ -357,11 +211,126 @@ def split_held_out(corpus: Corpus, share: float = 0.02, seed: int = 0) -> tuple[
     return np.flatnonzero(~is_held), np.flatnonzero(is_held)
 
 
-def _weights(corpus: Corpus, indices: np.ndarray, lengths: np.ndarray, shares: Mapping[str, float]) -> np.ndarray:
-    """How likely each sentence is: by its length within its group of voices, the groups by their shares."""
-    groups = np.array([corpus.voices[index] if corpus.voices[index] in shares else "" for index in indices])
-    weights = lengths[indices].astype(np.float32)
-    for group in set(groups.tolist()):
-        members = groups == group
-        weights[members] *= shares.get(group, 0.0) / weights[members].sum()
-    return weights if weights.sum() > 0 else np.ones_like(weights)
+SECOND_VOICE = next(voice for voice in VOICES if voice.name == "flite-slt-1.0")
+ONE_OF_OTHERS = 20  # utterances of other voices that the speaker's corpus takes one of
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Utterances of each kind."""
+
+    training: int = 40_000
+    teacher: int = 9_000
+    second_voice: int = 1_500
+    held_out: int = 1_000
+
+    def scaled(self, share: float) -> "Counts":
+        """The same mixture, smaller or larger."""
+        scaled = (max(1, round(share * count)) for count in vars(self).values())
+        return Counts(*scaled)
+
+
+def write_corpora(
+    out: Path, counts: Counts, workers: int, seed: int = 0, root: Path | None = None
+) -> dict[str, Corpus]:
+    """Speak everything once and write each corpus; by name."""
+    replies = teacher_plan(counts.teacher, seed)
+    second = [(text, SECOND_VOICE) for text, _ in teacher_plan(counts.second_voice, seed + 1)]
+    spoken = training_plan(seed, counts.training, voices=guests(programs(root)))
+    plan = [*spoken, *replies, *second, *held_out_plan(seed, counts.held_out)]
+    everything = build(plan, workers, seed, None, root)
+    said = {text for text, _ in (*replies, *second)}
+    unheard = {voice.name for voice in HELD_OUT}
+    own = {TEACHER.name, SECOND_VOICE.name}
+    parts: dict[str, Callable[[str, str], bool]] = {
+        "mixed": lambda voice, text: voice not in unheard and not (voice == SECOND_VOICE.name and text in said),
+        "held_out": lambda voice, text: voice in unheard,
+        "teacher": lambda voice, text: voice == TEACHER.name and text in said,
+        "tts": lambda voice, text: (
+            (voice in own and text in said) or (voice not in unheard and _is_chosen(voice + text))
+        ),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    corpora = {name: _part(everything, takes) for name, takes in parts.items()}
+    for name, corpus in corpora.items():
+        corpus.save(out / name)
+    return corpora
+
+
+def _part(corpus: Corpus, takes: Callable[[str, str], bool]) -> Corpus:
+    chosen = [i for i in range(len(corpus)) if takes(corpus.voices[i], corpus.texts[i])]
+    return Corpus.of(
+        [(corpus.samples[corpus.starts[i] : corpus.starts[i + 1]], corpus.texts[i], corpus.voices[i]) for i in chosen]
+    )
+
+
+def _is_chosen(name: str) -> bool:
+    return zlib.crc32(name.encode()) % ONE_OF_OTHERS == 0
+
+
+LIST = "questions.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class SpokenQuestion:
+    """One file: what is said in it, by whom, and the right answer."""
+
+    file: str
+    text: str
+    reply: str
+    intent: str
+    voice: str
+    slots: tuple[tuple[str, str], ...] = ()
+
+
+def write_questions(out: Path, count: int, seed: int) -> list[SpokenQuestion]:
+    """So many questions of different intents, as Opus files with a list beside them."""
+    out.mkdir(parents=True, exist_ok=True)
+    source, found, seen = random.Random(f"questions {seed}"), programs(), set[str]()
+    questions: list[SpokenQuestion] = []
+    for (exchange,) in dialogues("held_out", 40 * count, seed, (1, 1)):
+        if len(questions) == count:
+            break
+        if exchange.intent in seen and len(seen) < count:
+            continue
+        seen.add(exchange.intent)
+        voice: SyntheticVoice = source.choice(HELD_OUT)
+        file = f"{len(questions):02d}-{exchange.intent.replace('_', '-')}.opus"
+        write(out / file, Sound(speak(voice, exchange.user, found), RATE))
+        questions.append(
+            SpokenQuestion(file, exchange.user, exchange.reply, exchange.intent, voice.name, exchange.slots)
+        )
+    content = [dataclasses.asdict(question) for question in questions]
+    (out / LIST).write_text(json.dumps(content, indent=1), encoding="utf8")
+    return questions
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--synthesizers", type=Path, help="folder that voices.bundle wrote; default: this machine's")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of utterances")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    counts = Counts().scaled(given.scale)
+    if missing := sorted({voice.part for voice in OPTIONAL} - programs(given.synthesizers).parts):
+        print(f"goes without the optional voices {', '.join(missing)}")
+    for name, corpus in write_corpora(given.out, counts, given.workers, given.seed, given.synthesizers).items():
+        print(f"{name}: {len(corpus)} utterances, {corpus.seconds / 3600:.2f} h, {len(set(corpus.voices))} voices")
+
+
+def questions_main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(arguments)
+    questions = write_questions(given.out, given.count, given.seed)
+    print(f"{len(questions)} questions in {given.out}")
+
+
+if __name__ == "__main__":
+    main()

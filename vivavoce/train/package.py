@@ -7,17 +7,27 @@ heard at once.
 
 import argparse
 import json
-import re
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vivavoce.errors import InputError
-from vivavoce.models.quantised import is_matrix, pack_file, rounded
+from vivavoce.audio.io import Sound
+from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.models.flow.model import FlowDecoder
+from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.hift.model import HiFT
+from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, MossSpeechCodec, read_sizes
+from vivavoce.models.quantised import pack_file
+from vivavoce.models.speech_encoder.model import SpeechEncoder
+from vivavoce.train.corpus import Corpus, split_held_out
+from vivavoce.train.flow_vocoder.flow import FLOW_FILE, teacher_vector
+from vivavoce.train.voices import TEACHER
 
 KEPT_WIDE = {"hift.safetensors": ["f0_predictor", "conv_post", "source_downs"]}  # patterns of names, by file
 BITS_OF_SPEAKER = {"": 5}  # by patterns of names
@@ -99,31 +109,100 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{given.out}: {size / 1e6:.1f} MB")
 
 
+VOICE_NAME = "rms"
+PROMPT_CODES = (25, 30)
+CANDIDATES = 4
+REPLIES_TO_JUDGE_BY = 4
+LEFT_CHUNKS = 4
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A sentence as a prompt, and how far replies spoken after it are from the teacher's, in the vocoder's log-mel."""
+
+    text: str
+    codes: int
+    mel_l1: float
+
+
+def assemble_codec(ear: Path, flow: Path, vocoder: Path, teacher: Corpus, out: Path) -> Judged:
+    """Write a folder that `MossSpeechCodec.load` takes, with the teacher's voice in it; which prompt it speaks with."""
+    codec = MossSpeechCodec(SpeechEncoder.load(ear), _flow(flow), _vocoder(vocoder))
+    learned, held_out = split_held_out(teacher)
+    candidates = _prompts(codec, teacher, learned)
+    replies = [index for index in held_out.tolist() if teacher.voices[index] == TEACHER.name][:REPLIES_TO_JUDGE_BY]
+    judged = [_judge(codec, teacher, index, prompt, replies) for index, prompt in candidates]
+    best = min(range(len(judged)), key=lambda place: judged[place].mel_l1)
+    codec.save_voice(VOICE_NAME, candidates[best][1])
+    codec.save(out)
+    return judged[best]
+
+
+def _flow(folder: Path) -> FlowDecoder:
+    config = read_sizes(folder / "sizes.json").flow
+    if config is None:
+        raise CheckpointError(f"{folder}/sizes.json has no sizes of a flow decoder; give the folder of its training")
+    return FlowDecoder.load(folder / FLOW_FILE, config)
+
+
+def _vocoder(folder: Path) -> HiFT:
+    config = read_sizes(folder / "sizes.json").vocoder
+    if config is None:
+        raise CheckpointError(f"{folder}/sizes.json has no sizes of a vocoder; give the folder of its training")
+    return HiFT.load(folder / "hift.safetensors", config=config)
+
+
+def _prompts(codec: MossSpeechCodec, teacher: Corpus, indices: np.ndarray) -> list[tuple[int, VoicePrompt]]:
+    """Sentences of about two seconds that are whole chunks, so that a reply begins where the prompt has ended."""
+    found = []
+    per_code = EAR_RATE * codec.samples_per_code // VOICE_RATE
+    for index in indices.tolist():
+        length = int(teacher.starts[index + 1] - teacher.starts[index]) // per_code
+        if length in PROMPT_CODES and teacher.voices[index] == TEACHER.name:
+            found.append((index, _prompt(codec, _sound(teacher, index), length)))
+        if len(found) == CANDIDATES:
+            break
+    if not found:
+        raise InputError(
+            f"no sentence of the teacher has {' or '.join(map(str, PROMPT_CODES))} codes; give a larger corpus"
+        )
+    return found
+
+
+def _prompt(codec: MossSpeechCodec, sound: Sound, length: int) -> VoicePrompt:
+    mel = _mel(sound)[: length * codec.flow.config.ratio]
+    return VoicePrompt(codec.encode(sound)[:length], mel, teacher_vector(codec.flow.config.speaker_dim))
+
+
+def _judge(codec: MossSpeechCodec, teacher: Corpus, index: int, prompt: VoicePrompt, replies: list[int]) -> Judged:
+    voice, distances = codec.flow.voice(prompt), []
+    for reply in replies:
+        sound = _sound(teacher, reply)
+        spoken = codec.speak(codec.encode(sound), voice, LEFT_CHUNKS)
+        given, made = _mel(sound), _mel(Sound(spoken.numpy(), VOICE_RATE))
+        shared = min(len(given), len(made))
+        distances.append(float((given[:shared] - made[:shared]).abs().mean()))
+    return Judged(teacher.texts[index], len(prompt.codes), round(float(np.mean(distances)), 4) if distances else 0.0)
+
+
+def _sound(corpus: Corpus, index: int) -> Sound:
+    return Sound(corpus[index][0], EAR_RATE)
+
+
+def _mel(sound: Sound) -> Tensor:  # [frame, band]
+    samples = torch.from_numpy(sound.mono().resampled(VOICE_RATE).samples[0])
+    return VocoderMel(MATCHA_24KHZ)(samples[None])[0].T
+
+
+def assemble_main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Put a trained ear, flow and vocoder into one codec folder.")
+    for name in ("ear", "flow", "vocoder", "corpus", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    judged = assemble_codec(given.ear, given.flow, given.vocoder, Corpus.load(given.corpus), given.out)
+    print(json.dumps(asdict(judged)), flush=True)
+
+
 if __name__ == "__main__":
     main()
-
-
-class Rounding:
-    """The matrices of a module, rounded; what learns gets the gradient as if nothing had been."""
-
-    def __init__(self, module: nn.Module, bits: int, wide: str | None = None) -> None:
-        self.bits = bits
-        named = [
-            (name, parameter)
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and is_matrix(parameter) and not (wide and re.search(wide, name))
-        ]
-        alike: dict[tuple[int, ...], list[tuple[str, nn.Parameter]]] = defaultdict(list)
-        for name, parameter in named:
-            # Matrices of one shape are rounded together; kernels of a convolution have rows of another kind.
-            alike[tuple(parameter.shape) if parameter.ndim == 2 else (len(alike),)].append((name, parameter))
-        self._alike = list(alike.values())
-
-    def __call__(self, share: Tensor) -> dict[str, Tensor]:
-        """By name, the matrices moved by this share of the way to what they are rounded to."""
-        moved: dict[str, Tensor] = {}
-        for group in self._alike:
-            whole = torch.cat([parameter for _, parameter in group])
-            changed = whole + share * (rounded(whole.detach(), self.bits) - whole.detach())
-            moved.update(zip((name for name, _ in group), changed.split(len(group[0][1])), strict=True))
-        return moved

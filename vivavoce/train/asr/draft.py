@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,49 +22,24 @@ from torch import Tensor, nn
 from vivavoce.cpu_speed import bfloat16_is_fast_here
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.alignment import BLANK, PieceGuesser
-from vivavoce.models.whisper.decoding import Text, decode
-from vivavoce.models.whisper.drafts import DraftLayers, distilled, load_decoder, save_decoder
+from vivavoce.models.whisper.drafts import PLACES, DraftLayers, WhisperHeads, distilled, load_decoder, save_decoder
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder, WindowMemory
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions
-from vivavoce.train.asr.checkpoint import LANGUAGE, Vocabulary
-from vivavoce.train.asr.train import FEWEST_PIECES, AudioAugmentation
-from vivavoce.train.asr.windows import RATE, Recordings, WindowMaker, WindowShape
+from vivavoce.train.asr.batches import (
+    RATE,
+    DraftRecipe,
+    Hearings,
+    Recordings,
+    WindowMaker,
+    WindowShape,
+)
+from vivavoce.train.asr.checkpoint import Vocabulary
+from vivavoce.train.asr.train import FEWEST_PIECES
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import ctc_loss
 
 SHARPENING = 2.0  # of the model's chances: it was taught to leave some to every token, and takes the likeliest
-PLACES_STEP = 8  # texts of a batch are filled up to a multiple of so many places
-KNOWING_STEP = 64  # and the places of a batch from which something is to be guessed, to a multiple of so many
-
-
-@dataclass(frozen=True)
-class DraftRecipe:
-    """What a course of a draft may change."""
-
-    shapes: tuple[WindowShape, ...] = (
-        WindowShape(2.0, 256, 1, 32),
-        WindowShape(3.2, 192, 1, 44),
-        WindowShape(6.4, 96, 2, 64),
-    )
-    hearings: int = 240
-    """Batches that are heard and kept."""
-    timed: int = 3
-    """One batch in so many is written with times."""
-    steps: int = 6_000
-    warmup: int = 100
-    weight_decay: float = 0.01
-    average: float = 0.995
-    augmentation: float = 0.3
-    log_every: int = 50
-
-    def on(self, device: torch.device) -> "DraftRecipe":
-        """The recipe for a device: a CPU takes more steps of fewer windows, and hears fewer of them."""
-        if device.type != "cpu":
-            return self
-        shapes = tuple(replace(shape, batch=max(1, shape.batch // 4)) for shape in self.shapes)
-        return replace(self, shapes=shapes, hearings=max(1, self.hearings // 3))
 
 
 TINY = DraftRecipe(shapes=(WindowShape(2.0, 16, 1, 32),), hearings=2, steps=4, warmup=2, average=0.5, log_every=2)
@@ -105,67 +80,6 @@ class Apprentice(Protocol):
     def save(self, folder: Path) -> None:
         """Write what was learnt."""
         ...
-
-
-class Hearings:
-    """Batches of windows as the frozen model hears and writes them; each is heard once.
-
-    # states [window, position, d_model], tokens [window, place], counts [window, place] bool: whether the token
-    # behind a place is the model's; knowing: see `DraftBatch`; pieces [window, place], piece_counts [window]: text
-    """
-
-    def __init__(
-        self, listener: WhisperTranscriber, maker: WindowMaker, recipe: DraftRecipe, seed: int, half: bool
-    ) -> None:
-        self.listener, self.maker, self.recipe, self.seed, self.half = listener, maker, recipe, seed, half
-        self._augment = AudioAugmentation(listener.model.config.num_mel_bins, listener.device, recipe.augmentation)
-        self._kept: dict[int, Batch] = {}
-
-    def batch(self, step: int) -> Batch:
-        """The batch of a step: the same whether or not it was heard before."""
-        number = step % self.recipe.hearings
-        if number not in self._kept:
-            self._kept[number] = self._hear(number)
-        return self._kept[number]
-
-    @torch.no_grad()
-    def _hear(self, number: int) -> Batch:
-        model, tokens = self.listener.model, self.listener.tokens
-        shape = self.recipe.shapes[number % len(self.recipe.shapes)]
-        seed, timed = (self.seed << 32) + number, number // len(self.recipe.shapes) % self.recipe.timed == 1
-        mel = self._augment(self.maker.make(shape, seed)["samples"], seed)
-        with torch.autocast(mel.device.type, torch.bfloat16, enabled=self.half):
-            states = model.encoder(mel)
-        prompt = tokens.prompt(LANGUAGE, timestamps=timed)
-        memory, most = model.decoder.remember(states.float()), shape.places - len(prompt)
-        rules = self.listener.rules(TranscriptionOptions(language=LANGUAGE, timestamps=timed))
-        texts = decode(model, tokens, memory, [prompt] * shape.batch, rules, most=most)
-        return {"states": states.bfloat16(), **self._laid_out(prompt, texts)}
-
-    def _laid_out(self, prompt: list[int], texts: Sequence[Text]) -> dict[str, Tensor]:
-        """Texts side by side; of those that would not be trusted, nothing is learnt."""
-        end, known = self.listener.tokens.endoftext, len(prompt)
-        trusted = [self.listener.is_trusted(text) for text in texts]
-        texts = [text if trust else replace(text, tokens=[]) for text, trust in zip(texts, trusted, strict=True)]
-        places = -(-(known + max(len(text.tokens) for text in texts)) // PLACES_STEP) * PLACES_STEP
-        tokens = torch.full((len(texts), places), end)
-        counts = torch.zeros(len(texts), places, dtype=torch.bool)
-        pieces, piece_counts = torch.zeros_like(tokens), torch.zeros(len(texts), dtype=torch.long)
-        for row, text in enumerate(texts):
-            written = known + len(text.tokens)
-            tokens[row, :written] = torch.tensor([*prompt, *text.tokens])
-            counts[row, known - 1 : written - (not text.is_ended)] = trusted[row]
-            said = [token for token in text.tokens if token < end]
-            pieces[row, : len(said)] = torch.tensor(said, dtype=torch.long)
-            piece_counts[row] = len(said)
-        knows = counts.clone()
-        knows[:, :-1] |= counts[:, 1:]  # behind the place before those that count stands the prompt's end
-        knows[:, -1] = False
-        knowing = knows.view(-1).nonzero()[:, 0]
-        filled = torch.zeros(-(-max(1, len(knowing)) // KNOWING_STEP) * KNOWING_STEP, dtype=torch.long)
-        filled[: len(knowing)] = knowing
-        made = {"tokens": tokens, "counts": counts, "knowing": filled, "pieces": pieces, "piece_counts": piece_counts}
-        return {name: tensor.to(self.listener.device) for name, tensor in made.items()}
 
 
 class DraftTraining:
@@ -351,6 +265,51 @@ class PiecesApprentice:
         deepcopy(self.guesser).half().save(folder, self.model.config)
 
 
+FADING = 0.8  # what a place ahead counts, of the one before it: it is only reached if that one was right
+
+
+class HeadsApprentice:
+    """Heads that learn what the trunk will write."""
+
+    peak_rate = 2e-3
+
+    def __init__(self, model: Whisper, places: int = PLACES, begun: WhisperHeads | None = None) -> None:
+        self.model = model
+        self.module = self.heads = begun or WhisperHeads.beside(model.decoder, places)
+
+    def loss(self, lesson: DraftBatch, batch: Batch) -> dict[str, Tensor]:
+        """The divergence from the trunk at every place ahead, and how often the guess is the trunk's own."""
+        decoder, places = self.model.decoder, lesson.counts.shape[1]
+        row, place = lesson.knowing // places, lesson.knowing % places
+        known = lesson.counts[row, place]  # the first place of a text is not: nothing was drawn from its state
+        hidden = torch.where(known[:, None], lesson.hidden[row, place], self.heads.start)
+        newest = decoder.embed_tokens(lesson.tokens[row, place + 1])
+        states = self.heads(hidden, newest, lambda query: _look(query, lesson, row))
+        total, scalars, weight = states.new_zeros((), dtype=torch.float32), {}, 1.0
+        for index in range(self.heads.places):
+            ahead = (place + index + 1).clamp(max=places - 1)
+            counts = lesson.counts[row, ahead] & lesson.counts[row, place + 1] & (ahead == place + index + 1)
+            taught = (lesson.chances[row, ahead], lesson.entropy[row, ahead], lesson.best[row, ahead])
+            surprise, agreed = distillation(decoder.logits(states[:, index]), *taught, counts)
+            total, weight = total + weight * surprise, weight * FADING
+            scalars[f"agreed_{index + 1}"] = agreed
+        return {"loss": total, **scalars}
+
+    def save(self, folder: Path) -> None:
+        """Write the heads in half precision."""
+        kept = WhisperHeads.beside(self.model.decoder, self.heads.places)
+        kept.load_state_dict(self.heads.state_dict())
+        kept.half().save(folder, self.model.config)
+
+
+def _look(query: Tensor, lesson: DraftBatch, row: Tensor) -> Tensor:
+    """Every query at its row's window, through the last layer's memory.  # [knowing, place, head, head_dim]"""
+    keys, values = lesson.memory.keys[-1][row], lesson.memory.values[-1][row]
+    # Not by a fused attention: that would find gradients of keys and values too, which nobody learns.
+    weights = query.transpose(1, 2).to(keys.dtype) @ keys.transpose(2, 3) * query.shape[-1] ** -0.5
+    return (weights.softmax(-1).to(values.dtype) @ values).transpose(1, 2)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = options("Train a draft for a frozen Whisper.")
@@ -365,6 +324,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return PiecesApprentice(model, vocabulary.tokens.endoftext, begun)
         layers = min(given.layers, model.config.decoder_layers - 1)
         return DecoderApprentice(model, layers, None if given.init is None else load_decoder(given.init, model.decoder))
+
+    train_draft(given, make)
+
+
+def medusa_main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser: argparse.ArgumentParser = options("Train Medusa heads on a frozen Whisper.")
+    parser.add_argument("--places", type=int, default=PLACES, help="tokens ahead that are guessed")
+    given = parser.parse_args(arguments)
+
+    def make(model: Whisper, vocabulary: Vocabulary) -> HeadsApprentice:
+        like = model.decoder.embed_tokens.weight
+        begun = None if given.init is None else WhisperHeads.load(given.init, model.config, like.device)
+        return HeadsApprentice(model, given.places, begun and begun.requires_grad_(True))
 
     train_draft(given, make)
 

@@ -1,24 +1,28 @@
 """How well a Whisper writes what recordings say: greedy texts of many windows at once, and their word error rate."""
 
 import argparse
-from collections.abc import Sequence
+import gzip
+import re
+import wave
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.audio.mel import WhisperMel
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.evaluation.scoring import edit_distance
 from vivavoce.models.whisper.decoding import LogitRule, Suppress, decode
 from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr.batches import RATE, Recordings
 from vivavoce.train.asr.checkpoint import LANGUAGE, Vocabulary
-from vivavoce.train.asr.windows import RATE, Recordings
 from vivavoce.train.augment import at_snr, noise
-from vivavoce.train.corpus import Corpus, human_recordings
+from vivavoce.train.corpus import FULL_SCALE, Corpus
 from vivavoce.train.front_desk.answers import normalise
 
 Padding = Literal["full", "trim"]
@@ -30,6 +34,49 @@ WAYS_TO_JUDGE: tuple[tuple[str, Padding, float | None], ...] = (
 SHORTEST = 2 * RATE  # a trimmed window is never shorter than those it learnt from
 ROWS = 64
 MOST_TOKENS = 100  # no sentence that is judged by has more; a text that does not end stops there
+
+
+ASTERISK_TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
+ASTERISK_SOUNDS = Path("/usr/share/asterisk/sounds/en")
+POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
+
+
+def human_recordings() -> list[tuple[NDArray[np.float32], str, str]]:
+    """Real people reading known words, at 16 kHz: samples, text, package; none where no such package is installed."""
+    return [*_asterisk_prompts(), *_pocketsphinx_clips()]
+
+
+def _asterisk_prompts() -> Iterator[tuple[NDArray[np.float32], str, str]]:
+    """One studio speaker (Debian: asterisk-core-sounds-en and -g722); prompts that are tones or spell are left out."""
+    for line in _lines_of_gzip(ASTERISK_TEXTS):
+        name, _, text = line.partition(": ")
+        file = ASTERISK_SOUNDS / f"{name}.g722"
+        if len(text.split()) > 1 and not re.search(r"[\[\]()<>;\d]", text) and file.exists():
+            yield _decoded_g722(file), text.strip(), "asterisk-core-sounds-en"
+
+
+def _lines_of_gzip(path: Path) -> list[str]:
+    return gzip.decompress(path.read_bytes()).decode(errors="replace").splitlines() if path.exists() else []
+
+
+def _decoded_g722(file: Path) -> NDArray[np.float32]:
+    try:
+        import av
+    except ImportError as error:
+        raise MissingDependencyError("reading G.722 needs PyAV: pip install 'vivavoce[media]'") from error
+    with av.open(str(file), format="g722") as container:
+        frames = [frame.to_ndarray().ravel() for frame in container.decode(audio=0)]
+    return np.concatenate(frames).astype(np.float32) / FULL_SCALE
+
+
+def _pocketsphinx_clips() -> Iterator[tuple[NDArray[np.float32], str, str]]:
+    """LibriVox sentences and card names (Debian: pocketsphinx-testdata)."""
+    for transcript in (POCKETSPHINX / "librivox" / "transcription", POCKETSPHINX / "cards" / "cards.transcription"):
+        lines = transcript.read_text().splitlines() if transcript.exists() else []
+        for text, name in (match.groups() for line in lines if (match := re.match(r"<s>(.*)</s>\s*\((.*)\)", line))):
+            with wave.open(str(transcript.with_name(f"{name}.wav"))) as file:
+                samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / FULL_SCALE
+            yield samples, text.strip(), "pocketsphinx-testdata"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ an earlier recogniser, even with more layers. From half of the course on, matric
 
 import argparse
 import random
+import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,11 +22,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from vivavoce.audio.mel import WhisperMel
+from vivavoce.models.quantised import is_matrix, rounded
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.models.whisper.alignment import PieceGuesser
 from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr.batches import IGNORED, RATE, AudioAugmentation, Recordings, WindowMaker, WindowShape
 from vivavoce.train.asr.checkpoint import (
     Vocabulary,
     begin_as,
@@ -35,13 +38,9 @@ from vivavoce.train.asr.checkpoint import (
     write_json,
 )
 from vivavoce.train.asr.evaluate import WAYS_TO_JUDGE, RecognitionScores, judge_texts, timing_heads, transcribe_all
-from vivavoce.train.asr.windows import IGNORED, RATE, Recordings, WindowMaker, WindowShape
-from vivavoce.train.augment import mask_mel
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, TrainingStep, plot_curves
 from vivavoce.train.losses import BLANK, ctc_loss
-from vivavoce.train.package import Rounding
-from vivavoce.train.speech_encoder.batches import AcousticAugmentation, warp_bands
 
 SHORTEST_WINDOW = 2.0  # seconds it is taught to hear at once
 TIMED_BY = 25  # recordings by which the heads are chosen that tell when words were said
@@ -109,6 +108,32 @@ TINY = ASRRecipe(
 )
 
 
+class Rounding:
+    """The matrices of a module, rounded; what learns gets the gradient as if nothing had been."""
+
+    def __init__(self, module: nn.Module, bits: int, wide: str | None = None) -> None:
+        self.bits = bits
+        named = [
+            (name, parameter)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and is_matrix(parameter) and not (wide and re.search(wide, name))
+        ]
+        alike: dict[tuple[int, ...], list[tuple[str, nn.Parameter]]] = defaultdict(list)
+        for name, parameter in named:
+            # Matrices of one shape are rounded together; kernels of a convolution have rows of another kind.
+            alike[tuple(parameter.shape) if parameter.ndim == 2 else (len(alike),)].append((name, parameter))
+        self._alike = list(alike.values())
+
+    def __call__(self, share: Tensor) -> dict[str, Tensor]:
+        """By name, the matrices moved by this share of the way to what they are rounded to."""
+        moved: dict[str, Tensor] = {}
+        for group in self._alike:
+            whole = torch.cat([parameter for _, parameter in group])
+            changed = whole + share * (rounded(whole.detach(), self.bits) - whole.detach())
+            moved.update(zip((name for name, _ in group), changed.split(len(group[0][1])), strict=True))
+        return moved
+
+
 class RecogniserInput(nn.Module):
     """A Whisper with its auxiliary head, and the loss of a batch."""
 
@@ -166,28 +191,6 @@ def add_dropout(model: Whisper, share: float) -> None:
     for name, module in model.named_modules():
         if name.endswith(("out_proj", "fc2")):
             module.register_forward_hook(dropped)
-
-
-class AudioAugmentation:
-    """Windows to the log-mels that are learnt from: elsewhere, in another throat, with parts hidden (SpecAugment)."""
-
-    def __init__(self, bins: int, device: torch.device | str, strength: float) -> None:
-        self.mel = WhisperMel(bins).to(device)
-        self.surroundings = AcousticAugmentation(device, strength) if strength else None
-
-    @torch.no_grad()
-    def __call__(self, samples: Tensor, seed: int) -> Tensor:
-        """The same for the same seed.  # [row, time] → [row, mel, frame]"""
-        generator = torch.Generator(samples.device).manual_seed(seed)
-        level = 10 ** (-5 + 2 * torch.rand(len(samples), 1, generator=generator, device=samples.device))
-        rush = torch.randn(samples.shape, generator=generator, device=samples.device)
-        samples = samples + level * rush  # so that nothing rests on digital silence
-        if self.surroundings is None:
-            clean: Tensor = self.mel(samples)
-            return clean
-        lengths = torch.full((len(samples),), samples.shape[1], device=samples.device)
-        mel = self.mel(torch.nan_to_num(self.surroundings(samples, lengths, seed)))
-        return mask_mel(warp_bands(mel, generator), generator)
 
 
 class Training:

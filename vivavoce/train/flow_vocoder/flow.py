@@ -33,16 +33,19 @@ from vivavoce.nn.attention import KeySpan
 from vivavoce.nn.linear import PackedLinear
 from vivavoce.nn.streaming import Silence
 from vivavoce.nn.vocoder import CausalConv1d
-from vivavoce.train.corpus import Corpus, encode_corpus, split_held_out
-from vivavoce.train.flow_vocoder.flow_batches import (
+from vivavoce.train.corpus import Corpus, split_held_out
+from vivavoce.train.features import encode_corpus
+from vivavoce.train.flow_vocoder.batches import (
     CodedSpeech,
     FlowBatchOptions,
     FlowBatchShape,
     Passages,
+    TeacherSpeech,
     code_bias,
+    keep_curves,
     measure,
+    write_part,
 )
-from vivavoce.train.flow_vocoder.teacher import TeacherSpeech, keep_curves, write_part
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
 from vivavoce.train.voices import TEACHER
 

@@ -27,10 +27,18 @@ from vivavoce.models.moss_speech.codec import read_sizes
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.process_settings import cudnn_benchmark
 from vivavoce.nn.vocoder import SourceStart
-from vivavoce.train.corpus import Corpus, encode_corpus, split_held_out
+from vivavoce.train.corpus import Corpus, split_held_out
+from vivavoce.train.features import encode_corpus
+from vivavoce.train.flow_vocoder.batches import (
+    CodedSpeech,
+    TeacherSpeech,
+    flow_mels,
+    keep_curves,
+    segment_starts,
+    with_flow_mels,
+    write_part,
+)
 from vivavoce.train.flow_vocoder.flow import FLOW_FILE, teacher_vector
-from vivavoce.train.flow_vocoder.flow_batches import CodedSpeech, flow_mels, with_flow_mels
-from vivavoce.train.flow_vocoder.teacher import TeacherSpeech, keep_curves, segment_starts, write_part
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
 from vivavoce.train.losses import (
     Discriminators,

@@ -10,130 +10,32 @@ DATA gets `train.npz` and `held_out.npz`: dialogues, guests' speech, the desk's 
 import argparse
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
-from vivavoce.errors import InputError
+from vivavoce.audio.mel import WhisperMel
 from vivavoce.models.speech_encoder.model import SpeechEncoder
+from vivavoce.train.augment import NOISES, Augmenter, at_snr, noise
 from vivavoce.train.corpus import Corpus, build
+from vivavoce.train.features import BatchMel, Sounds, encode_batch
 from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences, single_questions
-from vivavoce.train.lm.augment import LIVE, NONE, Change, CodeExtractor, SilenceAugmentation, elsewhere, over_noise
+from vivavoce.train.lm.batches import Ragged, SpokenDialogues, Utterances
+from vivavoce.train.speech_encoder.batches import other_lengths, taken_at, warp_bands
 from vivavoce.train.voices import HELD_OUT as UNHEARD
 from vivavoce.train.voices import TEACHER, TRAINING, SyntheticVoice, draw, guests, programs
-
-Codes = NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Many arrays of codes in one."""
-
-    values: NDArray[np.uint16]
-    starts: NDArray[np.int64]  # one more than there are arrays
-
-    @classmethod
-    def of(cls, arrays: Sequence[NDArray[np.integer]]) -> "Ragged":
-        """Put arrays one behind the other."""
-        starts = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([len(array) for array in arrays], out=starts[1:])
-        flat = np.concatenate(arrays) if arrays else np.zeros(0)
-        return cls(flat.astype(np.uint16), starts)
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, index: int) -> Codes:
-        return self.values[self.starts[index] : self.starts[index + 1]].astype(np.int32)
-
-
-@dataclass(frozen=True)
-class Utterances:
-    """Sentences as codes; `sentence` and `condition` of each say which words these are, and how they were heard."""
-
-    sentences: list[str]
-    codes: Ragged
-    sentence: NDArray[np.int32]  # [utterance]
-    condition: NDArray[np.uint8]  # [utterance]: 0 clean, 1 augmented or noisy
-
-    @cached_property
-    def _by_sentence(self) -> dict[str, NDArray[np.int64]]:
-        order = np.argsort(self.sentence, kind="stable")
-        bounds = np.searchsorted(self.sentence[order], np.arange(len(self.sentences) + 1))
-        return {text: order[bounds[i] : bounds[i + 1]] for i, text in enumerate(self.sentences)}
-
-    def of(self, sentence: str, condition: int | None = None) -> NDArray[np.int64]:
-        """The utterances of a sentence; none where it was never spoken."""
-        found = self._by_sentence.get(sentence, np.zeros(0, dtype=np.int64))
-        return found if condition is None else found[self.condition[found] == condition]
-
-    def pick(self, sentence: str, random_source: np.random.Generator, condition: int | None = None) -> Codes | None:
-        """The codes of one utterance of a sentence, or None where it was never spoken."""
-        found = self.of(sentence, condition)
-        return self.codes[int(found[random_source.integers(len(found))])] if len(found) else None
-
-
-@dataclass(frozen=True)
-class SpokenDialogues:
-    """Dialogues with what of them was spoken: guests in many voices and conditions, replies and reading in one."""
-
-    dialogues: list[list[Exchange]]
-    heard: Utterances
-    replies: Utterances
-    code_count: int
-
-    @property
-    def written(self) -> Iterable[str]:
-        """Every sentence that a reader of these dialogues meets."""
-        spoken = dict.fromkeys([*self.heard.sentences, *self.replies.sentences])
-        return dict.fromkeys([*spoken, *(text for line in self.dialogues for e in line for text in (e.user, e.reply))])
-
-    def save(self, file: str | Path) -> None:
-        """Write one compressed file."""
-        lines = json.dumps([[asdict(exchange) for exchange in line] for line in self.dialogues])
-        arrays: dict[str, NDArray[np.generic]] = {"code_count": np.array(self.code_count)}
-        arrays["dialogues"] = np.frombuffer(lines.encode(), dtype=np.uint8)
-        for name, utterances in (("heard", self.heard), ("replies", self.replies)):
-            arrays[f"{name}_sentences"] = np.frombuffer(json.dumps(utterances.sentences).encode(), dtype=np.uint8)
-            arrays[f"{name}_values"], arrays[f"{name}_starts"] = utterances.codes.values, utterances.codes.starts
-            arrays[f"{name}_sentence"], arrays[f"{name}_condition"] = utterances.sentence, utterances.condition
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-    @classmethod
-    def load(cls, file: str | Path) -> "SpokenDialogues":
-        """Read what `save` wrote."""
-        if not Path(file).is_file():
-            raise InputError(f"{file} does not exist; make it with: viva train lm-data")
-        with np.load(file) as kept:
-            lines = [[_exchange(given) for given in line] for line in json.loads(kept["dialogues"].tobytes())]
-            heard, replies = (_utterances(kept, name) for name in ("heard", "replies"))
-            return cls(lines, heard, replies, int(kept["code_count"]))
-
-
-def _exchange(given: dict[str, object]) -> Exchange:
-    slots = given["slots"]
-    assert isinstance(slots, list)
-    return Exchange(str(given["intent"]), str(given["user"]), str(given["reply"]), tuple((a, b) for a, b in slots))
-
-
-def _utterances(kept: "np.lib.npyio.NpzFile", name: str) -> Utterances:
-    codes = Ragged(kept[f"{name}_values"], kept[f"{name}_starts"])
-    sentences = json.loads(kept[f"{name}_sentences"].tobytes())
-    return Utterances(sentences, codes, kept[f"{name}_sentence"], kept[f"{name}_condition"])
-
 
 CLEAN, NOISY = 0, 1
 TRAIN, HELD_OUT = "train.npz", "held_out.npz"
@@ -141,6 +43,119 @@ HELD_OUT_SNR_DB = 15.0
 VALUED = ("table", "room", "wake_up", "price", "order")  # intents whose answers carry what the guest said
 RECKONED, RECKONED_TIME = ("table", "wake_up"), "forty five"  # the desk says "a quarter to", and the next hour
 EXAM_SEED = 0  # whatever is learned from, the exam asks the same questions
+
+
+RATE = 16_000
+SLOWEST = 1.3  # how much longer an augmenter may make a sound
+FLOOR_DB = (-100.0, -66.0)  # level of the rush that is under every microphone
+Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class SilenceAugmentation:
+    """Milliseconds of quiet before and after a sound, besides what the synthesizer leaves."""
+
+    before: tuple[float, float] = (0.0, 0.0)
+    after: tuple[float, float] = (0.0, 0.0)
+
+
+NONE = SilenceAugmentation()
+LIVE = SilenceAugmentation(before=(0.0, 330.0), after=(0.0, 250.0))
+
+
+class CodeExtractor:
+    """An ear, and a corpus on its device."""
+
+    def __init__(self, encoder: SpeechEncoder, corpus: Corpus, device: torch.device | str) -> None:
+        self.encoder = encoder.to(device).eval()
+        self.sounds = Sounds(corpus, encoder.config, device)
+        self.mel = BatchMel(encoder.config.num_mel_bins, device)
+        self.device = torch.device(device)
+
+    @torch.no_grad()
+    def codes(
+        self,
+        chosen: NDArray[np.int64],
+        silence: SilenceAugmentation,
+        seed: int,
+        change: Change | None = None,
+        batch: int = 256,
+    ) -> list[NDArray[np.int16]]:
+        """Codes of the chosen sounds, in their order."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        found: dict[int, NDArray[np.int16]] = {}
+        wanted = set(chosen.tolist())
+        for group in self.sounds.alike(batch):
+            here = np.array([index for index in group if int(index) in wanted], dtype=np.int64)
+            if len(here):
+                samples, lengths = self._surrounded(here, silence, generator)
+                if change is not None:
+                    samples, lengths = change(functional.pad(samples, (0, self._spare(samples))), lengths)
+                found.update(zip(here.tolist(), self._encode(samples, lengths, change), strict=True))
+        return [found[index] for index in chosen.tolist()]
+
+    def _surrounded(
+        self, chosen: NDArray[np.int64], silence: SilenceAugmentation, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Sounds with quiet around them and a rush under all.  # [row, time], [row]"""
+        samples, _ = self.sounds.rows(chosen)
+        lengths = torch.from_numpy(self.sounds.lengths[chosen]).to(self.device)
+        before, after = (self._uniform(len(chosen), *span, generator) for span in (silence.before, silence.after))
+        before, after = (before * RATE / 1000).long(), (after * RATE / 1000).long()
+        total = before + lengths + after
+        place = torch.arange(self._whole(int(total.max())), device=self.device) - before[:, None]
+        heard = samples.gather(1, place.clamp(0, samples.shape[1] - 1))
+        heard = heard.masked_fill((place < 0) | (place >= lengths[:, None]), 0.0)
+        if silence is NONE:
+            return heard, total
+        level = 10 ** (self._uniform(len(chosen), *FLOOR_DB, generator) / 20)
+        return heard + level[:, None] * torch.randn(heard.shape, generator=generator, device=self.device), total
+
+    def _encode(self, samples: Tensor, lengths: Tensor, change: Change | None) -> list[NDArray[np.int16]]:
+        per_code = self.sounds.samples_per_code
+        whole = ((lengths + per_code - 1) // per_code * per_code).clamp(max=samples.shape[1])
+        there = torch.arange(samples.shape[1], device=self.device) < lengths[:, None]
+        mel, frames = self.mel(samples * there, whole, running=True), whole // WhisperMel.HOP
+        if isinstance(change, Elsewhere):
+            mel = change.of_mel(mel, frames)
+        codes = encode_batch(self.encoder, mel, frames)
+        flat = torch.cat(codes).to(torch.int16).cpu().numpy()
+        return np.split(flat, np.cumsum([len(row) for row in codes])[:-1])
+
+    def _whole(self, samples: int) -> int:
+        return -(-samples // self.sounds.samples_per_code) * self.sounds.samples_per_code
+
+    def _spare(self, samples: Tensor) -> int:
+        return self._whole(int(samples.shape[1] * SLOWEST)) - samples.shape[1]
+
+    def _uniform(self, count: int, low: float, high: float, generator: torch.Generator) -> Tensor:
+        return torch.rand(count, generator=generator, device=self.device) * (high - low) + low
+
+
+class Elsewhere(Augmenter):
+    """Changes of sounds, and of the mels made from them: other throats, and sounds that last longer or shorter."""
+
+    def of_mel(self, mel: Tensor, frames: Tensor) -> Tensor:
+        """Mels of rows of so many frames.  # [batch, band, frame], [batch]"""
+        uneven = taken_at(mel, other_lengths(frames, mel.shape[2], 0.5, self.generator))
+        return self.chance(0.5, warp_bands(uneven, self.generator), uneven)
+
+
+def elsewhere(device: torch.device | str, seed: int, strength: float = 1.0) -> Change:
+    """What makes each sound another person's, in another place."""
+    return Elsewhere(device, seed, strength)
+
+
+def over_noise(device: torch.device | str, seed: int, decibels: float) -> Change:
+    """What lays a noise under each sound, of all kinds by turns, at one distance."""
+    generator = torch.Generator(device).manual_seed(seed)
+    turn = iter(range(1_000_000))
+
+    def change(samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        bed = noise(NOISES[next(turn) % len(NOISES)], samples, generator)
+        return at_snr(samples, bed, decibels, lengths).clamp(-1, 1), lengths
+
+    return change
 
 
 @dataclass(frozen=True)

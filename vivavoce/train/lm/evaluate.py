@@ -15,8 +15,8 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn
 from vivavoce.train.front_desk import DECLINE, Exchange, judge, normalise
-from vivavoce.train.lm.batches import READ, TRANSCRIBE
-from vivavoce.train.lm.corpus import CLEAN, NOISY, Codes, SpokenDialogues
+from vivavoce.train.lm.batches import READ, TRANSCRIBE, Codes, SpokenDialogues
+from vivavoce.train.lm.corpus import CLEAN, NOISY
 from vivavoce.train.lm.model import TrainingKVCache, hidden_states
 
 ALIGNED = 16  # columns of a mask, as attention kernels like them

@@ -26,7 +26,6 @@ from vivavoce.models.checkpoint import save_weights
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech, MossSpeechConfig
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.front_desk import general_sentences
-from vivavoce.train.lm.augment import Straying
 from vivavoce.train.lm.batches import (
     FULL_MIX,
     HEARD,
@@ -38,8 +37,9 @@ from vivavoce.train.lm.batches import (
     TRANSCRIBE,
     WRITTEN,
     LMBatches,
+    SpokenDialogues,
 )
-from vivavoce.train.lm.corpus import HELD_OUT, TRAIN, SpokenDialogues
+from vivavoce.train.lm.corpus import HELD_OUT, TRAIN
 from vivavoce.train.lm.evaluate import Evaluation
 from vivavoce.train.lm.model import (
     MODALITY_PAD,
@@ -47,6 +47,7 @@ from vivavoce.train.lm.model import (
     SPARE,
     SPEECH_START,
     TURN_END,
+    Straying,
     hidden_states,
     train_tokenizer,
     within_segments,

@@ -21,11 +21,11 @@ from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.process_settings import cudnn_benchmark, torch_threads
-from vivavoce.train.corpus import Corpus, Crops, sentence_bounds, split_held_out
+from vivavoce.train.corpus import Corpus, sentence_bounds, split_held_out
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import Discriminators, SpectralDistance, deceiving_loss, feature_distance, judging_loss
+from vivavoce.train.tts.batches import Crops
 from vivavoce.train.tts.config import CODEC, TINY_CODEC
-from vivavoce.train.tts.evaluate import save_half, write_samples
 from vivavoce.train.tts.model import (
     CodebookMeans,
     analyse,
@@ -33,8 +33,10 @@ from vivavoce.train.tts.model import (
     codes_of,
     initialise,
     quantise,
+    save_half,
     sounds_of,
     synthesise,
+    write_samples,
 )
 from vivavoce.train.voices import TEACHER
 

@@ -5,12 +5,20 @@ away from the codebook unseen. Codebooks do not learn by gradient but as running
 them (k-means on a sphere); a code to which nothing falls any more starts anew at something that was just heard.
 """
 
+import copy
+import json
+import wave
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vivavoce.models.checkpoint import save_weights
 from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
 from vivavoce.models.moss_audio_tokenizer.model import CodecStage, MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import TEXT, MossTTSNano, NanoLayer, NanoTransformer
@@ -265,3 +273,29 @@ def initialise_lm(model: MossTTSNano, seed: int = 0, deviation: float = 0.02) ->
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
         parameter.requires_grad_(True)
+
+
+PAUSE = 0.4  # seconds between two samples
+
+
+def save_half(module: nn.Module, folder: Path) -> None:
+    """`model.safetensors` under the published names."""
+    save_weights(copy.deepcopy(module).half(), folder)
+
+
+def write_samples(folder: Path, samples: Sequence[tuple[str, NDArray[np.float32]]], rate: int) -> None:
+    """`samples.wav`, and in `samples.json` the name, first and last sample of each."""
+    pieces: list[NDArray[np.int16]] = []
+    entries = []
+    place = 0
+    for name, sound in samples:
+        pcm = (np.clip(sound, -1, 1) * 32767).astype(np.int16)
+        entries.append({"name": name, "start": place, "end": place + len(pcm)})
+        pieces += [pcm, np.zeros(int(PAUSE * rate), np.int16)]
+        place += len(pieces[-2]) + len(pieces[-1])
+    with wave.open(str(folder / "samples.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(np.concatenate(pieces).astype("<i2").tobytes() if pieces else b"")
+    (folder / "samples.json").write_text(json.dumps({"rate": rate, "samples": entries}, indent=1), encoding="utf8")

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vivavoce.asr.backends.moonshine import Moonshine
 from vivavoce.device import pick
+from vivavoce.evaluation.scoring import Listeners, word_errors
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, NanoSampling
@@ -24,14 +26,14 @@ from vivavoce.models.tokenizers import SentencePieceTokenizer
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.train.corpus import Corpus, split_held_out
+from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.tts.batches import NOT_JUDGED, CodedSentence, NanoBatches, Room
 from vivavoce.train.tts.config import LM, TINY_LM, write_tokenizer
-from vivavoce.train.tts.evaluate import save_half, write_samples
-from vivavoce.train.tts.model import corrupt, frame_logits, global_states, initialise_lm
+from vivavoce.train.tts.model import corrupt, frame_logits, global_states, initialise_lm, save_half, write_samples
 from vivavoce.train.voices import TEACHER
-from vivavoce.tts.interface import SpeechSettings
-from vivavoce.tts.nano import NanoTTS, SpeakingStyle
+from vivavoce.tts.interface import SpeakingStyle, SpeechModel, SpeechSettings, open_speech_model
+from vivavoce.tts.nano import NanoTTS
 from vivavoce.tts.voices import StoredVoice
 
 VOICES = ("flite-rms", "flite-slt")  # how the names of the voices that are learned begin
@@ -218,6 +220,27 @@ def say_samples(
     return {"real_time_factor_of_samples": (time.monotonic() - started) / seconds}
 
 
+SEED = 1000  # of sentences about anything that no training drew; the replies of a desk are few, and it drew them all
+
+
+def judge_voice(
+    speaker: SpeechModel, texts: Sequence[str], moonshine: Moonshine, listeners: Listeners, voice: str | None = None
+) -> dict[str, float]:
+    """Word error rate, DNSMOS and real-time factor of sentences said."""
+    errors, words, seconds, scores = 0, 0, 0.0, []
+    begun = time.perf_counter()
+    sounds = [speaker.say(text, voice, SpeakingStyle(seed=seed)) for seed, text in enumerate(texts)]
+    took = time.perf_counter() - begun
+    for text, sound in zip(texts, sounds, strict=True):
+        meant = normalise(text)
+        errors += word_errors(meant, normalise(moonshine.transcribe(sound)))
+        words += len(meant.split())
+        seconds += sound.seconds
+        scores.append(listeners.overall(sound))
+    figures = {"word_error_rate": errors / words, "dnsmos": float(np.mean(scores)), "real_time_factor": took / seconds}
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
 @torch_threads.held(1)  # what runs on the CPU is small, and others may be at work there
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
@@ -247,6 +270,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.init,
     )
     print(json.dumps(figures | {"seconds_in_all": round(time.monotonic() - started, 1)}))
+
+
+def evaluate_main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mini-tts", help="a bundled name or a folder")
+    parser.add_argument("--moonshine", type=Path, required=True, help="unpacked npm package of Moonshine")
+    parser.add_argument("--voice", help="one of the model's voices; its own if none is given")
+    parser.add_argument("--count", type=int, default=20, help="sentences of each kind")
+    given = parser.parse_args(arguments)
+    speaker, moonshine, listeners = open_speech_model(given.model, "cpu"), Moonshine(given.moonshine), Listeners()
+    for kind, texts in (
+        ("front desk", reply_sentences(given.count, SEED)[: given.count]),
+        ("anything", general_sentences(given.count, SEED)[: given.count]),
+    ):
+        print(json.dumps({"sentences": kind, **judge_voice(speaker, texts, moonshine, listeners, given.voice)}))
 
 
 if __name__ == "__main__":

@@ -5,17 +5,27 @@ written of them. The recordings lie on the device as 16-bit samples; a batch is 
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.config import WhisperTokens
-from vivavoce.train.asr.checkpoint import LANGUAGE, Vocabulary
+from vivavoce.models.whisper.decoding import Text, decode
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.train.asr.checkpoint import (
+    LANGUAGE,
+    Vocabulary,
+)
+from vivavoce.train.augment import mask_mel
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.front_desk.answers import normalise
+from vivavoce.train.loop import Batch
+from vivavoce.train.speech_encoder.batches import AcousticAugmentation, warp_bands
 
 RATE = 16_000
 IGNORED = -100  # a label that teaches nothing
@@ -206,3 +216,118 @@ class WindowMaker:
             read = source[left].float() * (1 - share) + source[left + 1].float() * share
             windows += torch.where(inside, read / 32768.0, 0.0)
         return windows
+
+
+class AudioAugmentation:
+    """Windows to the log-mels that are learnt from: elsewhere, in another throat, with parts hidden (SpecAugment)."""
+
+    def __init__(self, bins: int, device: torch.device | str, strength: float) -> None:
+        self.mel = WhisperMel(bins).to(device)
+        self.surroundings = AcousticAugmentation(device, strength) if strength else None
+
+    @torch.no_grad()
+    def __call__(self, samples: Tensor, seed: int) -> Tensor:
+        """The same for the same seed.  # [row, time] → [row, mel, frame]"""
+        generator = torch.Generator(samples.device).manual_seed(seed)
+        level = 10 ** (-5 + 2 * torch.rand(len(samples), 1, generator=generator, device=samples.device))
+        rush = torch.randn(samples.shape, generator=generator, device=samples.device)
+        samples = samples + level * rush  # so that nothing rests on digital silence
+        if self.surroundings is None:
+            clean: Tensor = self.mel(samples)
+            return clean
+        lengths = torch.full((len(samples),), samples.shape[1], device=samples.device)
+        mel = self.mel(torch.nan_to_num(self.surroundings(samples, lengths, seed)))
+        return mask_mel(warp_bands(mel, generator), generator)
+
+
+PLACES_STEP = 8  # texts of a batch are filled up to a multiple of so many places
+KNOWING_STEP = 64  # and the places of a batch from which something is to be guessed, to a multiple of so many
+
+
+@dataclass(frozen=True)
+class DraftRecipe:
+    """What a course of a draft may change."""
+
+    shapes: tuple[WindowShape, ...] = (
+        WindowShape(2.0, 256, 1, 32),
+        WindowShape(3.2, 192, 1, 44),
+        WindowShape(6.4, 96, 2, 64),
+    )
+    hearings: int = 240
+    """Batches that are heard and kept."""
+    timed: int = 3
+    """One batch in so many is written with times."""
+    steps: int = 6_000
+    warmup: int = 100
+    weight_decay: float = 0.01
+    average: float = 0.995
+    augmentation: float = 0.3
+    log_every: int = 50
+
+    def on(self, device: torch.device) -> "DraftRecipe":
+        """The recipe for a device: a CPU takes more steps of fewer windows, and hears fewer of them."""
+        if device.type != "cpu":
+            return self
+        shapes = tuple(replace(shape, batch=max(1, shape.batch // 4)) for shape in self.shapes)
+        return replace(self, shapes=shapes, hearings=max(1, self.hearings // 3))
+
+
+class Hearings:
+    """Batches of windows as the frozen model hears and writes them; each is heard once.
+
+    # states [window, position, d_model], tokens [window, place], counts [window, place] bool: whether the token
+    # behind a place is the model's; knowing: see `DraftBatch`; pieces [window, place], piece_counts [window]: text
+    """
+
+    def __init__(
+        self, listener: WhisperTranscriber, maker: WindowMaker, recipe: DraftRecipe, seed: int, half: bool
+    ) -> None:
+        self.listener, self.maker, self.recipe, self.seed, self.half = listener, maker, recipe, seed, half
+        self._augment = AudioAugmentation(listener.model.config.num_mel_bins, listener.device, recipe.augmentation)
+        self._kept: dict[int, Batch] = {}
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step: the same whether or not it was heard before."""
+        number = step % self.recipe.hearings
+        if number not in self._kept:
+            self._kept[number] = self._hear(number)
+        return self._kept[number]
+
+    @torch.no_grad()
+    def _hear(self, number: int) -> Batch:
+        model, tokens = self.listener.model, self.listener.tokens
+        shape = self.recipe.shapes[number % len(self.recipe.shapes)]
+        seed, timed = (self.seed << 32) + number, number // len(self.recipe.shapes) % self.recipe.timed == 1
+        mel = self._augment(self.maker.make(shape, seed)["samples"], seed)
+        with torch.autocast(mel.device.type, torch.bfloat16, enabled=self.half):
+            states = model.encoder(mel)
+        prompt = tokens.prompt(LANGUAGE, timestamps=timed)
+        memory, most = model.decoder.remember(states.float()), shape.places - len(prompt)
+        rules = self.listener.rules(TranscriptionOptions(language=LANGUAGE, timestamps=timed))
+        texts = decode(model, tokens, memory, [prompt] * shape.batch, rules, most=most)
+        return {"states": states.bfloat16(), **self._laid_out(prompt, texts)}
+
+    def _laid_out(self, prompt: list[int], texts: Sequence[Text]) -> dict[str, Tensor]:
+        """Texts side by side; of those that would not be trusted, nothing is learnt."""
+        end, known = self.listener.tokens.endoftext, len(prompt)
+        trusted = [self.listener.is_trusted(text) for text in texts]
+        texts = [text if trust else replace(text, tokens=[]) for text, trust in zip(texts, trusted, strict=True)]
+        places = -(-(known + max(len(text.tokens) for text in texts)) // PLACES_STEP) * PLACES_STEP
+        tokens = torch.full((len(texts), places), end)
+        counts = torch.zeros(len(texts), places, dtype=torch.bool)
+        pieces, piece_counts = torch.zeros_like(tokens), torch.zeros(len(texts), dtype=torch.long)
+        for row, text in enumerate(texts):
+            written = known + len(text.tokens)
+            tokens[row, :written] = torch.tensor([*prompt, *text.tokens])
+            counts[row, known - 1 : written - (not text.is_ended)] = trusted[row]
+            said = [token for token in text.tokens if token < end]
+            pieces[row, : len(said)] = torch.tensor(said, dtype=torch.long)
+            piece_counts[row] = len(said)
+        knows = counts.clone()
+        knows[:, :-1] |= counts[:, 1:]  # behind the place before those that count stands the prompt's end
+        knows[:, -1] = False
+        knowing = knows.view(-1).nonzero()[:, 0]
+        filled = torch.zeros(-(-max(1, len(knowing)) // KNOWING_STEP) * KNOWING_STEP, dtype=torch.long)
+        filled[: len(knowing)] = knowing
+        made = {"tokens": tokens, "counts": counts, "knowing": filled, "pieces": pieces, "piece_counts": piece_counts}
+        return {name: tensor.to(self.listener.device) for name, tensor in made.items()}
