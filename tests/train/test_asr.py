@@ -23,12 +23,12 @@ from vivavoce.train.asr.batches import (
     RATE,
     AudioAugmentation,
     Recordings,
-    WindowHabits,
     WindowMaker,
+    WindowOptions,
     WindowShape,
 )
-from vivavoce.train.asr.checkpoint import Vocabulary, begin_as_ear, spread_layers
-from vivavoce.train.asr.evaluate import WAYS_TO_JUDGE, judge_texts, main, transcribe_all
+from vivavoce.train.asr.checkpoint import Vocabulary, init_from_speech_encoder, spread_layers
+from vivavoce.train.asr.evaluate import CONDITIONS, judge_texts, main, transcribe_all
 from vivavoce.train.asr.train import TINY, ASRRecipe, Rounding, Training
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.speech_encoder.model import Lattice, new_encoder
@@ -97,15 +97,15 @@ def test_the_loss_falls(trained):
 def test_what_was_saved_writes_the_same_texts(trained):
     training, folder = trained
     loaded, vocabulary = Whisper.load(folder), Vocabulary.read(folder)
-    training.hearing.model.half().float()  # the weights as they were saved
+    training.module.model.half().float()  # the weights as they were saved
     fresh = beeps(6, seed=1)
     assert transcribe_all(loaded, vocabulary, fresh) == transcribe_all(
-        training.hearing.model, training.vocabulary, fresh
+        training.module.model, training.vocabulary, fresh
     )
     mel = WhisperMel(80)(fresh.samples[None, :32000].float() / 32768)
     tokens = torch.tensor([[*vocabulary.tokens.prompt("en"), *vocabulary.encode("low high mid")]])
     with torch.no_grad():
-        assert torch.equal(loaded(mel, tokens), training.hearing.model(mel, tokens))
+        assert torch.equal(loaded(mel, tokens), training.module.model(mel, tokens))
 
 
 def test_transformers_and_tokenizers_read_the_checkpoint(trained):
@@ -137,12 +137,12 @@ def test_a_course_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
     killed._batch = dying
     with pytest.raises(KeyboardInterrupt):
         killed.run()
-    killed.course.save()
+    killed.training_run.save()
     resumed = Training(beeps(16), tmp_path / "killed", recipe, report=lambda line: None)
-    assert resumed.course.number == 3
+    assert resumed.training_run.number == 3
     resumed.run()
-    for name, tensor in whole.hearing.state_dict().items():
-        assert torch.equal(tensor, resumed.hearing.state_dict()[name]), name
+    for name, tensor in whole.module.state_dict().items():
+        assert torch.equal(tensor, resumed.module.state_dict()[name]), name
 
 
 def test_the_vocabulary_spells_as_the_tokenizers_library_does(tmp_path):
@@ -169,8 +169,8 @@ def test_dropped_merges_spell_the_same_words_in_other_pieces():
 def test_windows_hold_what_their_labels_say():
     recordings = beeps(12)
     vocabulary = Vocabulary.learn(recordings.texts, 16, 4.0)
-    habits = WindowHabits(share_as_recorded=1.0, share_with_times=1.0, share_after_earlier=0.5, share_of_silence=0.2)
-    maker = WindowMaker(recordings, vocabulary, habits)
+    options = WindowOptions(share_as_recorded=1.0, share_with_times=1.0, share_after_earlier=0.5, share_of_silence=0.2)
+    maker = WindowMaker(recordings, vocabulary, options)
     batch = maker.make(WindowShape(4.0, 40, 3, 48), seed=1)
     ids, kinds = vocabulary.tokens, set()
     for row in range(40):
@@ -202,8 +202,8 @@ def test_windows_hold_what_their_labels_say():
 def test_a_recording_read_faster_is_shorter_and_higher():
     recordings = beeps(1)
     vocabulary = Vocabulary.learn(recordings.texts, 4, 4.0)
-    habits = WindowHabits(rates=(1.25, 1.25), share_as_recorded=0.0, longest_gap=0.0, share_of_silence=0.0)
-    samples = WindowMaker(recordings, vocabulary, habits).make(WindowShape(2.0, 1, 1, 48), 0)["samples"][0]
+    options = WindowOptions(rates=(1.25, 1.25), share_as_recorded=0.0, max_gap=0.0, share_of_silence=0.0)
+    samples = WindowMaker(recordings, vocabulary, options).make(WindowShape(2.0, 1, 1, 48), 0)["samples"][0]
     original = recordings.samples.float() / 32768
     assert int(samples.nonzero().max()) == pytest.approx(len(original) / 1.25, abs=30)
 
@@ -215,24 +215,24 @@ def test_a_recording_read_faster_is_shorter_and_higher():
 
 def test_mels_of_a_batch_are_those_of_each_window_alone():
     samples = torch.randn(5, 32000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, -1, 5)[:, None]
-    listening = AudioAugmentation(80, "cpu", strength=0.0)
+    augmentation = AudioAugmentation(80, "cpu", strength=0.0)
     mel = WhisperMel(80)
     together = mel(samples)
     assert (together - torch.cat([mel(row[None]) for row in samples])).abs().max() < 1e-5
-    assert listening(samples, 3).shape == together.shape == (5, 80, 200)
+    assert augmentation(samples, 3).shape == together.shape == (5, 80, 200)
 
 
 def test_listening_is_the_same_for_the_same_seed_and_finite_for_silence():
-    listening = AudioAugmentation(80, "cpu", strength=1.0)
+    augmentation = AudioAugmentation(80, "cpu", strength=1.0)
     samples = torch.cat([torch.zeros(2, 16000), torch.randn(2, 16000)])
-    first = listening(samples, 5)
-    assert torch.equal(first, listening(samples, 5)) and not torch.equal(first, listening(samples, 6))
+    first = augmentation(samples, 5)
+    assert torch.equal(first, augmentation(samples, 5)) and not torch.equal(first, augmentation(samples, 6))
     assert torch.isfinite(first).all()
 
 
 def test_errors_are_counted_as_the_field_counts_them():
-    judged = judge_texts(["A table for two!", "seven 30", "no"], ["a table for three", "seven thirty", "not at all"])
-    assert (judged.word_errors, judged.words, judged.right_sentences) == (4, 9, 1)
+    evaluated = judge_texts(["A table for two!", "seven 30", "no"], ["a table for three", "seven thirty", "not at all"])
+    assert (evaluated.word_errors, evaluated.words, evaluated.right_sentences) == (4, 9, 1)
 
 
 def test_the_command_trains_judges_and_writes_everything(tmp_path):
@@ -259,7 +259,7 @@ def test_the_command_trains_judges_and_writes_everything(tmp_path):
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["steps"] == TINY.steps
     assert set(metrics["judged"]) == {
-        f"{voices}, {way}" for voices in ("known voices", "held-out voices") for way, _, _ in WAYS_TO_JUDGE
+        f"{voices}, {way}" for voices in ("known voices", "held-out voices") for way, _, _ in CONDITIONS
     }
     names = ("model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "preprocessor_config.json")
     assert all((out / name).is_file() for name in (*names, "course/log.jsonl", "course/curves.png"))
@@ -268,28 +268,28 @@ def test_the_command_trains_judges_and_writes_everything(tmp_path):
 def test_an_encoder_may_begin_as_an_ear():
     torch.manual_seed(0)
     sizes = {"d_model": 48, "encoder_attention_heads": 2, "encoder_ffn_dim": 96, "num_mel_bins": 80}
-    ear = new_encoder(SpeechEncoderConfig(**sizes, quantize_position=2, quantize_vocab_size=16), Lattice((4, 4)))
+    encoder = new_encoder(SpeechEncoderConfig(**sizes, quantize_position=2, quantize_vocab_size=16), Lattice((4, 4)))
     model = Whisper(RECIPE.config)
-    begin_as_ear(model, ear)
-    torch.testing.assert_close(model.encoder.layers[0].fc1.weight, ear.layers[0].fc1.weight)
+    init_from_speech_encoder(model, encoder)
+    torch.testing.assert_close(model.encoder.layers[0].fc1.weight, encoder.layers[0].fc1.weight)
     mel = torch.randn(1, 80, 3)  # one position after the convolutions that sees no edge the other does not
-    heard = torch.nn.functional.gelu(ear.conv1(mel))[..., 2]
+    heard = torch.nn.functional.gelu(encoder.conv1(mel))[..., 2]
     torch.testing.assert_close(torch.nn.functional.gelu(model.encoder.conv1(mel))[..., 1], heard)
     with pytest.raises(InputError, match="other sizes"):
-        begin_as_ear(Whisper(TINY.config), ear)
+        init_from_speech_encoder(Whisper(TINY.config), encoder)
 
 
 def test_a_deeper_and_wider_decoder_begins_by_writing_what_an_earlier_recogniser_wrote(trained, tmp_path):
     training, folder = trained
     sizes = replace(RECIPE.config, decoder_layers=3, decoder_ffn_dim=2 * RECIPE.config.decoder_ffn_dim)
-    on = Training(beeps(8), tmp_path, replace(RECIPE, config=sizes), report=lambda line: None, earlier=folder)
+    on = Training(beeps(8), tmp_path, replace(RECIPE, config=sizes), report=lambda line: None, initial=folder)
     assert on.vocabulary.merges == training.vocabulary.merges
     mel, tokens = torch.randn(2, 80, 200), torch.randint(on.vocabulary.size, (2, 9))
     with torch.no_grad():
-        mine, theirs = on.hearing.model.eval()(mel, tokens), Whisper.load(folder)(mel, tokens)
+        mine, theirs = on.module.model.eval()(mel, tokens), Whisper.load(folder)(mel, tokens)
     assert torch.allclose(mine, theirs, atol=1e-5)
-    pieces = training.hearing.pieces.weight
-    assert torch.equal(on.hearing.pieces.weight.half(), pieces.half()), "the CTC head too"
+    pieces = training.module.pieces.weight
+    assert torch.equal(on.module.pieces.weight.half(), pieces.half()), "the CTC head too"
 
 
 def test_layers_are_spread_among_more_of_them():
@@ -298,11 +298,11 @@ def test_layers_are_spread_among_more_of_them():
 
 def test_the_second_half_of_a_course_learns_with_rounded_weights(trained):
     training, _ = trained
-    hearing = training.hearing
+    module = training.module
     name = "model.decoder.layers.0.fc1.weight"
-    rounding = Rounding(hearing, bits=5)
+    rounding = Rounding(module, bits=5)
     weights = rounding(torch.tensor(1.0))
-    weight = hearing.get_parameter(name)
+    weight = module.get_parameter(name)
     assert torch.equal(rounding(torch.tensor(0.0))[name], weight)
     assert torch.allclose(weights[name], rounded(weight, 5)) and not torch.equal(weights[name], weight)
     (gradient,) = torch.autograd.grad(weights[name].sum(), [weight])
@@ -313,7 +313,7 @@ def test_a_saved_miniature_is_judged_on_any_corpus(trained, tmp_path, capsys):
     sounds = beeps(4, seed=2)
     Corpus.of([(sounds.samples[: sounds.lengths[0]].numpy(), sounds.texts[0], "beep")]).save(tmp_path / "one")
     main(["--model", str(trained[1]), "--corpus", str(tmp_path / "one")])
-    assert capsys.readouterr().out.count("WER") == len(WAYS_TO_JUDGE)
+    assert capsys.readouterr().out.count("WER") == len(CONDITIONS)
 
 
 def test_the_recipe_fits_its_budget_of_parameters():
@@ -330,4 +330,4 @@ def test_on_a_gpu_the_step_is_a_graph_that_learns(tmp_path):
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert log[-1]["text"] < log[0]["text"] and len(training.learner._graphs) == len(RECIPE.shapes)
     training.save(tmp_path)
-    assert len(transcribe_all(training.hearing.model, training.vocabulary, beeps(3).to("cuda"))) == 3
+    assert len(transcribe_all(training.module.model, training.vocabulary, beeps(3).to("cuda"))) == 3

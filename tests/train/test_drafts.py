@@ -17,7 +17,7 @@ from vivavoce.models.whisper.windows import TranscriptionOptions
 from vivavoce.train.asr import draft
 from vivavoce.train.asr.batches import DraftRecipe, WindowShape
 from vivavoce.train.asr.checkpoint import Vocabulary
-from vivavoce.train.asr.draft import DecoderApprentice, DraftTraining, HeadsApprentice, PiecesApprentice
+from vivavoce.train.asr.draft import DecoderStudent, DraftTraining, HeadsStudent, PiecesStudent
 from vivavoce.train.asr.train import Training
 from vivavoce.train.corpus import Corpus
 
@@ -28,7 +28,7 @@ COURSE = DraftRecipe(
     average=0.9,
     augmentation=0.0,
     log_every=5,
-    hearings=4,
+    distinct_batches=4,
 )
 
 
@@ -47,23 +47,23 @@ def taught(tmp_path_factory):
 
 def apprentices(model, vocabulary):
     return {
-        "heads": lambda: HeadsApprentice(model, places=3),
-        "decoder": lambda: DecoderApprentice(model, layers=1),
-        "pieces": lambda: PiecesApprentice(model, vocabulary.tokens.endoftext),
+        "heads": lambda: HeadsStudent(model, places=3),
+        "decoder": lambda: DecoderStudent(model, layers=1),
+        "pieces": lambda: PiecesStudent(model, vocabulary.tokens.endoftext),
     }
 
 
-def course(taught, folder, kind, recipe=COURSE):
+def training_run(taught, folder, kind, recipe=COURSE):
     listener, vocabulary, _ = taught
     torch.manual_seed(0)
-    apprentice = apprentices(listener.model, vocabulary)[kind]()
-    return DraftTraining(listener, vocabulary, apprentice, beeps(64), folder, recipe, report=lambda line: None)
+    student = apprentices(listener.model, vocabulary)[kind]()
+    return DraftTraining(listener, vocabulary, student, beeps(64), folder, recipe, report=lambda line: None)
 
 
 @pytest.mark.parametrize("kind", ["heads", "decoder", "pieces"])
 def test_it_learns_and_the_model_stays_as_it_was(taught, tmp_path, kind):
     before = {name: tensor.clone() for name, tensor in taught[0].model.state_dict().items()}
-    training = course(taught, tmp_path, kind)
+    training = training_run(taught, tmp_path, kind)
     training.run()
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < 0.75 * log[0]["loss"]
@@ -76,32 +76,32 @@ def test_it_learns_and_the_model_stays_as_it_was(taught, tmp_path, kind):
 @pytest.mark.parametrize("kind", ["heads", "decoder", "pieces"])
 def test_a_course_that_was_killed_goes_on_as_if_it_had_not_been(taught, tmp_path, kind):
     recipe = replace(COURSE, steps=6, augmentation=1.0)
-    whole = course(taught, tmp_path / "whole", kind, recipe)
+    whole = training_run(taught, tmp_path / "whole", kind, recipe)
     whole.run()
-    killed = course(taught, tmp_path / "killed", kind, recipe)
-    batch = killed.hearings.batch
+    killed = training_run(taught, tmp_path / "killed", kind, recipe)
+    batch = killed.batches.batch
 
     def dying(step):
         if step == 3:
             raise KeyboardInterrupt
         return batch(step)
 
-    killed.hearings.batch = dying
+    killed.batches.batch = dying
     with pytest.raises(KeyboardInterrupt):
         killed.run()
-    killed.course.save()
-    resumed = course(taught, tmp_path / "killed", kind, recipe)
-    assert resumed.course.number == 3
+    killed.training_run.save()
+    resumed = training_run(taught, tmp_path / "killed", kind, recipe)
+    assert resumed.training_run.number == 3
     resumed.run()
-    for name, tensor in whole.apprentice.module.state_dict().items():
-        assert torch.equal(tensor, resumed.apprentice.module.state_dict()[name]), name
+    for name, tensor in whole.student.module.state_dict().items():
+        assert torch.equal(tensor, resumed.student.module.state_dict()[name]), name
 
 
 def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_path):
-    training = course(taught, tmp_path, "heads", replace(COURSE, steps=5))
+    training = training_run(taught, tmp_path, "heads", replace(COURSE, steps=5))
     training.run()
-    batch, listener = training.hearings.batch(0), taught[0]
-    assert training.hearings.batch(COURSE.hearings) is batch and training.hearings.batch(1) is not batch
+    batch, listener = training.batches.batch(0), taught[0]
+    assert training.batches.batch(COURSE.distinct_batches) is batch and training.batches.batch(1) is not batch
     states = batch["states"].float()
     prompt = listener.tokens.prompt("en")
     rules = listener.rules(TranscriptionOptions(language="en", timestamps=False))
@@ -120,7 +120,7 @@ def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_
         for row, count, text in rows
     ]
     assert sum(same) > len(same) / 2  # states were rounded
-    assert training.apprentice.heads.start.abs().max() > 0
+    assert training.student.heads.start.abs().max() > 0
 
 
 def test_the_commands_write_what_is_read_back(taught, tmp_path):

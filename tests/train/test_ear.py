@@ -202,4 +202,6 @@ def test_an_ear_learns_and_what_it_saves_is_a_codecs_ear(tmp_path, corpus):
     went_on = [json.loads(line)["loss"] for line in (tmp_path / "on/course/log.jsonl").read_text().splitlines()]
     assert went_on[0] < 0.8 * losses[0], "it begins where the other ended"
     with pytest.raises(InputError, match="other sizes"):
-        ear.begin_as(tmp_path / "ear", new_encoder(ear.EncoderPlan().config, Lattice(ear.EncoderPlan().levels)), None)
+        ear.init_from_earlier(
+            tmp_path / "ear", new_encoder(ear.EncoderPlan().config, Lattice(ear.EncoderPlan().levels)), None
+        )

@@ -21,21 +21,21 @@ from vivavoce.train.flow_vocoder.batches import (
     EVERYTHING,
     NO_MASK,
     CodedSpeech,
+    FlowBatches,
     FlowBatchShape,
-    Passages,
     TeacherSpeech,
     code_bias,
     flow_mels,
 )
 from vivavoce.train.flow_vocoder.flow import (
     TINY,
-    FlowBatch,
+    FlowLoss,
     MelScale,
     features,
     main,
     teacher_vector,
     tiny_config,
-    untaught,
+    untrained,
     velocity,
 )
 from vivavoce.train.flow_vocoder.vocoder import main as teach_vocoder
@@ -59,11 +59,11 @@ def speech():
 
 @pytest.fixture
 def flow(speech):
-    return untaught(CONFIG, speech.mel.mean(0), seed=0)
+    return untrained(CONFIG, speech.mel.mean(0), seed=0)
 
 
 def _batch(speech, number=0, seed=0):
-    passages = Passages(speech, CONFIG, TINY.shapes, TINY.habits, cosine_times(2, torch.device("cpu"))[:-1], 0.5)
+    passages = FlowBatches(speech, CONFIG, TINY.shapes, TINY.options, cosine_times(2, torch.device("cpu"))[:-1], 0.5)
     return passages.batch(number, torch.Generator().manual_seed(seed))
 
 
@@ -129,8 +129,8 @@ def test_a_batch_is_a_prompt_and_speech_behind_it(speech):
 
 
 def test_codes_and_mels_of_a_batch_belong_together(speech):
-    unheard = Passages(
-        speech, CONFIG, [FlowBatchShape(30, 8)], TINY.habits.__class__(misheard=0.0), torch.zeros(1), 0.5
+    unheard = FlowBatches(
+        speech, CONFIG, [FlowBatchShape(30, 8)], TINY.options.__class__(misheard=0.0), torch.zeros(1), 0.5
     )
     batch = unheard.batch(0, torch.Generator().manual_seed(0))
     pairs = zip(speech.mel.view(-1, 4, 80), speech.codes, strict=True)
@@ -140,7 +140,7 @@ def test_codes_and_mels_of_a_batch_belong_together(speech):
 
 
 def test_every_weight_of_the_flow_learns(speech, flow):
-    loss = FlowBatch(flow, TINY, SPEAKER, MelScale.of(speech.mel))(_batch(speech) | {"guided": torch.ones(4)})["loss"]
+    loss = FlowLoss(flow, TINY, SPEAKER, MelScale.of(speech.mel))(_batch(speech) | {"guided": torch.ones(4)})["loss"]
     names = dict(flow.named_parameters())
     for name, gradient in zip(names, torch.autograd.grad(loss, list(names.values())), strict=True):
         assert torch.isfinite(gradient).all() and gradient.abs().max() > 0, name
@@ -148,8 +148,8 @@ def test_every_weight_of_the_flow_learns(speech, flow):
 
 def test_the_loss_falls(speech):
     roomy = dataclasses.replace(CONFIG, estimator=dataclasses.replace(CONFIG.estimator, channels=192))
-    flow = untaught(roomy, speech.mel.mean(0), seed=0)
-    lesson, known = FlowBatch(flow, TINY, SPEAKER, MelScale.of(speech.mel)), _batch(speech, seed=99)
+    flow = untrained(roomy, speech.mel.mean(0), seed=0)
+    lesson, known = FlowLoss(flow, TINY, SPEAKER, MelScale.of(speech.mel)), _batch(speech, seed=99)
     before = lesson(known)
     learner = Learner({"flow": flow}, lesson, 1e-3)
     for step in range(60):
@@ -161,7 +161,7 @@ def test_the_loss_falls(speech):
 @torch.no_grad()
 def test_a_flow_begins_by_turning_its_noise_around(speech):
     roomy = dataclasses.replace(CONFIG, estimator=dataclasses.replace(CONFIG.estimator, channels=192))
-    flow = untaught(roomy, speech.mel.mean(0), seed=0)
+    flow = untrained(roomy, speech.mel.mean(0), seed=0)
     noise = torch.randn(2, 60, 80, generator=torch.Generator().manual_seed(0))
     nothing = torch.zeros(2, 60, 240)
     moved = velocity(flow, noise, torch.zeros(2), nothing, torch.zeros(1))
@@ -171,7 +171,7 @@ def test_a_flow_begins_by_turning_its_noise_around(speech):
 
 def test_a_corpus_too_short_for_a_sequence_is_refused(speech):
     with pytest.raises(InputError, match="give a larger one"):
-        Passages(speech, CONFIG, [FlowBatchShape(1000, 1)], TINY.habits, torch.zeros(1), 0.5)
+        FlowBatches(speech, CONFIG, [FlowBatchShape(1000, 1)], TINY.options, torch.zeros(1), 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +209,8 @@ def test_parts_make_a_codec_that_speaks_with_the_teachers_voice(parts, tmp_path)
 
 def test_a_vocoder_learns_on_with_the_mels_of_the_flow(parts, tmp_path, capsys):
     given = ["--corpus", str(parts / "corpus"), "--out", str(tmp_path), "--seconds", "60", "--tiny"]
-    origins = ["--init", str(parts / "vocoder"), "--ear", str(parts / "ear"), "--flow", str(parts / "flow")]
-    teach_vocoder(given + origins)
+    starting_points = ["--init", str(parts / "vocoder"), "--ear", str(parts / "ear"), "--flow", str(parts / "flow")]
+    teach_vocoder(given + starting_points)
     assert (tmp_path / "hift.safetensors").is_file()
     assert "mels of the flow" in capsys.readouterr().out
 

@@ -10,7 +10,7 @@ from vivavoce.errors import InputError
 from vivavoce.train.front_desk import (
     DECLINE,
     INTENTS,
-    Desk,
+    DialogueState,
     Exchange,
     dialogues,
     general_sentences,
@@ -23,8 +23,8 @@ from vivavoce.train.front_desk import (
 from vivavoce.train.front_desk.templates import DAYS, NAMES, PRICES, TIMES, NearDuplicates, expanded
 
 
-def said(desk: Desk, intent: str, **slots: str) -> str:
-    return desk.answer(intent, slots)
+def said(state: DialogueState, intent: str, **slots: str) -> str:
+    return state.answer(intent, slots)
 
 
 @pytest.mark.parametrize("intent", INTENTS)
@@ -100,45 +100,45 @@ def test_replies_hold_every_value_of_every_slot():
 
 
 def test_a_booking_in_pieces_is_asked_for_piece_by_piece_and_remembered():
-    desk = Desk()
-    assert said(desk, "table") == "Certainly. For how many people?"
-    assert said(desk, "give_people", people="three") == "A table for three. At what time, please?"
-    assert said(desk, "give_time", time="half past seven") == "At half past seven. And your name, please?"
-    assert said(desk, "repeat") == "At half past seven. And your name, please?"
-    assert said(desk, "give_name", name="Miller") == "Thank you, Miller. Your table is booked."
-    assert said(desk, "memory_people") == "You said three people."
-    assert said(desk, "memory_time") == "You said half past seven."
-    assert said(desk, "memory_name") == "You said Miller."
-    assert said(desk, "memory_nights") == "You have not told me yet."
+    state = DialogueState()
+    assert said(state, "table") == "Certainly. For how many people?"
+    assert said(state, "give_people", people="three") == "A table for three. At what time, please?"
+    assert said(state, "give_time", time="half past seven") == "At half past seven. And your name, please?"
+    assert said(state, "repeat") == "At half past seven. And your name, please?"
+    assert said(state, "give_name", name="Miller") == "Thank you, Miller. Your table is booked."
+    assert said(state, "memory_people") == "You said three people."
+    assert said(state, "memory_time") == "You said half past seven."
+    assert said(state, "memory_name") == "You said Miller."
+    assert said(state, "memory_nights") == "You have not told me yet."
 
 
 def test_a_booking_at_once_is_confirmed_at_once():
-    reply = said(Desk(), "table", people="two", day="on friday", time="eight o'clock", name="Anna")
+    reply = said(DialogueState(), "table", people="two", day="on friday", time="eight o'clock", name="Anna")
     assert reply == "Thank you, Anna. A table for two on friday at eight o'clock."
 
 
 def test_a_question_between_leaves_the_booking_open():
-    desk = Desk()
-    said(desk, "room", nights="two")
-    assert said(desk, "wifi") == "The wifi is free. The password is garden."
-    assert desk.awaited() == "name"
-    assert said(desk, "give_name", name="Novak") == "Thank you, Novak. Your room is booked."
+    state = DialogueState()
+    said(state, "room", nights="two")
+    assert said(state, "wifi") == "The wifi is free. The password is garden."
+    assert state.awaited() == "name"
+    assert said(state, "give_name", name="Novak") == "Thank you, Novak. Your room is booked."
 
 
 def test_asking_for_a_price_orders_nothing():
-    desk = Desk()
-    said(desk, "price", dish="apple pie")
-    assert said(desk, "memory_order") == "You have not told me yet."
-    said(desk, "order", dish="onion soup")
-    assert said(desk, "memory_order") == "You ordered the onion soup."
+    state = DialogueState()
+    said(state, "price", dish="apple pie")
+    assert said(state, "memory_order") == "You have not told me yet."
+    said(state, "order", dish="onion soup")
+    assert said(state, "memory_order") == "You ordered the onion soup."
 
 
 def test_cancelling_needs_a_booking_and_forgets_it():
-    desk = Desk()
-    assert said(desk, "cancel") == "You have no booking yet."
-    said(desk, "table", people="two")
-    assert said(desk, "cancel") == "Your booking is cancelled."
-    assert said(desk, "memory_people") == "You have not told me yet."
+    state = DialogueState()
+    assert said(state, "cancel") == "You have no booking yet."
+    said(state, "table", people="two")
+    assert said(state, "cancel") == "Your booking is cancelled."
+    assert said(state, "memory_people") == "You have not told me yet."
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
@@ -146,11 +146,11 @@ def test_dialogues_follow_the_desk(split):
     heard = set()
     for dialogue in dialogues(split, 1_500, 3, turns=(1, 5)):
         assert 1 <= len(dialogue) <= 5
-        desk = Desk()
+        state = DialogueState()
         for exchange in dialogue:
             if exchange.intent.startswith("give_"):
-                assert exchange.intent == f"give_{desk.awaited()}"
-            assert exchange.reply == desk.answer(exchange.intent, dict(exchange.slots))
+                assert exchange.intent == f"give_{state.awaited()}"
+            assert exchange.reply == state.answer(exchange.intent, dict(exchange.slots))
             heard.add(exchange.intent)
     assert heard == set(INTENTS)
 

@@ -18,7 +18,7 @@ from vivavoce.train.lm import corpus as lm_data
 from vivavoce.train.lm import train as lm
 from vivavoce.train.lm.batches import HEARD, READ, SAID, SPOKEN, TRANSCRIBE, SpokenDialogues
 from vivavoce.train.lm.evaluate import word_error_rate
-from vivavoce.train.lm.model import Straying, train_tokenizer
+from vivavoce.train.lm.model import CodeJitter, train_tokenizer
 
 FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
 BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))
@@ -34,7 +34,7 @@ def learned(tmp_path_factory):
 
 
 def _losses(folder, stage, name):
-    log = (folder / lm.LAST_STATES / stage / "log.jsonl").read_text().splitlines()
+    log = (folder / lm.RUN_FOLDER / stage / "log.jsonl").read_text().splitlines()
     return [json.loads(line)[name] for line in log]
 
 
@@ -98,7 +98,7 @@ def test_a_course_may_begin_with_an_earlier_model(learned, tmp_path):
     few = dataclasses.replace(BY_HEART, steps=(1, 1, 2), log_every=1)
     lm.train(few, data, tmp_path, None, torch.device("cpu"), report=lambda line: None, earlier=folder)
     assert _losses(tmp_path, "both", "loss")[0] < 0.3 * _losses(folder, "both", "loss")[0]
-    assert not (tmp_path / lm.LAST_STATES / "text").exists()
+    assert not (tmp_path / lm.RUN_FOLDER / "text").exists()
     assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
 
@@ -108,9 +108,9 @@ def test_stages_freeze_what_they_should():
     config = lm.make_config(lm.TINY, TextTokenizer(backend), backend.get_vocab_size(), 64)
     model = MossSpeech.random(config)
     names = dict(model.named_parameters())
-    lm.let_learn(model, text=False, audio=True)
+    lm.set_trainable(model, text=False, audio=True)
     assert {name for name in names if names[name].requires_grad} == {name for name in names if "audio" in name}
-    lm.let_learn(model, text=True, audio=False)
+    lm.set_trainable(model, text=True, audio=False)
     assert {name for name in names if names[name].requires_grad} == {name for name in names if "audio" not in name}
     lm.copy_text_layers(model)
     for mine, given in zip(model.model.audio_block.parameters(), model.model.text_block.parameters(), strict=True):
@@ -123,7 +123,7 @@ def test_only_codes_are_spoiled_and_guests_more_than_the_desk():
     kinds = torch.tensor([0, HEARD, SPOKEN, SAID]).repeat_interleave(500).expand(8, -1)
     rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 7)], dim=-1)
     rows[:, -1, 1] = 50
-    shown = lm.spoiled(config, rows, kinds, heard=0.4, said=0.1)
+    shown = lm.corrupted_codes(config, rows, kinds, heard=0.4, said=0.1)
     changed = (shown[..., 1] != rows[..., 1]).float()
     assert torch.equal(shown[..., 0], rows[..., 0])
     assert changed[kinds == 0].sum() == 0 and (shown[:, -1, 1] == 50).all()
@@ -133,18 +133,18 @@ def test_only_codes_are_spoiled_and_guests_more_than_the_desk():
 
 def test_guests_codes_stray_to_their_neighbours_and_no_others_do():
     torch.manual_seed(0)
-    straying = Straying((4, 3), "cpu")
+    jitter = CodeJitter((4, 3), "cpu")
     kinds = torch.tensor([HEARD, SPOKEN]).repeat_interleave(600).expand(6, -1)
     rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 4)], dim=-1)  # 4 = 1 · 3 + 1
-    rows[:, 0, 1] = straying.size  # the end of speech
-    shown = lm.strayed(straying, rows, kinds, 0.2)
-    assert torch.equal(shown[..., 0], rows[..., 0]) and (shown[:, 0, 1] == straying.size).all()
+    rows[:, 0, 1] = jitter.size  # the end of speech
+    shown = lm.jittered(jitter, rows, kinds, 0.2)
+    assert torch.equal(shown[..., 0], rows[..., 0]) and (shown[:, 0, 1] == jitter.size).all()
     assert torch.equal(shown[kinds == SPOKEN], rows[kinds == SPOKEN])
     heard = shown[:, 1:, 1][kinds[:, 1:] == HEARD]
     share = [(heard == code).float().mean() for code in range(12)]
     assert 0 < 1 - share[4] < 0.5 and share[1] + share[3] + share[5] + share[7] > 0.7 * (1 - share[4])
-    assert lm.strayed(straying, rows, kinds, 0.0) is rows
-    everything = straying(torch.arange(12).expand(50, -1), torch.ones(50, 1))
+    assert lm.jittered(jitter, rows, kinds, 0.0) is rows
+    everything = jitter(torch.arange(12).expand(50, -1), torch.ones(50, 1))
     assert everything.min() >= 0 and everything.max() < 12
 
 

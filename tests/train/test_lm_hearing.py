@@ -19,9 +19,9 @@ from vivavoce.train.lm.corpus import (
     CodeExtractor,
     DialoguePlan,
     SilenceAugmentation,
-    elsewhere,
     heard_data,
     held_out_dialogues,
+    other_speaker,
     over_noise,
     speech_plan,
     train_dialogues,
@@ -71,7 +71,7 @@ def test_other_voices_may_be_slower_and_nothing_of_them_is_cut(ear):
     plain = listener.codes(everything, NONE, seed=0)
     longest = [len(codes) for codes in plain]
     for seed in range(6):
-        changed = listener.codes(everything, NONE, seed, elsewhere("cpu", seed))
+        changed = listener.codes(everything, NONE, seed, other_speaker("cpu", seed))
         longest = [max(a, len(b)) for a, b in zip(longest, changed, strict=True)]
     assert all(a > len(b) for a, b in zip(longest, plain, strict=True))
 

@@ -39,8 +39,8 @@ def setting(data):
     return make_config(TINY, tokenizer, backend.get_vocab_size(), data.code_count), tokenizer
 
 
-def _lessons(setting, data, habits=PLAIN, **mix) -> LMBatches:
-    return LMBatches(*setting, data, mix or {"speech_speech": 1.0}, habits=habits)
+def _lessons(setting, data, options=PLAIN, **mix) -> LMBatches:
+    return LMBatches(*setting, data, mix or {"speech_speech": 1.0}, options=options)
 
 
 def _longest(data):
@@ -120,8 +120,8 @@ def test_an_interrupted_reply_is_cut_and_not_learned(setting, data):
 
 
 def test_a_batch_is_full_repeatable_and_each_lesson_keeps_to_itself(setting, data):
-    habits = LMBatchOptions(distant=1.0)
-    lessons = _lessons(setting, data, habits, speech_speech=1.0, transcribe=1.0, mixed=1.0, text_text=1.0)
+    options = LMBatchOptions(distant=1.0)
+    lessons = _lessons(setting, data, options, speech_speech=1.0, transcribe=1.0, mixed=1.0, text_text=1.0)
     first, again = (lessons.batch(np.random.default_rng(5), 4, 512) for _ in range(2))
     assert (first == again).all()
     assert (first[..., 3] > 0).float().mean() > 0.8

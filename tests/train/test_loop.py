@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.train.loop import Budget, Learner, TrainingRun, is_hidden_matrix, laid_out_like, orthogonal, plot_curves
+from vivavoce.train.loop import Budget, Learner, TrainingRun, is_hidden_matrix, orthogonal, plot_curves, with_strides_of
 
 
 def _learner(average: float | None = 0.9, by_muon: bool = False) -> Learner:
@@ -23,15 +23,15 @@ def _learner(average: float | None = 0.9, by_muon: bool = False) -> Learner:
 
 
 def _run(folder, learner, steps, stop_at=None):
-    course = TrainingRun(
+    training_run = TrainingRun(
         folder, {"it": learner}, Budget(steps, warmup=5), seed=3, log_every=10, report=lambda line: None
     )
-    for step in course:
+    for step in training_run:
         x = torch.randn(32, 4, generator=step.generator())
-        course.record(learner.step({"x": x, "y": x.sum(1, keepdim=True)}, step.rate_share))
+        training_run.record(learner.step({"x": x, "y": x.sum(1, keepdim=True)}, step.rate_share))
         if stop_at is not None and step.number + 1 == stop_at:
-            course.number += 1
-            course.save()
+            training_run.number += 1
+            training_run.save()
             return
 
 
@@ -63,7 +63,7 @@ def test_a_course_taken_up_again_ends_where_an_unbroken_one_ends(tmp_path, by_mu
 def test_a_foreign_state_is_refused(tmp_path):
     _run(tmp_path, _learner(), 5)
     other = nn.Linear(3, 3)
-    with pytest.raises(CheckpointError, match="remove it to start anew"):
+    with pytest.raises(CheckpointError, match="remove it to start again"):
         TrainingRun(tmp_path, {"it": Learner({"model": other}, lambda batch: {}, 1e-3)}, Budget(5))
 
 
@@ -134,5 +134,5 @@ def test_gradients_lie_as_their_parameters_do():
     x = torch.randn(3, 7, 4)
     (gradient,) = torch.autograd.grad(torch.einsum("bnd,bed->bne", x, books).square().sum(), books)
     assert gradient.stride() != books.stride()
-    assert laid_out_like(books, gradient).stride() == books.stride()
-    assert torch.equal(laid_out_like(books, gradient), gradient)
+    assert with_strides_of(books, gradient).stride() == books.stride()
+    assert torch.equal(with_strides_of(books, gradient), gradient)

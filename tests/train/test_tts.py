@@ -19,11 +19,11 @@ from vivavoce.models.tokenizers import SentencePieceTokenizer
 from vivavoce.train import package as ship
 from vivavoce.train.loop import Learner
 from vivavoce.train.tts import codec as tts_codec
-from vivavoce.train.tts.batches import NOT_JUDGED, CodedSentence, NanoBatches, PromptLayout, Room
+from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentence, NanoBatches, PromptLayout
 from vivavoce.train.tts.config import LM, TINY_CODEC, TINY_LM, write_tokenizer
 from vivavoce.train.tts.model import corrupt, frame_logits, global_states, initialise_lm
 from vivavoce.train.tts.model import initialise as initialise_codec
-from vivavoce.train.tts.train import TINY, SpeakerLoss, main
+from vivavoce.train.tts.train import TINY, NanoLoss, main
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
 
 
@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory) -> SentencePieceTokenizer:
 
 
 @pytest.fixture(scope="module")
-def lessons(tokenizer) -> NanoBatches:
+def sequences(tokenizer) -> NanoBatches:
     torch.manual_seed(0)
     codec = MossAudioTokenizerNano(TINY_CODEC)
     initialise_codec(codec)
@@ -89,33 +89,33 @@ def test_training_stops_where_the_engine_does():
     assert stops.argmax(-1).bool().tolist() == ended
 
 
-def test_every_weight_gets_a_gradient(lessons):
+def test_every_weight_gets_a_gradient(sequences):
     model = MossTTSNano(TINY_LM)
     initialise_lm(model)
-    SpeakerLoss(model, TINY)(lessons.batch(np.random.default_rng(0), "cpu"))["loss"].backward()
+    NanoLoss(model, TINY)(sequences.batch(np.random.default_rng(0), "cpu"))["loss"].backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
-def test_a_lesson_holds_its_sentence_and_nothing_else_is_judged(lessons):
-    room = Room(3, 256, 64)
-    batch = lessons.lay_out([0, 1, 2], room, np.random.default_rng(1), "cpu")
+def test_a_lesson_holds_its_sentence_and_nothing_else_is_judged(sequences):
+    shape = BatchShape(3, 256, 64)
+    batch = sequences.lay_out([0, 1, 2], shape, np.random.default_rng(1), "cpu")
     for lesson in range(3):
         ends = batch["stops"][lesson].eq(1).nonzero()
         assert len(ends) == 1
         count = int(ends[0])
-        assert batch["codes"][lesson, count:].eq(NOT_JUDGED).all() and batch["codes"][lesson, :count].ge(0).all()
+        assert batch["codes"][lesson, count:].eq(IGNORED).all() and batch["codes"][lesson, :count].ge(0).all()
         after = batch["heads"][lesson, :count] + 1
         assert torch.equal(batch["rows"][lesson, after, 1:], batch["codes"][lesson, :count])
         assert batch["rows"][lesson, after, 0].eq(TINY_LM.audio_assistant_slot_token_id).all()
         assert batch["rows"][lesson, int(after[0]) - 1, 0] == TINY_LM.audio_start_token_id
 
 
-def test_without_a_reference_the_reply_voice_speaks_or_any_voice_goes_on_from_itself(lessons):
-    spoken, random = lessons.spoken, np.random.default_rng(0)
+def test_without_a_reference_the_reply_voice_speaks_or_any_voice_goes_on_from_itself(sequences):
+    spoken, random = sequences.spoken, np.random.default_rng(0)
     seen = {tuple(frames.flatten()): voice for frames, voice in zip(spoken.frames, spoken.voices, strict=True)}
     alone, continued = set(), set()
     for index in list(range(len(spoken))) * 6:
-        prompt, frames = lessons._lesson(index, Room(1, 1000, 100), random)
+        prompt, frames = sequences._lesson(index, BatchShape(1, 1000, 100), random)
         if (prompt[:, 0] == TINY_LM.audio_user_slot_token_id).any():
             assert np.array_equal(frames, spoken.frames[index])
         elif tuple(frames.flatten()) in seen:
@@ -138,12 +138,12 @@ def test_corruption_changes_codes_of_frames_alone():
     assert 0.1 < wrong[:, 10:, 1:].ne(0).float().mean() < 0.4
 
 
-def test_a_model_learns_its_lessons(lessons):
+def test_a_model_learns_its_lessons(sequences):
     torch.manual_seed(0)
     model = MossTTSNano(TINY_LM)
     initialise_lm(model)
-    learner = Learner({"model": model}, SpeakerLoss(model, TINY), 1e-2)
-    batch = lessons.batch(np.random.default_rng(0), "cpu")
+    learner = Learner({"model": model}, NanoLoss(model, TINY), 1e-2)
+    batch = sequences.batch(np.random.default_rng(0), "cpu")
     losses = [learner.step(batch, 1.0)["loss"].item() for _ in range(40)]
     assert losses[-1] < 0.75 * losses[0]
 

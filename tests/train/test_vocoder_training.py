@@ -12,15 +12,24 @@ from vivavoce.audio.level import buzz
 from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
 from vivavoce.models.hift.model import HiFT
 from vivavoce.train.flow_vocoder.batches import TeacherSpeech, segment_starts, upsampled
-from vivavoce.train.flow_vocoder.vocoder import LOUDNESS, TINY, VOCODER, Segments, VocoderBatch, main, measure, untaught
+from vivavoce.train.flow_vocoder.vocoder import (
+    LOUDNESS,
+    TINY,
+    VOCODER,
+    Segments,
+    VocoderLosses,
+    main,
+    measure,
+    untrained,
+)
 from vivavoce.train.loop import Learner
 from vivavoce.train.losses import (
     Discriminators,
     HarmonicDistance,
     SpectralDistance,
-    deceiving_loss,
+    discriminator_loss,
     feature_distance,
-    judging_loss,
+    generator_loss,
 )
 
 
@@ -33,7 +42,7 @@ def speech():
 def lesson():
     torch.manual_seed(0)
     judges = Discriminators(TINY.period_channels, TINY.spectrum_channels)
-    return VocoderBatch(untaught(TINY.config, "cpu", seed=0), judges, TINY, "cpu")
+    return VocoderLosses(untrained(TINY.config, "cpu", seed=0), judges, TINY, "cpu")
 
 
 def _batch(speech, progress=1.0, seed=0):
@@ -89,7 +98,7 @@ def test_measured_pitch_makes_the_excitation_at_first(speech, lesson):
 
 
 def test_every_weight_of_the_vocoder_learns_but_the_mixture_of_harmonics(speech, lesson):
-    loss = lesson.speaking(_batch(speech) | {"judged": torch.ones(())})["loss"]
+    loss = lesson.of_vocoder(_batch(speech) | {"adversarial": torch.ones(())})["loss"]
     names = {name: weight for name, weight in lesson.hift.named_parameters() if weight.requires_grad}
     kept = {name for name, _ in lesson.hift.named_parameters()} - set(names)
     assert kept == {"m_source.l_linear.weight", "m_source.l_linear.bias"}
@@ -98,7 +107,7 @@ def test_every_weight_of_the_vocoder_learns_but_the_mixture_of_harmonics(speech,
 
 
 def test_the_loss_falls(speech, lesson):
-    learner = Learner({"hift": lesson.hift}, lesson.speaking, 2e-3, betas=(0.8, 0.99), clip=500.0)
+    learner = Learner({"hift": lesson.hift}, lesson.of_vocoder, 2e-3, betas=(0.8, 0.99), clip=500.0)
     losses = [float(learner.step(_batch(speech, seed=step), 1.0)["loss"]) for step in range(25)]
     assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
 
@@ -113,18 +122,18 @@ def test_sidebands_of_the_lowest_harmonics_are_heard():
 
 
 def test_judges_learn_to_tell_sounds_apart(speech, lesson):
-    learner = Learner({"judges": lesson.judges}, lesson.judging, 2e-3, betas=(0.8, 0.99))
+    learner = Learner({"judges": lesson.judges}, lesson.of_discriminators, 2e-3, betas=(0.8, 0.99))
     losses = []
     for step in range(15):
         batch = _batch(speech, seed=step)
-        lesson.speaking(batch)
+        lesson.of_vocoder(batch)
         losses.append(float(learner.step(batch, 1.0)["loss"]))
     assert losses[-1] < 0.7 * losses[0]
 
 
 def test_judges_learn_from_the_sounds_of_the_last_step(speech, lesson):
     batch = _batch(speech)
-    lesson.speaking(batch)
+    lesson.of_vocoder(batch)
     torch.testing.assert_close(lesson.made, lesson.spoken(batch)[0])
 
 
@@ -138,12 +147,12 @@ def test_what_judges_say_of_a_pair_is_what_they_say_of_each():
         torch.testing.assert_close(together.score, apart.score, rtol=1e-4, atol=1e-5)
     assert feature_distance(recorded, recorded) == 0
     assert feature_distance(recorded, made) > 0
-    assert judging_loss(recorded, made) > 0 and deceiving_loss(made) > 0
+    assert discriminator_loss(recorded, made) > 0 and generator_loss(made) > 0
 
 
 @torch.no_grad()
 def test_the_excitation_is_heard_before_anything_is_learned():
-    hift = untaught(VOCODER, "cpu", seed=0)
+    hift = untrained(VOCODER, "cpu", seed=0)
     mel = torch.full((1, VOCODER.mels, 50), -4.0)
     excitation = hift.m_source(torch.full((1, 50), 120.0), hift.m_source.start(1, None))
     given, made = (torch.fft.rfft(sound[0, 2400:-2400]) for sound in (excitation, hift.decode(mel, excitation)))
@@ -170,7 +179,7 @@ def test_the_command_leaves_a_vocoder_that_loads(tmp_path):
     main([*again, "--f0", str(out), "--seed", "1"])
     later = HiFT.load(tmp_path / "again" / "hift.safetensors", config=TINY.config)
     began, learned, fresh = (
-        each.f0_predictor.classifier.weight for each in (hift, later, untaught(TINY.config, "cpu", seed=1))
+        each.f0_predictor.classifier.weight for each in (hift, later, untrained(TINY.config, "cpu", seed=1))
     )
     assert (learned - began).norm() < 0.1 * (learned - fresh).norm()
 

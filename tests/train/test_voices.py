@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vivavoce.errors import InputError, MissingDependencyError
-from vivavoce.train.synthesizers import Programs, bundle, loosened
+from vivavoce.train.synthesizers import Programs, bundle, varied_prosody
 from vivavoce.train.voices import (
     HELD_OUT,
     OPTIONAL,
@@ -17,10 +17,10 @@ from vivavoce.train.voices import (
     VOICES,
     SyntheticVoice,
     draw,
-    guests,
     programs,
     speak,
     speak_many,
+    training_voices,
     trimmed,
 )
 
@@ -43,9 +43,9 @@ def test_there_are_many_voices_and_some_are_never_heard():
 
 def test_optional_voices_are_guests_where_their_data_is():
     bare = Programs({program: (program,) for program in PROGRAMS})
-    assert guests(bare) == TRAINING
+    assert training_voices(bare) == TRAINING
     richer = Programs({**bare.commands, "mbrola": ("mbrola",)}, parts=frozenset({"us1", "it3"}))
-    assert {voice.part for voice in set(guests(richer)) - set(TRAINING)} == {"us1"}
+    assert {voice.part for voice in set(training_voices(richer)) - set(TRAINING)} == {"us1"}
     everybody = (*TRAINING, *OPTIONAL)
     drawn = Counter(draw(random.Random(7), 1, everybody)[0].program for _ in range(2_000))
     assert drawn["espeak-ng"] < 0.4 * 2_000 < drawn["flite"] + drawn["mbrola"] + drawn["pico2wave"]
@@ -54,13 +54,13 @@ def test_optional_voices_are_guests_where_their_data_is():
 
 def test_loose_speech_says_the_same_sounds_in_another_way():
     told = "h 60\n@U 120 0 110 100 130\nt 70\nE 90 0 120 100 100\nl 80\n_ 300\n"
-    ways = [loosened(told, "us1", random.Random(turn)) for turn in range(40)]
-    assert ways[0] == loosened(told, "us1", random.Random(0)) and len(set(ways)) == 40
+    ways = [varied_prosody(told, "us1", random.Random(turn)) for turn in range(40)]
+    assert ways[0] == varied_prosody(told, "us1", random.Random(0)) and len(set(ways)) == 40
     sounds = [[line.split()[0] for line in way.splitlines()] for way in ways]
     assert {tuple(said[::2]) for said in sounds} == {("h", "t", "l")}
     assert {said[1] for said in sounds} >= {"@U", "O"} and {said[-1] for said in sounds} == {"_"}
     assert {line.split()[1] for way in ways for line in way.splitlines() if line.startswith("_")} == {"300"}
-    abroad = [loosened(told, "sw2", random.Random(turn)).splitlines()[1].split()[0] for turn in range(40)]
+    abroad = [varied_prosody(told, "sw2", random.Random(turn)).splitlines()[1].split()[0] for turn in range(40)]
     assert set(abroad) == {"@U"}
 
 
@@ -131,7 +131,7 @@ def test_a_bundle_speaks_as_the_machine_it_comes_from(tmp_path, monkeypatch):
     carried = programs(moved)
     monkeypatch.undo()
     more = {voice.part: voice for voice in OPTIONAL if voice.part in programs().parts}
-    assert set(guests(programs())) == set(guests(carried))
+    assert set(training_voices(programs())) == set(training_voices(carried))
     for voice in (
         *(TEACHER, named("festival-slt"), named("festival-ked-1.1"), named("espeak-en-us-m1")),
         *more.values(),

@@ -1,4 +1,4 @@
-"""Voices, rooms, noises and lines that no synthesizer has: batched, on the device, from a seed, without a host sync."""
+"""Audio augmentation: speed, equaliser, reverberation, noise, telephone line; batched, seeded, without host sync."""
 
 import math
 from collections.abc import Callable
@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RATE = 16_000
-TAPS = 16  # of the windowed sinc that reads between samples
+TAPS = 16  # of the windowed-sinc interpolator
 NOISES = ("white", "pink", "brown", "hum", "babble", "cafe")
 
 
 class Augmenter:
-    """Makes each utterance of a batch sound as if another person said it elsewhere; shapes in, the same shapes out."""
+    """Random changes of speaker, room, noise and line for each utterance of a batch; shapes stay."""
 
     def __init__(self, device: torch.device | str, seed: int, strength: float = 1.0) -> None:
         self.device = torch.device(device)
@@ -23,7 +23,7 @@ class Augmenter:
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples [batch, time] and their lengths, changed; what a stretch pushes past the end is cut off."""
+        """Augmented samples [batch, time] and lengths; what a stretch moves past the end is cut off."""
         draw = self.uniform
         factor = 1 + self.strength * (draw(len(samples), 0.78, 1.28) - 1)
         samples, lengths = resample(samples, lengths, self.chance(0.8, factor, torch.ones_like(factor)))
@@ -36,25 +36,26 @@ class Augmenter:
         samples = levelled(samples * spoken, 10 ** (draw(len(samples), -36.0, -14.0) / 20))
         samples = (
             samples * (lengths[:, None] / samples.shape[1]).clamp_min(0.05).sqrt()
-        )  # the level of speech, not of padding
+        )  # level of the speech without padding
         samples = self.maybe(0.1, samples, clipped(samples, self.generator))
         return (samples * spoken).clamp(-1, 1), lengths
 
     def uniform(self, count: int, low: float, high: float) -> Tensor:
-        """One number an utterance."""
         return torch.rand(count, generator=self.generator, device=self.device) * (high - low) + low
 
     def chance(self, share: float, changed: Tensor, unchanged: Tensor) -> Tensor:
-        """Each utterance changed with this chance (scaled by the strength), else left."""
-        kept = torch.rand(len(changed), generator=self.generator, device=self.device) < share * min(1.0, self.strength)
-        return torch.where(kept.view(-1, *[1] * (changed.ndim - 1)), changed, unchanged)
+        """Each utterance changed with this probability (scaled by the strength)."""
+        applied = torch.rand(len(changed), generator=self.generator, device=self.device) < share * min(
+            1.0, self.strength
+        )
+        return torch.where(applied.view(-1, *[1] * (changed.ndim - 1)), changed, unchanged)
 
     def maybe(self, share: float, unchanged: Tensor, changed: Tensor) -> Tensor:
-        """`chance`, in the order in which a chain of changes is read."""
+        """`chance` with its arguments in reading order for a chain of changes."""
         return self.chance(share, changed, unchanged)
 
     def _with_noise(self, samples: Tensor, lengths: Tensor) -> Tensor:
-        """Each utterance over a bed, at 0 to 30 dB; every kind is made only for those that have it."""
+        """Add noise at 0 to 30 dB SNR; each kind is generated only for its share of rows."""
         turn = self.batches % len(NOISES)
         self.batches += 1
         order = torch.rand(len(samples), generator=self.generator, device=self.device).argsort()
@@ -65,25 +66,25 @@ class Augmenter:
 
 
 def inside(lengths: Tensor, time: int) -> Tensor:
-    """1 where an utterance has samples, 0 behind its end.  # [batch, time]"""
+    """Mask: 1 inside the utterance, 0 after its end.  # [batch, time]"""
     return (torch.arange(time, device=lengths.device) < lengths[:, None]).float()
 
 
 def resample(samples: Tensor, lengths: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Played faster by a factor an utterance: pitch and formants rise with it, the length falls. Same shape out."""
+    """Resample by a factor per utterance: tempo, pitch and formants change together. The shape stays."""
     time = samples.shape[1]
     spectrum = torch.fft.rfft(samples, dim=-1)
     frequency = torch.linspace(0, 1, spectrum.shape[1], device=samples.device)
-    spectrum = spectrum * (frequency < 1 / factor.clamp_min(1.0)[:, None])  # what would fold back above half the rate
+    spectrum = spectrum * (frequency < 1 / factor.clamp_min(1.0)[:, None])  # anti-aliasing
     source = torch.fft.irfft(spectrum, n=time, dim=-1)
     position = torch.arange(time, device=samples.device)[None] * factor[:, None]  # [batch, time]
     whole = position.floor()
     part = position - whole
     played = torch.zeros_like(samples)
     for offset in range(1 - TAPS // 2, TAPS // 2 + 1):
-        place = whole.long() + offset
-        heard = source.gather(1, place.clamp(0, time - 1)) * ((place >= 0) & (place < time))
-        played = played + heard * _tap(part - offset)
+        index = whole.long() + offset
+        read = source.gather(1, index.clamp(0, time - 1)) * ((index >= 0) & (index < time))
+        played = played + read * _tap(part - offset)
     shorter = (lengths / factor).ceil().long().clamp(max=time)
     return played * inside(shorter, time), shorter
 
@@ -93,7 +94,7 @@ def _tap(distance: Tensor) -> Tensor:
 
 
 def equalise(samples: Tensor, generator: torch.Generator, decibels: float = 12.0, bands: int = 8) -> Tensor:
-    """A smooth random frequency response an utterance, up to so many decibels up or down."""
+    """A smooth random frequency response per utterance, within ± `decibels`."""
     spectrum = torch.fft.rfft(samples, dim=-1)
     points = torch.rand(len(samples), 1, bands, generator=generator, device=samples.device) * 2 - 1
     curve = F.interpolate(points, size=spectrum.shape[1], mode="linear", align_corners=True)[:, 0]
@@ -101,7 +102,7 @@ def equalise(samples: Tensor, generator: torch.Generator, decibels: float = 12.0
 
 
 def reverberate(samples: Tensor, reverberation_seconds: Tensor, generator: torch.Generator) -> Tensor:
-    """Each utterance in a room of its own: the direct sound, early reflections, a tail that falls 60 dB in so long."""
+    """A random room per utterance: direct sound, early reflections, and a tail with the given RT60."""
     size = int(0.5 * RATE)
     clock = torch.arange(size, device=samples.device) / RATE
     tail = torch.randn(len(samples), size, generator=generator, device=samples.device)
@@ -116,14 +117,14 @@ def reverberate(samples: Tensor, reverberation_seconds: Tensor, generator: torch
 
 
 def convolve(samples: Tensor, response: Tensor) -> Tensor:
-    """Causal filtering by a response an utterance; the tail behind the end is dropped."""
+    """Causal convolution with a response per utterance; the tail past the end is dropped."""
     size = samples.shape[1] + response.shape[1]
     product = torch.fft.rfft(samples, n=size) * torch.fft.rfft(response, n=size)
     return torch.fft.irfft(product, n=size)[:, : samples.shape[1]]
 
 
 def noise(kind: str, samples: Tensor, generator: torch.Generator) -> Tensor:
-    """A bed of one of NOISES in the shape of the samples, at unit level; babble is made of the batch's own voices."""
+    """Noise of one of NOISES in the shape of the samples at unit level; babble is made of the batch itself."""
     return _BEDS[kind](samples, generator)
 
 
@@ -138,7 +139,7 @@ def _coloured(exponent: float) -> Callable[[Tensor, torch.Generator], Tensor]:
 
 
 def _hum(samples: Tensor, generator: torch.Generator) -> Tensor:
-    """Mains and its harmonics, and a fan's rush."""
+    """Mains hum with harmonics, and fan noise."""
     batch, time = samples.shape
     mains = torch.where(torch.rand(batch, 1, generator=generator, device=samples.device) < 0.5, 50.0, 60.0)
     clock = torch.arange(time, device=samples.device) / RATE
@@ -151,19 +152,19 @@ def _hum(samples: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _babble(samples: Tensor, generator: torch.Generator, voices: int = 5) -> Tensor:
-    """Other utterances of the batch, turned backwards and moved in time, so that no word of them is understood."""
+    """Other utterances of the batch, reversed and shifted, so that no word is intelligible."""
     total = torch.zeros_like(samples)
     loud = levelled(samples, 1.0)
     for _ in range(voices):
         order = torch.rand(len(samples), generator=generator, device=samples.device).argsort()
         shift = torch.randint(samples.shape[1], (len(samples), 1), generator=generator, device=samples.device)
-        place = (torch.arange(samples.shape[1], device=samples.device) + shift) % samples.shape[1]
-        total = total + loud[order].gather(1, place).flip(1)
+        index = (torch.arange(samples.shape[1], device=samples.device) + shift) % samples.shape[1]
+        total = total + loud[order].gather(1, index).flip(1)
     return levelled(total, 1.0)
 
 
 def _cafe(samples: Tensor, generator: torch.Generator) -> Tensor:
-    """Many voices far away in a hall, louder and softer by turns, with a rush under them and now and then a clink."""
+    """Reverberant babble of changing level, with background noise and an occasional clink."""
     voices = _babble(samples, generator, voices=8)
     seconds = torch.full((len(samples),), 0.5, device=samples.device)
     swell = torch.rand(len(samples), 1, 12, generator=generator, device=samples.device) * 0.8 + 0.4
@@ -186,7 +187,7 @@ _BEDS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 
 def at_snr(samples: Tensor, bed: Tensor, decibels: Tensor | float, lengths: Tensor | None = None) -> Tensor:
-    """The samples over the bed, louder than it by so many decibels, both measured where the utterance is."""
+    """Add a noise bed at an SNR, both measured inside the utterance."""
     where = torch.ones_like(samples) if lengths is None else inside(lengths, samples.shape[1])
     count = where.sum(1, keepdim=True).clamp_min(1.0)
     speech = (samples * where).square().sum(1, keepdim=True) / count
@@ -196,13 +197,13 @@ def at_snr(samples: Tensor, bed: Tensor, decibels: Tensor | float, lengths: Tens
 
 
 def levelled(samples: Tensor, level: Tensor | float) -> Tensor:
-    """Each row at this root mean square."""
+    """Scale each row to this RMS level."""
     present = samples.square().mean(-1, keepdim=True).sqrt()
     return samples * ((level[:, None] if isinstance(level, Tensor) else level) / present.clamp_min(1e-6))
 
 
 def telephone(samples: Tensor) -> Tensor:
-    """What a telephone line lets through: 300 to 3400 Hz, with soft shoulders."""
+    """Telephone band: 300 to 3400 Hz with soft edges."""
     spectrum = torch.fft.rfft(samples, dim=-1)
     frequency = torch.arange(spectrum.shape[1], device=samples.device) * (RATE / samples.shape[1])
     passed = torch.sigmoid((frequency - 300) / 25) * torch.sigmoid((3400 - frequency) / 60)
@@ -210,7 +211,7 @@ def telephone(samples: Tensor) -> Tensor:
 
 
 def mu_law(samples: Tensor) -> Tensor:
-    """The samples after G.711's 8 bits."""
+    """G.711 µ-law quantisation."""
     limited = samples.clamp(-1, 1)
     compressed = limited.sign() * torch.log1p(255 * limited.abs()) / math.log(256)
     coded = (compressed * 127).round() / 127
@@ -218,7 +219,7 @@ def mu_law(samples: Tensor) -> Tensor:
 
 
 def clipped(samples: Tensor, generator: torch.Generator) -> Tensor:
-    """Cut at a height between a quarter and nine tenths of each utterance's peak."""
+    """Clip at 25 to 90 % of each utterance's peak."""
     height = torch.rand(len(samples), 1, generator=generator, device=samples.device) * 0.65 + 0.25
     limit = samples.abs().amax(1, keepdim=True) * height
     return samples.clamp(-limit, limit)
@@ -227,14 +228,14 @@ def clipped(samples: Tensor, generator: torch.Generator) -> Tensor:
 def mask_mel(
     mel: Tensor, generator: torch.Generator, bands: int = 2, band: int = 14, spans: int = 3, span: int = 25
 ) -> Tensor:
-    """Log-mels [batch, mel, frame] with random bands and spans of time replaced by each utterance's mean."""
+    """SpecAugment on log-mels [batch, mel, frame]: random bands and time spans replaced by the utterance's mean."""
     hidden = torch.zeros_like(mel, dtype=torch.bool)
     for count, widest, axis in ((bands, band, 1), (spans, span, 2)):
         size = mel.shape[axis]
-        places = torch.arange(size, device=mel.device)
+        indices = torch.arange(size, device=mel.device)
         for _ in range(count):
             width = torch.rand(len(mel), 1, generator=generator, device=mel.device) * widest
             begin = torch.rand(len(mel), 1, generator=generator, device=mel.device) * (size - width)
-            covered = (places >= begin) & (places < begin + width)
+            covered = (indices >= begin) & (indices < begin + width)
             hidden = hidden | (covered[:, :, None] if axis == 1 else covered[:, None, :])
     return torch.where(hidden, mel.mean(dim=(1, 2), keepdim=True), mel)

@@ -1,4 +1,10 @@
-"""Spoken sentences kept together: made by many processes from a plan, saved as one file, read by number."""
+"""Synthetic speech corpora: sentences spoken by worker processes according to a plan, stored in two files.
+
+`viva train corpora --out DIR [--synthesizers BUNDLE]` writes all corpora but the language model's: `mixed` for speech
+encoder and ASR (training voices and the teacher), `held_out` to evaluate them, `teacher` for flow and vocoder, `tts`
+for mini-tts (teacher, a second voice, and a few utterances of every other). `viva train questions --out DIR` writes
+spoken questions with held-out phrasings and voices, for demonstrations and tests.
+"""
 
 import argparse
 import dataclasses
@@ -30,25 +36,25 @@ from vivavoce.train.voices import (
     VOICES,
     SyntheticVoice,
     draw,
-    guests,
     programs,
     speak,
     speak_many,
+    training_voices,
 )
 
 Plan = list[tuple[str, SyntheticVoice]]
-Job = tuple[Programs, list[int], SyntheticVoice, list[str]]  # sentences of one voice, and their places in the plan
+Job = tuple[Programs, list[int], SyntheticVoice, list[str]]  # sentences of one voice and their indices in the plan
 Spoken = list[NDArray[np.int16] | None]
 FULL_SCALE = np.float32(32768)
-MOST_FAILURES = 0.01
-TEACHER_SHARES = {"replies": 0.2, "replies again": 0.1, "strings": 0.25}  # of what is learned from; the rest: anything
-GUEST_SHARES = {"general": 0.3, "strings": 0.2}  # of what guests say in training; the rest: what they say at the desk
-BATCH = 32  # sentences of one voice that a process takes at once
+MAX_FAILURE_SHARE = 0.01
+TEACHER_SHARES = {"replies": 0.2, "replies again": 0.1, "strings": 0.25}  # the rest: general sentences
+USER_SHARES = {"general": 0.3, "strings": 0.2}  # the rest: front desk sentences
+BATCH = 32  # sentences of one voice per job
 
 
 @dataclass
 class Corpus:
-    """Utterances end to end at 16 kHz, with what each says and who says it."""
+    """Concatenated utterances at 16 kHz with their texts and voices."""
 
     samples: NDArray[np.int16]
     starts: NDArray[np.int64]  # [utterance + 1]
@@ -64,18 +70,17 @@ class Corpus:
 
     @property
     def seconds(self) -> float:
-        """How long all of it lasts."""
         return len(self.samples) / RATE
 
     def save(self, path: Path) -> None:
-        """Write PATH.npz (sound) and PATH.json (words)."""
+        """Write PATH.npz (audio) and PATH.json (texts and voices)."""
         np.savez(Path(path).with_suffix(".npz"), samples=self.samples, starts=self.starts)
         words = json.dumps({"texts": self.texts, "voices": self.voices})
         Path(path).with_suffix(".json").write_text(words)
 
     @classmethod
     def load(cls, path: Path) -> "Corpus":
-        """A corpus that `save` wrote."""
+        """Read a corpus written by `save`."""
         try:
             words = json.loads(Path(path).with_suffix(".json").read_text())
             with np.load(Path(path).with_suffix(".npz")) as sound:
@@ -85,7 +90,7 @@ class Corpus:
 
     @classmethod
     def of(cls, utterances: Sequence[tuple[NDArray[np.int16], str, str]]) -> "Corpus":
-        """A corpus of these sounds, texts and voices, in their order."""
+        """A corpus of (samples, text, voice), in this order."""
         starts = np.cumsum([0, *(len(samples) for samples, _, _ in utterances)]).astype(np.int64)
         samples = np.concatenate([np.zeros(0, np.int16), *(samples for samples, _, _ in utterances)])
         return cls(samples, starts, [text for _, text, _ in utterances], [voice for _, _, voice in utterances])
@@ -98,10 +103,10 @@ def build(
     progress: Callable[[int, int], None] | None = None,
     root: Path | None = None,
 ) -> Corpus:
-    """The plan spoken by the programs of this machine or of the folder `root`; the same plan and seed, the same corpus.
+    """Synthesize a plan with the installed programs or those of the folder `root`; deterministic for plan and seed.
 
-    The seed decides the order of utterances. A sentence that a program fails on is left out; more than one in a
-    hundred of them is an error.
+    The seed decides the order of utterances. Sentences that a program fails on are left out; more than one in a hundred
+    is an error.
     """
     jobs = [(programs(root), *job) for job in _jobs(plan)]
     found: dict[int, NDArray[np.int16]] = {}
@@ -110,7 +115,7 @@ def build(
         if progress:
             progress(len(found), len(plan))
     failed = len(plan) - len(found)
-    if failed > MOST_FAILURES * len(plan):
+    if failed > MAX_FAILURE_SHARE * len(plan):
         lost = next(index for index in range(len(plan)) if index not in found)
         text, voice = plan[lost]
         raise InputError(f"{failed} of {len(plan)} sentences were not spoken, first {text!r} by {voice.name}")
@@ -120,12 +125,12 @@ def build(
 
 
 def training_plan(seed: int, count: int, voices: Sequence[SyntheticVoice] = TRAINING) -> Plan:
-    """So many utterances by these voices: guests' sentences, general ones and words without a sense.
+    """Utterances by training voices: user sentences, general sentences and random word strings.
 
-    None is said twice: an ear that hears the same sentences again and again knows those, and misspells others.
+    No sentence occurs twice: an encoder trained on repeated sentences memorises them and generalises worse.
     """
     source = random.Random(f"training plan {seed}")
-    general, strings = (round(share * count) for share in GUEST_SHARES.values())
+    general, strings = (round(share * count) for share in USER_SHARES.values())
     sentences = general_sentences(general, seed) + word_strings(strings, seed + 10)
     sentences += user_sentences("train", count - len(sentences), seed)
     source.shuffle(sentences)
@@ -133,17 +138,16 @@ def training_plan(seed: int, count: int, voices: Sequence[SyntheticVoice] = TRAI
 
 
 def held_out_plan(seed: int, count: int) -> Plan:
-    """Phrasings that training never used, by voices that it never heard."""
+    """Held-out phrasings by held-out voices."""
     source = random.Random(f"held-out plan {seed}")
     sentences = user_sentences("held_out", min(count, 1200), seed)
     return [(sentences[index % len(sentences)], source.choice(HELD_OUT)) for index in range(count)]
 
 
 def teacher_plan(count: int, seed: int = 0) -> Plan:
-    """What the voice of the replies is learned from: replies, sentences about anything, and words without a sense.
+    """Utterances of the reply voice: replies, general sentences, and random word strings.
 
-    Distinct replies are nearly all bookings of tables; a voice that learns from those alone says little else well. So
-    the few others are said again and again.
+    Nearly all distinct replies are table bookings, so the few others are repeated.
     """
     counts = {kind: round(share * count) for kind, share in TEACHER_SHARES.items()}
     replies = reply_sentences(max(1, counts["replies"]), seed)
@@ -154,7 +158,7 @@ def teacher_plan(count: int, seed: int = 0) -> Plan:
 
 
 def _jobs(plan: Sequence[tuple[str, SyntheticVoice]]) -> list[tuple[list[int], SyntheticVoice, list[str]]]:
-    """The plan in batches of one voice each."""
+    """The plan split into batches of one voice."""
     by_voice: dict[SyntheticVoice, list[int]] = {}
     for number, (_, voice) in enumerate(plan):
         by_voice.setdefault(voice, []).append(number)
@@ -166,7 +170,7 @@ def _jobs(plan: Sequence[tuple[str, SyntheticVoice]]) -> list[tuple[list[int], S
 
 
 def _done(jobs: Sequence[Job], workers: int) -> Iterator[tuple[list[int], Spoken]]:
-    """Jobs as they are done: here, or by processes that inherit nothing from this one."""
+    """Results in order of completion, from this process or spawned workers."""
     if workers <= 1:
         yield from map(_speak_job, jobs)
         return
@@ -180,7 +184,7 @@ def _speak_job(job: Job) -> tuple[list[int], Spoken]:
         return numbers, [_pcm(sound) for sound in speak_many(voice, texts, programs)]
     except MissingDependencyError:
         raise
-    except (VivaError, OSError):  # one of them failed: find out which
+    except (VivaError, OSError):  # retry one by one to find the failing sentence
         return numbers, [_speak_or_none(voice, text, programs) for text in texts]
 
 
@@ -196,14 +200,14 @@ def _pcm(samples: NDArray[np.float32]) -> NDArray[np.int16]:
 
 
 def sentence_bounds(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """Where each sentence of a corpus begins and ends."""
+    """Start and end sample of each sentence."""
     count = len(corpus.texts)
     bounds = np.append(np.asarray(corpus.starts, dtype=np.int64)[:count], len(corpus.samples))
     return bounds[:-1], bounds[1:]
 
 
 def split_held_out(corpus: Corpus, share: float = 0.02, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences to learn from and sentences to judge by, no text in both."""
+    """Indices of training and held-out sentences with no text in common."""
     texts = sorted(set(corpus.texts))
     held = set(np.random.default_rng(seed).permutation(len(texts))[: max(1, round(share * len(texts)))].tolist())
     held_texts = {texts[index] for index in held}
@@ -212,12 +216,12 @@ def split_held_out(corpus: Corpus, share: float = 0.02, seed: int = 0) -> tuple[
 
 
 SECOND_VOICE = next(voice for voice in VOICES if voice.name == "flite-slt-1.0")
-ONE_OF_OTHERS = 20  # utterances of other voices that the speaker's corpus takes one of
+OTHER_VOICES_DIVISOR = 20  # the TTS corpus takes one in this many utterances of other voices
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Utterances of each kind."""
+    """Number of utterances of each kind."""
 
     training: int = 40_000
     teacher: int = 9_000
@@ -225,7 +229,6 @@ class Counts:
     held_out: int = 1_000
 
     def scaled(self, share: float) -> "Counts":
-        """The same mixture, smaller or larger."""
         scaled = (max(1, round(share * count)) for count in vars(self).values())
         return Counts(*scaled)
 
@@ -233,10 +236,10 @@ class Counts:
 def write_corpora(
     out: Path, counts: Counts, workers: int, seed: int = 0, root: Path | None = None
 ) -> dict[str, Corpus]:
-    """Speak everything once and write each corpus; by name."""
+    """Synthesize all utterances once and write the corpora; returned by name."""
     replies = teacher_plan(counts.teacher, seed)
     second = [(text, SECOND_VOICE) for text, _ in teacher_plan(counts.second_voice, seed + 1)]
-    spoken = training_plan(seed, counts.training, voices=guests(programs(root)))
+    spoken = training_plan(seed, counts.training, voices=training_voices(programs(root)))
     plan = [*spoken, *replies, *second, *held_out_plan(seed, counts.held_out)]
     everything = build(plan, workers, seed, None, root)
     said = {text for text, _ in (*replies, *second)}
@@ -247,7 +250,7 @@ def write_corpora(
         "held_out": lambda voice, text: voice in unheard,
         "teacher": lambda voice, text: voice == TEACHER.name and text in said,
         "tts": lambda voice, text: (
-            (voice in own and text in said) or (voice not in unheard and _is_chosen(voice + text))
+            (voice in own and text in said) or (voice not in unheard and _is_sampled(voice + text))
         ),
     }
     out.mkdir(parents=True, exist_ok=True)
@@ -264,8 +267,8 @@ def _part(corpus: Corpus, takes: Callable[[str, str], bool]) -> Corpus:
     )
 
 
-def _is_chosen(name: str) -> bool:
-    return zlib.crc32(name.encode()) % ONE_OF_OTHERS == 0
+def _is_sampled(name: str) -> bool:
+    return zlib.crc32(name.encode()) % OTHER_VOICES_DIVISOR == 0
 
 
 LIST = "questions.json"
@@ -273,7 +276,7 @@ LIST = "questions.json"
 
 @dataclasses.dataclass(frozen=True)
 class SpokenQuestion:
-    """One file: what is said in it, by whom, and the right answer."""
+    """An audio file with its text, voice and the expected reply."""
 
     file: str
     text: str
@@ -284,7 +287,7 @@ class SpokenQuestion:
 
 
 def write_questions(out: Path, count: int, seed: int) -> list[SpokenQuestion]:
-    """So many questions of different intents, as Opus files with a list beside them."""
+    """Write questions of different intents as Opus files with a JSON list."""
     out.mkdir(parents=True, exist_ok=True)
     source, found, seen = random.Random(f"questions {seed}"), programs(), set[str]()
     questions: list[SpokenQuestion] = []
@@ -306,12 +309,11 @@ def write_questions(out: Path, count: int, seed: int) -> list[SpokenQuestion]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--synthesizers", type=Path, help="folder that voices.bundle wrote; default: this machine's")
+    parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of utterances")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of utterances")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     counts = Counts().scaled(given.scale)
@@ -322,7 +324,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def questions_main(arguments: list[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=30)

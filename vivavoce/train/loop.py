@@ -1,8 +1,8 @@
-"""Training on one device: a learner's step, on CUDA captured as a graph, and a course of steps, logged and resumable.
+"""Training on one device: optimiser steps captured as CUDA graphs, and logged, resumable runs.
 
-Small models are bound by launches, not by arithmetic: replaying forward, backward and optimiser as one graph is several
-times faster. It asks that batches keep their shape, and that a loss neither waits for the device nor draws random
-numbers from any generator but the device's own.
+Small models are bound by launches: replaying forward, backward and optimiser as one graph is several times faster. It
+requires batches of a few fixed shapes, and losses that neither synchronise nor use generators other than the device's
+default. Hidden matrices are trained by Muon, everything else by AdamW, with one learning rate.
 """
 
 import json
@@ -22,21 +22,21 @@ from vivavoce.errors import CheckpointError, InputError
 
 Batch = Mapping[str, Tensor]
 LossFunction = Callable[[Batch], dict[str, Tensor]]
-"""Scalars by name; "loss" is the one that is minimised, the others are only logged."""
+"""Scalars by name; "loss" is minimised, the others are only logged."""
 
-EAGER_STEPS = 3  # libraries choose their kernels before a graph is captured
+EAGER_STEPS = 3  # libraries select kernels before graph capture
 STATE = "state.pt"
 LOG = "log.jsonl"
 
 
 MOMENTUM = 0.95
-ROUNDS = 5
-POLYNOMIAL = (3.4445, -4.7750, 2.0315)  # pushes all singular values between 0 and 1 towards 1, the small ones fastest
-ADAM_SIZE = 0.2  # root mean square of AdamW's usual step
+NEWTON_SCHULZ_STEPS = 5
+POLYNOMIAL = (3.4445, -4.7750, 2.0315)  # moves singular values between 0 and 1 towards 1
+ADAM_SIZE = 0.2  # typical RMS of an AdamW update
 
 
 class Muon:
-    """Momenta of matrices and one step on all of them; nothing in it waits for the device."""
+    """Muon optimiser for hidden matrices: updates along the orthogonalised momentum, without host synchronisation."""
 
     def __init__(self, matrices: Sequence[Tensor], weight_decay: float) -> None:
         self.matrices, self.weight_decay = list(matrices), weight_decay
@@ -48,7 +48,6 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: Tensor) -> None:
-        """Go one step against the matrices' gradients."""
         gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self.matrices]
         torch._foreach_mul_(self.momenta, MOMENTUM)
         torch._foreach_add_(self.momenta, gradients)
@@ -61,29 +60,27 @@ class Muon:
             torch._foreach_add_([self.matrices[index] for index in indices], list(changes))
 
     def state_dict(self) -> dict[str, Any]:
-        """The momenta."""
         return {"momenta": self.momenta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with kept momenta."""
-        for mine, kept in zip(self.momenta, state["momenta"], strict=True):
-            mine.copy_(kept)
+        for own, stored in zip(self.momenta, state["momenta"], strict=True):
+            own.copy_(stored)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Near each matrix, one whose singular values are all about 1.  # [matrix, row, column]"""
+    """Newton–Schulz iteration to a nearby matrix with singular values about 1.  # [matrix, row, column]"""
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if is_tall else matrices).to(torch.bfloat16 if matrices.is_cuda else matrices.dtype)
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     a, b, c = POLYNOMIAL
-    for _ in range(ROUNDS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
         x = a * x + (b * square + c * (square @ square)) @ x
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
 class Learner:
-    """Modules that learn together, their optimiser, and one step on a batch."""
+    """Modules trained together, their optimiser, and one training step."""
 
     def __init__(
         self,
@@ -123,21 +120,21 @@ class Learner:
             fused=on_cuda or None,
         )
         self.averaged = [p.detach().clone() for p in self.parameters] if average else []
-        self.follow = torch.tensor(1.0, device=self.device)  # how far averages go towards the weights in a step
+        self.follow = torch.tensor(1.0, device=self.device)  # update rate of the weight average
         self.taken = 0
         self._eager_steps = 0
         self._shapes = set[tuple[Any, ...]]()
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, dict[str, Tensor], dict[str, Tensor]]] = {}
 
     def step(self, batch: Batch, rate_share: float) -> dict[str, Tensor]:
-        """Learn from a batch, at this share of the peak rate; the loss's scalars, on the device."""
+        """One training step at this share of the peak rate; returns the loss's scalars on the device."""
         rate = self.peak_rate * rate_share
         self.rate.fill_(rate)
         if self.device.type != "cuda":
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
         self.taken += 1
-        # Young averages follow fast: the first weights are not worth remembering.
+        # A young average follows fast, so that initial weights do not linger.
         self.follow.fill_(max(1 - (self.average or 0.0), 9 / (9 + self.taken)))
         if not self.use_graph:
             return self._learn(batch)
@@ -145,25 +142,24 @@ class Learner:
         shape = _shape_of(batch)
         is_new = shape not in self._shapes
         self._shapes.add(shape)
-        # The first of a shape, too: while cuDNN times its engines for it, nothing can be captured.
+        # The first batch of a shape runs eagerly too: cuDNN benchmarks its engines, which cannot be captured.
         return self._learn_aside(batch) if is_new or self._eager_steps <= EAGER_STEPS else self._replay(batch)
 
     @torch.no_grad()
     def swap_average(self) -> None:
-        """Put the averaged weights in place of the learned ones, or back."""
+        """Swap the averaged weights with the trained ones."""
         for parameter, averaged in zip(self.parameters, self.averaged, strict=True):
             learned = parameter.clone()
             parameter.copy_(averaged)
             averaged.copy_(learned)
 
     def state(self) -> dict[str, Any]:
-        """All that must be kept to go on later."""
+        """State for resuming."""
         modules = {name: module.state_dict() for name, module in self.modules.items()}
-        kept = {"modules": modules, "optimiser": self.optimiser.state_dict(), "averaged": self.averaged}
-        return kept | {"taken": self.taken, "muon": self.muon.state_dict() if self.muon else None}
+        stored = {"modules": modules, "optimiser": self.optimiser.state_dict(), "averaged": self.averaged}
+        return stored | {"taken": self.taken, "muon": self.muon.state_dict() if self.muon else None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a kept state."""
         for name, module in self.modules.items():
             module.load_state_dict(state["modules"][name])
         self.optimiser.load_state_dict(state["optimiser"])
@@ -174,15 +170,15 @@ class Learner:
             for group in self.optimiser.param_groups:
                 group["lr"] = self.rate
         with torch.no_grad():
-            for mine, kept in zip(self.averaged, state["averaged"], strict=True):
-                mine.copy_(kept)
+            for own, stored in zip(self.averaged, state["averaged"], strict=True):
+                own.copy_(stored)
 
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.half, cache_enabled=False):
             scalars = self.loss(batch)
         gradients = torch.autograd.grad(scalars["loss"], self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else laid_out_like(parameter, gradient)
+            parameter.grad = None if gradient is None else with_strides_of(parameter, gradient)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip, foreach=True)
         self.optimiser.step()
         if self.muon:
@@ -222,20 +218,20 @@ def _shape_of(batch: Batch) -> tuple[Any, ...]:
     return tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.items())
 
 
-def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient with the parameter's strides, which a fused optimiser asks for and `einsum` does not keep."""
+def with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, which fused optimisers require and `einsum` does not keep."""
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter maps hidden states to hidden states: no table of embeddings, and no head over symbols."""
+    """Whether a parameter maps hidden states to hidden states: no embedding and no output head."""
     tables = ("embed", "head", "codebook", "letters", "pieces", "mel")
     return parameter.ndim == 2 and min(parameter.shape) >= 16 and not any(table in name for table in tables)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a course is: steps, or seconds if they run out first. The rate follows whichever is nearer its end."""
+    """Length of a run: steps, or seconds if they run out first; the rate schedule follows the nearer end."""
 
     steps: int
     seconds: float | None = None
@@ -248,14 +244,14 @@ class Budget:
         return min(1.0, max(step / self.steps, by_time))
 
     def rate_share(self, step: int, elapsed: float) -> float:
-        """Share of the peak rate: a linear rise, then a cosine's fall."""
+        """Share of the peak rate: linear warm-up, cosine decay."""
         fall = 0.5 * (1 + math.cos(math.pi * self.progress(step, elapsed)))
         return min(1.0, (step + 1) / self.warmup) * (self.final_share + (1 - self.final_share) * fall)
 
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """One step of a course: its number, its share of the peak rate, how far the course is, and its own seed."""
+    """A step of a run: number, share of the peak rate, progress of the run, and seed."""
 
     number: int
     rate_share: float
@@ -263,12 +259,12 @@ class TrainingStep:
     seed: int
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """Random numbers that are this step's, whether or not the course was interrupted before it."""
+        """A generator seeded for this step, so that resumed runs are reproducible."""
         return torch.Generator(device).manual_seed(self.seed)
 
 
 class TrainingRun:
-    """Iterate over it for steps; it logs what `record` gets, keeps checkpoints, and goes on where it was stopped."""
+    """A resumable training run: iterate for steps; logs what `record` gets and saves checkpoints."""
 
     def __init__(
         self,
@@ -306,12 +302,12 @@ class TrainingRun:
         self.save()
 
     def record(self, scalars: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Remember a step's scalars; their means are logged."""
+        """Collect a step's scalars; their means are logged."""
         for name, value in scalars.items():
             self._recorded.setdefault(prefix + name, []).append(value)
 
     def save(self) -> None:
-        """Keep everything needed to go on from here."""
+        """Write a checkpoint of the run."""
         state: dict[str, Any] = {"number": self.number, "elapsed": self.elapsed, "random": torch.get_rng_state()}
         if torch.cuda.is_available():
             state["cuda_random"] = torch.cuda.get_rng_state()
@@ -329,12 +325,12 @@ class TrainingRun:
                 learner.restore(state["learners"][name])
         except (RuntimeError, KeyError, ValueError, OSError) as error:
             raise CheckpointError(
-                f"{file} is not a course of these learners ({error}); remove it to start anew"
+                f"{file} is not a run of these learners ({error}); remove it to start again"
             ) from error
         torch.set_rng_state(state["random"])
         if "cuda_random" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda_random"])
-        self.report(f"goes on after step {self.number} ({self.elapsed:.0f} s)")
+        self.report(f"resumes after step {self.number} ({self.elapsed:.0f} s)")
 
     def _log(self, share: float) -> None:
         if not self._recorded:
@@ -349,7 +345,7 @@ class TrainingRun:
 
 
 def plot_curves(folder: str | Path) -> Path | None:
-    """The log of a course as a picture, one panel a scalar; None where matplotlib is absent."""
+    """Plot the log of a run, one panel per scalar; None without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -361,10 +357,10 @@ def plot_curves(folder: str | Path) -> Path | None:
         return None
     columns, rows = min(4, len(names)), -(-len(names) // 4)
     width, height = 3.2 * columns, 2.4 * rows
-    figure = Figure(figsize=(width, height))  # with margins in inches: all panels are alike, and need no layout found
+    figure = Figure(figsize=(width, height))  # fixed margins in inches: equal panels without layout computation
     figure.subplots_adjust(0.5 / width, 0.3 / height, 1 - 0.1 / width, 1 - 0.3 / height, wspace=0.22, hspace=0.25)
-    for place, name in enumerate(names, start=1):
-        axes = figure.add_subplot(rows, columns, place)
+    for index, name in enumerate(names, start=1):
+        axes = figure.add_subplot(rows, columns, index)
         points = [(line["step"], line[name]) for line in lines if name in line]
         axes.plot(*zip(*points, strict=True), linewidth=0.8)
         axes.set_title(name, fontsize=8)

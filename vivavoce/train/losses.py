@@ -1,4 +1,4 @@
-"""How far two sounds are apart by ear: log-mels of many resolutions, on one scale."""
+"""Audio losses: spectral and harmonic distances, adversarial losses with discriminators, and CTC."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -10,29 +10,29 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from vivavoce.audio.mel import slaney_filters
 
-RESOLUTIONS = ((64, 6), (128, 12), (256, 24), (512, 48), (1024, 80), (2048, 128))  # samples of a window, mel bands
-HARMONICS = ((1024, 1500.0), (2048, 1000.0))  # samples of a window, Hz up to which its bins are compared one by one
-FLOOR = 2e-5  # of full scale, added to every mel: what is softer is not heard
+RESOLUTIONS = ((64, 6), (128, 12), (256, 24), (512, 48), (1024, 80), (2048, 128))  # window samples, mel bands
+HARMONICS = ((1024, 1500.0), (2048, 1000.0))  # window samples, Hz up to which single bins are compared
+FLOOR = 2e-5  # of full scale, added to every mel: quieter differences are inaudible
 
 HARMONIC_FLOOR = 2e-4
 
 
 class SpectralDistance(nn.Module):
-    """The mean absolute difference of log10-mels, over all resolutions: 0.1 is 2 dB."""
+    """Multi-resolution log-mel L1 distance in log10: 0.1 is 2 dB."""
 
     def __init__(self, rate: int) -> None:
         super().__init__()
         for size, bands in RESOLUTIONS:
             filters = slaney_filters(rate, size, bands)
             window = torch.hann_window(size)
-            # Both summing up to 1, a mel is a share of full scale whatever the resolution.
+            # Both sum to 1, so that a mel is a share of full scale at every resolution.
             self.register_buffer(
                 f"filters{size}", filters / filters.sum(-1, keepdim=True).clamp(min=1e-9), persistent=False
             )
             self.register_buffer(f"window{size}", window / window.sum(), persistent=False)
 
     def forward(self, made: Tensor, given: Tensor) -> Tensor:
-        """The distance of batches.  # [sound, sample] twice → a scalar"""
+        """# [sound, sample] twice → scalar"""
         differences = [functional.l1_loss(*self._log_mels(torch.stack([made, given]), size)) for size, _ in RESOLUTIONS]
         return torch.stack(differences).mean()
 
@@ -45,7 +45,7 @@ class SpectralDistance(nn.Module):
 
 
 class HarmonicDistance(nn.Module):
-    """The same of single low bins of long windows: whether a voice's lowest harmonics stand alone, which mels blur."""
+    """Log L1 distance of single low bins of long windows: resolves the lowest harmonics, which mels blur."""
 
     def __init__(self, rate: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class HarmonicDistance(nn.Module):
             self.register_buffer(f"window{size}", window / window.sum(), persistent=False)
 
     def forward(self, made: Tensor, given: Tensor) -> Tensor:
-        """The distance of batches.  # [sound, sample] twice → a scalar"""
+        """# [sound, sample] twice → scalar"""
         differences = [functional.l1_loss(*self._low_bins(torch.stack([made, given]), size)) for size in self.bins]
         return torch.stack(differences).mean()
 
@@ -72,7 +72,7 @@ SLOPE = 0.1
 
 
 class DiscriminatorOutput(NamedTuple):
-    """What a judge says, and what it saw on the way."""
+    """A discriminator's score and its features."""
 
     score: Tensor  # [batch, …]: 1 for recorded, 0 for made
     features: list[Tensor]
@@ -82,8 +82,8 @@ def _conv(inputs: int, outputs: int, kernel: tuple[int, int], stride: tuple[int,
     return weight_norm(nn.Conv2d(inputs, outputs, kernel, stride, padding=(kernel[0] // 2, kernel[1] // 2)))
 
 
-class Judge(nn.Module):
-    """A stack of convolutions over a picture of the sound."""
+class Discriminator(nn.Module):
+    """A stack of convolutions over a 2-D view of the audio."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Judge(nn.Module):
         raise NotImplementedError
 
     def forward(self, sound: Tensor) -> DiscriminatorOutput:
-        """Its judgement of a batch.  # [batch, sample]"""
+        """# [batch, sample]"""
         x, features = self.picture(sound), []
         *hidden, last = self.layers
         for layer in hidden:
@@ -103,8 +103,8 @@ class Judge(nn.Module):
         return DiscriminatorOutput(last(x), features)
 
 
-class PeriodJudge(Judge):
-    """Sees every `period`-th sample as one column."""
+class PeriodDiscriminator(Discriminator):
+    """Views audio as rows of one period."""
 
     def __init__(self, period: int, channels: Sequence[int]) -> None:
         sizes = [1, *channels]
@@ -114,44 +114,42 @@ class PeriodJudge(Judge):
         self.period = period
 
     def picture(self, sound: Tensor) -> Tensor:
-        """Rows of one period."""
         missing = -sound.shape[-1] % self.period
         padded = functional.pad(sound[:, None], (0, missing), mode="reflect")
         return padded.unflatten(-1, (-1, self.period))
 
 
-class SpectrumJudge(Judge):
-    """Sees the complex spectrum, a quarter of a window apart."""
+class SpectrumDiscriminator(Discriminator):
+    """Views audio as a complex spectrogram with a hop of a quarter window."""
 
     def __init__(self, window: int, channels: int) -> None:
-        first = _conv(2, channels, (3, 9), (1, 2))  # twice the bins would take three quarters of all judging
+        first = _conv(2, channels, (3, 9), (1, 2))  # without the stride this layer would take most of the time
         striding = [_conv(channels, channels, (3, 9), (1, 2)) for _ in range(3)]
         super().__init__([first, *striding, _conv(channels, channels, (3, 3)), _conv(channels, 1, (3, 3))])
         self.window: Tensor
         self.register_buffer("window", torch.hann_window(window) * (6 / window) ** 0.5, persistent=False)
 
     def picture(self, sound: Tensor) -> Tensor:
-        """Real and imaginary parts, by frame and bin."""
         size = self.window.shape[0]
         spectrum = torch.fft.rfft(sound.float().unfold(-1, size, size // 4) * self.window)
         return torch.stack([spectrum.real, spectrum.imag], dim=1)
 
 
 class Discriminators(nn.Module):
-    """All judges together."""
+    """Multi-period and multi-resolution discriminators. The attribute `judges` is part of run checkpoints."""
 
     def __init__(self, period_channels: Sequence[int] = (16, 64, 128, 256, 256), spectrum_channels: int = 16) -> None:
         super().__init__()
-        periods: list[Judge] = [PeriodJudge(period, period_channels) for period in PERIODS]
-        spectra: list[Judge] = [SpectrumJudge(window, spectrum_channels) for window in WINDOWS]
+        periods: list[Discriminator] = [PeriodDiscriminator(period, period_channels) for period in PERIODS]
+        spectra: list[Discriminator] = [SpectrumDiscriminator(window, spectrum_channels) for window in WINDOWS]
         self.judges = nn.ModuleList([*periods, *spectra])
 
     def forward(self, sound: Tensor) -> list[DiscriminatorOutput]:
-        """What each says of a batch.  # [batch, sample]"""
-        return [judge(sound) for judge in self.judges]
+        """# [batch, sample]"""
+        return [discriminator(sound) for discriminator in self.judges]
 
     def of_pair(self, recorded: Tensor, made: Tensor) -> tuple[list[DiscriminatorOutput], list[DiscriminatorOutput]]:
-        """What each says of two batches, judged in one pass."""
+        """Outputs for two batches, in one pass."""
         both = self(torch.cat([recorded, made]))
         rows = len(recorded)
 
@@ -161,8 +159,8 @@ class Discriminators(nn.Module):
         return part(lambda x: x[:rows]), part(lambda x: x[rows:])
 
 
-def judging_loss(recorded: Sequence[DiscriminatorOutput], made: Sequence[DiscriminatorOutput]) -> Tensor:
-    """What the judges minimise: least squares to 1 for recorded sound and to 0 for made sound."""
+def discriminator_loss(recorded: Sequence[DiscriminatorOutput], made: Sequence[DiscriminatorOutput]) -> Tensor:
+    """Least-squares GAN loss: 1 for recorded audio, 0 for generated."""
     losses = [
         (1 - real.score.float()).square().mean() + fake.score.float().square().mean()
         for real, fake in zip(recorded, made, strict=True)
@@ -170,13 +168,13 @@ def judging_loss(recorded: Sequence[DiscriminatorOutput], made: Sequence[Discrim
     return torch.stack(losses).mean()
 
 
-def deceiving_loss(made: Sequence[DiscriminatorOutput]) -> Tensor:
-    """What a generator minimises: least squares to 1 for made sound."""
+def generator_loss(made: Sequence[DiscriminatorOutput]) -> Tensor:
+    """Least-squares GAN loss of the generator."""
     return torch.stack([(1 - fake.score.float()).square().mean() for fake in made]).mean()
 
 
 def feature_distance(recorded: Sequence[DiscriminatorOutput], made: Sequence[DiscriminatorOutput]) -> Tensor:
-    """How differently the judges see two sounds, each layer on the scale of its own features."""
+    """Feature matching loss, each layer relative to its own scale."""
     distances = [
         functional.l1_loss(fake_layer.float(), real_layer.detach().float())
         / real_layer.detach().float().abs().mean().clamp(min=1e-4)
@@ -187,11 +185,11 @@ def feature_distance(recorded: Sequence[DiscriminatorOutput], made: Sequence[Dis
 
 
 BLANK = 0
-NEVER = -1e30  # a log-probability that stays finite when added up
+NEVER = -1e30  # a log-probability that stays finite in sums
 
 
 def ctc_loss(log_probs: Tensor, targets: Tensor, lengths: Tensor, target_lengths: Tensor) -> Tensor:
-    """−log p(target) of each row; 0 where a target does not fit into its frames.
+    """−log p(target) of each row; 0 where a target does not fit its frames. Runs on any device and in CUDA graphs.
 
     # [batch, frame, symbol], [batch, letter], [batch], [batch] → [batch]
     """
@@ -201,7 +199,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, lengths: Tensor, target_lengths
 
 
 class _Ctc(torch.autograd.Function):
-    """The loss, and with it the expected count of every symbol at every frame: its negated gradient."""
+    """CTC whose gradient, the negated expected count of each symbol at each frame, is computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, targets: Tensor, lengths: Tensor, target_lengths: Tensor) -> Tensor:
@@ -243,9 +241,9 @@ def _loss_and_gradient(
 
 
 def _paths(emitted: Tensor, skips: Tensor) -> Tensor:
-    """Log-probability of all beginnings that end in a state at a frame.  # [frame, row, state] → the same"""
+    """Forward variables: log-probability of all prefixes that end in a state.  # [frame, row, state] → the same"""
     frames, rows, states = emitted.shape
-    reached = emitted.new_full((frames, rows, states + 2), NEVER)  # two states before the first spare every shift's pad
+    reached = emitted.new_full((frames, rows, states + 2), NEVER)  # two states of padding before the first
     reached[0, :, 2:4] = emitted[0, :, :2]
     skipped, joined = torch.empty_like(skips), torch.empty_like(skips)
     for frame in range(1, frames):
@@ -258,7 +256,7 @@ def _paths(emitted: Tensor, skips: Tensor) -> Tensor:
 
 
 def _skips(labels: Tensor) -> Tensor:
-    """0 where a path may come from two states before: a letter that is not the letter before it."""
+    """0 where a path may skip a blank: the label differs from the one before."""
     allowed = labels[:, 2:] != labels[:, :-2]
     allowed = allowed & (labels[:, 2:] != BLANK)
     skips = torch.full(labels.shape, NEVER, device=labels.device)
@@ -267,7 +265,7 @@ def _skips(labels: Tensor) -> Tensor:
 
 
 def _reversed_index(lengths: Tensor, size: int) -> Tensor:
-    """Where each place of a row stands when the row, not its padding, is reversed.  # [batch, size]"""
+    """Indices that reverse each row without its padding.  # [batch, size]"""
     return (lengths[:, None] - 1 - torch.arange(size, device=lengths.device)).clamp(min=0)
 
 

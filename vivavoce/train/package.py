@@ -1,8 +1,9 @@
-"""Trained parts as a miniature small enough to ship: `viva train ship --lm … --codec … --out …`.
+"""Turn trained parts into model folders.
 
-With `--tts` and `--codec`, a voice; with `--asr`, a recogniser; with `--draft`, what guesses ahead of one. Matrices
-become int8 with a scale a row, those of a voice and a recogniser less; of the vocoder float16 stays where errors are
-heard at once.
+`viva train assemble` joins speech encoder, flow and vocoder to one codec. `viva train package` packs a miniature for
+distribution: `--lm` and `--codec` speech-to-speech, `--tts` and `--codec` text-to-speech, `--asr` an ASR model,
+`--draft` its draft. Matrices become int8 with a scale per row, or fewer bits for TTS and ASR; layers of the vocoder
+where errors are audible stay float16.
 """
 
 import argparse
@@ -29,57 +30,57 @@ from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.flow_vocoder.flow import FLOW_FILE, teacher_vector
 from vivavoce.train.voices import TEACHER
 
-KEPT_WIDE = {"hift.safetensors": ["f0_predictor", "conv_post", "source_downs"]}  # patterns of names, by file
-BITS_OF_SPEAKER = {"": 5}  # by patterns of names
-BITS_OF_ITS_CODEC = {"encoder": 5, "decoder": 6}
-BITS_OF_DRAFT = {"": 5}
-BITS_OF_RECOGNISER = {r"encoder\.embed_positions": 8, "": 5}  # of which it has learnt all that learns
+FLOAT16_TENSORS = {"hift.safetensors": ["f0_predictor", "conv_post", "source_downs"]}  # name patterns by file
+TTS_BITS = {"": 5}  # by name pattern
+TTS_CODEC_BITS = {"encoder": 5, "decoder": 6}
+DRAFT_BITS = {"": 5}
+ASR_BITS = {r"encoder\.embed_positions": 8, "": 5}  # matched in quantisation-aware training
 REPLIES = {"temperature": 0.0, "left_chunks": 4}
-"""A front desk gives one answer to a question; the flow was trained to look back two to ten chunks."""
+"""Greedy replies; the flow was trained with two to ten left chunks."""
 SPEECH_FILES = ("config.json", "tokenizer.json")
-VOICE_FILES = ("config.json", "tokenizer.model", "speech.json")
-RECOGNISER_FILES = ("config.json", "tokenizer.json", "generation_config.json", "preprocessor_config.json")
+TTS_FILES = ("config.json", "tokenizer.model", "speech.json")
+ASR_FILES = ("config.json", "tokenizer.json", "generation_config.json", "preprocessor_config.json")
 WEIGHTS = "model.safetensors"
 
 
-def ship_speech(lm: Path, codec: Path, out: Path) -> int:
-    """Write the folder of a speech-to-speech miniature; its size in bytes."""
-    _ship(lm, SPEECH_FILES, out)
+def package_speech(lm: Path, codec: Path, out: Path) -> int:
+    """Write a speech-to-speech model folder; returns its size in bytes."""
+    _package(lm, SPEECH_FILES, out)
     (out / "generation_config.json").write_text(json.dumps(REPLIES, indent=2), encoding="utf8")
     for file in sorted(codec.rglob("*")):
         target = out / "codec" / file.relative_to(codec)
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".safetensors" and file.parent.name != "voices":
-            pack_file(file, target, KEPT_WIDE.get(file.name, ()))
+            pack_file(file, target, FLOAT16_TENSORS.get(file.name, ()))
         elif file.is_file():
             shutil.copy2(file, target)
     return _size(out)
 
 
-def ship_voice(tts: Path, codec: Path, out: Path) -> int:
-    """Write the folder of a text-to-speech miniature; its size in bytes."""
-    _ship(tts, VOICE_FILES, out, BITS_OF_SPEAKER)
-    _ship(codec, ("config.json",), out / "codec", BITS_OF_ITS_CODEC)
+def package_tts(tts: Path, codec: Path, out: Path) -> int:
+    """Write a TTS model folder; returns its size in bytes."""
+    _package(tts, TTS_FILES, out, TTS_BITS)
+    _package(codec, ("config.json",), out / "codec", TTS_CODEC_BITS)
     return _size(out)
 
 
-def ship_recogniser(asr: Path, out: Path) -> int:
-    """Write the folder of a recogniser; its size in bytes."""
-    _ship(asr, RECOGNISER_FILES, out, BITS_OF_RECOGNISER)
+def package_asr(asr: Path, out: Path) -> int:
+    """Write an ASR model folder; returns its size in bytes."""
+    _package(asr, ASR_FILES, out, ASR_BITS)
     return _size(out)
 
 
-def ship_draft(draft: Path, out: Path) -> int:
-    """Write the folder of a recogniser's draft or heads; its size in bytes."""
-    _ship(draft, ("config.json",), out, BITS_OF_DRAFT)
+def package_draft(draft: Path, out: Path) -> int:
+    """Write the folder of an ASR draft or Medusa heads; returns its size in bytes."""
+    _package(draft, ("config.json",), out, DRAFT_BITS)
     return _size(out)
 
 
-def _ship(trained: Path, files: Sequence[str], out: Path, narrow: Mapping[str, int] | None = None) -> None:
+def _package(trained: Path, files: Sequence[str], out: Path, bits: Mapping[str, int] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in files:
         shutil.copy2(trained / name, out / name)
-    pack_file(trained / WEIGHTS, out / WEIGHTS, narrow=narrow)
+    pack_file(trained / WEIGHTS, out / WEIGHTS, narrow=bits)
 
 
 def _size(folder: Path) -> int:
@@ -87,55 +88,54 @@ def _size(folder: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lm", type=Path, help="folder that `viva train lm` wrote")
-    parser.add_argument("--tts", type=Path, help="folder that `viva train tts` wrote")
-    parser.add_argument("--asr", type=Path, help="folder that `viva train asr` wrote")
-    parser.add_argument("--draft", type=Path, help="folder that `viva train draft` or `viva train medusa` wrote")
-    parser.add_argument("--codec", type=Path, help="folder that `viva train assemble` or `viva train tts-codec` wrote")
+    parser.add_argument("--lm", type=Path, help="folder written by `viva train lm`")
+    parser.add_argument("--tts", type=Path, help="folder written by `viva train tts`")
+    parser.add_argument("--asr", type=Path, help="folder written by `viva train asr`")
+    parser.add_argument("--draft", type=Path, help="folder written by `viva train draft` or `viva train medusa`")
+    parser.add_argument("--codec", type=Path, help="folder written by `viva train assemble` or `viva train tts-codec`")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     if given.asr is not None:
-        size = ship_recogniser(given.asr, given.out)
+        size = package_asr(given.asr, given.out)
     elif given.draft is not None:
-        size = ship_draft(given.draft, given.out)
+        size = package_draft(given.draft, given.out)
     elif given.codec is None or (given.lm is None) == (given.tts is None):
         raise InputError("give --asr, or --draft, or --codec with either --lm or --tts")
     elif given.lm is not None:
-        size = ship_speech(given.lm, given.codec, given.out)
+        size = package_speech(given.lm, given.codec, given.out)
     else:
-        size = ship_voice(given.tts, given.codec, given.out)
+        size = package_tts(given.tts, given.codec, given.out)
     print(f"{given.out}: {size / 1e6:.1f} MB")
 
 
 VOICE_NAME = "rms"
 PROMPT_CODES = (25, 30)
 CANDIDATES = 4
-REPLIES_TO_JUDGE_BY = 4
+EVALUATED_REPLIES = 4
 LEFT_CHUNKS = 4
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A sentence as a prompt, and how far replies spoken after it are from the teacher's, in the vocoder's log-mel."""
+class EvaluatedPrompt:
+    """A voice prompt, and the log-mel L1 distance of replies synthesized with it from the teacher's."""
 
     text: str
     codes: int
     mel_l1: float
 
 
-def assemble_codec(ear: Path, flow: Path, vocoder: Path, teacher: Corpus, out: Path) -> Judged:
-    """Write a folder that `MossSpeechCodec.load` takes, with the teacher's voice in it; which prompt it speaks with."""
-    codec = MossSpeechCodec(SpeechEncoder.load(ear), _flow(flow), _vocoder(vocoder))
+def assemble_codec(speech_encoder: Path, flow: Path, vocoder: Path, teacher: Corpus, out: Path) -> EvaluatedPrompt:
+    """Write a folder for `MossSpeechCodec.load` with the best voice prompt of several; returns that prompt."""
+    codec = MossSpeechCodec(SpeechEncoder.load(speech_encoder), _flow(flow), _vocoder(vocoder))
     learned, held_out = split_held_out(teacher)
     candidates = _prompts(codec, teacher, learned)
-    replies = [index for index in held_out.tolist() if teacher.voices[index] == TEACHER.name][:REPLIES_TO_JUDGE_BY]
-    judged = [_judge(codec, teacher, index, prompt, replies) for index, prompt in candidates]
-    best = min(range(len(judged)), key=lambda place: judged[place].mel_l1)
+    replies = [index for index in held_out.tolist() if teacher.voices[index] == TEACHER.name][:EVALUATED_REPLIES]
+    evaluated = [_evaluate(codec, teacher, index, prompt, replies) for index, prompt in candidates]
+    best = min(range(len(evaluated)), key=lambda index: evaluated[index].mel_l1)
     codec.save_voice(VOICE_NAME, candidates[best][1])
     codec.save(out)
-    return judged[best]
+    return evaluated[best]
 
 
 def _flow(folder: Path) -> FlowDecoder:
@@ -153,7 +153,7 @@ def _vocoder(folder: Path) -> HiFT:
 
 
 def _prompts(codec: MossSpeechCodec, teacher: Corpus, indices: np.ndarray) -> list[tuple[int, VoicePrompt]]:
-    """Sentences of about two seconds that are whole chunks, so that a reply begins where the prompt has ended."""
+    """Candidate prompts: sentences of about two seconds in whole chunks, so that replies start at a chunk."""
     found = []
     per_code = EAR_RATE * codec.samples_per_code // VOICE_RATE
     for index in indices.tolist():
@@ -174,7 +174,9 @@ def _prompt(codec: MossSpeechCodec, sound: Sound, length: int) -> VoicePrompt:
     return VoicePrompt(codec.encode(sound)[:length], mel, teacher_vector(codec.flow.config.speaker_dim))
 
 
-def _judge(codec: MossSpeechCodec, teacher: Corpus, index: int, prompt: VoicePrompt, replies: list[int]) -> Judged:
+def _evaluate(
+    codec: MossSpeechCodec, teacher: Corpus, index: int, prompt: VoicePrompt, replies: list[int]
+) -> EvaluatedPrompt:
     voice, distances = codec.flow.voice(prompt), []
     for reply in replies:
         sound = _sound(teacher, reply)
@@ -182,7 +184,9 @@ def _judge(codec: MossSpeechCodec, teacher: Corpus, index: int, prompt: VoicePro
         given, made = _mel(sound), _mel(Sound(spoken.numpy(), VOICE_RATE))
         shared = min(len(given), len(made))
         distances.append(float((given[:shared] - made[:shared]).abs().mean()))
-    return Judged(teacher.texts[index], len(prompt.codes), round(float(np.mean(distances)), 4) if distances else 0.0)
+    return EvaluatedPrompt(
+        teacher.texts[index], len(prompt.codes), round(float(np.mean(distances)), 4) if distances else 0.0
+    )
 
 
 def _sound(corpus: Corpus, index: int) -> Sound:
@@ -195,13 +199,13 @@ def _mel(sound: Sound) -> Tensor:  # [frame, band]
 
 
 def assemble_main(arguments: list[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Put a trained ear, flow and vocoder into one codec folder.")
-    for name in ("ear", "flow", "vocoder", "corpus", "out"):
+    parser = argparse.ArgumentParser(description="Join a trained speech encoder, flow and vocoder to one codec folder.")
+    parser.add_argument("--speech-encoder", "--ear", type=Path, required=True)
+    for name in ("flow", "vocoder", "corpus", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     given = parser.parse_args(arguments)
-    judged = assemble_codec(given.ear, given.flow, given.vocoder, Corpus.load(given.corpus), given.out)
-    print(json.dumps(asdict(judged)), flush=True)
+    evaluated = assemble_codec(given.speech_encoder, given.flow, given.vocoder, Corpus.load(given.corpus), given.out)
+    print(json.dumps(asdict(evaluated)), flush=True)
 
 
 if __name__ == "__main__":

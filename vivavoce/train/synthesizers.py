@@ -1,4 +1,4 @@
-"""The synthesizers themselves: found on this machine, or in a folder that carries them to one that has none."""
+"""Speech synthesis programs, installed or bundled into a folder, and random prosody for mbrola."""
 
 import os
 import platform
@@ -33,29 +33,29 @@ MBROLA_ITSELF = "mbrola-itself"
 
 @dataclass(frozen=True)
 class Programs:
-    """How to start each synthesizer here: the words before its own arguments, and the environment it wants.
+    """How to start each synthesizer: its command prefix and environment.
 
-    `parts` names the data of optional voices that are here: databases of mbrola, languages of pico, festival's voices.
+    `parts` are the installed data of optional voices: mbrola databases, pico languages, festival voices.
     """
 
     commands: dict[str, tuple[str, ...]]
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     parts: frozenset[str] = frozenset()
-    mbrola: Path = MBROLA_DATA  # where its databases are
+    mbrola: Path = MBROLA_DATA  # folder of mbrola databases
 
     def database(self, name: str) -> Path:
-        """A database of mbrola: Debian puts each into a folder of its own, `bundle` does not."""
+        """Path of an mbrola database: Debian puts each into its own folder, `bundle` does not."""
         return self.mbrola / name / name if (self.mbrola / name).is_dir() else self.mbrola / name
 
     def command(self, program: str) -> tuple[str, ...]:
-        """The words that start a program; MissingDependencyError, naming its package, where it is not to be had."""
+        """The command of a program; MissingDependencyError with its package if it is missing."""
         if program not in self.commands:
             raise MissingDependencyError(f"{program} is not installed: apt install {DEBIAN_PACKAGES[program]}")
         return self.commands[program]
 
 
 def programs(root: Path | None = None) -> Programs:
-    """The synthesizers of this machine, or those of a folder or an archive that `bundle` wrote."""
+    """The installed synthesizers, or those of a folder or archive written by `bundle`."""
     if root is None:
         found = {program: shutil.which(program) for program in DEBIAN_PACKAGES}
         installed: dict[str, tuple[str, ...]] = {program: (path,) for program, path in found.items() if path}
@@ -70,13 +70,13 @@ def programs(root: Path | None = None) -> Programs:
     start = (str(loader), "--library-path", str(folder / "lib"))
     data = {"espeak-ng": (f"--path={folder}",), "festival": ("--libdir", str(folder / "festival"))}
     present = [program for program in DEBIAN_PACKAGES if (folder / "bin" / program).exists()]
-    here = {program: (*start, str(folder / "bin" / program), *data.get(program, ())) for program in present}
+    commands = {program: (*start, str(folder / "bin" / program), *data.get(program, ())) for program in present}
     databases = folder / "espeak-ng-data" / "mbrola"
-    if "mbrola" in here:
-        here["mbrola"] = (str(folder / "bin" / "mbrola"),)  # a script, which finds the loader itself
+    if "mbrola" in commands:
+        commands["mbrola"] = (str(folder / "bin" / "mbrola"),)  # a script that finds the loader itself
     finding_mbrola = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}"}
-    parts = _parts(here, databases, folder / "pico", folder / "festival")
-    return Programs(here, finding_mbrola, parts, databases)
+    parts = _parts(commands, databases, folder / "pico", folder / "festival")
+    return Programs(commands, finding_mbrola, parts, databases)
 
 
 def _parts(commands: Container[str], mbrola: Path, pico: Path, festival: Path) -> frozenset[str]:
@@ -89,9 +89,9 @@ def _parts(commands: Container[str], mbrola: Path, pico: Path, festival: Path) -
 
 
 def bundle(target: Path) -> None:
-    """The synthesizers with their libraries and English data, for a machine that has none.
+    """Copy the synthesizers with their libraries and English data, for a machine that has none.
 
-    A folder, or one file if the target ends in `.tar.xz`: less than half as large, unpacked where it is first used.
+    To a folder, or to an archive if the target ends in `.tar.xz`, which is unpacked at its first use.
     """
     target = Path(target)
     if not target.name.endswith(ARCHIVE):
@@ -104,7 +104,7 @@ def bundle(target: Path) -> None:
 
 
 def _unpacked(root: Path) -> Path:
-    """The folder itself, or the one beside an archive that holds what was in it."""
+    """The folder itself, or the folder that an archive is unpacked to."""
     if not root.name.endswith(ARCHIVE):
         return root
     folder = root.with_name(root.name.removesuffix(ARCHIVE))
@@ -118,27 +118,27 @@ def _unpacked(root: Path) -> Path:
 
 
 def _gather(folder: Path) -> None:
-    here = programs()
+    present = programs()
     for part in ("bin", "lib"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     for program in DEBIAN_PACKAGES:
-        if program in OPTIONAL and program not in here.commands:
+        if program in OPTIONAL and program not in present.commands:
             continue
-        binary = Path(here.command(program)[0]).resolve()
+        binary = Path(present.command(program)[0]).resolve()
         shutil.copy2(binary, folder / "bin" / (MBROLA_ITSELF if program == "mbrola" else program))
         for library in _libraries(binary):
             shutil.copy2(library.resolve(), folder / "lib" / library.name)
     _copy_espeak_data(folder / "espeak-ng-data")
     _copy_festival_data(folder / "festival")
-    if "mbrola" in here.commands:
+    if "mbrola" in present.commands:
         _copy_mbrola(folder)
-    if "pico2wave" in here.commands:
+    if "pico2wave" in present.commands:
         for path in PICO_DATA.glob("lang/en-*"):
             _copy(path, folder / "pico" / "lang" / path.name)
 
 
 def _copy_mbrola(folder: Path) -> None:
-    """Databases where espeak-ng looks for them, and under mbrola's name a script that starts it with our libraries."""
+    """Copy databases to where espeak-ng looks, and write a script `mbrola` that starts it with bundled libraries."""
     script, libraries = folder / "bin" / "mbrola", '"${0%/*}"/../lib'
     shutil.copy2(folder / "lib" / LOADER, folder / "lib" / "mbrola")  # espeak-ng waits for a process of this name
     start = f'exec {libraries}/mbrola --library-path {libraries} "${{0%/*}}"/{MBROLA_ITSELF} "$@"'
@@ -164,7 +164,7 @@ def _copy_espeak_data(target: Path) -> None:
 
 
 def _copy_festival_data(target: Path) -> None:
-    """Everything that festival reads; not the source of a dictionary."""
+    """Copy festival's data without dictionary sources."""
     if not FESTIVAL_DATA.is_dir():
         raise MissingDependencyError(f"{FESTIVAL_DATA} is missing: apt install {DEBIAN_PACKAGES['festival']}")
     for path in FESTIVAL_DATA.rglob("*"):
@@ -181,7 +181,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 Pairs = Sequence[tuple[str, str]]
-# Vowels that neighbours in the mouth, or another accent, trade, in the symbols of a database.
+# Pairs of vowels that accents exchange, in the symbols of a database.
 AMERICAN = (
     *(("I", "E"), ("I", "i"), ("E", "{"), ("I", "@"), ("A", "O"), ("A", "V"), ("V", "@"), ("U", "u"), ("U", "V")),
     *(("{", "A"), ("@U", "O"), ("EI", "E"), ("EI", "i"), ("AI", "OI"), ("AI", "A"), ("aU", "@U"), ("E", "@")),
@@ -195,46 +195,46 @@ SILENCE = "_"
 
 
 @dataclass(frozen=True)
-class Prosody:
-    """How loosely a sentence is spoken; all of it is drawn anew for each sentence."""
+class ProsodyRange:
+    """Ranges of prosody drawn for each sentence."""
 
     tempo: tuple[float, float] = (0.75, 1.3)
-    length: float = 0.22  # standard deviation of the logarithm of each sound's length
+    length: float = 0.22  # standard deviation of the log duration of each phone
     pitch: tuple[float, float] = (0.75, 1.35)
-    melody: tuple[float, float] = (0.2, 1.6)  # of the pitch's distances from its mean: flat to lively
-    accents: tuple[int, ...] = (0, 1, 1, 2, 3)  # pairs of vowels that move together, throughout a sentence
-    slips: float = 0.04  # of vowels, each on its own
-    faint: float = 0.3  # chance that sounds between vowels are shortened together
+    melody: tuple[float, float] = (0.2, 1.6)  # factor on pitch deviations from the mean
+    accents: tuple[int, ...] = (0, 1, 1, 2, 3)  # number of vowel pairs exchanged throughout a sentence
+    slips: float = 0.04  # share of phones exchanged independently
+    faint: float = 0.3  # probability that consonants are shortened
 
 
-def loosened(told: str, database: str, draw: random.Random, manner: Prosody | None = None) -> str:
-    """Lines of sound, milliseconds and pitch points, as mbrola reads them, said in another way."""
-    manner = manner or Prosody()
+def varied_prosody(phonemes: str, database: str, draw: random.Random, prosody: ProsodyRange | None = None) -> str:
+    """Mbrola input (phone, milliseconds, pitch points per line) with random prosody."""
+    prosody = prosody or ProsodyRange()
     neighbours = NEIGHBOURS.get(database, ())
-    lines = [line.split() for line in told.splitlines() if line.strip() and not line.startswith(";")]
+    lines = [line.split() for line in phonemes.splitlines() if line.strip() and not line.startswith(";")]
     points = [float(value) for line in lines for value in line[3::2]]
     mean = sum(points) / len(points) if points else 0.0
-    tempo, pitch, melody = (draw.uniform(*span) for span in (manner.tempo, manner.pitch, manner.melody))
-    accent = dict(_pair(neighbours, draw) for _ in range(draw.choice(manner.accents) if neighbours else 0))
-    crisp = draw.uniform(0.7, 1.0) if draw.random() < manner.faint else 1.0
-    said = []
+    tempo, pitch, melody = (draw.uniform(*span) for span in (prosody.tempo, prosody.pitch, prosody.melody))
+    accent = dict(_vowel_pair(neighbours, draw) for _ in range(draw.choice(prosody.accents) if neighbours else 0))
+    crisp = draw.uniform(0.7, 1.0) if draw.random() < prosody.faint else 1.0
+    lines_out = []
     for sound, length, *melodies in lines:
         name = accent.get(sound, sound)
-        if draw.random() < manner.slips:
-            name = _neighbour(name, neighbours, draw)
-        factor = 1.0 if sound == SILENCE else tempo * draw.lognormvariate(0.0, manner.length)
+        if draw.random() < prosody.slips:
+            name = _other_vowel(name, neighbours, draw)
+        factor = 1.0 if sound == SILENCE else tempo * draw.lognormvariate(0.0, prosody.length)
         factor *= 1.0 if melodies or sound == SILENCE else crisp
         heights = [f"{max(50.0, pitch * (mean + melody * (float(value) - mean))):.0f}" for value in melodies[1::2]]
-        moved = [word for place, height in zip(melodies[::2], heights, strict=True) for word in (place, height)]
-        said.append(" ".join([name, f"{max(10.0, float(length) * factor):.0f}", *moved]))
-    return "\n".join(said) + "\n"
+        moved = [word for position, height in zip(melodies[::2], heights, strict=True) for word in (position, height)]
+        lines_out.append(" ".join([name, f"{max(10.0, float(length) * factor):.0f}", *moved]))
+    return "\n".join(lines_out) + "\n"
 
 
-def _pair(neighbours: Pairs, draw: random.Random) -> tuple[str, str]:
+def _vowel_pair(neighbours: Pairs, draw: random.Random) -> tuple[str, str]:
     some, other = draw.choice(neighbours)
     return (some, other) if draw.random() < 0.5 else (other, some)
 
 
-def _neighbour(sound: str, neighbours: Pairs, draw: random.Random) -> str:
+def _other_vowel(sound: str, neighbours: Pairs, draw: random.Random) -> str:
     found = [other for pair in neighbours if sound in pair for other in pair if other != sound]
     return draw.choice(found) if found else sound

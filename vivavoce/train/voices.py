@@ -1,6 +1,6 @@
-"""Synthetic speakers: the voices of installable programs, the one that replies, and those that training never hears.
+"""Synthetic voices of installable programs: training voices, held-out voices, and the voice of the replies.
 
-Some come in packages that are not free software; training goes without those that a machine does not have.
+Some are in non-free packages; training uses those that are installed.
 """
 
 import random
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.errors import InputError, MissingDependencyError
-from vivavoce.train.synthesizers import DEBIAN_PACKAGES, Programs, bundle, loosened, programs
+from vivavoce.train.synthesizers import DEBIAN_PACKAGES, Programs, bundle, programs, varied_prosody
 
 __all__ = [
     "HELD_OUT",
@@ -28,27 +28,27 @@ __all__ = [
     "SyntheticVoice",
     "bundle",
     "draw",
-    "guests",
     "programs",
     "speak",
     "speak_many",
+    "training_voices",
 ]
 
 RATE = 16_000
-LEAD = RATE * 2 // 100  # samples of silence left before the speech: a reply's first sound is waited for
+LEAD = RATE * 2 // 100  # samples of silence before speech; short, as it delays a reply
 TAIL = RATE * 7 // 100  # and after it
 FRAME = RATE // 100
-QUIET = 10 ** (-42 / 20)  # of the loudest frame: below it there is no speech
-CLICK = 10 ** (-38 / 20)  # below it none begins: flite's "I" has a click 150 ms before it
-FESTIVAL_BATCH = 64  # sentences a process; its start costs as much as ten of them
+QUIET = 10 ** (-42 / 20)  # relative to the loudest frame: below it is no speech
+CLICK = 10 ** (-38 / 20)  # below it no speech starts: flite's "I" has a click 150 ms before it
+FESTIVAL_BATCH = 64  # sentences per process, whose start costs as much as ten of them
 SECONDS_A_PROCESS = 120
 
 
 @dataclass(frozen=True)
 class SyntheticVoice:
-    """One way of speaking of one program; `held_out` voices are for tests alone, `part` is data of an optional one.
+    """A voice of a program with its settings; `held_out` ones are for evaluation, `part` is the data of optional ones.
 
-    A `loose` one says each sentence in a way of its own.
+    A `loose` voice has random prosody for each sentence.
     """
 
     name: str
@@ -60,7 +60,7 @@ class SyntheticVoice:
 
 
 def _flite() -> list[SyntheticVoice]:
-    """Voices cut or modelled from recordings; only the diphone voice lets its pitch be set."""
+    """Recorded or modelled voices; only the diphone voice has variable pitch."""
     voices = [
         SyntheticVoice(
             f"flite-{speaker}-{stretch}", "flite", ("-voice", speaker, "--setf", f"duration_stretch={stretch}"), held
@@ -76,7 +76,7 @@ def _flite() -> list[SyntheticVoice]:
 
 
 def _festival() -> list[SyntheticVoice]:
-    """A diphone voice and an HTS one, whose speed cannot be set."""
+    """A diphone voice and an HTS voice of fixed speed."""
     voices = [
         SyntheticVoice(f"festival-ked-{stretch}", "festival", ("ked_diphone", stretch), True)
         for stretch in ("0.9", "1.1")
@@ -99,7 +99,7 @@ HELD_OUT_VARIANTS = ("m3", "f4", "steph3")
 
 
 def _espeak() -> list[SyntheticVoice]:
-    """Each variant in a clear accent and in another, pitched and paced as people are; one accent is held out."""
+    """Each variant in a clear and in another accent, at human pitch and tempo; one accent is held out."""
     pitches, speeds = (38, 50, 62, 45, 56), (140, 165, 150, 180)
     voices = []
     for index, variant in enumerate(VARIANTS):
@@ -120,15 +120,12 @@ def _espeak_voice(accent: str, variant: str, pitch: int, speed: int, held_out: b
 
 
 MBROLA_SPEAKERS = {"us1": "us1", "us2": "us2", "us3": "us3", "en1": "en1", "sw2-en": "sw2"}
-LOOSE_TURNS = 12  # twice as many as by rule
+LOOSE_TURNS = 12  # twice as many as with rule-based prosody
 PICO_SPEAKERS = ("en-US", "en-GB")
 
 
 def _mbrola() -> list[SyntheticVoice]:
-    """Recorded diphones, told by espeak-ng what to say; the one from Sweden speaks English with an accent.
-
-    More often than by rule they speak loosely: no two sentences alike.
-    """
+    """Recorded diphones driven by espeak-ng, with rule-based and random prosody; sw2 has a Swedish accent."""
     by_rule = [
         SyntheticVoice(
             f"mbrola-{part}-{pitch}-{speed}", "mbrola", ("-v", f"mb-{name}", "-p", pitch, "-s", speed), part=part
@@ -145,7 +142,7 @@ def _mbrola() -> list[SyntheticVoice]:
 
 
 def _pico() -> list[SyntheticVoice]:
-    """Two women, modelled from recordings, whose pitch and speed are set in per cent."""
+    """Two female voices with pitch and speed in per cent."""
     return [
         SyntheticVoice(f"pico-{speaker}-{pitch}-{speed}", "pico2wave", (speaker, pitch, speed), part=speaker)
         for speaker in PICO_SPEAKERS
@@ -154,7 +151,7 @@ def _pico() -> list[SyntheticVoice]:
 
 
 def _more_festival() -> list[SyntheticVoice]:
-    """Two more of the kind of the one that is held out, at several speeds and pitches."""
+    """Two more diphone voices, like the held-out one, at several speeds and pitches."""
     plain = [
         SyntheticVoice(
             f"festival-{speaker}-{stretch}", "festival", (f"{speaker}_diphone", stretch), part=f"{speaker}_diphone"
@@ -162,16 +159,22 @@ def _more_festival() -> list[SyntheticVoice]:
         for speaker in ("kal", "don")
         for stretch in ("0.9", "1.1", "1.25")
     ]
-    manners = ("0.8 95 8", "0.95 125 22", "1.05 150 30", "1.2 110 5", "1.35 88 18")  # stretch, pitch and its deviation
+    prosodies = (
+        "0.8 95 8",
+        "0.95 125 22",
+        "1.05 150 30",
+        "1.2 110 5",
+        "1.35 88 18",
+    )  # stretch, pitch and its deviation
     return plain + [
         SyntheticVoice(
-            f"festival-{speaker}-{manner.replace(' ', '-')}",
+            f"festival-{speaker}-{prosody.replace(' ', '-')}",
             "festival",
-            (f"{speaker}_diphone", *manner.split()),
+            (f"{speaker}_diphone", *prosody.split()),
             part=f"{speaker}_diphone",
         )
         for speaker in ("kal", "don")
-        for manner in manners
+        for prosody in prosodies
     ]
 
 
@@ -179,17 +182,18 @@ VOICES = (*_flite(), *_festival(), *_espeak())
 TRAINING = tuple(voice for voice in VOICES if not voice.held_out)
 HELD_OUT = tuple(voice for voice in VOICES if voice.held_out)
 OPTIONAL = (*_mbrola(), *_pico(), *_more_festival())
-SHARES = {"flite": 0.22, "mbrola": 0.27, "pico2wave": 0.09, "festival": 0.12, "espeak-ng": 0.3}  # the last: no people
+# espeak-ng is formant synthesis, not recorded speech
+SHARES = {"flite": 0.22, "mbrola": 0.27, "pico2wave": 0.09, "festival": 0.12, "espeak-ng": 0.3}
 TEACHER = next(voice for voice in VOICES if voice.name == "flite-rms-1.0")
 
 
-def guests(programs: Programs) -> tuple[SyntheticVoice, ...]:
-    """Who may speak in training where these programs are."""
+def training_voices(programs: Programs) -> tuple[SyntheticVoice, ...]:
+    """The training voices that these programs can synthesize."""
     return (*TRAINING, *(voice for voice in OPTIONAL if voice.part in programs.parts))
 
 
 def draw(source: random.Random, count: int, voices: Sequence[SyntheticVoice] = TRAINING) -> list[SyntheticVoice]:
-    """So many different voices of these, each program by its share."""
+    """Distinct random voices, programs weighted by their shares."""
     shares = {program: share for program, share in SHARES.items() if any(v.program == program for v in voices)}
     drawn: list[SyntheticVoice] = []
     while len(drawn) < count:
@@ -201,12 +205,12 @@ def draw(source: random.Random, count: int, voices: Sequence[SyntheticVoice] = T
 
 
 def speak(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray[np.float32]:
-    """A sentence in a voice: mono, 16 kHz, with a little silence before and after it."""
+    """Synthesize a sentence: mono, 16 kHz, with a little silence before and after."""
     return speak_many(voice, [text], programs)[0]
 
 
 def speak_many(voice: SyntheticVoice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
-    """Sentences in a voice, each as `speak` gives it; what starts slowly is started once for many."""
+    """Synthesize sentences as `speak` does; slow programs are started once for many."""
     if voice.program not in DEBIAN_PACKAGES:
         raise InputError(f"voice {voice.name} wants the program {voice.program!r}; known: {', '.join(DEBIAN_PACKAGES)}")
     if voice.program == "festival":
@@ -222,22 +226,22 @@ def _speak_once(voice: SyntheticVoice, text: str, programs: Programs) -> bytes:
         return _run([*programs.command("flite"), *voice.arguments, "-t", text, "-o", "/dev/stdout"], voice, programs)
     if voice.loose:
         return _speak_loosely(voice, text, programs)
-    programs.command(voice.program)  # espeak-ng speaks with mbrola's voices too, where mbrola is
+    programs.command(voice.program)  # raises if missing; espeak-ng drives mbrola voices too
     return _run([*programs.command("espeak-ng"), *voice.arguments, "--stdout", "--", text], voice, programs)
 
 
 def _speak_loosely(voice: SyntheticVoice, text: str, programs: Programs) -> bytes:
-    told = _run([*programs.command("espeak-ng"), *voice.arguments, "--pho", "-q", "--", text], voice, programs)
-    said = loosened(told.decode(), voice.part, random.Random(f"{voice.name} {text}"))
+    stdin = _run([*programs.command("espeak-ng"), *voice.arguments, "--pho", "-q", "--", text], voice, programs)
+    varied = varied_prosody(stdin.decode(), voice.part, random.Random(f"{voice.name} {text}"))
     database = str(programs.database(voice.part))
-    return _run([*programs.command("mbrola"), "-e", database, "-", "-.wav"], voice, programs, said.encode())
+    return _run([*programs.command("mbrola"), "-e", database, "-", "-.wav"], voice, programs, varied.encode())
 
 
 def _speak_pico(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray[np.float32]:
     speaker, pitch, speed = voice.arguments
     marked = f'<pitch level="{pitch}"><speed level="{speed}">{escape(text)}</speed></pitch>'
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "said.wav")  # it writes to names that end so, and nowhere else
+        file = Path(folder, "said.wav")  # it only writes to names that end in .wav
         _run([*programs.command("pico2wave"), "-l", speaker, "-w", str(file), marked], voice, programs)
         return _at_rate(file.read_bytes(), voice, text)
 
@@ -264,10 +268,10 @@ def _quoted(text: str) -> str:
     return text.replace("\\", " ").replace('"', " ")
 
 
-def _run(command: list[str], voice: SyntheticVoice, programs: Programs, told: bytes | None = None) -> bytes:
+def _run(command: list[str], voice: SyntheticVoice, programs: Programs, stdin: bytes | None = None) -> bytes:
     try:
         done = subprocess.run(
-            command, input=told, capture_output=True, timeout=SECONDS_A_PROCESS, env=programs.environment, check=False
+            command, input=stdin, capture_output=True, timeout=SECONDS_A_PROCESS, env=programs.environment, check=False
         )
     except FileNotFoundError as error:
         package = DEBIAN_PACKAGES[voice.program]
@@ -281,7 +285,7 @@ def _run(command: list[str], voice: SyntheticVoice, programs: Programs, told: by
 
 
 def _at_rate(wav: bytes, voice: SyntheticVoice, text: str) -> NDArray[np.float32]:
-    """The samples of a WAV file that a synthesizer wrote, at our rate, without its silences."""
+    """The samples of a synthesizer's WAV file at our rate, with trimmed silence."""
     from scipy.signal import resample_poly
 
     data = wav.find(b"data", 12)
@@ -297,7 +301,7 @@ def _at_rate(wav: bytes, voice: SyntheticVoice, text: str) -> NDArray[np.float32
 
 
 def trimmed(samples: NDArray[np.float32], complaint: str = "the sound is silent") -> NDArray[np.float32]:
-    """Speech with exactly the silence before and after it that every utterance of a corpus has."""
+    """Speech with exactly LEAD and TAIL samples of silence around it."""
     frames = np.abs(samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)).max(axis=1, initial=0.0)
     if frames.size == 0 or frames.max() < 1e-3:
         raise InputError(complaint)

@@ -1,4 +1,4 @@
-"""A trained recogniser as a checkpoint that transformers reads too."""
+"""Weights and vocabulary of an ASR model in training: initialisation, byte-level BPE, and Hugging Face checkpoints."""
 
 import json
 import random
@@ -23,7 +23,7 @@ from vivavoce.nn.rope import sinusoids
 
 @torch.no_grad()
 def initialise(model: Whisper) -> None:
-    """Fresh weights: small at what is added to the residual stream, fixed sinusoids at the encoder's positions."""
+    """Initial weights: outputs to the residual stream scaled down, fixed sinusoids as encoder positions."""
     config = model.config
     layers = config.encoder_layers + config.decoder_layers
     for name, parameter in model.named_parameters():
@@ -42,33 +42,32 @@ def initialise(model: Whisper) -> None:
 
 
 @torch.no_grad()
-def begin_as_ear(model: Whisper, ear: SpeechEncoder) -> None:
-    """Let the encoder begin as the lower layers of an ear, which hears the past alone; it will learn to look on."""
-    mine, theirs = model.encoder, ear.config
+def init_from_speech_encoder(model: Whisper, encoder: SpeechEncoder) -> None:
+    """Initialise the encoder with the lower layers of a (causal) speech encoder."""
+    mine, theirs = model.encoder, encoder.config
     sizes = (mine.config.d_model, mine.config.encoder_ffn_dim, mine.config.num_mel_bins)
-    if sizes != (theirs.d_model, theirs.encoder_ffn_dim, theirs.num_mel_bins) or len(mine.layers) > len(ear.layers):
-        raise InputError("this ear has other sizes than the recogniser's encoder, or fewer layers; train it anew")
+    if sizes != (theirs.d_model, theirs.encoder_ffn_dim, theirs.num_mel_bins) or len(mine.layers) > len(encoder.layers):
+        raise InputError("the speech encoder has other sizes than the ASR model's encoder, or fewer layers")
     for name in ("conv1", "conv2"):
-        getattr(mine, name).load_state_dict(getattr(ear, name).state_dict())
-    for layer, heard in zip(mine.layers, ear.layers, strict=False):
-        layer.load_state_dict(heard.state_dict())
-    mine.embed_positions.weight.copy_(ear.embed_positions.weight[: len(mine.embed_positions.weight)])
+        getattr(mine, name).load_state_dict(getattr(encoder, name).state_dict())
+    for layer, theirs_layer in zip(mine.layers, encoder.layers, strict=False):
+        layer.load_state_dict(theirs_layer.state_dict())
+    mine.embed_positions.weight.copy_(encoder.embed_positions.weight[: len(mine.embed_positions.weight)])
 
 
 @torch.no_grad()
-def begin_as(model: Whisper, earlier: Whisper) -> int:
-    """Begin as an earlier recogniser of the same width; the share of weights that are its own, in per cent.
+def init_from_earlier(model: Whisper, earlier: Whisper) -> int:
+    """Initialise from an earlier ASR model of the same width; returns the percentage of weights copied.
 
-    A deeper decoder has its layers at even distances, the last one last, and a wider one its hidden units first; what
-    is new adds nothing yet, so all of it writes what the earlier one wrote. What has no place is taken where shapes
-    are the same.
+    Decoder layers are spread evenly if there are more of them now, and hidden units come first if there are more; new
+    ones add nothing, so that the output stays the same. Other weights are copied where shapes match.
     """
     mine, known = model.state_dict(), earlier.state_dict()
     layers, theirs = len(model.decoder.stack), len(earlier.decoder.stack)
     if layers >= theirs:
         _add_nothing(model)
-        places = spread_layers(theirs, layers)
-        known = {_moved(name, places): tensor for name, tensor in known.items()}
+        positions = spread_layers(theirs, layers)
+        known = {_moved(name, positions): tensor for name, tensor in known.items()}
     taken = 0
     for name, tensor in mine.items():
         if name in known and _has_room(name, tensor, known[name]):
@@ -78,32 +77,32 @@ def begin_as(model: Whisper, earlier: Whisper) -> int:
 
 
 def _has_room(name: str, mine: Tensor, theirs: Tensor) -> bool:
-    """Whether a weight can be taken: its shape is the same, or there are more hidden units of the decoder."""
+    """Whether a weight can be copied: same shape, or more hidden units in a decoder layer."""
     if mine.shape == theirs.shape:
         return True
     grows = re.search(r"^decoder.*\.fc[12]\.", name) is not None
-    return grows and all(size >= least for size, least in zip(mine.shape, theirs.shape, strict=True))
+    return grows and all(size >= known_size for size, known_size in zip(mine.shape, theirs.shape, strict=True))
 
 
 def spread_layers(few: int, many: int) -> list[int]:
-    """Where each of few layers stands among many: at even distances, the last one last."""
+    """Indices of `few` layers spread evenly among `many`, ending with the last."""
     return [many - 1 - (few - 1 - index) * many // few for index in range(few)]
 
 
 def _add_nothing(model: Whisper) -> None:
-    """Let no decoder layer change what passes through it."""
+    """Zero the output projections, so that every decoder layer is the identity."""
     for layer in model.decoder.stack:
         for added in (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.fc2):
             for parameter in added.parameters():
                 parameter.zero_()
 
 
-def _moved(name: str, places: list[int]) -> str:
-    return re.sub(r"^(decoder\.layers\.)(\d+)", lambda found: f"{found[1]}{places[int(found[2])]}", name)
+def _moved(name: str, positions: list[int]) -> str:
+    return re.sub(r"^(decoder\.layers\.)(\d+)", lambda found: f"{found[1]}{positions[int(found[2])]}", name)
 
 
 def known_pieces(folder: Path, fresh: nn.Linear) -> dict[str, Tensor]:
-    """The CTC head beside an earlier recogniser, or a fresh one where there is none."""
+    """The CTC head stored with an earlier ASR model, else the fresh one."""
     file = folder / "pieces" / "model.safetensors"
     if not file.is_file():
         return fresh.state_dict()
@@ -112,13 +111,13 @@ def known_pieces(folder: Path, fresh: nn.Linear) -> dict[str, Tensor]:
 
 WORDS = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s+")
 LANGUAGE = "en"
-SPELLINGS = 8  # drawn of each word, where merges are dropped
+SPELLINGS = 8  # random encodings of each word under merge dropout
 
 Pair = tuple[str, str]
 
 
 def byte_letters() -> dict[int, str]:
-    """The printable letter that stands for each byte, in GPT-2's order: visible Latin-1 first, the rest from U+0100."""
+    """GPT-2's printable character for each byte: visible Latin-1 first, the rest from U+0100."""
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in visible]
     letters = {byte: chr(byte) for byte in visible}
@@ -127,7 +126,7 @@ def byte_letters() -> dict[int, str]:
 
 @dataclass
 class Vocabulary:
-    """Merges in the order they were learnt, and the seconds its timestamps reach to."""
+    """A byte-level BPE: merges in the order they were learned, and the seconds that timestamps cover."""
 
     merges: list[Pair]
     window_seconds: float
@@ -145,38 +144,36 @@ class Vocabulary:
 
     @classmethod
     def learn(cls, texts: Iterable[str], merges: int, window_seconds: float) -> "Vocabulary":
-        """The most frequent pairs of the texts' words, merged one after another."""
+        """Learn the most frequent merges of the texts' words."""
         letters = byte_letters()
         counts = Counter(word for text in texts for word in WORDS.findall(" " + text))
         words = [([letters[byte] for byte in word.encode()], count) for word, count in sorted(counts.items())]
-        learnt: list[Pair] = []
-        while len(learnt) < merges:
+        learned: list[Pair] = []
+        while len(learned) < merges:
             pairs: Counter[Pair] = Counter()
             for pieces, count in words:
                 for pair in pairwise(pieces):
                     pairs[pair] += count
-            known = {"".join(pair) for pair in learnt}
+            known = {"".join(pair) for pair in learned}
             best = max((p for p in pairs if "".join(p) not in known), key=lambda p: (pairs[p], p), default=None)
             if best is None or pairs[best] < 2:
                 break
-            learnt.append(best)
+            learned.append(best)
             words = [(_merged(pieces, best), count) for pieces, count in words]
-        return cls(learnt, window_seconds)
+        return cls(learned, window_seconds)
 
     @property
     def tokens(self) -> WhisperTokens:
-        """Where the special tokens stand."""
+        """Ids of the special tokens."""
         return WhisperTokens.in_order(len(self._ids), [LANGUAGE])
 
     @property
     def size(self) -> int:
-        """All ids: text, special tokens and timestamps."""
+        """Number of ids: text, special tokens and timestamps."""
         return self.tokens.timestamps + round(self.window_seconds / SECONDS_PER_TIMESTAMP) + 1
 
     def encode(self, text: str, dropout: float = 0.0, chance: random.Random | None = None) -> list[int]:
-        """Ids of a text that begins a segment, so with a space before it. With `dropout`, merges are skipped at random,
-        so that a model also learns to spell.
-        """
+        """Ids of a text at the start of a segment, so with a space before it; with `dropout`, merges are skipped."""
         words = WORDS.findall(" " + text)
         if dropout and chance is not None:
             return [id_ for word in words for id_ in chance.choice(self._spellings(word, dropout, chance))]
@@ -186,14 +183,14 @@ class Vocabulary:
         return [id_ for word in words for id_ in self._known[word]]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, special tokens left out."""
+        """The text of ids without special tokens."""
         bytes_of = {letter: byte for byte, letter in self._letters.items()}
         pieces = list(self._ids)
-        spelt = "".join(pieces[id_] for id_ in ids if id_ < len(pieces))
-        return bytes(bytes_of[letter] for letter in spelt).decode(errors="replace")
+        text = "".join(pieces[id_] for id_ in ids if id_ < len(pieces))
+        return bytes(bytes_of[letter] for letter in text).decode(errors="replace")
 
     def _spellings(self, word: str, dropout: float, chance: random.Random) -> list[list[int]]:
-        """A few drawn spellings of a word, drawn once."""
+        """Random encodings of a word, drawn once."""
         if (word, dropout) not in self._varied:
             drawn = [self._encode_word(word, dropout, chance) for _ in range(SPELLINGS)]
             self._varied[word, dropout] = drawn
@@ -218,14 +215,14 @@ class Vocabulary:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Vocabulary":
-        """The vocabulary that `write` wrote."""
+        """Read `tokenizer.json`."""
         tokenizer = json.loads((Path(folder) / "tokenizer.json").read_text("utf8"))
         times = [token for token in tokenizer["added_tokens"] if re.fullmatch(r"<\|\d+\.\d\d\|>", token["content"])]
         merges = [(first, second) for first, second in tokenizer["model"]["merges"]]
         return cls(merges, (len(times) - 1) * SECONDS_PER_TIMESTAMP)
 
     def special_names(self) -> list[str]:
-        """Every special token, in the order of its id."""
+        """The special tokens in the order of their ids."""
         times = range(self.size - self.tokens.timestamps)
         names = ["endoftext", "startoftranscript", LANGUAGE, *AFTER_LANGUAGES]
         return [f"<|{name}|>" for name in names] + [f"<|{time * SECONDS_PER_TIMESTAMP:.2f}|>" for time in times]
@@ -269,23 +266,23 @@ def _merged(pieces: list[str], pair: Pair) -> list[str]:
     return merged
 
 
-SHORTEST_HEARD = 1.2  # seconds it hears at once as well as those it was taught with
+MIN_WINDOW_SECONDS = 1.2  # seconds of the shortest window it transcribes well
 
 
 def save_whisper(
     model: Whisper, vocabulary: Vocabulary, folder: Path, heads: Sequence[tuple[int, int]] | None = None
 ) -> None:
-    """Weights as float16, `config.json`, `tokenizer.json`, `generation_config.json`, `preprocessor_config.json`.
+    """Write a checkpoint that transformers reads too: float16 weights, config, tokenizer, generation, preprocessor.
 
-    `heads` are those that tell when words were said, by layer and number; the last layer's, if nobody looked for them.
+    `heads` are the alignment heads as (layer, head); default: all of the last layer.
     """
     last = [(model.config.decoder_layers - 1, head) for head in range(model.config.decoder_attention_heads)]
     ids = vocabulary.tokens
     special = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), ids.endoftext)
     special["decoder_start_token_id"] = ids.startoftranscript
-    kept = Whisper(model.config).half()
-    kept.load_state_dict(model.state_dict())
-    kept.save(folder, **special)
+    half = Whisper(model.config).half()
+    half.load_state_dict(model.state_dict())
+    half.save(folder, **special)
     vocabulary.write(folder)
     begin_suppressed = [*vocabulary.encode("")[:1], ids.endoftext]
     generation: dict[str, Any] = {
@@ -298,10 +295,10 @@ def save_whisper(
         "no_timestamps_token_id": ids.notimestamps,
         "prev_sot_token_id": ids.startofprev,
         "max_initial_timestamp_index": 100,
-        "shortest_window": SHORTEST_HEARD,
-        "window_fill": "silence",  # as in its training batches
-        "untimed_up_to": model.config.window_seconds,  # it learned more words than times
-        "likely_text_is_speech": False,  # it was taught to say that nobody speaks; what it writes then means nothing
+        "shortest_window": MIN_WINDOW_SECONDS,
+        "window_fill": "silence",  # as in training
+        "untimed_up_to": model.config.window_seconds,  # text is more accurate without timestamps
+        "likely_text_is_speech": False,  # trained on the no-speech token; text probability says nothing about speech
         "max_length": model.config.max_target_positions,
         "alignment_heads": [list(pair) for pair in heads or last],
     }
@@ -323,5 +320,4 @@ def save_whisper(
 
 
 def write_json(file: Path, values: dict[str, Any]) -> None:
-    """Write values so that people can read them."""
     file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf8")

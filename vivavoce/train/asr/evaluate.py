@@ -1,4 +1,4 @@
-"""How well a Whisper writes what recordings say: greedy texts of many windows at once, and their word error rate."""
+"""Evaluate a trained ASR model: batched greedy transcription, error rates, and the choice of alignment heads."""
 
 import argparse
 import gzip
@@ -26,14 +26,14 @@ from vivavoce.train.corpus import FULL_SCALE, Corpus
 from vivavoce.train.front_desk.answers import normalise
 
 Padding = Literal["full", "trim"]
-WAYS_TO_JUDGE: tuple[tuple[str, Padding, float | None], ...] = (
+CONDITIONS: tuple[tuple[str, Padding, float | None], ...] = (
     ("whole windows", "full", None),
     ("trimmed windows", "trim", None),
     ("at 15 dB", "full", 15.0),
 )
-SHORTEST = 2 * RATE  # a trimmed window is never shorter than those it learnt from
+MIN_SAMPLES = 2 * RATE  # as short as training windows get
 ROWS = 64
-MOST_TOKENS = 100  # no sentence that is judged by has more; a text that does not end stops there
+MAX_TOKENS = 100  # no evaluated sentence is longer; stops texts that do not end
 
 
 ASTERISK_TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
@@ -42,12 +42,12 @@ POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
 
 
 def human_recordings() -> list[tuple[NDArray[np.float32], str, str]]:
-    """Real people reading known words, at 16 kHz: samples, text, package; none where no such package is installed."""
+    """Human speech with known texts at 16 kHz: samples, text, Debian package; empty if none is installed."""
     return [*_asterisk_prompts(), *_pocketsphinx_clips()]
 
 
 def _asterisk_prompts() -> Iterator[tuple[NDArray[np.float32], str, str]]:
-    """One studio speaker (Debian: asterisk-core-sounds-en and -g722); prompts that are tones or spell are left out."""
+    """One studio speaker (Debian: asterisk-core-sounds-en and -g722), without prompts that are tones or spell."""
     for line in _lines_of_gzip(ASTERISK_TEXTS):
         name, _, text = line.partition(": ")
         file = ASTERISK_SOUNDS / f"{name}.g722"
@@ -81,7 +81,7 @@ def _pocketsphinx_clips() -> Iterator[tuple[NDArray[np.float32], str, str]]:
 
 @dataclass(frozen=True)
 class RecognitionScores:
-    """Errors among words and letters, and the worst texts beside what was meant."""
+    """Word and character errors, and the worst hypotheses with their references."""
 
     words: int
     word_errors: int
@@ -93,17 +93,14 @@ class RecognitionScores:
 
     @property
     def word_error_rate(self) -> float:
-        """Errors for each word that was said."""
         return self.word_errors / max(1, self.words)
 
     def line(self) -> str:
-        """The figures in a line."""
         letters = self.letter_errors / max(1, self.letters)
         whole = self.right_sentences / max(1, self.sentences)
         return f"WER {self.word_error_rate:.1%}  CER {letters:.1%}  whole sentences {whole:.1%} of {self.sentences}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as JSON."""
         return {
             "wer": round(self.word_error_rate, 4),
             "cer": round(self.letter_errors / max(1, self.letters), 4),
@@ -114,7 +111,7 @@ class RecognitionScores:
 
 
 def judge_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> RecognitionScores:
-    """Texts against what was meant, both as plain words."""
+    """Score hypotheses against references, both normalised."""
     pairs = [(normalise(one), normalise(other)) for one, other in zip(said, meant, strict=True)]
     by_words = [edit_distance(one.split(), other.split()) for one, other in pairs]
     by_letters = [edit_distance(one, other) for one, other in pairs]
@@ -139,9 +136,9 @@ def transcribe_all(
     decibels: float | None = None,
     rows: int = ROWS,
 ) -> list[str]:
-    """The greedy text of each recording, cut at one window; with `trim`, a window is as long as its longest row.
+    """Greedy text of each recording, cut at one window; with `trim`, a window is as long as its longest row.
 
-    With `decibels`, the recordings are that much louder than pink noise under them.
+    With `decibels`, pink noise is added at that SNR.
     """
     tokens = vocabulary.tokens
     rules: list[LogitRule] = [Suppress([*tokens.specials, *range(tokens.notimestamps, vocabulary.size)])]
@@ -157,18 +154,18 @@ def transcribe_all(
             windows = at_snr(windows, noise("pink", windows, generator), decibels, lengths)
         memory = model.decoder.remember(model.encoder(mel(windows)))
         prompt = tokens.prompt(LANGUAGE)
-        most = min(MOST_TOKENS, model.config.max_target_positions - len(prompt))
-        decoded = decode(model, tokens, memory, [prompt] * len(chosen), rules, most=most)
+        max_tokens = min(MAX_TOKENS, model.config.max_target_positions - len(prompt))
+        decoded = decode(model, tokens, memory, [prompt] * len(chosen), rules, most=max_tokens)
         for index, text in zip(chosen, decoded, strict=True):
             texts[index] = vocabulary.decode(text.tokens).strip()
     return texts
 
 
 def windows_of(model: Whisper, recordings: Recordings, chosen: Sequence[int], padding: Padding) -> Tensor:
-    """The chosen recordings, zeros behind them.  # [row, time]"""
-    most = int(model.config.window_seconds * RATE)
-    lengths = [min(most, int(recordings.lengths[index])) for index in chosen]
-    size = most if padding == "full" else min(most, max(SHORTEST, -(-max(lengths) // 320) * 320))
+    """The chosen recordings, padded with zeros.  # [row, time]"""
+    max_samples = int(model.config.window_seconds * RATE)
+    lengths = [min(max_samples, int(recordings.lengths[index])) for index in chosen]
+    size = max_samples if padding == "full" else min(max_samples, max(MIN_SAMPLES, -(-max(lengths) // 320) * 320))
     windows = torch.zeros(len(chosen), size, device=recordings.samples.device)
     for row, (index, length) in enumerate(zip(chosen, lengths, strict=True)):
         start = int(recordings.starts[index])
@@ -177,31 +174,31 @@ def windows_of(model: Whisper, recordings: Recordings, chosen: Sequence[int], pa
 
 
 def _people(model: Whisper) -> Corpus:
-    """Recordings of people that fit into a window."""
-    most = int(model.config.window_seconds * RATE)
-    found = [recorded for recorded in human_recordings() if len(recorded[0]) <= most]
+    """Human recordings that fit in a window."""
+    max_samples = int(model.config.window_seconds * RATE)
+    found = [recorded for recorded in human_recordings() if len(recorded[0]) <= max_samples]
     if not found:
         raise InputError("no recordings of people here: apt install asterisk-core-sounds-en-g722 pocketsphinx-testdata")
     return Corpus.of([((samples * 32767).astype(np.int16), text, source) for samples, text, source in found])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`viva train judge-asr --model DIR --corpus PATH`: error rates of a saved miniature."""
+    """`viva train evaluate-asr --model DIR --corpus PATH`: error rates of a saved model."""
     parser = argparse.ArgumentParser(description="Word error rates of a trained mini-asr on a corpus, or on people.")
     parser.add_argument("--model", type=Path, required=True)
-    heard = parser.add_mutually_exclusive_group(required=True)
-    heard.add_argument("--corpus", type=Path)
-    heard.add_argument("--people", action="store_true", help="the recordings of people that Debian packages hold")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--corpus", type=Path)
+    source.add_argument("--people", action="store_true", help="human recordings from Debian packages")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     model, vocabulary = Whisper.load(options.model, options.device), Vocabulary.read(options.model)
     recordings = Recordings.of_corpus(_people(model) if options.people else Corpus.load(options.corpus))
     recordings = recordings.to(options.device)
-    for way, padding, decibels in WAYS_TO_JUDGE:
+    for way, padding, decibels in CONDITIONS:
         texts = transcribe_all(model, vocabulary, recordings, padding, decibels)
-        judgement = judge_texts(texts, recordings.texts)
-        print(f"{way}: {judgement.line()}")
-        for said, meant in judgement.worst[:5]:
+        scores = judge_texts(texts, recordings.texts)
+        print(f"{way}: {scores.line()}")
+        for said, meant in scores.worst[:5]:
             print(f"    {meant!r} was written {said!r}")
 
 
@@ -217,7 +214,7 @@ POSITIONS_PER_SECOND = 50
 def timing_heads(
     model: Whisper, vocabulary: Vocabulary, recordings: Recordings, count: int = COUNT
 ) -> list[tuple[int, int]]:
-    """Layer and head of those that move on most steadily through recordings while the text of each is written."""
+    """Layer and head of the alignment heads: those whose attention moves most steadily through the audio."""
     config, tokens = model.config, vocabulary.tokens
     pairs = [(layer, head) for layer in range(config.decoder_layers) for head in range(config.decoder_attention_heads)]
     prompt = tokens.prompt(LANGUAGE)
@@ -229,19 +226,19 @@ def timing_heads(
         room = config.max_target_positions - len(prompt) - 1
         written = torch.tensor([[*prompt, *vocabulary.encode(text)[:room]]], device=windows.device)
         sound = min(int(recordings.lengths[index]), windows.shape[1]) * POSITIONS_PER_SECOND // RATE + 1
-        looks = model.decoder.attention(written, memory, pairs, sound)[0, :, len(prompt) - 1 :]
-        found += steadiness(looks).cpu()
+        attention = model.decoder.attention(written, memory, pairs, sound)[0, :, len(prompt) - 1 :]
+        found += steadiness(attention).cpu()
     best = found.topk(min(count, len(pairs))).indices.sort().values
     return [pairs[index] for index in best.tolist()]
 
 
-def steadiness(looks: Tensor) -> Tensor:
-    """How evenly the middle of what is looked at moves with the tokens: 1 where it keeps pace, -1 where it goes back.
+def steadiness(attention: Tensor) -> Tensor:
+    """Correlation of the centre of attention with the token index, for each head.
 
     # [head, token, position] → [head]
     """
-    places = torch.arange(looks.shape[-1], device=looks.device, dtype=torch.float32)
-    middle = (looks.float() * places).sum(-1) / looks.float().sum(-1)
-    steps = torch.arange(looks.shape[1], device=looks.device, dtype=torch.float32)
+    positions = torch.arange(attention.shape[-1], device=attention.device, dtype=torch.float32)
+    middle = (attention.float() * positions).sum(-1) / attention.float().sum(-1)
+    steps = torch.arange(attention.shape[1], device=attention.device, dtype=torch.float32)
     steps, middle = steps - steps.mean(), middle - middle.mean(-1, keepdim=True)
     return (middle * steps).sum(-1) / (middle.norm(dim=-1) * steps.norm()).clamp_min(1e-6)

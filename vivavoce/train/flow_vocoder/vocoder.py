@@ -1,7 +1,7 @@
-"""HiFT for the reply voice: `viva train vocoder --corpus DIR --out DIR --seconds 400`.
+"""Train the HiFT vocoder of the reply voice: `viva train vocoder --corpus DIR --out DIR --seconds 400`.
 
-First the spectrum alone is learned, then judges of sound join. The f0 predictor learns from measured pitch; the
-excitation is made of measured pitch at first and of predicted pitch, as in use, more and more.
+Spectral losses first, then adversarial ones too. The f0 predictor trains on measured pitch; the excitation uses
+measured pitch at first and increasingly predicted pitch, as in inference.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from vivavoce.train.features import encode_corpus
 from vivavoce.train.flow_vocoder.batches import (
     CodedSpeech,
     TeacherSpeech,
+    copy_curves,
     flow_mels,
-    keep_curves,
     segment_starts,
     with_flow_mels,
     write_part,
@@ -44,19 +44,19 @@ from vivavoce.train.losses import (
     Discriminators,
     HarmonicDistance,
     SpectralDistance,
-    deceiving_loss,
+    discriminator_loss,
     feature_distance,
-    judging_loss,
+    generator_loss,
 )
 from vivavoce.train.voices import TEACHER
 
-QUIET = 0.1  # share of a branch beside the excitation's way that is left
-LOUDNESS = 0.2  # of the excitation, before anything is learned
+QUIET = 0.1  # initial scale of branches beside the excitation's path
+LOUDNESS = 0.2  # initial gain of the excitation
 
 
 @torch.no_grad()
-def untaught(config: HiFTConfig, device: torch.device | str, seed: int) -> HiFT:
-    """A vocoder ready to learn."""
+def untrained(config: HiFTConfig, device: torch.device | str, seed: int) -> HiFT:
+    """An initialised vocoder."""
     torch.manual_seed(seed)
     hift = HiFT(config)
     assert hift.conv_post.bias is not None
@@ -64,28 +64,28 @@ def untaught(config: HiFTConfig, device: torch.device | str, seed: int) -> HiFT:
     hift.f0_predictor.classifier.bias.fill_(60.0)
     hift.conv_post.weight.mul_(QUIET)
     if config.plain_spectrum:
-        hand_excitation_through(hift)
+        pass_excitation_through(hift)
     else:
         hift.conv_post.bias[: len(hift.conv_post.bias) // 2] = -4.0
     hift.to(device).requires_grad_(True)
-    keep_excited(hift)
+    freeze_source_mixture(hift)
     return hift
 
 
 @torch.no_grad()
-def keep_excited(hift: HiFT) -> None:
-    """Mix all harmonics alike, for good: a mixture that learns dies before the network has learned to use it."""
+def freeze_source_mixture(hift: HiFT) -> None:
+    """Fix equal weights of all harmonics: a trainable mixture collapses before the network uses it."""
     mixture = hift.m_source.l_linear.requires_grad_(False)
     mixture.weight.fill_(1.0)
     mixture.bias.zero_()
 
 
 @torch.no_grad()
-def hand_excitation_through(hift: HiFT) -> None:
-    """Let the low bins of the excitation's spectrum pass to the sound's, so that its harmonics stay what they are.
+def pass_excitation_through(hift: HiFT) -> None:
+    """Initialise the low bins of the excitation's spectrum to pass to the output, so that its harmonics are kept.
 
-    What is left to learn is how loud which of them is. Two channels of the last stage carry a value, the one the
-    other's opposite, so that it is straight behind a rectifier that bends each.
+    What remains to train is the level of each. A value is carried by two opposite channels of the last stage, whose
+    difference is linear through the leaky ReLU.
     """
     down, up, post = hift.source_downs[-1], hift.ups[-1], hift.conv_post
     assert isinstance(down, nn.Conv1d)
@@ -126,15 +126,15 @@ VOCODER = HiFTConfig(
     dilations=(1, 3),
     plain_spectrum=True,
 )
-EAGER_STEPS = 3  # of a step that has changed, before it is captured anew
-BETAS, CLIP = (0.8, 0.99), 500.0  # for adversaries: a short memory, and a clip for accidents alone
-SECONDS_TO_JUDGE = 15.0
+EAGER_STEPS = 3  # eager steps after the loss changes, before capture
+BETAS, CLIP = (0.8, 0.99), 500.0  # adversarial training: low momentum, and clipping only of outliers
+EVALUATION_SECONDS = 15.0
 VOCODER_FILE = "hift.safetensors"
 
 
 @dataclass(frozen=True)
 class VocoderPlan:
-    """How the vocoder learns."""
+    """Hyperparameters."""
 
     config: HiFTConfig = VOCODER
     period_channels: tuple[int, ...] = (16, 64, 128, 256, 256)
@@ -142,13 +142,13 @@ class VocoderPlan:
     frames: int = 40
     batch: int = 16
     rate: float = 5e-4
-    judge_rate: float = 3e-4
+    discriminator_rate: float = 3e-4
     average: float = 0.995
-    judges_from: float = 0.2  # share of the course
-    trust_from: float = 0.2  # from here on all excitation is made of predicted pitch
+    discriminators_from: float = 0.2  # progress from which discriminators take part
+    trust_from: float = 0.2  # progress from which all excitation uses predicted pitch
     other_voices: float = 0.1
-    made_mels: float = 0.6  # share of mels that the flow made, where there is a flow
-    most_steps: int = 1_000_000
+    made_mels: float = 0.6  # share of mels generated by the flow, if one is given
+    max_steps: int = 1_000_000
     weights: Mapping[str, float] = field(
         default_factory=lambda: {
             "mel": 15.0,
@@ -160,13 +160,13 @@ class VocoderPlan:
         }
     )
 
-    def trusting(self) -> "VocoderPlan":
-        """How one learns that can already tell pitch."""
+    def with_predicted_pitch(self) -> "VocoderPlan":
+        """The plan for a vocoder whose f0 predictor is trained."""
         return dataclasses.replace(self, trust_from=1e-9)
 
-    def refining(self) -> "VocoderPlan":
-        """How one learns on that can already speak."""
-        return dataclasses.replace(self.trusting(), rate=0.5 * self.rate, judges_from=0.05)
+    def continued(self) -> "VocoderPlan":
+        """The plan for continuing a trained vocoder."""
+        return dataclasses.replace(self.with_predicted_pitch(), rate=0.5 * self.rate, discriminators_from=0.05)
 
 
 TINY = VocoderPlan(
@@ -175,31 +175,33 @@ TINY = VocoderPlan(
     spectrum_channels=4,
     frames=16,
     batch=4,
-    most_steps=8,
+    max_steps=8,
 )
 
 
-class VocoderBatch:
-    """What vocoder and judges are taught with one batch."""
+class VocoderLosses:
+    """Losses of vocoder and discriminators."""
 
-    def __init__(self, hift: HiFT, judges: Discriminators, plan: VocoderPlan, device: torch.device | str) -> None:
-        self.hift, self.judges, self.plan = hift, judges, plan
+    def __init__(
+        self, hift: HiFT, discriminators: Discriminators, plan: VocoderPlan, device: torch.device | str
+    ) -> None:
+        self.hift, self.discriminators, self.plan = hift, discriminators, plan
         self.mel = VocoderMel(MATCHA_24KHZ).to(device)
         self.spectrum = SpectralDistance(MATCHA_24KHZ.rate).to(device)
         self.harmonics = HarmonicDistance(MATCHA_24KHZ.rate).to(device)
         self.made = torch.zeros(plan.batch, plan.frames * MATCHA_24KHZ.hop, device=device)
-        """The sounds of the last step, for the judges to learn from."""
+        """Audio generated in the last step, for the discriminators."""
 
     def spoken(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The sound of a batch's mels as in use, not limited, and its f0.  # [batch, sample], [batch, frame]"""
+        """Unclipped audio and f0 of a batch's mels, as in inference.  # [batch, sample], [batch, frame]"""
         mel = batch["mel"].transpose(1, 2)
         f0 = self.hift.f0_predictor(mel)
         used = torch.where(batch["trusted"][:, None], f0.detach(), batch["f0"])
         start = SourceStart(None, torch.zeros_like(batch["seed"]), batch["seed"])
         return self.hift.decode(mel, self.hift.m_source(used, start)), f0
 
-    def speaking(self, batch: Batch) -> dict[str, Tensor]:
-        """What the vocoder minimises; the judges have part in it where the batch says so."""
+    def of_vocoder(self, batch: Batch) -> dict[str, Tensor]:
+        """The vocoder's loss; adversarial if the batch has `adversarial`."""
         made, f0 = self.spoken(batch)
         given = batch["sound"]
         parts = {
@@ -208,24 +210,24 @@ class VocoderBatch:
             "harmonics": self.harmonics(made, given),
             "f0": functional.l1_loss(f0, batch["f0"]),
         }
-        if "judged" in batch:
+        if "adversarial" in batch:
             with torch.autocast("cuda", torch.bfloat16, enabled=made.is_cuda, cache_enabled=False):
-                recorded, deceived = self.judges.of_pair(given, made)
-            parts["deceiving"] = deceiving_loss(deceived)
+                recorded, deceived = self.discriminators.of_pair(given, made)
+            parts["deceiving"] = generator_loss(deceived)
             parts["features"] = feature_distance(recorded, deceived)
         self.made.copy_(made.detach())
         total = torch.stack([self.plan.weights[name] * part for name, part in parts.items()]).sum()
         return {"loss": total, **parts}
 
-    def judging(self, batch: Batch) -> dict[str, Tensor]:
-        """What the judges minimise."""
-        recorded, deceived = self.judges.of_pair(batch["sound"], self.made)
+    def of_discriminators(self, batch: Batch) -> dict[str, Tensor]:
+        """The discriminators' loss."""
+        recorded, deceived = self.discriminators.of_pair(batch["sound"], self.made)
         scores = torch.stack([one.score.float().mean() for one in deceived])
-        return {"loss": judging_loss(recorded, deceived), "made": scores.mean()}
+        return {"loss": discriminator_loss(recorded, deceived), "made": scores.mean()}
 
 
 class Segments:
-    """Batches of short segments; most of the reply voice, some of others where the corpus has them."""
+    """Batches of short segments, mostly of the reply voice, some of others if the corpus has them."""
 
     def __init__(
         self, speech: TeacherSpeech, is_teacher: Tensor, plan: VocoderPlan, made: Tensor | None = None
@@ -236,7 +238,7 @@ class Segments:
         self.others = segment_starts(speech, plan.frames, utterances[~is_teacher])
 
     def batch(self, generator: torch.Generator, progress: float) -> dict[str, Tensor]:
-        """A batch of this moment of the course."""
+        """A batch; `progress` decides how many rows use predicted pitch."""
         rows, device = self.plan.batch, self.speech.mel.device
 
         def chance() -> Tensor:
@@ -260,51 +262,67 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Origins:
-    """What a vocoder may start from: an earlier course, or its f0 alone; the ear and the flow whose mels it speaks."""
+class StartingPoints:
+    """Folders to start from: an earlier vocoder or only its f0 predictor; encoder and flow that generate mels."""
 
     vocoder: Path | None = None
     f0: Path | None = None
-    ear: Path | None = None
+    speech_encoder: Path | None = None
     flow: Path | None = None
 
 
 @cudnn_benchmark.held(True)
-def teach(
-    corpus: Corpus, out: Path, plan: VocoderPlan, seconds: float, device: str, seed: int, origins: Origins
+def train_vocoder(
+    corpus: Corpus,
+    out: Path,
+    plan: VocoderPlan,
+    seconds: float,
+    device: str,
+    seed: int,
+    start: StartingPoints,
 ) -> HiFT:
-    """A vocoder that has learned for so long; its weights, log and figures are in `out`."""
-    begun = time.monotonic()
+    """Train a vocoder within a time budget; weights, log and metrics are written to `out`."""
+    started = time.monotonic()
     learned, held_out = split_held_out(corpus)
-    segments = _segments(corpus, learned, plan, device, origins)
-    hift = untaught(plan.config, device, seed)
-    if origins.vocoder is not None:
-        earlier = _earlier(origins.vocoder, device)
+    segments = _segments(corpus, learned, plan, device, start)
+    hift = untrained(plan.config, device, seed)
+    if start.vocoder is not None:
+        earlier = _earlier(start.vocoder, device)
         hift.load_state_dict(earlier.state_dict())
-        keep_excited(hift)
+        freeze_source_mixture(hift)
         if earlier.config.plain_spectrum == plan.config.plain_spectrum:
-            plan = plan.refining()
-        else:  # its last layers said magnitudes and angles
-            hand_excitation_through(hift)
-            plan = plan.trusting()
-    elif origins.f0 is not None:
-        hift.f0_predictor.load_state_dict(_earlier(origins.f0, device).f0_predictor.state_dict())
-        plan = plan.trusting()
-    judges = Discriminators(plan.period_channels, plan.spectrum_channels).to(device)
-    lesson = VocoderBatch(hift, judges, plan, device)
-    speaker = Learner(
-        {"hift": hift}, lesson.speaking, plan.rate, betas=BETAS, clip=CLIP, average=plan.average, half=False
+            plan = plan.continued()
+        else:  # its last layers predict magnitude and phase
+            pass_excitation_through(hift)
+            plan = plan.with_predicted_pitch()
+    elif start.f0 is not None:
+        hift.f0_predictor.load_state_dict(_earlier(start.f0, device).f0_predictor.state_dict())
+        plan = plan.with_predicted_pitch()
+    discriminators = Discriminators(plan.period_channels, plan.spectrum_channels).to(device)
+    losses = VocoderLosses(hift, discriminators, plan, device)
+    generator = Learner(
+        {"hift": hift}, losses.of_vocoder, plan.rate, betas=BETAS, clip=CLIP, average=plan.average, half=False
     )
-    judging = Learner({"judges": judges}, lesson.judging, plan.judge_rate, betas=BETAS, clip=CLIP)
-    print(f"{segments.speech.seconds / 3600:.2f} h of speech after {time.monotonic() - begun:.0f} s", flush=True)
-    left = seconds - (time.monotonic() - begun) - SECONDS_TO_JUDGE
-    _run_course(out, plan, segments, speaker, judging, Budget(plan.most_steps, max(1.0, left), warmup=100), seed)
-    speaker.swap_average()
+    discriminator = Learner(
+        {"judges": discriminators}, losses.of_discriminators, plan.discriminator_rate, betas=BETAS, clip=CLIP
+    )
+    print(f"{segments.speech.seconds / 3600:.2f} h of speech after {time.monotonic() - started:.0f} s", flush=True)
+    left = seconds - (time.monotonic() - started) - EVALUATION_SECONDS
+    _run_training(
+        out,
+        plan,
+        segments,
+        generator,
+        discriminator,
+        Budget(plan.max_steps, max(1.0, left), warmup=100),
+        seed,
+    )
+    generator.swap_average()
     hift.requires_grad_(False).eval()
     write_part(hift, {"vocoder": dataclasses.asdict(hift.config)}, out / VOCODER_FILE)
-    keep_curves(out)
-    judged = [index for index in held_out.tolist() if corpus.voices[index] == TEACHER.name] or held_out.tolist()
-    figures = measure(hift, TeacherSpeech.of(corpus, np.array(judged[:24]), device))
+    copy_curves(out)
+    adversarial = [index for index in held_out.tolist() if corpus.voices[index] == TEACHER.name] or held_out.tolist()
+    figures = measure(hift, TeacherSpeech.of(corpus, np.array(adversarial[:24]), device))
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     print(json.dumps(figures), flush=True)
     return hift
@@ -317,18 +335,18 @@ def _earlier(folder: Path, device: str) -> HiFT:
     return HiFT.load(folder / VOCODER_FILE, device, config)
 
 
-def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: str, origins: Origins) -> Segments:
+def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: str, start: StartingPoints) -> Segments:
     speech = TeacherSpeech.of(corpus, learned, device)
     is_teacher = torch.tensor([corpus.voices[index] == TEACHER.name for index in learned.tolist()])
     if not is_teacher.any():
         raise InputError(f"the corpus has nothing in the voice {TEACHER.name}, which the vocoder is to learn")
-    if origins.ear is None or origins.flow is None:
+    if start.speech_encoder is None or start.flow is None:
         return Segments(speech, is_teacher, plan)
-    config = read_sizes(origins.flow / "sizes.json").flow
+    config = read_sizes(start.flow / "sizes.json").flow
     if config is None:
-        raise InputError(f"{origins.flow} is not the folder of a flow: its sizes.json has none")
-    flow = FlowDecoder.load(origins.flow / FLOW_FILE, config, device)
-    coded = encode_corpus(SpeechEncoder.load(origins.ear, device), corpus, device)
+        raise InputError(f"{start.flow} is not the folder of a flow: its sizes.json has none")
+    flow = FlowDecoder.load(start.flow / FLOW_FILE, config, device)
+    coded = encode_corpus(SpeechEncoder.load(start.speech_encoder, device), corpus, device)
     own = learned[is_teacher.numpy()]
     codes = CodedSpeech.of(TeacherSpeech.of(corpus, own, device), [coded[index] for index in own], config.ratio)
     prompt = VoicePrompt(*codes.prompt(config.chunk), teacher_vector(config.speaker_dim))
@@ -337,32 +355,34 @@ def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: st
     return Segments(speech, is_teacher, plan, with_flow_mels(speech, is_teacher.nonzero()[:, 0], codes, mels))
 
 
-def _run_course(
+def _run_training(
     out: Path,
     plan: VocoderPlan,
     segments: Segments,
-    speaker: Learner,
-    judging: Learner,
+    generator: Learner,
+    discriminator: Learner,
     budget: Budget,
     seed: int,
 ) -> None:
-    course = TrainingRun(out / "course", {"speaker": speaker, "judging": judging}, budget, seed, log_every=200)
-    captures, judged_steps, device = speaker.use_graph, 0, speaker.device
-    for step in course:
+    training_run = TrainingRun(
+        out / "course", {"speaker": generator, "judging": discriminator}, budget, seed, log_every=200
+    )
+    captures, adversarial_steps, device = generator.use_graph, 0, generator.device
+    for step in training_run:
         batch = segments.batch(step.generator(device), step.progress)
-        is_judged = step.progress >= plan.judges_from
-        if is_judged:
-            judged_steps += 1
-            speaker.use_graph = captures and judged_steps > EAGER_STEPS
-        judged = batch | {"judged": torch.ones((), device=device)} if is_judged else batch
-        course.record(speaker.step(judged, step.rate_share))
-        if is_judged:
-            course.record(judging.step(batch, step.rate_share), "judge_")
+        is_adversarial = step.progress >= plan.discriminators_from
+        if is_adversarial:
+            adversarial_steps += 1
+            generator.use_graph = captures and adversarial_steps > EAGER_STEPS
+        adversarial = batch | {"adversarial": torch.ones((), device=device)} if is_adversarial else batch
+        training_run.record(generator.step(adversarial, step.rate_share))
+        if is_adversarial:
+            training_run.record(discriminator.step(batch, step.rate_share), "judge_")
 
 
 @torch.no_grad()
 def measure(hift: HiFT, speech: TeacherSpeech) -> dict[str, float]:
-    """How near the vocoder comes to speech it did not learn from, offline and as a stream of hops of 0.4 s."""
+    """Distance to held-out speech, offline and streamed in hops of 0.4 s."""
     analysis = VocoderMel(MATCHA_24KHZ).to(speech.mel.device)
     stream = HiFTStream(hift)
     figures: dict[str, list[float]] = {"mel_l1": [], "mel_l1_stream": [], "f0_error_hz": [], "voicing_error": []}
@@ -375,31 +395,30 @@ def measure(hift: HiFT, speech: TeacherSpeech) -> dict[str, float]:
         for name, sound in (("mel_l1", hift(given)), ("mel_l1_stream", torch.cat(pieces, dim=1))):
             figures[name].append(float(functional.l1_loss(analysis(sound), given)))
         predicted = hift.f0_predictor(given)[0]
-        voiced, heard = f0 > 0, predicted > hift.m_source.voiced_above
-        both = voiced & heard
-        figures["voicing_error"].append(float((voiced != heard).float().mean()))
+        voiced, predicted_voiced = f0 > 0, predicted > hift.m_source.voiced_above
+        both = voiced & predicted_voiced
+        figures["voicing_error"].append(float((voiced != predicted_voiced).float().mean()))
         if both.any():
             figures["f0_error_hz"].append(float((predicted - f0)[both].abs().mean()))
     return {name: round(float(np.mean(values)), 4) for name, values in figures.items() if values}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Teach a HiFT vocoder the reply voice.")
-    parser.add_argument("--corpus", type=Path, required=True, help="a corpus folder, most of it in the reply voice")
+    parser.add_argument("--corpus", type=Path, required=True, help="a corpus, mostly in the reply voice")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=400.0, help="for everything, preparation and judging included")
-    parser.add_argument("--init", type=Path, help="the folder of an earlier course, to learn on")
-    parser.add_argument("--f0", type=Path, help="the folder of an earlier course, whose f0 predictor to begin with")
-    parser.add_argument("--ear", type=Path, help="with --flow: learn to speak the mels that this flow makes, too")
+    parser.add_argument("--seconds", type=float, default=400.0, help="total time, preparation and evaluation included")
+    parser.add_argument("--init", type=Path, help="folder of an earlier run to continue")
+    parser.add_argument("--f0", type=Path, help="folder of an earlier run with the f0 predictor to start from")
+    parser.add_argument("--speech-encoder", "--ear", type=Path, help="with --flow: train on mels of that flow, too")
     parser.add_argument("--flow", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to see that all works")
+    parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to test the pipeline")
     given = parser.parse_args(arguments)
     plan = TINY if given.tiny else VocoderPlan()
-    origins = Origins(given.init, given.f0, given.ear, given.flow)
-    teach(Corpus.load(given.corpus), given.out, plan, given.seconds, given.device, given.seed, origins)
+    start = StartingPoints(given.init, given.f0, given.speech_encoder, given.flow)
+    train_vocoder(Corpus.load(given.corpus), given.out, plan, given.seconds, given.device, given.seed, start)
 
 
 if __name__ == "__main__":

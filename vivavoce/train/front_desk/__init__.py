@@ -1,4 +1,4 @@
-"""A restaurant and hotel front desk in English: what guests say, what the desk answers, and who remembers what."""
+"""Dialogues of a restaurant and hotel front desk in English: user sentences, replies, and dialogue state."""
 
 import random
 import re
@@ -9,7 +9,7 @@ from vivavoce.errors import InputError
 from vivavoce.train.front_desk.answers import (
     DECLINE,
     REMEMBERED,
-    Desk,
+    DialogueState,
     Exchange,
     fixed_replies,
     judge,
@@ -46,28 +46,28 @@ __all__ = [
 ]
 
 SPLITS = ("train", "held_out")
-HELD_OUT_EVERY = 7  # one template in seven is never spoken in training
+HELD_OUT_EVERY = 7  # one template in seven is held out
 INTENTS = tuple(WRITTEN)
 NEEDS_MEMORY = ("repeat", "cancel", *REMEMBERED)
-ANSWERS = ("give_people", "give_time", "give_nights", "give_name")  # said only when the desk has asked
+ANSWERS = ("give_people", "give_time", "give_nights", "give_name")  # only as answers to a question in a reply
 OPENERS = tuple(intent for intent in INTENTS if intent not in (*NEEDS_MEMORY, *ANSWERS, "goodbye"))
 WEIGHTS = {"table": 5.0, "room": 2.5, "decline": 9.0, "directions": 3.0, "price": 2.5, "order": 2.5, "wake_up": 2.0}
-TRAIN_WEIGHTS = WEIGHTS | {"decline": 6.0}  # sentences about anything are declined in training besides
-COMPOSED = 0.45  # share of training's phrasings that were put together
-OPTIONAL = 0.4  # chance of an optional part
+TRAIN_WEIGHTS = WEIGHTS | {"decline": 6.0}  # training has other declined sentences besides
+COMPOSED = 0.45  # share of composed phrasings in training
+OPTIONAL = 0.4  # probability of an optional part
 BEFORE = ("um, ", "excuse me, ", "hello, ", "hi, ", "sorry, ", "well, ", "okay, ", "so, ", "oh, ", "and ", "uh, ")
-MORE_BEFORE = (  # in training alone, as are the endings
+MORE_BEFORE = (  # in training only, like the endings
     *BEFORE,
     *("hey, ", "good morning, ", "good evening, ", "one question, ", "a quick question, ", "right, ", "yes, ", "ah, "),
     *("now, ", "then ", "by the way, ", "one more thing, ", "tell me, ", "please, ", "thank you, and "),
 )
 AFTER = (", please", ", thank you", ", thanks", ", if I may ask", ", if possible", " right now", " then", ", sorry")
-PLAIN = ("greeting", "thanks", "goodbye", "repeat", "how_are_you", *ANSWERS)  # no filler makes these more natural
+PLAIN = ("greeting", "thanks", "goodbye", "repeat", "how_are_you", *ANSWERS)  # without fillers
 
 
 @cache
 def templates(intent: str, split: str) -> tuple[str, ...]:
-    """The templates of one intent that one side of the split may use."""
+    """The templates of an intent in a split."""
     if intent not in WRITTEN or split not in SPLITS:
         raise InputError(f"no templates of {intent!r} in {split!r}; intents: {', '.join(INTENTS)}; splits: {SPLITS}")
     if split == "held_out":
@@ -77,7 +77,7 @@ def templates(intent: str, split: str) -> tuple[str, ...]:
 
 @cache
 def _divided(intent: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The templates that may be learned, and those that are held out."""
+    """Training and held-out templates of an intent."""
     every = WRITTEN[intent]
     held_out = every[3::HELD_OUT_EVERY] + ([every[-1]] if len(every) % HELD_OUT_EVERY > 3 else [])
     learned = tuple(template for template in every if template not in held_out)
@@ -91,7 +91,7 @@ def _held_out() -> NearDuplicates:
 
 @cache
 def _written(intent: str) -> tuple[str, ...]:
-    """Training's templates of an intent that somebody wrote, those written later only where they copy none held out."""
+    """Hand-written training templates of an intent, without near duplicates of held-out ones."""
     near, written_later = _held_out(), TRAINING_ONLY.get(intent, [])
     more = [template for template in written_later if not any(way in near for way in expanded(template))]
     return (*_divided(intent)[0], *more)
@@ -99,18 +99,18 @@ def _written(intent: str) -> tuple[str, ...]:
 
 @cache
 def _composed(intent: str) -> tuple[str, ...]:
-    """Training's templates of an intent that were put together, without copies of those held out."""
+    """Composed training templates of an intent, without near duplicates of held-out ones."""
     return tuple(phrasing for phrasing in composed(intent) if phrasing not in _held_out())
 
 
 def dialogues(split: str, count: int, seed: int, turns: tuple[int, int] = (1, 4)) -> list[list[Exchange]]:
-    """Conversations in which every reply is the right one, given all that came before it."""
+    """Random dialogues with the correct reply to every turn."""
     random_source = random.Random(f"dialogues {split} {seed}")
     return [_dialogue(split, random_source.randint(*turns), random_source) for _ in range(count)]
 
 
 def single_questions(intents: Sequence[str], count: int, seed: int, saying: str = "") -> list[Exchange]:
-    """Distinct first turns of training of these intents; all of them have `saying` in what the guest says."""
+    """Distinct first turns of these intents from the training split whose user text contains `saying`."""
     random_source = random.Random(f"questions {intents} {seed} {saying}")
     asked: dict[str, Exchange] = {}
 
@@ -119,14 +119,14 @@ def single_questions(intents: Sequence[str], count: int, seed: int, saying: str 
             intent = random_source.choice(intents)
             user, slots = _phrase(intent, "train", random_source)
             if saying in user:
-                asked[user] = Exchange(intent, user, Desk().answer(intent, dict(slots)), slots)
+                asked[user] = Exchange(intent, user, DialogueState().answer(intent, dict(slots)), slots)
                 return user
 
     return [asked[user] for user in _distinct(draw, count, f"questions with {saying!r}")]
 
 
 def user_sentences(split: str, count: int, seed: int) -> list[str]:
-    """Distinct sentences of guests, every intent among them."""
+    """Distinct user sentences of all intents."""
     random_source = random.Random(f"sentences {split} {seed}")
     weights = [max(_weight(intent, split), 1.0) for intent in INTENTS]
 
@@ -134,18 +134,18 @@ def user_sentences(split: str, count: int, seed: int) -> list[str]:
         (intent,) = random_source.choices(INTENTS, weights)
         return _phrase(intent, split, random_source)[0]
 
-    return _distinct(draw, count, "sentences of guests")
+    return _distinct(draw, count, "user sentences")
 
 
 def reply_sentences(count: int, seed: int) -> list[str]:
-    """Distinct replies: every fixed one, every value of every slot, then bookings that mix several."""
+    """Distinct replies: all fixed ones, all single-slot ones, then bookings with several slots."""
     random_source = random.Random(f"replies {seed}")
     replies = dict.fromkeys([*fixed_replies(), *slotted_replies()])
 
     def draw() -> str:
-        desk = Desk()
+        state = DialogueState()
         phrase = _phrase("table", "train", random_source)
-        return desk.answer("table", dict(phrase[1]))
+        return state.answer("table", dict(phrase[1]))
 
     while len(replies) < count:
         replies.update(dict.fromkeys(_distinct(draw, min(200, count - len(replies)), "replies")))
@@ -154,19 +154,19 @@ def reply_sentences(count: int, seed: int) -> list[str]:
 
 
 def _spread(replies: Sequence[str], count: int, random_source: random.Random) -> list[str]:
-    """The fixed replies and a draw of the others."""
+    """The fixed replies and a sample of the others."""
     fixed = list(dict.fromkeys(fixed_replies()))
     others = [reply for reply in replies if reply not in fixed]
     return (fixed + random_source.sample(others, max(0, count - len(fixed))))[:count]
 
 
 def _dialogue(split: str, turns: int, random_source: random.Random) -> list[Exchange]:
-    desk = Desk()
+    state = DialogueState()
     exchanges: list[Exchange] = []
     for turn in range(turns):
-        intent = _next_intent(desk, split, turn, turns, random_source)
+        intent = _next_intent(state, split, turn, turns, random_source)
         user, slots = _phrase(intent, split, random_source)
-        exchanges.append(Exchange(intent, user, desk.answer(intent, dict(slots)), slots))
+        exchanges.append(Exchange(intent, user, state.answer(intent, dict(slots)), slots))
     return exchanges
 
 
@@ -174,35 +174,35 @@ def _weight(intent: str, split: str) -> float:
     return (TRAIN_WEIGHTS if split == "train" else WEIGHTS).get(intent, 1.0)
 
 
-def _next_intent(desk: Desk, split: str, turn: int, turns: int, random_source: random.Random) -> str:
-    awaited = desk.awaited()
+def _next_intent(state: DialogueState, split: str, turn: int, turns: int, random_source: random.Random) -> str:
+    awaited = state.awaited()
     if awaited is not None and random_source.random() < 0.75:
         return f"give_{awaited}"
     chance = random_source.random()
     if turn > 0 and turn == turns - 1 and chance < 0.12:
         return random_source.choice(("goodbye", "thanks"))
-    told = [intent for intent, slot in REMEMBERED.items() if slot in desk.known]
-    if told and chance < 0.5:
-        return random_source.choice(told)
+    answerable = [intent for intent, slot in REMEMBERED.items() if slot in state.known]
+    if answerable and chance < 0.5:
+        return random_source.choice(answerable)
     if chance > (0.9 if turn else 0.97):
-        return _needs_memory(desk, random_source)
+        return _needs_memory(state, random_source)
     weights = [_weight(intent, split) for intent in OPENERS]
     return random_source.choices(OPENERS, weights)[0]
 
 
-def _needs_memory(desk: Desk, random_source: random.Random) -> str:
-    """Saying again, cancelling, or asking for what was never told."""
+def _needs_memory(state: DialogueState, random_source: random.Random) -> str:
+    """An intent that refers to earlier turns: repeat, cancel, or asking for an unknown value."""
     if random_source.random() < 0.6:
         return "repeat"
-    both = {"memory_people", "memory_nights"}  # "how many?" means whichever was told
-    untold = [intent for intent, slot in REMEMBERED.items() if slot not in desk.known]
-    if desk.known.keys() & {"people", "nights"}:
-        untold = [intent for intent in untold if intent not in both]
-    return random_source.choice([*untold, "cancel"])
+    both = {"memory_people", "memory_nights"}  # "how many?" refers to whichever is known
+    unknown = [intent for intent, slot in REMEMBERED.items() if slot not in state.known]
+    if state.known.keys() & {"people", "nights"}:
+        unknown = [intent for intent in unknown if intent not in both]
+    return random_source.choice([*unknown, "cancel"])
 
 
 def _phrase(intent: str, split: str, random_source: random.Random) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """One way to say an intent, and the slots it names."""
+    """A random phrasing of an intent, and the slots in it."""
     template = _template(intent, split, random_source)
     slots: dict[str, str] = {}
 
@@ -222,7 +222,7 @@ def _template(intent: str, split: str, random_source: random.Random) -> str:
 
 
 def _surrounded(text: str, split: str, random_source: random.Random) -> str:
-    """A phrasing with what people say before, and in training also after it, now and then."""
+    """Add a random filler before and, in training, a random ending after the text."""
     if random_source.random() < 0.25:
         text = random_source.choice(MORE_BEFORE if split == "train" else BEFORE) + text
     if split == "train" and "please" not in text and random_source.random() < 0.1:
@@ -245,7 +245,7 @@ def _fill(gap: str, intent: str, slots: dict[str, str], random_source: random.Ra
 
 
 def _choose(template: str, random_source: random.Random) -> str:
-    """The template with its optional parts kept or dropped, and one of each choice."""
+    """Resolve the optional parts and choices of a template at random."""
 
     def keep(match: re.Match[str]) -> str:
         return match[1] + match[2] if random_source.random() < OPTIONAL else ""
@@ -255,7 +255,7 @@ def _choose(template: str, random_source: random.Random) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Written as a sentence: a capital, the English "I", days with capitals, a full stop where nothing else ends it."""
+    """Capitalise the sentence, "I" and days, and add a full stop unless punctuated."""
     text = re.sub(r"\bi\b", "I", text)
     text = re.sub(rf"\b({'|'.join(DAYS)})\b", lambda match: match.group(1).capitalize(), text)
     return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")

@@ -1,4 +1,4 @@
-"""What the desk answers: one right reply to each intent, its slots, and what was said before."""
+"""Replies of the front desk, text normalisation, and judging whether a transcript is the expected reply."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from vivavoce.train.front_desk.templates import (
 )
 
 DECLINE = "I am sorry, I did not understand that."
-NOT_TOLD = "You have not told me yet."
+NOT_GIVEN = "You have not told me yet."
 FIXED = {
     "greeting": "Welcome to the Garden Hotel. How can I help you?",
     "how_are_you": "I am very well, thank you. How can I help you?",
@@ -49,7 +49,7 @@ ASK = {
     "name": "And your name, please?",
 }
 WANTED = {"table": ("people", "time", "name"), "room": ("nights", "name")}
-REMEMBERED = {  # intent: the slot asked back
+REMEMBERED = {  # intent: the slot it asks for
     "memory_people": "people",
     "memory_time": "time",
     "memory_name": "name",
@@ -64,7 +64,7 @@ BOOKED = {kind: f"Your {kind} is booked." for kind in WANTED}
 
 @dataclass(frozen=True)
 class Exchange:
-    """One turn of a guest and the one right reply to it; `slots` are what the guest named, as pairs."""
+    """A user turn and its correct reply; `slots` are (name, value) pairs in the user text."""
 
     intent: str
     user: str
@@ -73,22 +73,22 @@ class Exchange:
 
 
 @dataclass
-class Desk:
-    """A desk in one conversation: what it was told, which booking is open, and what it said last."""
+class DialogueState:
+    """State of one dialogue: known slots, the open booking, and the last reply."""
 
     known: dict[str, str] = field(default_factory=dict)
-    booking: str | None = None  # "table" or "room" while it is being taken
-    booked: str | None = None  # the last one that was begun and not cancelled
+    booking: str | None = None  # "table" or "room" while slots are missing
+    booked: str | None = None  # the last booking not cancelled
     last_reply: str | None = None
 
     def awaited(self) -> str | None:
-        """The slot that the desk has asked for and not heard yet."""
+        """The slot that was asked for and is still missing."""
         if self.booking is None:
             return None
         return next((slot for slot in WANTED[self.booking] if slot not in self.known), None)
 
     def answer(self, intent: str, slots: dict[str, str]) -> str:
-        """The right reply, which the desk then remembers to have given."""
+        """The correct reply; updates the state."""
         self.last_reply = self._reply(intent, slots)
         return self.last_reply
 
@@ -99,13 +99,13 @@ class Desk:
             return FIXED[intent]
         if intent in REMEMBERED:
             slot = REMEMBERED[intent]
-            return remembered(slot, self.known[slot]) if slot in self.known else NOT_TOLD
+            return remembered(slot, self.known[slot]) if slot in self.known else NOT_GIVEN
         if intent == "cancel":
             return self._cancel()
         if intent in WANTED:
             self.booking = self.booked = intent
             self.known = {slot: value for slot, value in self.known.items() if slot == "dish"}
-        if intent != "price":  # asking for a price orders nothing
+        if intent != "price":  # a price question is no order
             self.known.update(slots)
         if intent in WANTED or intent.startswith("give_"):
             return self._take_booking(intent, slots)
@@ -120,17 +120,17 @@ class Desk:
 
     def _take_booking(self, intent: str, slots: dict[str, str]) -> str:
         kind = self.booking or "table"
-        told = echo(kind, intent, slots)
+        summary = echo(kind, intent, slots)
         awaited = self.awaited()
         if awaited is not None:
-            return f"{told} {ASK[awaited]}"
+            return f"{summary} {ASK[awaited]}"
         self.booking = None
         thanks = f"Thank you, {self.known['name']}."
-        return f"{thanks} {BOOKED[kind] if intent == 'give_name' else told}"
+        return f"{thanks} {BOOKED[kind] if intent == 'give_name' else summary}"
 
 
 def echo(kind: str, intent: str, slots: dict[str, str]) -> str:
-    """What the guest has just asked for, said back; "Certainly." where it was no more than the booking itself."""
+    """Confirmation of the slots just given; "Certainly." if there are none."""
     day = f" {slots['day']}" if "day" in slots else ""
     if intent == "give_time":
         return f"At {slots['time']}."
@@ -144,12 +144,11 @@ def echo(kind: str, intent: str, slots: dict[str, str]) -> str:
 
 
 def nights(count: str) -> str:
-    """So many nights in words."""
     return f"{count} night" if count == "one" else f"{count} nights"
 
 
 def remembered(slot: str, value: str) -> str:
-    """A value that the guest named earlier, said back when asked for."""
+    """The reply to a question about a known slot."""
     if slot == "dish":
         return f"You ordered the {value}."
     if slot == "people":
@@ -158,7 +157,7 @@ def remembered(slot: str, value: str) -> str:
 
 
 def served(intent: str, slots: dict[str, str]) -> str:
-    """The reply to an intent that names a place, a dish or a time to wake."""
+    """The reply to directions, price, order and wake-up."""
     if intent == "directions":
         return DIRECTIONS[slots["place"]]
     if intent == "price":
@@ -169,13 +168,13 @@ def served(intent: str, slots: dict[str, str]) -> str:
 
 
 def fixed_replies() -> tuple[str, ...]:
-    """Every reply that carries no slot."""
+    """All replies without slots."""
     asks = [f"Certainly. {ASK[slot]}" for slot in ("people", "nights")]
-    return (*FIXED.values(), *DIRECTIONS.values(), *asks, NOT_TOLD, NOTHING_SAID, CANCELLED, NO_BOOKING)
+    return (*FIXED.values(), *DIRECTIONS.values(), *asks, NOT_GIVEN, NOTHING_SAID, CANCELLED, NO_BOOKING)
 
 
 def slotted_replies() -> Iterator[str]:
-    """Every reply that carries one slot, for each of its values; what mixes several is left to dialogues."""
+    """All replies with one slot, for each of its values."""
     for dish in PRICES:
         yield from (served("price", {"dish": dish}), served("order", {"dish": dish}), remembered("dish", dish))
     for time in TIMES:
@@ -201,14 +200,14 @@ ORDINALS = {"1st": "first", "2nd": "second", "3rd": "third", "4th": "fourth", "5
 
 
 def clock_words(hour: int, minute: int) -> str:
-    """A time of the clock read from left to right: seven thirty, seven o'clock."""
+    """A clock time in words: seven thirty, seven o'clock."""
     if minute == 0:
         return f"{number_words(hour)} o'clock"
     return f"{number_words(hour)} {'o ' if minute < 10 else ''}{number_words(minute)}"
 
 
 def normalise(text: str) -> str:
-    """The words of a sentence as they are spoken, for comparing a transcript with what was meant."""
+    """Lower-case spoken words of a text, for comparing transcripts."""
     text = text.lower().replace("’", "'").replace("-", " ")
     text = re.sub(r"(\d),(\d{3})\b", r"\1\2", text)
     text = re.sub(r"\b(\d{1,2})[:.](\d{2})\b", lambda match: clock_words(int(match[1]), int(match[2])), text)
@@ -229,11 +228,11 @@ def _digits(digits: str) -> str:
     return " ".join(ONES[int(digit)] for digit in digits)
 
 
-FARTHEST = 0.45  # share of the right reply's words that a transcript may have wrong and still mean it
-ALIKE = 0.6  # likeness of spelling from which a word heard is the word said
+MAX_WORD_ERRORS = 0.45  # share of wrong words up to which a transcript can match a reply
+MIN_SIMILARITY = 0.6  # spelling similarity from which two words are the same
 HOMOPHONES = {"for": "four", "fore": "four", "to": "two", "too": "two", "ate": "eight", "won": "one", "sicks": "six"}
 HOUR = f"({'|'.join(NUMBERS)})"
-CLOCK = {  # how a time is spoken, minutes after the hour named
+CLOCK = {  # pattern: minutes after the hour in it
     rf"(?:a )?quarter past {HOUR}": 15,
     rf"half past {HOUR}": 30,
     rf"(?:a )?quarter to {HOUR}": -15,
@@ -249,19 +248,19 @@ NUMBER_WORDS = frozenset((*ONES, *TENS, "noon"))
 
 
 def judge(said: str, expected: Exchange) -> bool:
-    """Whether a transcript says what the reply should: its intent, and each number, time, name, dish and day in it."""
-    heard, meant = spoken_words(said), spoken_words(expected.reply)
-    pairs = aligned(meant, heard)
+    """Whether a transcript has the intent of the expected reply and all its numbers, times, names, dishes and days."""
+    words, reply_words = spoken_words(said), spoken_words(expected.reply)
+    pairs = aligned(reply_words, words)
     wrong = errors(pairs)
-    if wrong > FARTHEST * len(meant):
+    if wrong > MAX_WORD_ERRORS * len(reply_words):
         return False
     if any(is_value(word) and not carries(word, other) for word, other in pairs if word):
         return False
-    return wrong == 0 or all(wrong <= errors(aligned(reply, heard)) for reply in _every_reply())
+    return wrong == 0 or all(wrong <= errors(aligned(reply, words)) for reply in _every_reply())
 
 
 def spoken_words(text: str) -> tuple[str, ...]:
-    """The words of a sentence, each time of the clock and each number as one of them, however it was written."""
+    """Normalised words, with each clock time and number as one word."""
     text = re.sub(r"\ba clock\b", "o'clock", normalise(text))
     text = re.sub(rf"\b({'|'.join(HOMOPHONES)})(?= o'clock\b)", lambda match: HOMOPHONES[match[1]], text)
     for pattern, minutes in CLOCK.items():
@@ -271,53 +270,56 @@ def spoken_words(text: str) -> tuple[str, ...]:
     return tuple(text.replace("'", "").split())
 
 
-def aligned(meant: Sequence[str], heard: Sequence[str]) -> list[tuple[str, str]]:
-    """Words meant beside words heard at the fewest errors; an empty string stands for a word too few or too many."""
-    cost = [[row + column for column in range(len(heard) + 1)] for row in range(len(meant) + 1)]
-    for row, word in enumerate(meant, 1):
-        for column, other in enumerate(heard, 1):
+def aligned(expected: Sequence[str], transcribed: Sequence[str]) -> list[tuple[str, str]]:
+    """Minimum-edit alignment of expected and transcribed words; "" for a missing or extra word."""
+    cost = [[row + column for column in range(len(transcribed) + 1)] for row in range(len(expected) + 1)]
+    for row, word in enumerate(expected, 1):
+        for column, other in enumerate(transcribed, 1):
             swap = cost[row - 1][column - 1] + (not same(word, other))
             cost[row][column] = min(swap, cost[row - 1][column] + 1, cost[row][column - 1] + 1)
     pairs: list[tuple[str, str]] = []
-    row, column = len(meant), len(heard)
+    row, column = len(expected), len(transcribed)
     while row or column:
-        here = cost[row][column]
-        if row and column and here == cost[row - 1][column - 1] + (not same(meant[row - 1], heard[column - 1])):
+        total = cost[row][column]
+        if (
+            row
+            and column
+            and total == cost[row - 1][column - 1] + (not same(expected[row - 1], transcribed[column - 1]))
+        ):
             row, column = row - 1, column - 1
-            pairs.append((meant[row], heard[column]))
-        elif row and here == cost[row - 1][column] + 1:
+            pairs.append((expected[row], transcribed[column]))
+        elif row and total == cost[row - 1][column] + 1:
             row -= 1
-            pairs.append((meant[row], ""))
+            pairs.append((expected[row], ""))
         else:
             column -= 1
-            pairs.append(("", heard[column]))
+            pairs.append(("", transcribed[column]))
     return pairs[::-1]
 
 
 def errors(pairs: Sequence[tuple[str, str]]) -> int:
-    """Words swapped, too few and too many."""
     return sum(not same(word, other) for word, other in pairs)
 
 
 def is_value(word: str) -> bool:
-    """Whether a word of a reply is what the guest wanted to know, so that another one would be wrong."""
+    """Whether a word is a value: number, time, name, dish or day."""
     return ":" in word or bool({word.partition("-")[0]} & (NUMBER_WORDS | NAME_WORDS | DISH_WORDS | DAY_WORDS))
 
 
 @cache
 def same(word: str, other: str) -> bool:
-    """Whether a word heard is the word meant: sound-alikes and small slips of spelling are."""
+    """Whether two words count as the same: homophones and small spelling differences do."""
     if word == other or HOMOPHONES.get(other) == word:
         return True
-    if ":" in word:  # "seven" is enough for seven o'clock
+    if ":" in word:  # "seven" matches seven o'clock
         return word == f"{other}:0"
     if not word or not other or word.partition("-")[0] in NUMBER_WORDS:
         return False
-    return _likeness(word, other) >= ALIKE
+    return _likeness(word, other) >= MIN_SIMILARITY
 
 
 def carries(word: str, other: str) -> bool:
-    """Whether a value was heard, and not another of its kind."""
+    """Whether a value was recognised and not confused with another of its kind."""
     if not same(word, other):
         return False
     return not any(

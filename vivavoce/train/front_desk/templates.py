@@ -1,4 +1,4 @@
-"""What guests and other people say: phrasing templates and slot values of the intents, and sentences about anything.
+"""User sentences: phrasing templates and slot values of the intents, and general sentences on any subject.
 
 The templates and word lists are in `templates.toml` and `words.toml` beside this file.
 """
@@ -16,7 +16,7 @@ WORDS = tomllib.loads((FOLDER / "words.toml").read_text(encoding="utf8"))
 
 
 def phrasings(text: str) -> list[str]:
-    """The templates of a text, which bars separate."""
+    """Split a text of templates at the bars."""
     return [" ".join(template.split()) for template in text.split("|")]
 
 
@@ -38,7 +38,7 @@ ONES, TENS, NAMES = (tuple(WORDS["words"][name].split()) for name in ("ones", "t
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-PRICES = {  # in euros; none that ends in -teen, which is too near to -ty by ear
+PRICES = {  # in euros; none ends in -teen, which sounds like -ty
     "tomato soup": "six",
     "onion soup": "seven",
     "garden salad": "eight",
@@ -56,7 +56,7 @@ PRICES = {  # in euros; none that ends in -teen, which is too near to -ty by ear
     "ice cream": "four",
     "black coffee": "three",
 }
-SHORT_DISHES: dict[str, tuple[str, ...]] = {  # how else a guest may call it
+SHORT_DISHES: dict[str, tuple[str, ...]] = {  # short names
     dish: (dish, short)
     for dish, short in {
         "grilled salmon": "salmon",
@@ -69,7 +69,7 @@ SHORT_DISHES: dict[str, tuple[str, ...]] = {  # how else a guest may call it
         "garden salad": "salad",
     }.items()
 }
-PLACES: dict[str, tuple[str, ...]] = {  # what guests call them
+PLACES: dict[str, tuple[str, ...]] = {  # synonyms
     "toilets": ("toilets", "toilet", "bathroom", "restroom", "men's room", "ladies room"),
     "lift": ("lift", "elevator", "lifts", "elevators"),
     "breakfast room": ("breakfast room", "breakfast buffet", "breakfast hall"),
@@ -83,7 +83,7 @@ PLACES: dict[str, tuple[str, ...]] = {  # what guests call them
     "pharmacy": ("pharmacy", "drugstore", "nearest pharmacy"),
     "beach": ("beach", "seaside", "nearest beach"),
 }
-DIRECTIONS = {  # the one way there
+DIRECTIONS = {  # the replies
     "toilets": "The toilets are down the stairs, on the left.",
     "lift": "The lift is behind the front desk.",
     "breakfast room": "The breakfast room is on the first floor.",
@@ -97,7 +97,7 @@ DIRECTIONS = {  # the one way there
     "pharmacy": "The pharmacy is two streets away, on the right.",
     "beach": "The beach is five minutes away by bus.",
 }
-PARTIES: dict[str, tuple[str, ...]] = {  # how guests say how many they are
+PARTIES: dict[str, tuple[str, ...]] = {  # ways to say a party size
     **{number: (number, f"{number} people", f"{number} persons") for number in NUMBERS},
     "one": ("one", "one person", "just me", "just one"),
     "two": ("two", "two people", "the two of us", "my wife and me", "my husband and me"),
@@ -113,7 +113,7 @@ def _hour_after(hour: str) -> str:
 
 
 def _times() -> dict[str, tuple[str, ...]]:
-    """Each time of the clock as the desk says it, with the ways in which guests say it."""
+    """Clock times as in replies, with the ways users say them."""
     times: dict[str, tuple[str, ...]] = {}
     for hour in NUMBERS:
         following = _hour_after(hour)
@@ -146,7 +146,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def ways_to_say(slot: str, value: str) -> tuple[str, ...]:
-    """How a guest may say one value of a slot."""
+    """Ways to say a slot value."""
     return WAYS.get(slot, {}).get(value, (value,))
 
 
@@ -160,7 +160,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "place": tuple(DIRECTIONS),
 }
 
-SAME = {  # words that make no other phrasing of one
+SAME = {  # words treated as equal when comparing phrasings
     **dict.fromkeys(("could", "may", "would", "will"), "can"),
     **{"we": "i", "us": "me", "our": "my", "we'd": "i'd", "i'll": "i can", "we'll": "i can", "i'd": "i can"},
     **{
@@ -174,11 +174,11 @@ SAME = {  # words that make no other phrasing of one
     **{"can't": "cannot", "don't": "do not", "didn't": "did not"},
 }
 POLITE = frozenset(("please", "um", "uh", "sorry", "hello", "hi", "well", "okay", "so", "oh", "and"))
-LONG = 5  # words from which a phrasing that differs in one word only is the same one
+LONG = 5  # words from which phrasings that differ in one word are near duplicates
 
 
 def composed(intent: str) -> list[str]:
-    """Every opening of each kind before every core of that kind."""
+    """All combinations of openings and cores of the same kind."""
     found: dict[str, None] = {}
     for kind, cores in CORES[intent].items():
         for opening, core in itertools.product(OPENINGS[kind], cores):
@@ -187,7 +187,7 @@ def composed(intent: str) -> list[str]:
 
 
 def expanded(template: str) -> Iterator[str]:
-    """A template with each of its choices made, and optional parts there and not."""
+    """All expansions of a template's choices and optional parts."""
     found = re.search(r"(\s*)\[([^\]]*)\]|\(([^)]*)\)", template)
     if found is None:
         yield " ".join(template.split()).replace(" ,", ",")
@@ -198,14 +198,14 @@ def expanded(template: str) -> Iterator[str]:
 
 
 def plain_words(phrasing: str) -> tuple[str, ...]:
-    """What tells a phrasing from another: its words without politeness, "could we" being no other than "can I"."""
+    """Canonical words of a phrasing: without politeness, with synonyms merged."""
     words = re.sub(r"[^\w'{} ]", " ", phrasing.lower()).split()
     plain = " ".join(SAME.get(word, word) for word in words if word not in POLITE)
     return tuple(plain.replace("{number}", "{people}").split())
 
 
 class NearDuplicates:
-    """Knows which phrasings are no more than copies of some given ones."""
+    """Membership test for near duplicates of given templates."""
 
     def __init__(self, templates: list[str]) -> None:
         every = {plain_words(way) for template in templates for way in expanded(template)}
@@ -225,15 +225,15 @@ class NearDuplicates:
 
 
 def _one_left_out(words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [words[:place] + words[place + 1 :] for place in range(len(words))]
+    return [words[:index] + words[index + 1 :] for index in range(len(words))]
 
 
 def _one_hidden(words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [(*words[:place], "", *words[place + 1 :]) for place in range(len(words))]
+    return [(*words[:index], "", *words[index + 1 :]) for index in range(len(words))]
 
 
 def number_words(number: int) -> str:
-    """A whole number below a million as it is spoken."""
+    """A whole number below a million in words."""
     if number < 20:
         return ONES[number]
     if number < 100:
@@ -244,9 +244,9 @@ def number_words(number: int) -> str:
 
 
 def general_sentences(count: int, seed: int) -> list[str]:
-    """Distinct plain sentences: tales, orders, questions, opinions, numbers."""
+    """Distinct general sentences: statements, orders, questions, opinions, numbers."""
     source = random.Random(f"general {seed}")
-    kinds = (_tale, _tale, _move, _opinion, _order, _question, _number, _comparison, _list)
+    kinds = (_story, _story, _move, _opinion, _order, _question, _number, _comparison, _list)
     found = dict.fromkeys(_written(sentence) for sentence in FIXED_SENTENCES[:count])
     while len(found) < count:
         found.setdefault(_written(source.choice(kinds)(source)))
@@ -258,13 +258,13 @@ def _written(text: str) -> str:
     return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
 
 
-def _someone(source: random.Random) -> str:
+def _person(source: random.Random) -> str:
     owner = source.choice(("the", "the", "a", "my", "your", "his", "her", "our", "their", "every", "this", "that"))
     quality = f"{source.choice(QUALITIES)} " if source.random() < 0.35 else ""
     return _noun(owner, quality + source.choice(PEOPLE))
 
 
-def _something(source: random.Random) -> str:
+def _thing(source: random.Random) -> str:
     owner = source.choice(("the", "the", "a", "my", "your", "his", "her", "our", "their", "another", "no", "some"))
     quality = f"{source.choice(QUALITIES)} " if source.random() < 0.5 else ""
     return _noun(owner, quality + source.choice(THINGS))
@@ -274,43 +274,43 @@ def _noun(owner: str, rest: str) -> str:
     return f"{'an' if owner == 'a' and rest[0] in 'aeiou' else owner} {rest}"
 
 
-def _tale(source: random.Random) -> str:
+def _story(source: random.Random) -> str:
     ending = f" {source.choice(LOCATIONS)}" if source.random() < 0.5 else ""
     how = f"{source.choice(ADVERBS)} " if source.random() < 0.25 else ""
-    return f"{_someone(source)} {how}{source.choice(ACTIONS)} {_something(source)}{ending}"
+    return f"{_person(source)} {how}{source.choice(ACTIONS)} {_thing(source)}{ending}"
 
 
 def _move(source: random.Random) -> str:
     how = f" {source.choice(ADVERBS)}" if source.random() < 0.6 else ""
-    return f"{_someone(source)} {source.choice(MOVES)}{how} {source.choice(LOCATIONS)}"
+    return f"{_person(source)} {source.choice(MOVES)}{how} {source.choice(LOCATIONS)}"
 
 
 def _opinion(source: random.Random) -> str:
-    matter = _tale(source) if source.random() < 0.5 else f"{_something(source)} is {source.choice(QUALITIES)}"
+    matter = _story(source) if source.random() < 0.5 else f"{_thing(source)} is {source.choice(QUALITIES)}"
     return f"{source.choice(LEAD_INS)} {matter}"
 
 
 def _order(source: random.Random) -> str:
     ending = f" {source.choice(LOCATIONS)}" if source.random() < 0.5 else ""
-    return f"{source.choice(ORDERS)} {_something(source)}{ending}"
+    return f"{source.choice(ORDERS)} {_thing(source)}{ending}"
 
 
 def _question(source: random.Random) -> str:
     opening = source.choice(("where is", "who has", "have you seen", "why do you want", "how old is", "what about"))
     if source.random() < 0.5:
-        return f"{opening} {_something(source)}?"
+        return f"{opening} {_thing(source)}?"
     asked = source.choice(("did you hear that", "when did you learn that", "who told you that", "is it true that"))
-    return f"{asked} {_someone(source)} {source.choice(MOVES)} {source.choice(LOCATIONS)}?"
+    return f"{asked} {_person(source)} {source.choice(MOVES)} {source.choice(LOCATIONS)}?"
 
 
 def _number(source: random.Random) -> str:
     number = number_words(source.choice((source.randrange(20), source.randrange(100), source.randrange(10_000))))
     return source.choice(
         (
-            f"{_someone(source)} counted {number} {source.choice(THINGS)}s {source.choice(LOCATIONS)}",
-            f"you have {number} new messages in {_something(source)}",
-            f"the answer to {_something(source)} is {number}",
-            f"it costs {number} dollars to repair {_something(source)}",
+            f"{_person(source)} counted {number} {source.choice(THINGS)}s {source.choice(LOCATIONS)}",
+            f"you have {number} new messages in {_thing(source)}",
+            f"the answer to {_thing(source)} is {number}",
+            f"it costs {number} dollars to repair {_thing(source)}",
             f"please call extension {' '.join(number_words(source.randrange(10)) for _ in range(4))}",
         )
     )
@@ -318,7 +318,7 @@ def _number(source: random.Random) -> str:
 
 def _comparison(source: random.Random) -> str:
     pattern = source.choice(("is not as {} as", "looks more {} than", "was just as {} as", "became less {} than"))
-    return f"{_something(source)} {pattern.format(source.choice(QUALITIES))} {_something(source)}"
+    return f"{_thing(source)} {pattern.format(source.choice(QUALITIES))} {_thing(source)}"
 
 
 def _list(source: random.Random) -> str:
@@ -333,7 +333,7 @@ VOWELS = "aeiou"
 
 
 def word_strings(count: int, seed: int, lengths: tuple[int, int] = (3, 9)) -> list[str]:
-    """Distinct strings of words, many of them with an ending."""
+    """Distinct random word strings, many with an inflection: they cover letter-to-sound rules and word boundaries."""
     source = random.Random(f"word strings {seed}")
     found: dict[str, None] = {}
     while len(found) < count:
@@ -345,7 +345,7 @@ def word_strings(count: int, seed: int, lengths: tuple[int, int] = (3, 9)) -> li
 
 
 def _with_ending(word: str, ending: str) -> str:
-    """The word with an ending, spelled as is usual, whether or not anybody says so."""
+    """The word with an ending by English spelling rules."""
     if ending == "s" and word.endswith(("s", "sh", "ch", "x", "z")):
         return word + "es"
     if ending and word.endswith("y") and word[-2] not in VOWELS and ending != "ing":

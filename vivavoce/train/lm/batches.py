@@ -1,7 +1,7 @@
-"""Lessons for MOSS-Speech: conversations as rows in the chat's format, each row marked with what it teaches.
+"""Training data of the language model: encoded dialogues, and conversations packed as rows in the chat format.
 
-The system's text stands first, as in live sessions; in a share of the lessons its default stands after all turns,
-as the published prompt has it. Two skills have system texts of their own: writing down speech, and reading aloud.
+The system text comes first, as in live sessions; in a share of the examples its default comes before the last reply, as
+in the published prompt. Transcription and reading aloud have system texts of their own.
 """
 
 import json
@@ -41,7 +41,7 @@ SYSTEMS: dict[Modality, tuple[str, ...]] = {
     ),
 }
 CONTEXT, HEARD, WRITTEN, SPOKEN, SAID = range(5)
-"""Kinds of rows: nothing to learn; a guest's code; reply text and reply speech to learn; reply speech as context."""
+"""Kinds of rows: context; user code; reply text and reply speech with loss; reply speech as context."""
 CLOSE = "<|im_end|>\n"
 COLUMNS = ("text", "audio", "position", "segment", "kind")
 TEXT_ONLY = {"text_text": 1.0}
@@ -63,14 +63,13 @@ Codes = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Ragged:
-    """Many arrays of codes in one."""
+    """Ragged array of codes."""
 
     values: NDArray[np.uint16]
-    starts: NDArray[np.int64]  # one more than there are arrays
+    starts: NDArray[np.int64]  # [array + 1]
 
     @classmethod
     def of(cls, arrays: Sequence[NDArray[np.integer]]) -> "Ragged":
-        """Put arrays one behind the other."""
         starts = np.zeros(len(arrays) + 1, dtype=np.int64)
         np.cumsum([len(array) for array in arrays], out=starts[1:])
         flat = np.concatenate(arrays) if arrays else np.zeros(0)
@@ -85,7 +84,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Utterances:
-    """Sentences as codes; `sentence` and `condition` of each say which words these are, and how they were heard."""
+    """Encoded utterances with the index of their sentence and their acoustic condition."""
 
     sentences: list[str]
     codes: Ragged
@@ -99,19 +98,19 @@ class Utterances:
         return {text: order[bounds[i] : bounds[i + 1]] for i, text in enumerate(self.sentences)}
 
     def of(self, sentence: str, condition: int | None = None) -> NDArray[np.int64]:
-        """The utterances of a sentence; none where it was never spoken."""
+        """Indices of the utterances of a sentence."""
         found = self._by_sentence.get(sentence, np.zeros(0, dtype=np.int64))
         return found if condition is None else found[self.condition[found] == condition]
 
     def pick(self, sentence: str, random_source: np.random.Generator, condition: int | None = None) -> Codes | None:
-        """The codes of one utterance of a sentence, or None where it was never spoken."""
+        """Codes of a random utterance of a sentence, None if there is none."""
         found = self.of(sentence, condition)
         return self.codes[int(found[random_source.integers(len(found))])] if len(found) else None
 
 
 @dataclass(frozen=True)
 class SpokenDialogues:
-    """Dialogues with what of them was spoken: guests in many voices and conditions, replies and reading in one."""
+    """Dialogues with encoded utterances: user turns in many voices and conditions, replies in one voice."""
 
     dialogues: list[list[Exchange]]
     heard: Utterances
@@ -120,12 +119,11 @@ class SpokenDialogues:
 
     @property
     def written(self) -> Iterable[str]:
-        """Every sentence that a reader of these dialogues meets."""
+        """All distinct sentences."""
         spoken = dict.fromkeys([*self.heard.sentences, *self.replies.sentences])
         return dict.fromkeys([*spoken, *(text for line in self.dialogues for e in line for text in (e.user, e.reply))])
 
     def save(self, file: str | Path) -> None:
-        """Write one compressed file."""
         lines = json.dumps([[asdict(exchange) for exchange in line] for line in self.dialogues])
         arrays: dict[str, NDArray[np.generic]] = {"code_count": np.array(self.code_count)}
         arrays["dialogues"] = np.frombuffer(lines.encode(), dtype=np.uint8)
@@ -138,13 +136,12 @@ class SpokenDialogues:
 
     @classmethod
     def load(cls, file: str | Path) -> "SpokenDialogues":
-        """Read what `save` wrote."""
         if not Path(file).is_file():
             raise InputError(f"{file} does not exist; make it with: viva train lm-data")
-        with np.load(file) as kept:
-            lines = [[_exchange(given) for given in line] for line in json.loads(kept["dialogues"].tobytes())]
-            heard, replies = (_utterances(kept, name) for name in ("heard", "replies"))
-            return cls(lines, heard, replies, int(kept["code_count"]))
+        with np.load(file) as stored:
+            lines = [[_exchange(given) for given in line] for line in json.loads(stored["dialogues"].tobytes())]
+            heard, replies = (_utterances(stored, name) for name in ("heard", "replies"))
+            return cls(lines, heard, replies, int(stored["code_count"]))
 
 
 def _exchange(given: dict[str, object]) -> Exchange:
@@ -153,48 +150,45 @@ def _exchange(given: dict[str, object]) -> Exchange:
     return Exchange(str(given["intent"]), str(given["user"]), str(given["reply"]), tuple((a, b) for a, b in slots))
 
 
-def _utterances(kept: "np.lib.npyio.NpzFile", name: str) -> Utterances:
-    codes = Ragged(kept[f"{name}_values"], kept[f"{name}_starts"])
-    sentences = json.loads(kept[f"{name}_sentences"].tobytes())
-    return Utterances(sentences, codes, kept[f"{name}_sentence"], kept[f"{name}_condition"])
+def _utterances(stored: "np.lib.npyio.NpzFile", name: str) -> Utterances:
+    codes = Ragged(stored[f"{name}_values"], stored[f"{name}_starts"])
+    sentences = json.loads(stored[f"{name}_sentences"].tobytes())
+    return Utterances(sentences, codes, stored[f"{name}_sentence"], stored[f"{name}_condition"])
 
 
 @dataclass
-class LMBatch:
-    """Rows in the making.  # pieces of [row, 3]: text, audio, kind"""
+class LMExample:
+    """One training conversation under construction.  # pieces of [row, 3]: text, audio, kind"""
 
     pieces: list[Rows] = field(default_factory=list)
     turn_ends: list[int] = field(default_factory=list)
     length: int = 0
 
     def add(self, piece: Rows) -> None:
-        """Put a piece at the end."""
         self.pieces.append(piece)
         self.length += len(piece)
 
     def end_turn(self) -> None:
-        """Remember that a turn ends here."""
         self.turn_ends.append(self.length)
 
     def rows(self) -> Rows:
-        """All pieces in one."""
         return np.concatenate(self.pieces)
 
 
 @dataclass(frozen=True)
 class LMBatchOptions:
-    """How often something happens to a lesson."""
+    """Probabilities of variations of an example."""
 
     late_system: float = 0.15
     no_system: float = 0.04
     strange_system: float = 0.08
     interrupted: float = 0.06
     distant: float = 0.2
-    """Share of lessons with a gap in their positions, so that far places are met although lines are short."""
+    """Share of examples with a gap in their positions, so that large positions are trained too."""
 
 
 class LMBatches:
-    """Draws lessons from spoken dialogues, and packs them into batches of one shape."""
+    """Draws examples from spoken dialogues and packs them into batches of one shape."""
 
     def __init__(
         self,
@@ -202,11 +196,11 @@ class LMBatches:
         tokenizer: SpeechTokenizerProtocol,
         data: SpokenDialogues,
         mix: Mapping[str, float] = FULL_MIX,
-        strange: Sequence[str] = (),
-        habits: LMBatchOptions | None = None,
+        other_systems: Sequence[str] = (),
+        options: LMBatchOptions | None = None,
     ) -> None:
-        self.config, self.data, self.strange = config, data, list(strange)
-        self.habits = habits or LMBatchOptions()
+        self.config, self.data, self.other_systems = config, data, list(other_systems)
+        self.options = options or LMBatchOptions()
         self.prompt = MossSpeechPrompt(config, tokenizer)
         self.modes = list(mix)
         self.chances = np.cumsum(list(mix.values())) / sum(mix.values())
@@ -215,8 +209,8 @@ class LMBatches:
         self._texts: dict[tuple[str, int], Rows] = {}
         self._open_speech = _marked(self.prompt.open_speech(), CONTEXT)
 
-    def draw(self, random_source: np.random.Generator) -> LMBatch:
-        """One lesson of a mode drawn by the mix."""
+    def draw(self, random_source: np.random.Generator) -> LMExample:
+        """A random example of a mode drawn from the mix."""
         mode = self.modes[int(np.searchsorted(self.chances, random_source.random()))]
         if mode == "transcribe":
             return self.transcription(random_source)
@@ -226,67 +220,74 @@ class LMBatches:
         dialogue = self.data.dialogues[lines[int(random_source.integers(len(lines)))]]
         return self.conversation(dialogue, mode, random_source)
 
-    def conversation(self, dialogue: Sequence[Exchange], mode: str, random_source: np.random.Generator) -> LMBatch:
-        """A dialogue in which each side speaks or writes, by the mode; what was never spoken is written."""
-        lesson = LMBatch()
+    def conversation(self, dialogue: Sequence[Exchange], mode: str, random_source: np.random.Generator) -> LMExample:
+        """A dialogue with speech or text on each side by the mode; text where there is no utterance."""
+        example = LMExample()
         sides = [self._sides(mode, random_source) for _ in dialogue]
         system, is_late = self._system(sides[-1][1], random_source)
         if system is not None and not is_late:
-            self._text_turn(lesson, "system", system)
-        for number, (exchange, (hears, says)) in enumerate(zip(dialogue, sides, strict=True)):
+            self._text_turn(example, "system", system)
+        for number, (exchange, (user_modality, reply_modality)) in enumerate(zip(dialogue, sides, strict=True)):
             is_last = number == len(dialogue) - 1
-            self._user_turn(lesson, exchange.user, hears, random_source)
+            self._user_turn(example, exchange.user, user_modality, random_source)
             if system is not None and is_late and is_last:
-                self._text_turn(lesson, "system", system)
-            is_cut = not is_last and random_source.random() < self.habits.interrupted
-            self._reply(lesson, exchange.reply, says, random_source, learned=is_last or not is_late, is_cut=is_cut)
-        return lesson
+                self._text_turn(example, "system", system)
+            is_cut = not is_last and random_source.random() < self.options.interrupted
+            self._reply(
+                example, exchange.reply, reply_modality, random_source, learned=is_last or not is_late, is_cut=is_cut
+            )
+        return example
 
-    def transcription(self, random_source: np.random.Generator) -> LMBatch:
-        """Speech of a guest, or now and then of the desk, and its words."""
+    def transcription(self, random_source: np.random.Generator) -> LMExample:
+        """Transcription of a user utterance or a reply."""
         utterances = self.data.heard if random_source.random() < 0.7 else self.data.replies
         chosen = int(random_source.integers(len(utterances.codes)))
-        lesson = LMBatch()
-        self._text_turn(lesson, "system", TRANSCRIBE)
-        self._speech_turn(lesson, utterances.codes[chosen])
-        self._reply(lesson, utterances.sentences[utterances.sentence[chosen]], "text", random_source)
-        return lesson
+        example = LMExample()
+        self._text_turn(example, "system", TRANSCRIBE)
+        self._speech_turn(example, utterances.codes[chosen])
+        self._reply(example, utterances.sentences[utterances.sentence[chosen]], "text", random_source)
+        return example
 
-    def reading(self, random_source: np.random.Generator) -> LMBatch:
-        """A sentence, and the desk's voice reading it."""
+    def reading(self, random_source: np.random.Generator) -> LMExample:
+        """A sentence read aloud by the reply voice."""
         replies = self.data.replies
         sentence = replies.sentences[replies.sentence[int(random_source.integers(len(replies.codes)))]]
-        lesson = LMBatch()
-        self._text_turn(lesson, "system", READ)
-        self._text_turn(lesson, "user", sentence)
-        self._reply(lesson, sentence, "speech", random_source)
-        return lesson
+        example = LMExample()
+        self._text_turn(example, "system", READ)
+        self._text_turn(example, "user", sentence)
+        self._reply(example, sentence, "speech", random_source)
+        return example
 
     def batch(self, random_source: np.random.Generator, lines: int, length: int) -> Tensor:
-        """Lessons packed into lines, each lesson a segment of its own.  # [line, row, column of COLUMNS] int32"""
+        """Examples packed into lines, each a segment of its own.  # [line, row, column of COLUMNS] int32"""
         packed = np.zeros((lines, length, len(COLUMNS)), dtype=np.int32)
         packed[..., 0], packed[..., 1] = self.config.pad_token_id, self.config.audio_pad_token_id
-        packed[..., 2] = np.arange(length)  # fillers have places of their own too
+        packed[..., 2] = np.arange(length)  # padding rows have positions too
         filled = np.zeros(lines, dtype=np.int64)
         misses = segment = 0
         while misses < 4 and filled.min() < length - 40:
-            lesson = self.draw(random_source)
-            rows, positions = lesson.rows()[:length], self._positions(lesson, random_source)[:length]
+            example = self.draw(random_source)
+            rows, positions = example.rows()[:length], self._positions(example, random_source)[:length]
             line = next((i for i in range(lines) if filled[i] + len(rows) <= length), None)
             if line is None:
                 misses += 1
                 continue
             segment += 1
-            place = packed[line, filled[line] : filled[line] + len(rows)]
-            place[:, :2], place[:, 2], place[:, 3], place[:, 4] = rows[:, :2], positions, segment, rows[:, 2]
+            span = packed[line, filled[line] : filled[line] + len(rows)]
+            span[:, :2], span[:, 2], span[:, 3], span[:, 4] = (
+                rows[:, :2],
+                positions,
+                segment,
+                rows[:, 2],
+            )
             filled[line] += len(rows)
         return torch.from_numpy(packed)
 
-    def _positions(self, lesson: LMBatch, random_source: np.random.Generator) -> NDArray[np.int64]:
-        positions = np.arange(lesson.length)
-        room = self.config.max_position_embeddings - lesson.length
-        if lesson.turn_ends and room > 0 and random_source.random() < self.habits.distant:
-            gap_at = lesson.turn_ends[int(random_source.integers(len(lesson.turn_ends)))]
+    def _positions(self, example: LMExample, random_source: np.random.Generator) -> NDArray[np.int64]:
+        positions = np.arange(example.length)
+        room = self.config.max_position_embeddings - example.length
+        if example.turn_ends and room > 0 and random_source.random() < self.options.distant:
+            gap_at = example.turn_ends[int(random_source.integers(len(example.turn_ends)))]
             positions[gap_at:] += int(random_source.integers(room))
         return positions
 
@@ -294,66 +295,68 @@ class LMBatches:
         if mode == "mixed":
             chances = random_source.random(2)
             return ("speech" if chances[0] < 0.6 else "text"), ("speech" if chances[1] < 0.6 else "text")
-        hears, says = mode.split("_")
-        return ("speech" if hears == "speech" else "text"), ("speech" if says == "speech" else "text")
+        user_modality, reply_modality = mode.split("_")
+        return ("speech" if user_modality == "speech" else "text"), ("speech" if reply_modality == "speech" else "text")
 
-    def _system(self, says: Modality, random_source: np.random.Generator) -> tuple[str | None, bool]:
-        """The system's text, if there is one, and whether it stands late, before the last reply."""
-        habits, chance = self.habits, random_source.random()
-        if chance < habits.late_system:
-            return DEFAULT_SYSTEM[says], True
-        if chance < habits.late_system + habits.no_system:
+    def _system(self, reply_modality: Modality, random_source: np.random.Generator) -> tuple[str | None, bool]:
+        """The system text, if any, and whether it stands late, before the last reply."""
+        options, chance = self.options, random_source.random()
+        if chance < options.late_system:
+            return DEFAULT_SYSTEM[reply_modality], True
+        if chance < options.late_system + options.no_system:
             return None, False
-        if self.strange and chance < habits.late_system + habits.no_system + habits.strange_system:
-            return self.strange[int(random_source.integers(len(self.strange)))], False
-        return SYSTEMS[says][int(random_source.integers(len(SYSTEMS[says])))], False
+        if self.other_systems and chance < options.late_system + options.no_system + options.strange_system:
+            return self.other_systems[int(random_source.integers(len(self.other_systems)))], False
+        return SYSTEMS[reply_modality][int(random_source.integers(len(SYSTEMS[reply_modality])))], False
 
-    def _user_turn(self, lesson: LMBatch, text: str, hears: Modality, random_source: np.random.Generator) -> None:
-        codes = self.data.heard.pick(text, random_source) if hears == "speech" else None
+    def _user_turn(
+        self, example: LMExample, text: str, user_modality: Modality, random_source: np.random.Generator
+    ) -> None:
+        codes = self.data.heard.pick(text, random_source) if user_modality == "speech" else None
         if codes is None:
-            self._text_turn(lesson, "user", typed(text, random_source))
+            self._text_turn(example, "user", typed(text, random_source))
         else:
-            self._speech_turn(lesson, codes)
+            self._speech_turn(example, codes)
 
-    def _text_turn(self, lesson: LMBatch, role: str, text: str) -> None:
-        lesson.add(self._text(f"<|im_start|>{role}\n"))
-        lesson.add(self._text(text))
-        lesson.add(self._text(CLOSE))
-        lesson.end_turn()
+    def _text_turn(self, example: LMExample, role: str, text: str) -> None:
+        example.add(self._text(f"<|im_start|>{role}\n"))
+        example.add(self._text(text))
+        example.add(self._text(CLOSE))
+        example.end_turn()
 
-    def _speech_turn(self, lesson: LMBatch, codes: Codes) -> None:
-        lesson.add(self._text("<|im_start|>user\n"))
-        lesson.add(self._open_speech)
-        lesson.add(self._speech(codes, HEARD))
-        lesson.add(self._text(CLOSE))
-        lesson.end_turn()
+    def _speech_turn(self, example: LMExample, codes: Codes) -> None:
+        example.add(self._text("<|im_start|>user\n"))
+        example.add(self._open_speech)
+        example.add(self._speech(codes, HEARD))
+        example.add(self._text(CLOSE))
+        example.end_turn()
 
     def _reply(
         self,
-        lesson: LMBatch,
+        example: LMExample,
         text: str,
-        says: Modality,
+        reply_modality: Modality,
         random_source: np.random.Generator,
         learned: bool = True,
         is_cut: bool = False,
     ) -> None:
-        codes = self.data.replies.pick(text, random_source, condition=0) if says == "speech" else None
-        lesson.add(self._text("<|im_start|>assistant\n"))
+        codes = self.data.replies.pick(text, random_source, condition=0) if reply_modality == "speech" else None
+        example.add(self._text("<|im_start|>assistant\n"))
         if codes is None:
-            lesson.add(self._text(text, WRITTEN if learned else CONTEXT))
-        elif is_cut:  # a guest spoke into it: what was not heard is forgotten, and nothing is learned of it
-            lesson.add(self._open_speech)
-            lesson.add(self._speech(codes[: int(random_source.integers(1, len(codes)))], SAID))
+            example.add(self._text(text, WRITTEN if learned else CONTEXT))
+        elif is_cut:  # interrupted: the rest is dropped, and the reply has no loss
+            example.add(self._open_speech)
+            example.add(self._speech(codes[: int(random_source.integers(1, len(codes)))], SAID))
         else:
-            lesson.add(self._open_speech)
-            lesson.add(self._speech(codes, SPOKEN if learned else SAID))
+            example.add(self._open_speech)
+            example.add(self._speech(codes, SPOKEN if learned else SAID))
         ending = CONTEXT if not learned or (is_cut and codes is not None) else WRITTEN
-        lesson.add(self._text("<|im_end|>", ending))
-        lesson.add(self._text("\n"))
-        lesson.end_turn()
+        example.add(self._text("<|im_end|>", ending))
+        example.add(self._text("\n"))
+        example.end_turn()
 
     def _speech(self, codes: Codes, kind: int) -> Rows:
-        """Codes and the row that ends them; a guest's end of speech is not to be learned."""
+        """Rows of codes and the end of speech; the end of user speech has no loss."""
         rows = np.empty((len(codes) + 1, 3), dtype=np.int32)
         rows[:, 0], rows[:-1, 1], rows[:, 2] = self.config.modality_pad_token_id, codes, kind
         rows[-1, 1] = self.config.eosp_token_id
@@ -368,7 +371,7 @@ class LMBatches:
 
 
 def typed(text: str, random_source: np.random.Generator) -> str:
-    """A sentence as people type it: carefully, without its full stop, or without capitals too."""
+    """A sentence as typed: as is, without final punctuation, or also in lower case."""
     style = int(random_source.integers(3))
     if style == 0:
         return text

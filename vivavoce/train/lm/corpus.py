@@ -1,10 +1,10 @@
-"""Make the language model's data: dialogues spoken in many voices, heard by a trained ear, as codes.
+"""Make the language model's data: dialogues spoken in many voices, augmented, and encoded by a speech encoder.
 
-    viva train lm-data --corpus SPEECH                          # speak, no ear needed yet
-    viva train lm-data --corpus SPEECH --ear EAR --out DATA     # hear (and speak, if it was not done)
-    viva train lm-data --spelled --out DATA [--tiny]            # no speech: every word has its codes
+    viva train lm-data --corpus SPEECH                                 # synthesize only
+    viva train lm-data --corpus SPEECH --speech-encoder DIR --out DATA # encode; synthesize first if needed
+    viva train lm-data --spelled --out DATA [--tiny]                   # pseudo-codes derived from words
 
-DATA gets `train.npz` and `held_out.npz`: dialogues, guests' speech, the desk's replies.
+DATA gets `train.npz` and `held_out.npz`: dialogues with the codes of user turns and replies.
 """
 
 import argparse
@@ -34,26 +34,25 @@ from vivavoce.train.features import BatchMel, Sounds, encode_batch
 from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences, single_questions
 from vivavoce.train.lm.batches import Ragged, SpokenDialogues, Utterances
 from vivavoce.train.speech_encoder.batches import other_lengths, taken_at, warp_bands
-from vivavoce.train.voices import HELD_OUT as UNHEARD
-from vivavoce.train.voices import TEACHER, TRAINING, SyntheticVoice, draw, guests, programs
+from vivavoce.train.voices import HELD_OUT as HELD_OUT_VOICES
+from vivavoce.train.voices import TEACHER, TRAINING, SyntheticVoice, draw, programs, training_voices
 
 CLEAN, NOISY = 0, 1
 TRAIN, HELD_OUT = "train.npz", "held_out.npz"
 HELD_OUT_SNR_DB = 15.0
-VALUED = ("table", "room", "wake_up", "price", "order")  # intents whose answers carry what the guest said
-RECKONED, RECKONED_TIME = ("table", "wake_up"), "forty five"  # the desk says "a quarter to", and the next hour
-EXAM_SEED = 0  # whatever is learned from, the exam asks the same questions
-
-
+VALUED = ("table", "room", "wake_up", "price", "order")  # intents whose replies repeat slots
+CONVERTED_TIME_INTENTS = ("table", "wake_up")
+CONVERTED_TIME = "forty five"  # the reply says "a quarter to" the next hour instead
+EVALUATION_SEED = 0  # the same questions whatever the training data
 RATE = 16_000
-SLOWEST = 1.3  # how much longer an augmenter may make a sound
-FLOOR_DB = (-100.0, -66.0)  # level of the rush that is under every microphone
+MAX_STRETCH = 1.3  # factor by which an augmenter may lengthen audio
+FLOOR_DB = (-100.0, -66.0)  # level of microphone noise
 Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class SilenceAugmentation:
-    """Milliseconds of quiet before and after a sound, besides what the synthesizer leaves."""
+    """Extra silence before and after an utterance in milliseconds."""
 
     before: tuple[float, float] = (0.0, 0.0)
     after: tuple[float, float] = (0.0, 0.0)
@@ -64,7 +63,7 @@ LIVE = SilenceAugmentation(before=(0.0, 330.0), after=(0.0, 250.0))
 
 
 class CodeExtractor:
-    """An ear, and a corpus on its device."""
+    """Extracts codes of a corpus with a speech encoder, under augmentation."""
 
     def __init__(self, encoder: SpeechEncoder, corpus: Corpus, device: torch.device | str) -> None:
         self.encoder = encoder.to(device).eval()
@@ -81,42 +80,42 @@ class CodeExtractor:
         change: Change | None = None,
         batch: int = 256,
     ) -> list[NDArray[np.int16]]:
-        """Codes of the chosen sounds, in their order."""
+        """Codes of the chosen utterances, in their order."""
         generator = torch.Generator(self.device).manual_seed(seed)
         found: dict[int, NDArray[np.int16]] = {}
         wanted = set(chosen.tolist())
-        for group in self.sounds.alike(batch):
-            here = np.array([index for index in group if int(index) in wanted], dtype=np.int64)
-            if len(here):
-                samples, lengths = self._surrounded(here, silence, generator)
+        for group in self.sounds.length_batches(batch):
+            rows = np.array([index for index in group if int(index) in wanted], dtype=np.int64)
+            if len(rows):
+                samples, lengths = self._surrounded(rows, silence, generator)
                 if change is not None:
                     samples, lengths = change(functional.pad(samples, (0, self._spare(samples))), lengths)
-                found.update(zip(here.tolist(), self._encode(samples, lengths, change), strict=True))
+                found.update(zip(rows.tolist(), self._encode(samples, lengths, change), strict=True))
         return [found[index] for index in chosen.tolist()]
 
     def _surrounded(
         self, chosen: NDArray[np.int64], silence: SilenceAugmentation, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Sounds with quiet around them and a rush under all.  # [row, time], [row]"""
+        """Utterances with silence around them and a noise floor.  # [row, time], [row]"""
         samples, _ = self.sounds.rows(chosen)
         lengths = torch.from_numpy(self.sounds.lengths[chosen]).to(self.device)
         before, after = (self._uniform(len(chosen), *span, generator) for span in (silence.before, silence.after))
         before, after = (before * RATE / 1000).long(), (after * RATE / 1000).long()
         total = before + lengths + after
-        place = torch.arange(self._whole(int(total.max())), device=self.device) - before[:, None]
-        heard = samples.gather(1, place.clamp(0, samples.shape[1] - 1))
-        heard = heard.masked_fill((place < 0) | (place >= lengths[:, None]), 0.0)
+        position = torch.arange(self._whole(int(total.max())), device=self.device) - before[:, None]
+        placed = samples.gather(1, position.clamp(0, samples.shape[1] - 1))
+        placed = placed.masked_fill((position < 0) | (position >= lengths[:, None]), 0.0)
         if silence is NONE:
-            return heard, total
+            return placed, total
         level = 10 ** (self._uniform(len(chosen), *FLOOR_DB, generator) / 20)
-        return heard + level[:, None] * torch.randn(heard.shape, generator=generator, device=self.device), total
+        return placed + level[:, None] * torch.randn(placed.shape, generator=generator, device=self.device), total
 
     def _encode(self, samples: Tensor, lengths: Tensor, change: Change | None) -> list[NDArray[np.int16]]:
         per_code = self.sounds.samples_per_code
         whole = ((lengths + per_code - 1) // per_code * per_code).clamp(max=samples.shape[1])
         there = torch.arange(samples.shape[1], device=self.device) < lengths[:, None]
         mel, frames = self.mel(samples * there, whole, running=True), whole // WhisperMel.HOP
-        if isinstance(change, Elsewhere):
+        if isinstance(change, SpeakerAugmenter):
             mel = change.of_mel(mel, frames)
         codes = encode_batch(self.encoder, mel, frames)
         flat = torch.cat(codes).to(torch.int16).cpu().numpy()
@@ -126,28 +125,27 @@ class CodeExtractor:
         return -(-samples // self.sounds.samples_per_code) * self.sounds.samples_per_code
 
     def _spare(self, samples: Tensor) -> int:
-        return self._whole(int(samples.shape[1] * SLOWEST)) - samples.shape[1]
+        return self._whole(int(samples.shape[1] * MAX_STRETCH)) - samples.shape[1]
 
     def _uniform(self, count: int, low: float, high: float, generator: torch.Generator) -> Tensor:
         return torch.rand(count, generator=generator, device=self.device) * (high - low) + low
 
 
-class Elsewhere(Augmenter):
-    """Changes of sounds, and of the mels made from them: other throats, and sounds that last longer or shorter."""
+class SpeakerAugmenter(Augmenter):
+    """An Augmenter that also varies vocal tract length and phone durations in the mel."""
 
     def of_mel(self, mel: Tensor, frames: Tensor) -> Tensor:
-        """Mels of rows of so many frames.  # [batch, band, frame], [batch]"""
+        """Augment mels of rows with these lengths.  # [batch, band, frame], [batch]"""
         uneven = taken_at(mel, other_lengths(frames, mel.shape[2], 0.5, self.generator))
         return self.chance(0.5, warp_bands(uneven, self.generator), uneven)
 
 
-def elsewhere(device: torch.device | str, seed: int, strength: float = 1.0) -> Change:
-    """What makes each sound another person's, in another place."""
-    return Elsewhere(device, seed, strength)
+def other_speaker(device: torch.device | str, seed: int, strength: float = 1.0) -> Change:
+    return SpeakerAugmenter(device, seed, strength)
 
 
 def over_noise(device: torch.device | str, seed: int, decibels: float) -> Change:
-    """What lays a noise under each sound, of all kinds by turns, at one distance."""
+    """An augmenter that adds all kinds of noise in turn at one SNR."""
     generator = torch.Generator(device).manual_seed(seed)
     turn = iter(range(1_000_000))
 
@@ -160,19 +158,19 @@ def over_noise(device: torch.device | str, seed: int, decibels: float) -> Change
 
 @dataclass(frozen=True)
 class DialoguePlan:
-    """How much is made. `spoken` dialogues come as speech and text, `written` more of them as text alone."""
+    """Amounts of data: `spoken` dialogues have speech and text, `written` ones text only."""
 
     spoken: int = 20_000
     written: int = 20_000
     general: int = 2_500
-    """Sentences of no concern to the desk, spoken by guests: each is declined."""
+    """Spoken sentences outside the domain, which are declined."""
     valued: int = 0
-    """More single questions whose answers say a number, time, name or dish back; half of them reckon with the time."""
+    """More single questions whose replies repeat a slot; half of them convert a time."""
     read: int = 2_000
-    """Sentences read by the desk's voice besides its replies."""
+    """Sentences other than replies, read by the reply voice."""
     versions: int = 8
     voices: int = 1
-    """Voices that say a sentence, at least; one that is often said has more."""
+    """Minimum number of voices of a sentence; frequent ones have more."""
     held_out: int = 320
     held_out_general: int = 60
     seed: int = 0
@@ -182,34 +180,36 @@ TINY = DialoguePlan(spoken=12, written=6, general=4, read=4, versions=2, held_ou
 
 
 def train_dialogues(plan: DialoguePlan) -> tuple[list[list[Exchange]], list[str]]:
-    """The dialogues to learn from, and the sentences in them that guests speak, in order of first use."""
+    """Training dialogues, and their spoken user sentences in order of first use."""
     spoken = dialogues("train", plan.spoken, plan.seed, (1, 4))
     spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
-    reckoned = single_questions(RECKONED, plan.valued // 2, plan.seed, saying=RECKONED_TIME)
-    spoken += [[each] for each in (*reckoned, *single_questions(VALUED, plan.valued - len(reckoned), plan.seed))]
+    converted = single_questions(CONVERTED_TIME_INTENTS, plan.valued // 2, plan.seed, saying=CONVERTED_TIME)
+    spoken += [[each] for each in (*converted, *single_questions(VALUED, plan.valued - len(converted), plan.seed))]
     sentences = list(dict.fromkeys(exchange.user for line in spoken for exchange in line))
     return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6)), sentences
 
 
 def held_out_dialogues(plan: DialoguePlan) -> list[list[Exchange]]:
-    """Phrasings that were never learned: single questions, whole conversations, and what the desk cannot answer."""
+    """Dialogues of held-out phrasings: single questions, conversations, and out-of-domain sentences."""
     half = plan.held_out // 2
-    lines = dialogues("held_out", half, EXAM_SEED + 100, (1, 1))
-    lines += dialogues("held_out", plan.held_out - half, EXAM_SEED + 101, (2, 4))
+    lines = dialogues("held_out", half, EVALUATION_SEED + 100, (1, 1))
+    lines += dialogues("held_out", plan.held_out - half, EVALUATION_SEED + 101, (2, 4))
     learned = set(general_sentences(plan.general, plan.seed))
-    others = general_sentences(4 * plan.held_out_general + plan.general, EXAM_SEED + 100)
+    others = general_sentences(4 * plan.held_out_general + plan.general, EVALUATION_SEED + 100)
     fresh = [text for text in others if text not in learned]
     return lines + [_declined(text) for text in fresh[-plan.held_out_general :]]
 
 
-def voices_of(dialogue_lines: Sequence[Sequence[Exchange]], sentences: Sequence[str], least: int = 1) -> dict[str, int]:
-    """In how many voices each sentence is spoken: the least, and one more for every four times it is said, up to 8."""
+def voices_of(
+    dialogue_lines: Sequence[Sequence[Exchange]], sentences: Sequence[str], min_voices: int = 1
+) -> dict[str, int]:
+    """Number of voices of each sentence: the minimum, and one more for every four uses, up to 8."""
     uses = Counter(exchange.user for line in dialogue_lines for exchange in line)
-    return {sentence: min(max(8, least), least + uses[sentence] // 4) for sentence in sentences}
+    return {sentence: min(max(8, min_voices), min_voices + uses[sentence] // 4) for sentence in sentences}
 
 
 def spelled_data(plan: DialoguePlan, code_count: int) -> tuple[SpokenDialogues, SpokenDialogues]:
-    """Train and held-out data where no ear is at hand: every word has codes of its own, the noisy ones a few wrong."""
+    """Training and held-out data without speech: pseudo-codes derived from the words, with errors in noise."""
     lines, sentences = train_dialogues(plan)
     spoken = [sentence for sentence in sentences for _ in range(plan.versions)]
     heard = _spelled(spoken, code_count, CLEAN, plan.seed)
@@ -222,8 +222,8 @@ def spelled_data(plan: DialoguePlan, code_count: int) -> tuple[SpokenDialogues, 
 
 
 def speech_plan(plan: DialoguePlan, voices: Sequence[SyntheticVoice] = TRAINING) -> list[tuple[str, SyntheticVoice]]:
-    """Who says what: guests, guests held out, the desk. Nobody but the desk has its voice."""
-    random_source = np.random.default_rng(EXAM_SEED)
+    """Sentences and voices to synthesize: users, held-out users, replies. Only replies have the reply voice."""
+    random_source = np.random.default_rng(EVALUATION_SEED)
     lines, sentences = train_dialogues(plan)
     tests = held_out_dialogues(plan)
     asked = dict.fromkeys(exchange.user for line in tests for exchange in line)
@@ -231,35 +231,37 @@ def speech_plan(plan: DialoguePlan, voices: Sequence[SyntheticVoice] = TRAINING)
     said = [
         (sentence, voice)
         for sentence, count in voices_of(lines, sentences, plan.voices).items()
-        for voice in _guests(random.Random(f"{plan.seed} {sentence}"), count, voices)
+        for voice in _training_voices(random.Random(f"{plan.seed} {sentence}"), count, voices)
     ]
-    said += [(sentence, voice) for sentence in asked for voice in _some(UNHEARD, 1, random_source)]
+    said += [(sentence, voice) for sentence in asked for voice in _some(HELD_OUT_VOICES, 1, random_source)]
     return said + [(sentence, TEACHER) for sentence in replies]
 
 
 def heard_data(
     plan: DialoguePlan, corpus: Corpus, encoder: SpeechEncoder, device: str
 ) -> tuple[SpokenDialogues, SpokenDialogues]:
-    """Train and held-out data: the spoken plan, changed in many ways and heard by the ear."""
-    listener = CodeExtractor(encoder, corpus, device)
+    """Training and held-out data: the synthesized plan, augmented and encoded."""
+    extractor = CodeExtractor(encoder, corpus, device)
     code_count = encoder.config.quantize_vocab_size
-    unheard = {voice.name for voice in UNHEARD}
-    kinds = np.array([1 if name in unheard else 2 if name == TEACHER.name else 0 for name in corpus.voices])
-    guests, tested, desk = (np.flatnonzero(kinds == kind) for kind in range(3))
+    held_out_names = {voice.name for voice in HELD_OUT_VOICES}
+    kinds = np.array([1 if name in held_out_names else 2 if name == TEACHER.name else 0 for name in corpus.voices])
+    train_rows, test_rows, reply_rows = (np.flatnonzero(kinds == kind) for kind in range(3))
 
-    def hear(
+    def encode(
         chosen: NDArray[np.int64], condition: int, silence: SilenceAugmentation, change: Change | None, seed: int
     ) -> Utterances:
         texts = [corpus.texts[index] for index in chosen]
-        _say(f"hears {len(chosen)} sounds")
-        return utterances(texts, listener.codes(chosen, silence, seed, change), condition)
+        _print(f"encodes {len(chosen)} utterances")
+        return utterances(texts, extractor.codes(chosen, silence, seed, change), condition)
 
     seeds = range(plan.seed + 1, plan.seed + plan.versions)
-    versions = [hear(guests, CLEAN, LIVE, None, plan.seed)]
-    versions += [hear(guests, NOISY, LIVE, elsewhere(device, seed), seed) for seed in seeds]
-    replies = hear(desk, CLEAN, NONE, None, plan.seed)
-    tests = [hear(tested, CLEAN, LIVE, None, EXAM_SEED + 200)]
-    tests += [hear(tested, NOISY, LIVE, over_noise(device, EXAM_SEED, HELD_OUT_SNR_DB), EXAM_SEED + 201)]
+    versions = [encode(train_rows, CLEAN, LIVE, None, plan.seed)]
+    versions += [encode(train_rows, NOISY, LIVE, other_speaker(device, seed), seed) for seed in seeds]
+    replies = encode(reply_rows, CLEAN, NONE, None, plan.seed)
+    tests = [encode(test_rows, CLEAN, LIVE, None, EVALUATION_SEED + 200)]
+    tests += [
+        encode(test_rows, NOISY, LIVE, over_noise(device, EVALUATION_SEED, HELD_OUT_SNR_DB), EVALUATION_SEED + 201)
+    ]
     lines, asked = held_out_dialogues(plan), joined(tests)
     whole = [line for line in lines if all(len(asked.of(e.user)) and len(replies.of(e.reply)) for e in line)]
     train = SpokenDialogues(train_dialogues(plan)[0], joined(versions), replies, code_count)
@@ -268,14 +270,13 @@ def heard_data(
 
 
 def only(spoken: Utterances, sentences: Container[str]) -> Utterances:
-    """The utterances of some sentences."""
     chosen = [i for i, number in enumerate(spoken.sentence) if spoken.sentences[number] in sentences]
     texts = [spoken.sentences[spoken.sentence[index]] for index in chosen]
     return utterances(texts, [spoken.codes[index] for index in chosen], CLEAN)
 
 
 def joined(parts: Sequence[Utterances]) -> Utterances:
-    """Utterances of the same sentences, together."""
+    """Concatenate utterances that share a list of sentences."""
     arrays = [part.codes[index] for part in parts for index in range(len(part.codes))]
     sentence = np.concatenate([part.sentence for part in parts])
     return Utterances(
@@ -284,7 +285,7 @@ def joined(parts: Sequence[Utterances]) -> Utterances:
 
 
 def utterances(texts: Sequence[str], codes: Sequence[NDArray[np.integer]], condition: int) -> Utterances:
-    """Codes and the sentence that each of them says."""
+    """Utterances from parallel texts and codes."""
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     sentence = np.array([numbers[text] for text in texts], dtype=np.int32)
     return Utterances(list(numbers), Ragged.of(codes), sentence, np.full(len(texts), condition, dtype=np.uint8))
@@ -304,7 +305,7 @@ def _spelled(texts: Sequence[str], code_count: int, condition: int, seed: int) -
 
 
 def _word_codes(word: str, code_count: int) -> list[int]:
-    """A code for every two letters, the same wherever the word stands."""
+    """Pseudo-codes of a word: one for every two letters, from a hash."""
     digest = hashlib.sha256(word.strip(".,?!").encode()).digest()
     return [int.from_bytes(digest[2 * i : 2 * i + 2]) % code_count for i in range(math.ceil(len(word) / 2))]
 
@@ -317,8 +318,8 @@ def _declined(text: str) -> list[Exchange]:
     return [Exchange("decline", text, DECLINE)]
 
 
-def _guests(source: random.Random, count: int, voices: Sequence[SyntheticVoice]) -> list[SyntheticVoice]:
-    """Different voices of these, none of them the desk's."""
+def _training_voices(source: random.Random, count: int, voices: Sequence[SyntheticVoice]) -> list[SyntheticVoice]:
+    """Distinct random voices other than the reply voice."""
     return [voice for voice in draw(source, count + 1, voices) if voice != TEACHER][:count]
 
 
@@ -327,26 +328,25 @@ def _some(voices: Sequence[Any], count: int, random_source: np.random.Generator)
     return [voices[int(index)] for index in chosen]
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, help="where the spoken sentences are, or shall be")
-    parser.add_argument("--ear", type=Path, help="folder of a trained speech encoder")
+    parser.add_argument("--corpus", type=Path, help="corpus of the synthesized sentences; created if missing")
+    parser.add_argument("--speech-encoder", "--ear", type=Path, help="folder of a trained speech encoder")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--synthesizers", type=Path, help="folder that voices.bundle wrote; default: this machine's")
+    parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--spoken", type=int, help="dialogues that are spoken")
-    parser.add_argument("--general", type=int, help="sentences of no concern to the desk, which it declines")
-    parser.add_argument("--valued", type=int, help="more single questions with numbers, times, names and dishes")
-    parser.add_argument("--versions", type=int, help="hearings of each utterance of a guest")
-    parser.add_argument("--voices", type=int, help="voices that say each sentence of a guest, at least")
-    parser.add_argument("--spelled", type=int, nargs="?", const=256, metavar="CODES", help="no speech, so many codes")
+    parser.add_argument("--spoken", type=int, help="number of spoken dialogues")
+    parser.add_argument("--general", type=int, help="number of out-of-domain sentences")
+    parser.add_argument("--valued", type=int, help="number of extra single questions with slots")
+    parser.add_argument("--versions", type=int, help="augmented versions of each user utterance")
+    parser.add_argument("--voices", type=int, help="minimum number of voices per user sentence")
+    parser.add_argument("--spelled", type=int, nargs="?", const=256, metavar="CODES", help="pseudo-codes, no speech")
     parser.add_argument("--tiny", action="store_true", help="a few dialogues")
     given = parser.parse_args(arguments)
     names = ("spoken", "general", "valued", "versions", "voices", "seed")
@@ -354,40 +354,40 @@ def main(arguments: list[str] | None = None) -> None:
     plan = dataclasses.replace(TINY if given.tiny else DialoguePlan(), **changes)
     if (given.corpus is None) == (given.spelled is None):
         parser.error("either --corpus or --spelled is needed")
-    if given.out is None and (given.spelled or given.ear):
+    if given.out is None and (given.spelled or given.speech_encoder):
         parser.error("--out is needed")
     if given.spelled:
         data = spelled_data(plan, given.spelled)
     else:
         corpus = _corpus(given.corpus, plan, given.workers, given.synthesizers)
-        if given.ear is None:
+        if given.speech_encoder is None:
             return
-        data = heard_data(plan, corpus, SpeechEncoder.load(given.ear, given.device), given.device)
+        data = heard_data(plan, corpus, SpeechEncoder.load(given.speech_encoder, given.device), given.device)
     for name, part in zip((TRAIN, HELD_OUT), data, strict=True):
         part.save(given.out / name)
         counts = f"{len(part.dialogues)} dialogues, {len(part.heard.codes)} + {len(part.replies.codes)} utterances"
-        _say(f"{given.out / name}: {counts}, {len(part.heard.codes.values) + len(part.replies.codes.values)} codes")
+        _print(f"{given.out / name}: {counts}, {len(part.heard.codes.values) + len(part.replies.codes.values)} codes")
 
 
 def _corpus(path: Path, plan: DialoguePlan, workers: int, root: Path | None) -> Corpus:
     if path.with_suffix(".npz").is_file():
         return Corpus.load(path)
-    begun = time.monotonic()
-    corpus = build(speech_plan(plan, guests(programs(root))), workers, plan.seed, _progress(), root)
+    started = time.monotonic()
+    corpus = build(speech_plan(plan, training_voices(programs(root))), workers, plan.seed, _progress(), root)
     path.parent.mkdir(parents=True, exist_ok=True)
     corpus.save(path)
-    _say(f"spoke {len(corpus)} sentences, {corpus.seconds / 3600:.1f} h, in {time.monotonic() - begun:.0f} s")
+    _print(f"spoke {len(corpus)} sentences, {corpus.seconds / 3600:.1f} h, in {time.monotonic() - started:.0f} s")
     return corpus
 
 
 def _progress() -> Callable[[int, int], None]:
-    """A line every ten seconds."""
-    told = [time.monotonic()]
+    """Print progress every ten seconds."""
+    last_print = [time.monotonic()]
 
     def progress(done: int, total: int) -> None:
-        if time.monotonic() - told[0] > 10:
-            told[0] = time.monotonic()
-            _say(f"spoke {done} of {total}")
+        if time.monotonic() - last_print[0] > 10:
+            last_print[0] = time.monotonic()
+            _print(f"spoke {done} of {total}")
 
     return progress
 

@@ -1,4 +1,4 @@
-"""What a trained miniature can do with phrasings and voices it never met: right answers by mode, noise and intent."""
+"""Evaluate the language model on held-out phrasings and voices: correct answers by mode, noise and intent."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ from vivavoce.train.lm.batches import READ, TRANSCRIBE, Codes, SpokenDialogues
 from vivavoce.train.lm.corpus import CLEAN, NOISY
 from vivavoce.train.lm.model import TrainingKVCache, hidden_states
 
-ALIGNED = 16  # columns of a mask, as attention kernels like them
-LOOK_EVERY = 16  # rows between two looks whether all replies are over: each look waits for the device
+ALIGNED = 16  # mask columns are a multiple of this, as attention kernels require
+LOOK_EVERY = 16  # rows between checks for the end of all replies; each check synchronises
 
 
 @torch.no_grad()
 def greedy_replies(
-    model: MossSpeech, prompts: Sequence[Sequence[Row]], most_rows: int, at_once: int = 256
+    model: MossSpeech, prompts: Sequence[Sequence[Row]], max_rows: int, at_once: int = 256
 ) -> list[list[Row]]:
-    """The reply to each prompt, as the engine makes it at temperature 0, end row included."""
+    """Greedy reply to each prompt as the engine would generate it, end row included."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     replies: dict[int, list[Row]] = {}
     for begin in range(0, len(order), at_once):
         chosen = order[begin : begin + at_once]
-        made = _batch(model, [prompts[index] for index in chosen], most_rows).tolist()
-        for index, rows in zip(chosen, made, strict=True):
+        generated = _batch(model, [prompts[index] for index in chosen], max_rows).tolist()
+        for index, rows in zip(chosen, generated, strict=True):
             replies[index] = _until_end(model, [tuple(row) for row in rows])
     return [replies[index] for index in range(len(prompts))]
 
@@ -43,40 +43,40 @@ def _until_end(model: MossSpeech, rows: list[Row]) -> list[Row]:
     return rows[:end]
 
 
-def _batch(model: MossSpeech, prompts: list[Sequence[Row]], most_rows: int) -> Tensor:
-    """So many rows after each prompt, those after its end without meaning.  # [prompt, row, 2]"""
+def _batch(model: MossSpeech, prompts: list[Sequence[Row]], max_rows: int) -> Tensor:
+    """Generated rows of each prompt; those after its end are undefined.  # [prompt, row, 2]"""
     device = model.model.audio_embed.weight.device
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    longest = max(len(prompt) for prompt in prompts)
+    max_length = max(len(prompt) for prompt in prompts)
     filler = (model.config.pad_token_id, model.config.audio_pad_token_id)
-    padded = [[*prompt, *[filler] * (longest - len(prompt))] for prompt in prompts]
+    padded = [[*prompt, *[filler] * (max_length - len(prompt))] for prompt in prompts]
     rows = torch.tensor(padded, device=device)
     modes = torch.tensor([model.start_mode(tuple(prompt[-1])) for prompt in prompts], device=device)
-    room = -(-(longest + most_rows) // ALIGNED) * ALIGNED
+    room = -(-(max_length + max_rows) // ALIGNED) * ALIGNED
     past = TrainingKVCache.allocate(model, len(prompts), room)
     columns = torch.arange(room, device=device)
 
-    def look(rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return hidden_states(model, rows, positions, columns <= positions[..., None], past=past)
 
-    # What follows a shorter prompt is filler that no row sees, and new rows are written over it.
-    text, audio = look(rows, columns[:longest].expand(len(prompts), -1))
+    # Padding after a shorter prompt is masked, and overwritten by new rows.
+    text, audio = forward(rows, columns[:max_length].expand(len(prompts), -1))
     pick = (torch.arange(len(prompts), device=device), lengths - 1)
     text, audio = text[pick], audio[pick]
-    made: list[Tensor] = []
-    over = torch.zeros_like(lengths, dtype=torch.bool)
-    for number in range(most_rows):
+    generated: list[Tensor] = []
+    finished = torch.zeros_like(lengths, dtype=torch.bool)
+    for number in range(max_rows):
         row, modes = _next(model, text, audio, modes)
-        made.append(row)
-        over |= (row[:, TEXT] == model.config.eos_token_id) | (row[:, TEXT] == model.config.pad_token_id)
-        if number % LOOK_EVERY == LOOK_EVERY - 1 and bool(over.all()):
+        generated.append(row)
+        finished |= (row[:, TEXT] == model.config.eos_token_id) | (row[:, TEXT] == model.config.pad_token_id)
+        if number % LOOK_EVERY == LOOK_EVERY - 1 and bool(finished.all()):
             break
-        text, audio = (state[:, 0] for state in look(row[:, None], (lengths + number)[:, None]))
-    return torch.stack(made, dim=1)
+        text, audio = (state[:, 0] for state in forward(row[:, None], (lengths + number)[:, None]))
+    return torch.stack(generated, dim=1)
 
 
 def _next(model: MossSpeech, text: Tensor, audio: Tensor, modes: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest row of each sequence, and the mode after it."""
+    """The most likely row of each sequence, and the next mode."""
     config = model.config
     written = model.text_lm_head(text).argmax(-1)
     spoken = model.audio_lm_head(audio)[:, : config.eosp_token_id + 1].argmax(-1)
@@ -85,12 +85,10 @@ def _next(model: MossSpeech, text: Tensor, audio: Tensor, modes: Tensor) -> tupl
     return row, torch.where((modes == AUDIO) & (spoken == config.eosp_token_id), TEXT, modes)
 
 
-MOST_CODES, MOST_TOKENS = 180, 48
+MAX_CODES, MAX_TOKENS = 180, 48
 
 
 class ReadingTokenizer(Protocol):
-    """Text to ids and back."""
-
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
@@ -98,25 +96,25 @@ class ReadingTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class EvaluatedAnswer:
-    """What a model said to one question, in words, and how far its codes are from the teacher's, if it spoke."""
+    """A transcribed answer, and its code error rate against the teacher if spoken."""
 
     expected: Exchange
     turns: int
-    said: str
+    transcribed: str
     code_errors: float | None = None
 
     @cached_property
     def is_right(self) -> bool:
-        return judge(self.said, self.expected)
+        return judge(self.transcribed, self.expected)
 
     @cached_property
     def is_declined(self) -> bool:
-        return judge(self.said, Exchange("decline", "", DECLINE))
+        return judge(self.transcribed, Exchange("decline", "", DECLINE))
 
 
 @dataclass
 class Evaluation:
-    """Asks a model everything that is held out."""
+    """Evaluation of a model on held-out dialogues."""
 
     model: MossSpeech
     tokenizer: ReadingTokenizer
@@ -126,10 +124,10 @@ class Evaluation:
     def __post_init__(self) -> None:
         self.prompt = MossSpeechPrompt(self.model.config, self.tokenizer)
 
-    def sit(self) -> dict[str, Any]:
-        """All figures, for `metrics.json`."""
+    def run(self) -> dict[str, Any]:
+        """All metrics, for `metrics.json`."""
         figures: dict[str, Any] = {}
-        for name, hears, says, condition in (
+        for name, user_modality, reply_modality, condition in (
             ("speech_speech", "speech", "speech", CLEAN),
             ("speech_text", "speech", "text", CLEAN),
             ("speech_speech_15dB", "speech", "speech", NOISY),
@@ -137,67 +135,71 @@ class Evaluation:
             ("text_text", "text", "text", CLEAN),
             ("text_speech", "text", "speech", CLEAN),
         ):
-            answers = self.answers(hears, says, condition)  # type: ignore[arg-type]
+            answers = self.answers(user_modality, reply_modality, condition)  # type: ignore[arg-type]
             figures[name] = summary(answers)
             wrong = [answer for answer in answers if not answer.is_right]
             self.samples += [
-                {"mode": name, "user": a.expected.user, "expected": a.expected.reply, "said": a.said}
+                {"mode": name, "user": a.expected.user, "expected": a.expected.reply, "said": a.transcribed}
                 for a in wrong[:25]
             ]
         return figures | {"transcribe": self.transcription(), "read": self.reading(), "wrong": self.samples}
 
-    def answers(self, hears: Modality, says: Modality, condition: int) -> list[EvaluatedAnswer]:
-        """The reply to the last question of each dialogue, all before it being as it should be."""
-        prompts = [self._prompt(line, hears, says, condition) for line in self.data.dialogues]
-        replies = greedy_replies(self.model, prompts, MOST_CODES if says == "speech" else MOST_TOKENS)
-        if says == "text":
-            said = [self._text(reply) for reply in replies]
+    def answers(self, user_modality: Modality, reply_modality: Modality, condition: int) -> list[EvaluatedAnswer]:
+        """Replies to the last turn of each dialogue, with the correct history."""
+        prompts = [self._prompt(line, user_modality, reply_modality, condition) for line in self.data.dialogues]
+        replies = greedy_replies(self.model, prompts, MAX_CODES if reply_modality == "speech" else MAX_TOKENS)
+        if reply_modality == "text":
+            transcribed = [self._text(reply) for reply in replies]
             return [
-                EvaluatedAnswer(line[-1], len(line), text) for line, text in zip(self.data.dialogues, said, strict=True)
+                EvaluatedAnswer(line[-1], len(line), text)
+                for line, text in zip(self.data.dialogues, transcribed, strict=True)
             ]
         codes = [self.model.spoken_codes(reply) for reply in replies]
         errors = [
-            self._code_errors(line[-1].reply, made) for line, made in zip(self.data.dialogues, codes, strict=True)
+            self._code_errors(line[-1].reply, generated)
+            for line, generated in zip(self.data.dialogues, codes, strict=True)
         ]
-        said = self.transcripts(codes)
-        rows = zip(self.data.dialogues, said, errors, strict=True)
+        transcribed = self.transcripts(codes)
+        rows = zip(self.data.dialogues, transcribed, errors, strict=True)
         return [EvaluatedAnswer(line[-1], len(line), text, error) for line, text, error in rows]
 
     def transcripts(self, spoken: Sequence[Sequence[int] | Codes]) -> list[str]:
-        """Speech written down by the model itself."""
-        heard = [list(map(int, codes)) or [0] for codes in spoken]
-        prompts = [self.prompt.rows([Turn("system", TRANSCRIBE), Turn("user", codes)], "text") for codes in heard]
-        return [self._text(reply) for reply in greedy_replies(self.model, prompts, MOST_TOKENS)]
+        """Transcripts by the model itself."""
+        nonempty = [list(map(int, codes)) or [0] for codes in spoken]
+        prompts = [self.prompt.rows([Turn("system", TRANSCRIBE), Turn("user", codes)], "text") for codes in nonempty]
+        return [self._text(reply) for reply in greedy_replies(self.model, prompts, MAX_TOKENS)]
 
     def transcription(self) -> dict[str, float]:
-        """Word error rates: guests held out, clean and noisy, and the desk."""
+        """Word error rates: held-out users, clean and noisy, and replies."""
         heard, replies = self.data.heard, self.data.replies
         figures = {}
         for name, spoken, condition in (("clean", heard, CLEAN), ("15dB", heard, NOISY), ("desk", replies, CLEAN)):
             chosen = [int(i) for i in np.flatnonzero(spoken.condition == condition)]
-            said = self.transcripts([spoken.codes[i] for i in chosen])
-            meant = [spoken.sentences[spoken.sentence[i]] for i in chosen]
-            figures[name] = word_error_rate(meant, said)
+            transcribed = self.transcripts([spoken.codes[i] for i in chosen])
+            expected = [spoken.sentences[spoken.sentence[i]] for i in chosen]
+            figures[name] = word_error_rate(expected, transcribed)
         return figures
 
     def reading(self) -> dict[str, float]:
-        """Sentences of the desk read aloud: distance from the teacher's codes, and words lost when written down."""
+        """Replies read aloud: code error rate against the teacher, and word error rate of the transcripts."""
         sentences = self.data.replies.sentences
         prompts = [self.prompt.rows([Turn("system", READ), Turn("user", text)], "speech") for text in sentences]
-        codes = [self.model.spoken_codes(reply) for reply in greedy_replies(self.model, prompts, MOST_CODES)]
-        errors = [self._code_errors(text, made) for text, made in zip(sentences, codes, strict=True)]
+        codes = [self.model.spoken_codes(reply) for reply in greedy_replies(self.model, prompts, MAX_CODES)]
+        errors = [self._code_errors(text, generated) for text, generated in zip(sentences, codes, strict=True)]
         return {
             "code_errors": float(np.mean(errors)),
             "word_error_rate": word_error_rate(sentences, self.transcripts(codes)),
         }
 
-    def _prompt(self, line: Sequence[Exchange], hears: Modality, says: Modality, condition: int) -> list[Row]:
-        turns = [Turn("system", DEFAULT_SYSTEM[says])]
+    def _prompt(
+        self, line: Sequence[Exchange], user_modality: Modality, reply_modality: Modality, condition: int
+    ) -> list[Row]:
+        turns = [Turn("system", DEFAULT_SYSTEM[reply_modality])]
         for exchange in line:
-            asked = self._codes(exchange.user, condition) if hears == "speech" else exchange.user
-            answered = self._reply_codes(exchange.reply) if says == "speech" else exchange.reply
+            asked = self._codes(exchange.user, condition) if user_modality == "speech" else exchange.user
+            answered = self._reply_codes(exchange.reply) if reply_modality == "speech" else exchange.reply
             turns += [Turn("user", asked), Turn("assistant", answered)]
-        return self.prompt.rows(turns[:-1], says)
+        return self.prompt.rows(turns[:-1], reply_modality)
 
     def _codes(self, sentence: str, condition: int) -> list[int]:
         found = self.data.heard.of(sentence, condition)
@@ -206,16 +208,16 @@ class Evaluation:
     def _reply_codes(self, sentence: str) -> list[int]:
         return [int(code) for code in self.data.replies.codes[int(self.data.replies.of(sentence)[0])]]
 
-    def _code_errors(self, sentence: str, made: Sequence[int]) -> float:
-        meant = self._reply_codes(sentence)
-        return error_rate([meant], [made])
+    def _code_errors(self, sentence: str, generated: Sequence[int]) -> float:
+        expected = self._reply_codes(sentence)
+        return error_rate([expected], [generated])
 
     def _text(self, reply: Sequence[Row]) -> str:
         return self.tokenizer.decode(self.model.written_ids(reply)).strip()
 
 
 def summary(answers: Sequence[EvaluatedAnswer]) -> dict[str, Any]:
-    """Shares of right answers: in all, by length and intent; of declines where due and where not."""
+    """Accuracy in total, by number of turns and by intent; share declined inside and outside the domain."""
     inside = [answer for answer in answers if answer.expected.intent != "decline"]
     outside = [answer for answer in answers if answer.expected.intent == "decline"]
     by_intent: dict[str, list[EvaluatedAnswer]] = defaultdict(list)
@@ -237,9 +239,9 @@ def summary(answers: Sequence[EvaluatedAnswer]) -> dict[str, Any]:
     return figures | {"by_intent": _table(by_intent)}
 
 
-def word_error_rate(meant: Sequence[str], said: Sequence[str]) -> float:
-    """Wrong words per word meant, after both are normalised."""
-    return error_rate(*([normalise(text).split() for text in texts] for texts in (meant, said)))
+def word_error_rate(expected: Sequence[str], transcribed: Sequence[str]) -> float:
+    """Word error rate of normalised texts."""
+    return error_rate(*([normalise(text).split() for text in texts] for texts in (expected, transcribed)))
 
 
 def _table(by_intent: Mapping[str, Sequence[EvaluatedAnswer]]) -> dict[str, dict[str, float]]:

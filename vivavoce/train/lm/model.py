@@ -1,7 +1,7 @@
-"""MOSS-Speech over whole sequences at once, differentiable: the same weights the engine runs, without pages or kernels.
+"""Differentiable forward pass of MOSS-Speech over whole sequences, with the engine's modules but no paged KV cache.
 
-Several conversations may stand in one line of a batch: a row sees the rows of its own conversation only, and positions
-count within it.
+A line of a batch holds several conversations: a row attends only to its own, and positions count within it. Also the
+tokenizer, and jitter of codes for augmentation.
 """
 
 import math
@@ -25,29 +25,28 @@ from vivavoce.nn.norm import RMSNorm
 
 @dataclass
 class TrainingKVCache:
-    """Keys and values of a batch of growing sequences, each from its own first row on."""
+    """KV cache of a batch of growing sequences."""
 
     keys: Tensor  # [layer, sequence, kv head, row, head_dim]
     values: Tensor
 
     @classmethod
     def allocate(cls, model: MossSpeech, sequences: int, rows: int) -> "TrainingKVCache":
-        """Room for so many rows of each sequence."""
         shape, like = model.kv_shape, model.model.audio_embed.weight
         size = (shape.layers, sequences, shape.heads, rows, shape.head_dim)
         return cls(like.new_zeros(size), like.new_zeros(size))
 
     def extend(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new rows; all that is stored of this layer.  # each [sequence, kv head, new row, head_dim]"""
-        places = positions[:, None, :, None].expand_as(keys)
-        self.keys[layer].scatter_(2, places, keys)
-        self.values[layer].scatter_(2, places, values)
+        """Store new rows and return all rows of this layer.  # each [sequence, kv head, new row, head_dim]"""
+        indices = positions[:, None, :, None].expand_as(keys)
+        self.keys[layer].scatter_(2, indices, keys)
+        self.values[layer].scatter_(2, indices, values)
         return self.keys[layer], self.values[layer]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What all layers of one pass share."""
+    """Inputs shared by all layers of a forward pass."""
 
     cos: Tensor  # [batch, 1, row, head_dim / 2]
     sin: Tensor
@@ -65,9 +64,9 @@ def hidden_states(
     dropout: float = 0.0,
     past: TrainingKVCache | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normed states of the text and of the audio tail.  # [batch, row, 2] → [batch, row, hidden] twice
+    """Normalised states of the text and audio branches.  # [batch, row, 2] → [batch, row, hidden] twice
 
-    `visible` says which columns a row sees: rows of the batch, or with a `past` all its rows.
+    `visible` is the attention mask over the rows of the batch, or with a `past` over all cached rows.
     """
     trunk = model.model
     x = functional.dropout(_embed(model, rows), dropout)
@@ -83,14 +82,14 @@ def hidden_states(
 
 
 def within_segments(segments: Tensor) -> Tensor:
-    """A row sees what stands before it in its own segment.  # [batch, row] → [batch, row, column] bool"""
+    """Causal mask within segments.  # [batch, row] → [batch, row, column] bool"""
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
     return (segments[:, :, None] == segments[:, None, :]) & causal
 
 
 def _attention_backend(x: Tensor) -> AbstractContextManager[Any]:
-    """On CUDA the kernel that takes any mask, in a graph too; elsewhere whatever there is."""
+    """On CUDA a kernel that takes any mask and can be captured; elsewhere the default."""
     return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if x.is_cuda else nullcontext()
 
 
@@ -130,7 +129,7 @@ def _for_every_head(x: Tensor, attention: PagedAttention) -> Tensor:
 
 
 def _turn(x: Tensor, shared: Pass) -> Tensor:
-    """Rotate by position, half against half.  # [batch, head, row, head_dim]"""
+    """Rotary embedding of split halves.  # [batch, head, row, head_dim]"""
     first, second = x.chunk(2, dim=-1)
     cos, sin = shared.cos, shared.sin
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -142,7 +141,7 @@ def _feed(feed: GatedFeedForward, x: Tensor) -> Tensor:
 
 
 def _norm(norm: RMSNorm, x: Tensor) -> Tensor:
-    """Without the fused kernel, which knows no gradient."""
+    """RMS norm without the fused kernel, which has no gradient."""
     wide = x.to(torch.promote_types(x.dtype, norm.weight.dtype))
     return functional.rms_norm(wide, norm.weight.shape, norm.weight, norm.eps)
 
@@ -154,11 +153,11 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
 
 
 PAD, TURN_START, TURN_END, SPEECH_START, MODALITY_PAD = SPECIAL_TOKENS
-SPARE = 8 - len(SPECIAL_TOKENS)  # rows of the embedding beyond the last special token
+SPARE = 8 - len(SPECIAL_TOKENS)  # spare embedding rows after the last special token
 
 
 def train_tokenizer(sentences: Iterable[str], entries: int) -> Any:
-    """A `tokenizers.Tokenizer` of so many entries in all, special tokens last; the same sentences give the same one."""
+    """A byte-level BPE `tokenizers.Tokenizer` with special tokens last; deterministic."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
@@ -179,26 +178,26 @@ def train_tokenizer(sentences: Iterable[str], entries: int) -> Any:
     return tokenizer
 
 
-class Straying:
-    """Moves codes of a lattice to others near them: by chance, and as a voice does, which always errs alike."""
+class CodeJitter:
+    """Moves lattice codes to neighbours: independently per row, and consistently per line, like a voice."""
 
     def __init__(self, levels: Sequence[int], device: torch.device | str) -> None:
         self.size = math.prod(levels)
         self.levels = torch.tensor(list(levels), device=device)
-        self.strides = torch.tensor([math.prod(levels[place + 1 :]) for place in range(len(levels))], device=device)
+        self.strides = torch.tensor([math.prod(levels[index + 1 :]) for index in range(len(levels))], device=device)
 
     def __call__(self, codes: Tensor, chance: Tensor) -> Tensor:
-        """Each number of a code moves by a step at a chance of its line, and again wherever its line's voice has it so.
+        """Each dimension of a code moves one step with the line's probability, per row and again per (line, code).
 
         # [line, row], [line, 1] → [line, row]
         """
         lines, dimensions = codes.shape[0], len(self.levels)
         steps = codes[..., None] // self.strides % self.levels
-        here = torch.rand((*codes.shape, dimensions), device=codes.device)
+        drawn = torch.rand((*codes.shape, dimensions), device=codes.device)
         of_voice = torch.rand((lines, self.size, dimensions), device=codes.device)
         of_voice = of_voice.gather(1, codes[..., None].expand(-1, -1, dimensions))
         chance = chance[..., None]
-        moved = steps + _step(here, chance) + _step(of_voice, chance)
+        moved = steps + _step(drawn, chance) + _step(of_voice, chance)
         return (moved.clamp(min=0).minimum(self.levels - 1) * self.strides).sum(-1)
 
 

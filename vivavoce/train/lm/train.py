@@ -2,8 +2,8 @@
 
     viva train lm --data DATA --out OUT --seconds 420
 
-First the text trunk alone; then, the trunk frozen, the audio embedding, layers (begun as copies of the text layers) and
-head; then all together, on all modes. Then an exam on what was held out.
+First the text trunk alone; then, with the trunk frozen, the audio embedding, layers (copied from the text layers) and
+head; then everything on all modes. Ends with an evaluation on held-out data.
 """
 
 import argparse
@@ -47,21 +47,21 @@ from vivavoce.train.lm.model import (
     SPARE,
     SPEECH_START,
     TURN_END,
-    Straying,
+    CodeJitter,
     hidden_states,
     train_tokenizer,
     within_segments,
 )
 from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
 
-AHEAD = 6  # batches made before they are needed
-GOING_ON = 0.7  # of the rate, where a model has learned before
-LAST_STATES = "courses"  # folder of the stages' logs and states
+PREFETCHED_BATCHES = 6  # prefetched batches
+CONTINUED_RATE = 0.7  # factor on the peak rate when continuing
+RUN_FOLDER = "courses"  # of the stages, with logs and states
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStage:
-    """One of the three: what learns, from what, for which share of the time."""
+    """A training stage: trainable parts, data mix, share of the time."""
 
     name: str
     share: float
@@ -84,7 +84,7 @@ STAGES = (
 
 @dataclasses.dataclass(frozen=True)
 class LMRecipe:
-    """All that is chosen for one run."""
+    """Hyperparameters; `--set` changes them, and `metrics.json` lists them."""
 
     hidden: int = 320
     inner: int = 640
@@ -98,22 +98,22 @@ class LMRecipe:
     length: int = 512
     dropout: float = 0.15
     heard_noise: float = 0.15
-    """Most of a guest's codes that are replaced or hidden; the share is drawn for each line."""
+    """Maximum share of user codes replaced or masked, drawn for each line."""
     heard_stray: float = 0.06
-    """Chance, at most, that a number of a guest's code is one step off, by noise and by voice each."""
+    """Maximum probability that a dimension of a user code moves one step, per row and per voice."""
     lattice: tuple[int, ...] = (4, 4, 4, 4, 3, 3)
-    """Levels of the ear's codes; codes of another count have no neighbours and do not stray."""
+    """Levels of the encoder's lattice; codebooks of another size have no jitter."""
     said_noise: float = 0.03
     heard_weight: float = 0.1
     weight_decay: float = 0.05
     average: float = 0.998
-    """Decay of the averaged weights, which the last stage ends with."""
+    """Decay of the weight average of the last stage."""
     warmup: int = 200
     log_every: int = 100
     use_graph: bool = True
     exam_seconds: float = 24.0
     steps: tuple[int, int, int] = (100_000, 100_000, 1_000_000)
-    """Most steps of each stage, where time does not end it first."""
+    """Maximum steps of each stage."""
 
 
 TINY = LMRecipe(
@@ -124,7 +124,7 @@ TINY = LMRecipe(
 
 
 def make_config(recipe: LMRecipe, tokenizer: TextTokenizer, entries: int, code_count: int) -> MossSpeechConfig:
-    """The sizes of a recipe, and ids by the tokenizer. The published filler is also a code; ours is none."""
+    """Config from recipe and tokenizer. Unlike the published one, the audio padding id is not a code."""
     ids = {token: tokenizer.id_of(token) for token in (PAD, TURN_END, SPEECH_START, MODALITY_PAD)}
     return MossSpeechConfig(
         vocab_size=-(-(entries + SPARE) // 8) * 8,
@@ -149,7 +149,7 @@ def make_config(recipe: LMRecipe, tokenizer: TextTokenizer, entries: int, code_c
 
 @torch.no_grad()
 def initialise(model: MossSpeech, seed: int) -> None:
-    """Fresh weights: matrices small, those that write into the residual stream smaller with depth, norms 1."""
+    """Initial weights: normal, outputs to the residual stream scaled by depth, norms 1."""
     generator = torch.Generator(model.text_lm_head.weight.device).manual_seed(seed)
     layers = model.config.num_shared_layers + model.config.num_modality_layers
     for name, parameter in model.named_parameters():
@@ -162,16 +162,16 @@ def initialise(model: MossSpeech, seed: int) -> None:
 
 @torch.no_grad()
 def copy_text_layers(model: MossSpeech) -> None:
-    """The audio tail begins as the text tail is."""
+    """Initialise the audio layers as copies of the text layers."""
     trunk = model.model
     pairs = ((trunk.audio_block, trunk.text_block), (trunk.audio_norm, trunk.text_norm))
     for ours, theirs in pairs:
-        for mine, given in zip(ours.parameters(), theirs.parameters(), strict=True):
-            mine.copy_(given)
+        for target, given in zip(ours.parameters(), theirs.parameters(), strict=True):
+            target.copy_(given)
 
 
-def let_learn(model: MossSpeech, text: bool, audio: bool) -> None:
-    """Free the text trunk, the audio parts, or both; freeze the rest."""
+def set_trainable(model: MossSpeech, text: bool, audio: bool) -> None:
+    """Unfreeze the text trunk, the audio parts, or both; freeze the rest."""
     trunk = model.model
     audio_parts: tuple[nn.Module, ...] = (trunk.audio_embed, trunk.audio_block, trunk.audio_norm, model.audio_lm_head)
     model.requires_grad_(text)
@@ -180,16 +180,16 @@ def let_learn(model: MossSpeech, text: bool, audio: bool) -> None:
 
 
 def make_loss(model: MossSpeech, recipe: LMRecipe, dropout: float) -> LossFunction:
-    """Next-row loss of a packed batch: reply text, reply speech, and a little of what guests say."""
+    """Next-row loss of a packed batch: reply text, reply speech, and user speech with a small weight."""
 
     is_lattice = math.prod(recipe.lattice) == model.config.eosp_token_id
-    straying = Straying(recipe.lattice, model.text_lm_head.weight.device) if is_lattice else None
+    jitter = CodeJitter(recipe.lattice, model.text_lm_head.weight.device) if is_lattice else None
 
     def loss(batch: Batch) -> dict[str, Tensor]:
         packed = batch["packed"].long()
         rows, positions, segments, kinds = packed[..., :2], packed[..., 2], packed[..., 3], packed[..., 4]
-        given = rows if straying is None else strayed(straying, rows, kinds, recipe.heard_stray)
-        given = spoiled(model.config, given, kinds, recipe.heard_noise, recipe.said_noise)
+        given = rows if jitter is None else jittered(jitter, rows, kinds, recipe.heard_stray)
+        given = corrupted_codes(model.config, given, kinds, recipe.heard_noise, recipe.said_noise)
         text, audio = hidden_states(model, given, positions, within_segments(segments), dropout)
         following, kind = rows[:, 1:], kinds[:, 1:]
         written = _cross_entropy(model.text_lm_head(text[:, :-1]), following[..., TEXT])
@@ -205,23 +205,23 @@ def make_loss(model: MossSpeech, recipe: LMRecipe, dropout: float) -> LossFuncti
     return loss
 
 
-def strayed(straying: Straying, rows: Tensor, kinds: Tensor, most: float) -> Tensor:
-    """The rows with guests' codes as other voices and noises would have them.  # [line, row, 2]"""
-    if not most:
+def jittered(jitter: CodeJitter, rows: Tensor, kinds: Tensor, max_chance: float) -> Tensor:
+    """Rows with jitter on user codes.  # [line, row, 2]"""
+    if not max_chance:
         return rows
     audio, text = rows[..., AUDIO], rows[..., TEXT]
-    near = straying(audio.clamp(max=straying.size - 1), most * torch.rand(rows.shape[0], 1, device=rows.device))
-    return torch.stack([text, torch.where((kinds == HEARD) & (audio < straying.size), near, audio)], dim=-1)
+    near = jitter(audio.clamp(max=jitter.size - 1), max_chance * torch.rand(rows.shape[0], 1, device=rows.device))
+    return torch.stack([text, torch.where((kinds == HEARD) & (audio < jitter.size), near, audio)], dim=-1)
 
 
-def spoiled(config: MossSpeechConfig, rows: Tensor, kinds: Tensor, heard: float, said: float) -> Tensor:
-    """The rows as the model is shown them: some codes hidden, some replaced by others.  # [line, row, 2]"""
+def corrupted_codes(config: MossSpeechConfig, rows: Tensor, kinds: Tensor, heard: float, said: float) -> Tensor:
+    """Rows with some codes masked or replaced.  # [line, row, 2]"""
     if not heard and not said:
         return rows
     audio, text = rows[..., AUDIO], rows[..., TEXT]
     share = torch.rand(rows.shape[0], 1, device=rows.device)
-    of_desk = (kinds == SPOKEN) | (kinds == SAID)
-    rate = torch.where(kinds == HEARD, heard, torch.where(of_desk, said, 0.0)) * share
+    is_reply = (kinds == SPOKEN) | (kinds == SAID)
+    rate = torch.where(kinds == HEARD, heard, torch.where(is_reply, said, 0.0)) * share
     rate = rate.masked_fill(audio == config.eosp_token_id, 0.0)
     chance = torch.rand(audio.shape, device=rows.device)
     others = torch.randint(0, config.eosp_token_id, audio.shape, device=rows.device)
@@ -241,24 +241,24 @@ def _mean(values: Tensor, chosen: Tensor) -> Tensor:
     return (values * chosen).sum() / chosen.sum().clamp(min=1)
 
 
-def batches(lessons: LMBatches, recipe: LMRecipe, seed: int, first: int, device: torch.device) -> Iterator[Batch]:
-    """Batch after batch, made ahead by a thread; the batch of a step depends on seed and step alone."""
+def prefetched(batches: LMBatches, recipe: LMRecipe, seed: int, first: int, device: torch.device) -> Iterator[Batch]:
+    """Batches made ahead by a thread; the batch of a step depends on seed and step alone."""
 
     def make(number: int) -> Tensor:
-        packed = lessons.batch(np.random.default_rng([seed, number]), recipe.lines, recipe.length)
+        packed = batches.batch(np.random.default_rng([seed, number]), recipe.lines, recipe.length)
         return packed.pin_memory() if device.type == "cuda" else packed
 
     with ThreadPoolExecutor(1) as pool:
-        made: list[Future[Tensor]] = [pool.submit(make, first + number) for number in range(AHEAD)]
-        number = first + AHEAD
+        futures: list[Future[Tensor]] = [pool.submit(make, first + number) for number in range(PREFETCHED_BATCHES)]
+        number = first + PREFETCHED_BATCHES
         try:
             while True:
-                packed = made.pop(0).result()
-                made.append(pool.submit(make, number))
+                packed = futures.pop(0).result()
+                futures.append(pool.submit(make, number))
                 number += 1
                 yield {"packed": packed.to(device, non_blocking=True)}
         finally:
-            for future in made:
+            for future in futures:
                 future.cancel()
 
 
@@ -272,27 +272,29 @@ def train(
     report: Callable[[str], None] = print,
     earlier: Path | None = None,
 ) -> tuple[MossSpeech, TextTokenizer]:
-    """All stages, or the last from an earlier model; the averaged weights, saved with config and tokenizer."""
+    """Train all stages, or the last from an earlier model; saves averaged weights, config and tokenizer."""
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    model, tokenizer = begin(recipe, data, out, device, seed) if earlier is None else begin_as(earlier, out, device)
+    model, tokenizer = (
+        init_fresh(recipe, data, out, device, seed) if earlier is None else init_from_earlier(earlier, out, device)
+    )
     config = model.config
     size = sum(parameter.numel() for parameter in model.parameters())
     report(f"{size / 1e6:.2f} M parameters, {config.vocab_size} text ids, {config.audio_vocab_size} audio ids")
-    strange = general_sentences(500, seed + 3)
-    last = dataclasses.replace(STAGES[-1], share=1.0, peak_rate=GOING_ON * STAGES[-1].peak_rate)
+    other_systems = general_sentences(500, seed + 3)
+    last = dataclasses.replace(STAGES[-1], share=1.0, peak_rate=CONTINUED_RATE * STAGES[-1].peak_rate)
     for number, stage in enumerate(STAGES) if earlier is None else [(len(STAGES) - 1, last)]:
-        lessons = LMBatches(config, tokenizer, data, stage.mix, strange)
+        batches = LMBatches(config, tokenizer, data, stage.mix, other_systems)
         budget = Budget(recipe.steps[number], seconds * stage.share if seconds else None, recipe.warmup)
-        _run_stage(model, stage, recipe, lessons, budget, out, seed + 1000 * number, report)
+        _run_stage(model, stage, recipe, batches, budget, out, seed + 1000 * number, report)
         save_weights(model, out)
     return model, tokenizer
 
 
-def begin(
+def init_fresh(
     recipe: LMRecipe, data: SpokenDialogues, out: Path, device: torch.device, seed: int
 ) -> tuple[MossSpeech, TextTokenizer]:
-    """Fresh weights, and a tokenizer learned from what is written in the data."""
+    """Initial weights, and a tokenizer trained on the data's texts."""
     frames = [f"{role}\n" for role in ("system", "user", "assistant")]
     frames += [TRANSCRIBE, READ, *(text for texts in SYSTEMS.values() for text in texts)]
     backend = train_tokenizer([*data.written, *frames * 200], recipe.text_entries)
@@ -305,8 +307,8 @@ def begin(
     return model, tokenizer
 
 
-def begin_as(folder: Path, out: Path, device: torch.device) -> tuple[MossSpeech, TextTokenizer]:
-    """The model of a folder that `train` wrote, for codes of an ear that went on from the one it knows."""
+def init_from_earlier(folder: Path, out: Path, device: torch.device) -> tuple[MossSpeech, TextTokenizer]:
+    """Load an earlier model, whose speech encoder has the same or a continued codebook."""
     for name in ("config.json", "tokenizer.json"):
         shutil.copy2(folder / name, out / name)
     return MossSpeech.load(folder, device=device, dtype=torch.float32), TextTokenizer.load(folder)
@@ -316,16 +318,16 @@ def _run_stage(
     model: MossSpeech,
     stage: TrainingStage,
     recipe: LMRecipe,
-    lessons: LMBatches,
+    batches: LMBatches,
     budget: Budget,
     out: Path,
     seed: int,
     report: Callable[[str], None],
 ) -> None:
-    """One stage from its beginning, or from where it was stopped, to its end."""
+    """Run or resume a stage."""
     if stage.learns_audio and not stage.learns_text:
         copy_text_layers(model)
-    let_learn(model, stage.learns_text, stage.learns_audio)
+    set_trainable(model, stage.learns_text, stage.learns_audio)
     learner = Learner(
         {"model": model},
         make_loss(model, recipe, recipe.dropout),
@@ -335,13 +337,13 @@ def _run_stage(
         use_graph=recipe.use_graph,
         orthogonal=True,
     )
-    folder = out / LAST_STATES / stage.name
-    course = TrainingRun(
+    folder = out / RUN_FOLDER / stage.name
+    training_run = TrainingRun(
         folder, {"lm": learner}, budget, seed, recipe.log_every, report=lambda line: report(f"{stage.name}: {line}")
     )
-    source = batches(lessons, recipe, seed, course.number, learner.device)
-    for step in course:
-        course.record(learner.step(next(source), step.rate_share))
+    source = prefetched(batches, recipe, seed, training_run.number, learner.device)
+    for step in training_run:
+        training_run.record(learner.step(next(source), step.rate_share))
     source.close()  # type: ignore[attr-defined]
     if stage.is_last:
         learner.swap_average()
@@ -349,29 +351,28 @@ def _run_stage(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder that vivavoce.train.lm.corpus wrote")
-    parser.add_argument("--out", type=Path, required=True, help="where the model, its figures and curves go")
-    parser.add_argument("--init", type=Path, help="folder of an earlier model, for the last stage to begin with")
-    parser.add_argument("--seconds", type=float, help="time for training and exam; the default is by steps")
+    parser.add_argument("--data", type=Path, required=True, help="folder written by `viva train lm-data`")
+    parser.add_argument("--out", type=Path, required=True, help="folder for model, metrics and curves")
+    parser.add_argument("--init", type=Path, help="folder of an earlier model to start the last stage from")
+    parser.add_argument("--seconds", type=float, help="total time, evaluation included; default: by steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other values of the recipe")
-    parser.add_argument("--eager", action="store_true", help="without captured graphs")
-    parser.add_argument("--tiny", action="store_true", help="a model of a moment, to see that everything runs")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="override values of the recipe")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to test the pipeline")
     given = parser.parse_args(arguments)
-    begun = time.monotonic()
+    started = time.monotonic()
     recipe = TINY if given.tiny else LMRecipe()
     changes = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
     recipe = dataclasses.replace(recipe, **changes, use_graph=not given.eager)
     data, held_out = (SpokenDialogues.load(given.data / name) for name in (TRAIN, HELD_OUT))
-    left = given.seconds - recipe.exam_seconds - (time.monotonic() - begun) if given.seconds else None
-    model, tokenizer = train(recipe, data, given.out, left, torch.device(given.device), given.seed, _say, given.init)
-    picture = plot_curves(given.out / LAST_STATES / STAGES[-1].name)
+    left = given.seconds - recipe.exam_seconds - (time.monotonic() - started) if given.seconds else None
+    model, tokenizer = train(recipe, data, given.out, left, torch.device(given.device), given.seed, _print, given.init)
+    picture = plot_curves(given.out / RUN_FOLDER / STAGES[-1].name)
     if picture is not None:
         shutil.copy(picture, given.out / "curves.png")
-    examine(
+    evaluate(
         model,
         tokenizer,
         held_out,
@@ -380,23 +381,23 @@ def main(arguments: list[str] | None = None) -> None:
     )
 
 
-def examine(
+def evaluate(
     model: MossSpeech, tokenizer: TextTokenizer, data: SpokenDialogues, out: Path, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The figures of an exam, printed in short and written to `metrics.json`."""
-    begun = time.monotonic()
-    figures = Evaluation(model, tokenizer, data).sit()
-    figures |= {"run": dict(facts), "exam_seconds": round(time.monotonic() - begun, 1)}
+    """Evaluate, print a summary, and write `metrics.json`."""
+    started = time.monotonic()
+    figures = Evaluation(model, tokenizer, data).run()
+    figures |= {"run": dict(facts), "exam_seconds": round(time.monotonic() - started, 1)}
     (out / "metrics.json").write_text(json.dumps(figures, indent=1), encoding="utf8")
     for name, part in figures.items():
         if isinstance(part, dict):
             shown = [f"{key} {value:.3f}" for key, value in part.items() if isinstance(value, float)]
-            _say(f"exam {name}: {'  '.join(shown)}")
-    _say(f"the exam took {figures['exam_seconds']} s")
+            _print(f"evaluation {name}: {'  '.join(shown)}")
+    _print(f"the evaluation took {figures['exam_seconds']} s")
     return figures
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 

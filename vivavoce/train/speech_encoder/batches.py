@@ -1,4 +1,4 @@
-"""Batches an ear learns from: sentences in a changed voice, each heard twice, once clean and once as in the world."""
+"""Batches for the speech encoder: every sentence clean and augmented, as log-mels with letters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,40 +28,40 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.features import BatchMel
 from vivavoce.train.speech_encoder.model import STEPS, spelled
 
-BEDS_A_BATCH = 2  # kinds of noise in one batch: making all of them would cost more than the learning
-KNOTS = 6  # of the mel axis, between which bands move together
-FRAMES_A_KNOT = 12  # of time: about one sound
+BEDS_A_BATCH = 2  # kinds of noise per batch: generating all would cost more than training
+KNOTS = 6  # random shifts along the mel axis, interpolated
+FRAMES_A_KNOT = 12  # about one phone
 
 
 class AcousticAugmentation:
-    """Rooms, noises and lines of an `Augmenter`, without its changes of speed."""
+    """Room, noise and line augmentation of an `Augmenter`, without speed changes."""
 
     def __init__(self, device: torch.device | str, strength: float = 1.0) -> None:
         self.device, self.strength = device, strength
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, lengths: Tensor, seed: int) -> Tensor:
-        """Each row elsewhere, the same for the same seed.  # [batch, time], [batch] → [batch, time]"""
+        """Deterministic for a seed.  # [batch, time], [batch] → [batch, time]"""
         if not self.strength:
             return samples
-        makes = Augmenter(self.device, seed, self.strength)
-        rows, draw = len(samples), makes.uniform
+        augmenter = Augmenter(self.device, seed, self.strength)
+        rows, draw = len(samples), augmenter.uniform
         there = torch.arange(samples.shape[1], device=samples.device) < lengths[:, None]
-        out = makes.maybe(0.6, samples, equalise(samples, makes.generator, 12.0 * self.strength))
-        out = makes.maybe(0.5, out, reverberate(out, draw(rows, 0.1, 0.6), makes.generator))
-        beds = torch.cat([noise(_kind(seed, part), rows_of, makes.generator) for part, rows_of in _parts(out)])
-        out = makes.maybe(0.7, out, at_snr(out, beds, draw(rows, 0.0, 30.0), lengths))
-        out = makes.maybe(0.15, out, telephone(out))
-        out = makes.maybe(0.1, out, mu_law(levelled(out, 0.1)))
+        out = augmenter.maybe(0.6, samples, equalise(samples, augmenter.generator, 12.0 * self.strength))
+        out = augmenter.maybe(0.5, out, reverberate(out, draw(rows, 0.1, 0.6), augmenter.generator))
+        beds = torch.cat([noise(_kind(seed, part), rows_of, augmenter.generator) for part, rows_of in _parts(out)])
+        out = augmenter.maybe(0.7, out, at_snr(out, beds, draw(rows, 0.0, 30.0), lengths))
+        out = augmenter.maybe(0.15, out, telephone(out))
+        out = augmenter.maybe(0.1, out, mu_law(levelled(out, 0.1)))
         out = levelled(out * there, 10 ** (draw(rows, -36.0, -14.0) / 20))
-        out = makes.maybe(0.1, out, clipped(out, makes.generator))
+        out = augmenter.maybe(0.1, out, clipped(out, augmenter.generator))
         return out.clamp(-1, 1)
 
 
 def warp_bands(
     mel: Tensor, generator: torch.Generator, low: float = 0.86, high: float = 1.16, moved: float = 2.0
 ) -> Tensor:
-    """Log-mels of another throat: bands stand higher or lower, and here and there by up to `moved` bands besides.
+    """Vocal tract length perturbation: scale the mel axis, and shift bands locally by up to `moved` bands.
 
     # [batch, band, frame]
     """
@@ -69,9 +69,9 @@ def warp_bands(
     stretch = torch.rand(rows, 1, generator=generator, device=mel.device) * (high - low) + low
     knots = (torch.rand(rows, 1, KNOTS, generator=generator, device=mel.device) * 2 - 1) * moved
     apart = functional.interpolate(knots, size=bins, mode="linear", align_corners=True)[:, 0]
-    place = (torch.arange(bins, device=mel.device) * stretch + apart).clamp(0, bins - 1)  # [batch, band]
-    below = place.floor()
-    part = (place - below)[..., None]
+    position = (torch.arange(bins, device=mel.device) * stretch + apart).clamp(0, bins - 1)  # [batch, band]
+    below = position.floor()
+    part = (position - below)[..., None]
     index = below.long()[..., None].expand_as(mel)
     return torch.lerp(mel.gather(1, index), mel.gather(1, (index + 1).clamp(max=bins - 1)), part)
 
@@ -79,7 +79,7 @@ def warp_bands(
 def other_lengths(
     ends: Tensor, frames: int, share: float, generator: torch.Generator, deviation: float = 0.35
 ) -> Tensor:
-    """Where each frame is taken from if sounds last longer or shorter by chance, and rows as long as before.
+    """Source positions of frames under random local time stretching; row lengths stay.
 
     # frames [batch] → [batch, frame]
     """
@@ -89,16 +89,16 @@ def other_lengths(
     whole = passed.gather(1, (ends[:, None] - 1).clamp(0, frames - 1))
     time = torch.arange(frames, device=device).expand(rows, -1)
     changes = torch.rand(rows, 1, generator=generator, device=device) < share
-    place = (passed / whole * ends[:, None] - 1).clamp(min=0)
-    return torch.where(changes & (time < ends[:, None]), torch.minimum(place, ends[:, None] - 1.0), time.float())
+    position = (passed / whole * ends[:, None] - 1).clamp(min=0)
+    return torch.where(changes & (time < ends[:, None]), torch.minimum(position, ends[:, None] - 1.0), time.float())
 
 
-def taken_at(mel: Tensor, place: Tensor) -> Tensor:
-    """Log-mels at times between frames.  # [batch, band, frame], [batch, frame]"""
-    below = place.floor()
+def taken_at(mel: Tensor, position: Tensor) -> Tensor:
+    """Log-mels interpolated at fractional frames.  # [batch, band, frame], [batch, frame]"""
+    below = position.floor()
     index = below.long()[:, None].expand_as(mel)
     after = (index + 1).clamp(max=mel.shape[2] - 1)
-    return torch.lerp(mel.gather(2, index), mel.gather(2, after), (place - below)[:, None])
+    return torch.lerp(mel.gather(2, index), mel.gather(2, after), (position - below)[:, None])
 
 
 def _parts(samples: Tensor) -> list[tuple[int, Tensor]]:
@@ -110,12 +110,12 @@ def _kind(seed: int, part: int) -> str:
 
 
 RATE = WhisperMel.RATE
-SPOKEN_AT_MOST = 22  # letters a second; what is faster is not learned from
+MAX_LETTERS_PER_SECOND = 22  # faster speech is not trained on
 
 
 @dataclass(frozen=True)
 class EncoderBatchShape:
-    """The fixed size of a kind of batch, and how many sentences a row may join."""
+    """Fixed size of a batch, and maximum sentences per row."""
 
     seconds: float
     rows: int
@@ -127,28 +127,28 @@ class EncoderBatchShape:
 
     @property
     def letters(self) -> int:
-        return round(self.seconds * SPOKEN_AT_MOST)
+        return round(self.seconds * MAX_LETTERS_PER_SECOND)
 
 
 @dataclass(frozen=True)
 class EncoderBatchOptions:
-    """How much of what a batch holds."""
+    """Composition and augmentation of a batch; listed in `metrics.json` as `habits`."""
 
-    reply_voice: float = 0.2  # share of rows in the voice of the replies, at its own pitch and tempo
+    reply_voice: float = 0.2  # share of rows in the reply voice, at its own pitch and tempo
     resampled: tuple[float, float] = (0.78, 1.28)
     as_recorded: float = 0.25  # share of the other rows that are not resampled
-    lead: float = 0.4  # seconds of silence before a sentence, at most
-    tail: float = 0.3  # seconds of silence after the last, at most
+    lead: float = 0.4  # maximum seconds of silence before a sentence
+    tail: float = 0.3  # maximum seconds of silence after the last
     gain: tuple[float, float] = (-9.0, 4.0)  # dB
     warped: float = 0.5  # share of clean rows whose mel axis is warped
-    uneven: float = 0.5  # share of rows whose sounds last longer and shorter than they were spoken
-    joined: float = 0.35  # how often sentences are heard joined, against how often one by one
-    far_positions: float = 0.4  # share of rows that begin somewhere in a long turn
+    stretched: float = 0.5  # share of rows with random phone durations
+    joined: float = 0.35  # relative frequency of rows with joined sentences
+    far_positions: float = 0.4  # share of rows with a random position offset, as in a long turn
 
 
 @dataclass(frozen=True)
 class EncoderSpeech:
-    """A corpus on the device, its sentences spelled."""
+    """A corpus on the device with its sentences as letter symbols."""
 
     samples: Tensor  # [time] int16
     starts: np.ndarray
@@ -158,7 +158,6 @@ class EncoderSpeech:
 
     @classmethod
     def of(cls, corpus: Corpus, reply_voice: str, device: torch.device | str) -> "EncoderSpeech":
-        """The sentences of a corpus."""
         starts = np.asarray(corpus.starts, dtype=np.int64)
         return cls(
             torch.as_tensor(corpus.samples).to(device),
@@ -171,7 +170,7 @@ class EncoderSpeech:
 
 @dataclass(frozen=True)
 class EncoderRows:
-    """One batch while it is planned: which sentence begins where in which row, how fast, and how loud."""
+    """Plan of a batch: sentences, their starts, speed and gain of each row."""
 
     sentence: np.ndarray  # [row, place]; −1 for none
     begin: np.ndarray  # [row, place], samples
@@ -189,22 +188,22 @@ class EncoderBatches:
         shapes: Sequence[EncoderBatchShape],
         config: SpeechEncoderConfig,
         surroundings: AcousticAugmentation,
-        habits: EncoderBatchOptions | None = None,
+        options: EncoderBatchOptions | None = None,
     ) -> None:
         self.speech, self.config, self.surroundings = speech, config, surroundings
-        self.habits = habits or EncoderBatchOptions()
+        self.options = options or EncoderBatchOptions()
         self.shapes = tuple(shapes)
         self.device = speech.samples.device
         self.mel = BatchMel(config.num_mel_bins, self.device)
         self.pools = [self._pools(shape, smaller) for shape, smaller in zip(self.shapes, _smaller(shapes), strict=True)]
         hours = np.array([speech.lengths[np.concatenate(pool)].sum() for pool in self.pools], dtype=np.float64)
-        hours *= [1.0 if shape.sentences == 1 else self.habits.joined for shape in self.shapes]
+        hours *= [1.0 if shape.sentences == 1 else self.options.joined for shape in self.shapes]
         if not hours.sum():
             raise InputError(f"no sentence of the corpus fits into {self.shapes[-1].seconds} s")
         self.chances = hours / hours.sum()
 
     def batch(self, seed: int) -> dict[str, Tensor]:
-        """The batch of one step: two mels of the same sentences, and what was said."""
+        """The batch of a step: clean and augmented mels of the same sentences, and their symbols."""
         random = np.random.default_rng(seed)
         which = int(random.choice(len(self.shapes), p=self.chances))
         shape = self.shapes[which]
@@ -213,14 +212,14 @@ class EncoderBatches:
         per_code = self.config.frames_per_code * WhisperMel.HOP
         codes = -(-rows.ends // per_code)
         lengths = self._put(codes * per_code)
-        clean, heard = self._mels(samples, lengths, rows, random, seed)
+        clean, augmented = self._mels(samples, lengths, rows, random, seed)
         symbols, counts = self._symbols(rows, shape)
         frames = self.config.segment_frames // 2 - shape.samples // (2 * WhisperMel.HOP)
-        far = random.random(shape.rows) < self.habits.far_positions
-        starts = np.where(far, random.integers(0, frames // STEPS, shape.rows) * STEPS, 0)
+        has_offset = random.random(shape.rows) < self.options.far_positions
+        starts = np.where(has_offset, random.integers(0, frames // STEPS, shape.rows) * STEPS, 0)
         return {
             "clean": clean,
-            "heard": heard,
+            "heard": augmented,
             "codes": self._put(codes),
             "symbols": self._put(symbols),
             "counts": self._put(counts),
@@ -229,7 +228,7 @@ class EncoderBatches:
         }
 
     def _pools(self, shape: EncoderBatchShape, shorter: float) -> tuple[np.ndarray, np.ndarray]:
-        """Sentences of other voices and of the reply voice that are for this shape."""
+        """Sentences for a shape: of other voices, and of the reply voice."""
         spoken = np.array([len(symbols) for symbols in self.speech.symbols])
         fits = (self.speech.lengths <= shape.samples) & (spoken > 0) & (spoken <= shape.letters)
         fits &= self.speech.lengths > (shorter * RATE if shape.sentences == 1 else 0)
@@ -239,59 +238,59 @@ class EncoderBatches:
     def _plan(
         self, shape: EncoderBatchShape, pools: tuple[np.ndarray, np.ndarray], random: np.random.Generator
     ) -> EncoderRows:
-        habits, others, replies = self.habits, *pools
-        share = 0.0 if not len(replies) else 1.0 if not len(others) else habits.reply_voice
+        options, others, replies = self.options, *pools
+        share = 0.0 if not len(replies) else 1.0 if not len(others) else options.reply_voice
         is_reply = random.random(shape.rows) < share
         sentence = np.stack(
             [np.where(is_reply, _any(replies, shape.rows, random), _any(others, shape.rows, random))
              for _ in range(shape.sentences)], axis=1,
         )  # fmt: skip
-        slowest, fastest = habits.resampled
+        slowest, fastest = options.resampled
         speed = np.exp(random.uniform(np.log(slowest), np.log(fastest), shape.rows))
-        speed[is_reply | (random.random(shape.rows) < habits.as_recorded)] = 1.0
+        speed[is_reply | (random.random(shape.rows) < options.as_recorded)] = 1.0
         speed = np.maximum(speed, self.speech.lengths[sentence[:, 0]] / shape.samples)
-        gain = 10 ** (random.uniform(*habits.gain, shape.rows) / 20)
+        gain = 10 ** (random.uniform(*options.gain, shape.rows) / 20)
         gain[is_reply] = 10 ** (random.uniform(-2, 2, is_reply.sum()) / 20)
         begin = np.zeros_like(sentence)
         ends = np.zeros(shape.rows, dtype=np.int64)
         letters = np.zeros(shape.rows, dtype=np.int64)
-        for place in range(shape.sentences):
-            length = (self.speech.lengths[sentence[:, place]] / speed).astype(np.int64)
-            spoken = np.array([len(self.speech.symbols[index]) + 1 for index in sentence[:, place]])
+        for slot in range(shape.sentences):
+            length = (self.speech.lengths[sentence[:, slot]] / speed).astype(np.int64)
+            spoken = np.array([len(self.speech.symbols[index]) + 1 for index in sentence[:, slot]])
             room = shape.samples - ends - length
-            lead = (random.random(shape.rows) * np.clip(room, 0, habits.lead * RATE)).astype(np.int64)
+            lead = (random.random(shape.rows) * np.clip(room, 0, options.lead * RATE)).astype(np.int64)
             fits = (room >= 0) & (letters + spoken <= shape.letters + 1)
-            fits |= place == 0
-            begin[:, place] = ends + lead
-            ends = np.where(fits, np.minimum(begin[:, place] + length, shape.samples), ends)
+            fits |= slot == 0
+            begin[:, slot] = ends + lead
+            ends = np.where(fits, np.minimum(begin[:, slot] + length, shape.samples), ends)
             letters = np.where(fits, letters + spoken, letters)
-            sentence[:, place] = np.where(fits, sentence[:, place], -1)
-        tail = (random.random(shape.rows) * habits.tail * RATE).astype(np.int64)
+            sentence[:, slot] = np.where(fits, sentence[:, slot], -1)
+        tail = (random.random(shape.rows) * options.tail * RATE).astype(np.int64)
         return EncoderRows(sentence, begin, speed, gain, np.minimum(ends + tail, shape.samples))
 
     def _cut(self, rows: EncoderRows, shape: EncoderBatchShape) -> Tensor:
-        """The sentences of each row in their places, resampled on the way.  # [row, time]"""
+        """The sentences of each row, resampled.  # [row, time]"""
         time = torch.arange(shape.samples, device=self.device)
         out = torch.zeros(len(rows.speed), shape.samples, device=self.device)
         speed = self._put(rows.speed.astype(np.float32))[:, None]
-        for place in range(shape.sentences):
-            index = rows.sentence[:, place]
+        for slot in range(shape.sentences):
+            index = rows.sentence[:, slot]
             length = self._put(np.where(index >= 0, self.speech.lengths[index], 0))[:, None]
             start = self._put(self.speech.starts[index])[:, None]
-            at = (time - self._put(rows.begin[:, place])[:, None]) * speed
+            at = (time - self._put(rows.begin[:, slot])[:, None]) * speed
             out += self._read(start, length, at)
         return out * self._put((rows.gain / 32768).astype(np.float32))[:, None]
 
     def _read(self, start: Tensor, length: Tensor, at: Tensor) -> Tensor:
-        """Samples at times between samples, by Catmull and Rom's cubic; silence outside the sentence."""
+        """Catmull-Rom interpolation at fractional samples; silence outside the sentence."""
         whole = at.floor()
         part = at - whole
         index = whole.long()
         four = []
         for step in (-1, 0, 1, 2):
-            here = index + step
-            inside = (here >= 0) & (here < length)
-            taken = self.speech.samples[(start + here).clamp(0, len(self.speech.samples) - 1)]
+            sample = index + step
+            inside = (sample >= 0) & (sample < length)
+            taken = self.speech.samples[(start + sample).clamp(0, len(self.speech.samples) - 1)]
             four.append(taken.float().masked_fill(~inside, 0.0))
         a, b, c, d = four
         slope = 0.5 * (c - a)
@@ -302,27 +301,27 @@ class EncoderBatches:
     def _mels(
         self, samples: Tensor, lengths: Tensor, rows: EncoderRows, random: np.random.Generator, seed: int
     ) -> tuple[Tensor, Tensor]:
-        """Both hearings, normalised as a stream does."""
+        """Clean and augmented log-mels, normalised as in streaming."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        elsewhere = self.surroundings(samples, lengths, seed)
+        noisy = self.surroundings(samples, lengths, seed)
         reply = self.speech.is_reply_voice[rows.sentence[:, 0]]
         frames = samples.shape[1] // WhisperMel.HOP
         ends = lengths // WhisperMel.HOP
-        uneven = other_lengths(ends, frames, self.habits.uneven, generator)
+        stretched = other_lengths(ends, frames, self.options.stretched, generator)
         as_spoken = torch.arange(frames, device=self.device).float()
-        place = torch.where(self._put(reply)[:, None], as_spoken, uneven)
-        heard = warp_bands(taken_at(self.mel(elsewhere, lengths, running=True), place), generator)
-        clean = taken_at(self.mel(samples, lengths, running=True), place)
-        warped = self._put((random.random(len(reply)) < self.habits.warped) & ~reply)
+        position = torch.where(self._put(reply)[:, None], as_spoken, stretched)
+        augmented = warp_bands(taken_at(self.mel(noisy, lengths, running=True), position), generator)
+        clean = taken_at(self.mel(samples, lengths, running=True), position)
+        warped = self._put((random.random(len(reply)) < self.options.warped) & ~reply)
         clean = torch.where(warped[:, None, None], warp_bands(clean, generator), clean)
-        return clean, mask_mel(heard, generator)
+        return clean, mask_mel(augmented, generator)
 
     def _symbols(self, rows: EncoderRows, shape: EncoderBatchShape) -> tuple[np.ndarray, np.ndarray]:
         symbols = np.zeros((len(rows.speed), shape.letters), dtype=np.int64)
         counts = np.zeros(len(rows.speed), dtype=np.int64)
         space = np.array(spelled("a b"))[1:2]
-        for row, places in enumerate(rows.sentence):
-            said = [part for index in places if index >= 0 for part in (space, self.speech.symbols[index])]
+        for row, slots in enumerate(rows.sentence):
+            said = [part for index in slots if index >= 0 for part in (space, self.speech.symbols[index])]
             joined = np.concatenate(said[1:])
             symbols[row, : len(joined)] = joined
             counts[row] = len(joined)

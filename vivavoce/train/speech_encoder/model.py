@@ -1,4 +1,4 @@
-"""The speech encoder while it learns: dropout, and rows whose positions start anywhere, as in a long turn."""
+"""The speech encoder in training: lattice quantisation, dropout, position offsets, and a probe for letters and mel."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from vivavoce.models.whisper.layer import WhisperLayer
 from vivavoce.nn.rope import sinusoids
 from vivavoce.train.front_desk.answers import normalise
 
-OUTER_THRESHOLD = math.atanh(2 / 3)  # of four levels: where tanh(x) · 3 passes from 1 to 3, half-way
+OUTER_THRESHOLD = math.atanh(2 / 3)  # threshold between the two outer of four levels, before tanh
 POINTS = {
     2: (-1.0, 1.0),
     3: (-2 * math.atanh(1 / 2), 0.0, 2 * math.atanh(1 / 2)),
@@ -23,7 +23,7 @@ POINTS = {
 
 
 class Lattice:
-    """The codes of a product of a few levels."""
+    """Finite scalar quantisation: codes are products of a few levels per dimension."""
 
     def __init__(self, levels: Sequence[int], device: torch.device | str = "cpu") -> None:
         if not levels or any(level not in POINTS for level in levels):
@@ -32,18 +32,18 @@ class Lattice:
         self.size = math.prod(levels)
         self.dimensions = len(levels)
         self.spans = torch.tensor([level - 1.0 for level in levels], device=device)
-        self.strides = torch.tensor([math.prod(levels[place + 1 :]) for place in range(len(levels))], device=device)
+        self.strides = torch.tensor([math.prod(levels[index + 1 :]) for index in range(len(levels))], device=device)
 
     def bounded(self, features: Tensor) -> Tensor:
-        """What is rounded, each number between −1 and 1.  # [.., d_model] → [.., dimension]"""
+        """The bounded dimensions, in −1 to 1.  # [.., d_model] → [.., dimension]"""
         return features[..., : self.dimensions].float().tanh()
 
     def rounded(self, bounded: Tensor) -> Tensor:
-        """The nearest level of each, −1 and 1 being the outermost; no gradient."""
+        """The nearest level of each dimension, without gradient."""
         return self._steps(bounded) * 2 / self.spans - 1
 
     def straight_through(self, bounded: Tensor) -> Tensor:
-        """Rounded, with the gradient of what was rounded."""
+        """Rounded, with the straight-through gradient."""
         return bounded + (self.rounded(bounded) - bounded).detach()
 
     def codes(self, features: Tensor) -> Tensor:
@@ -51,12 +51,12 @@ class Lattice:
         return (self._steps(self.bounded(features)).long() * self.strides).sum(-1)
 
     def values(self, codes: Tensor) -> Tensor:
-        """The rounded levels that a code stands for.  # [..] → [.., dimension]"""
+        """The levels of a code.  # [..] → [.., dimension]"""
         steps = codes[..., None] // self.strides % (self.spans.long() + 1)
         return steps * 2 / self.spans - 1
 
     def codebook(self, d_model: int) -> Tensor:
-        """The rows whose nearest is `codes`.  # [code, d_model]"""
+        """A codebook whose nearest-neighbour search gives `codes`.  # [code, d_model]"""
         points = torch.tensor([POINTS[level] + (0.0,) * (4 - level) for level in self.levels])  # [dimension, step]
         steps = (torch.arange(self.size)[:, None] // self.strides.cpu()) % (self.spans.long().cpu() + 1)
         rows = torch.zeros(self.size, d_model)
@@ -68,13 +68,13 @@ class Lattice:
 
 
 def new_encoder(config: SpeechEncoderConfig, lattice: Lattice) -> SpeechEncoder:
-    """An ear that has heard nothing: positions are sinusoids and, as the codebook, are not learned."""
+    """An untrained encoder; sinusoidal positions and the codebook are not trainable."""
     encoder = SpeechEncoder(config)
     depth = 2 * len(encoder.layers)
     with torch.no_grad():
         encoder.embed_positions.weight.copy_(sinusoids(config.max_source_positions, config.d_model))
-        # Learned positions would be known only as far as sentences reach. Here they must not drown the sound, nor the
-        # numbers that choose the code.
+        # Learned positions would not generalise past the length of training sentences. Small, and zero in the
+        # dimensions that are quantised, so that they do not dominate the audio.
         encoder.embed_positions.weight.mul_(0.3)
         encoder.embed_positions.weight[:, : lattice.dimensions] = 0.0
         encoder.codebook.weight.copy_(lattice.codebook(config.d_model))
@@ -87,7 +87,7 @@ def new_encoder(config: SpeechEncoderConfig, lattice: Lattice) -> SpeechEncoder:
 
 
 def features(encoder: SpeechEncoder, mel: Tensor, starts: Tensor, dropout: float) -> Tensor:
-    """`encoder.features` with the positions of each row beginning at `starts`.  # [batch, code, d_model]"""
+    """`encoder.features` with the positions of each row starting at `starts`.  # [batch, code, d_model]"""
     x = functional.gelu(encoder.conv1(mel))
     x = functional.gelu(encoder.conv2(x)).transpose(1, 2)
     places = starts[:, None] + torch.arange(x.shape[1], device=x.device)
@@ -101,7 +101,7 @@ def features(encoder: SpeechEncoder, mel: Tensor, starts: Tensor, dropout: float
 def layer_forward(
     layer: WhisperLayer, x: Tensor, dropout: float, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """One layer with dropout on what it adds."""
+    """A layer with dropout."""
     mixed = layer.self_attn(layer.self_attn_layer_norm(x), mask, causal)
     x = x + functional.dropout(mixed, dropout, training=dropout > 0)
     inner = functional.gelu(layer.fc1(layer.final_layer_norm(x)))
@@ -112,22 +112,26 @@ def layer_forward(
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"  # symbol 0 is CTC's blank
 SYMBOLS = len(LETTERS) + 1
-STEPS = 4  # CTC frames a code: 12.5 a second are too few for letters
+STEPS = 4  # CTC frames per code: 12.5 a second are too few for letters
 
 
 def spelled(text: str) -> list[int]:
-    """A sentence as symbols."""
+    """A normalised sentence as symbols."""
     return [1 + LETTERS.index(letter) for letter in normalise(text) if letter in LETTERS]
 
 
 def read(symbols: list[int]) -> str:
-    """The most likely symbol of each frame as the sentence that it spells."""
-    kept = [symbol for place, symbol in enumerate(symbols) if symbol and (place == 0 or symbol != symbols[place - 1])]
+    """Greedy CTC decoding of the best symbol of each frame."""
+    kept = [
+        symbol
+        for position, symbol in enumerate(symbols)
+        if symbol and (position == 0 or symbol != symbols[position - 1])
+    ]
     return " ".join("".join(LETTERS[symbol - 1] for symbol in kept).split())
 
 
 class Probe(nn.Module):
-    """Rounded levels of a whole sentence, seen from both sides, to letters at 50 Hz and mel frames at 100 Hz."""
+    """Bidirectional probe from levels to letters at 50 Hz and mel frames at 100 Hz."""
 
     def __init__(self, dimensions: int, d_model: int, heads: int, slow: int, fast: int, bins: int) -> None:
         super().__init__()
@@ -148,13 +152,13 @@ class Probe(nn.Module):
         """
         count = levels.shape[1]
         x = self.enter(levels) + self.positions[:count]
-        place = torch.arange(STEPS * count, device=levels.device)
+        position = torch.arange(STEPS * count, device=levels.device)
         for layer in self.slow:
             assert isinstance(layer, WhisperLayer)
-            x = layer_forward(layer, x, dropout, mask=(place[:count] < lengths[:, None])[:, None, None])
+            x = layer_forward(layer, x, dropout, mask=(position[:count] < lengths[:, None])[:, None, None])
         x = self.spread(x).unflatten(-1, (STEPS, -1)).flatten(1, 2) + self.positions[: STEPS * count]
         for layer in self.fast:
             assert isinstance(layer, WhisperLayer)
-            x = layer_forward(layer, x, dropout, mask=(place < STEPS * lengths[:, None])[:, None, None])
+            x = layer_forward(layer, x, dropout, mask=(position < STEPS * lengths[:, None])[:, None, None])
         x = self.norm(x)
         return self.letters(x), self.mel(x).unflatten(-1, (2, -1)).flatten(1, 2)

@@ -1,7 +1,7 @@
-"""Training of the ear: a causal Whisper encoder with one codebook at 12.5 Hz, from whose codes the words can be read.
+"""Train and evaluate the speech encoder: a causal Whisper encoder with one codebook at 12.5 Hz.
 
-Every sentence is heard twice, clean and as in the world; the letters must be readable from both, and the second must
-get the codes of the first. Rounding to codes is faded in: at first the probe reads what would be rounded.
+Every sentence is encoded clean and augmented; a probe must read the letters from both, and the augmented codes must
+match the clean ones. Rounding to codes is phased in.
 """
 
 import argparse
@@ -39,17 +39,17 @@ from vivavoce.train.speech_encoder.batches import (
 from vivavoce.train.speech_encoder.model import STEPS, Lattice, Probe, features, new_encoder, read
 from vivavoce.train.voices import TEACHER
 
-SPREAD = 0.6  # standard deviation that a bounded dimension should have at least
+SPREAD = 0.6  # minimum standard deviation of a bounded dimension
 REACH = 2.5  # where tanh is nearly flat
 
 
-NOISE = 15.0  # dB of signal to noise
+NOISE = 15.0  # dB SNR
 BATCH = 64
 
 
 @dataclass(frozen=True)
-class EncoderReport:
-    """A trained ear and what reads its codes."""
+class TrainedEncoder:
+    """A trained encoder with its probe."""
 
     encoder: SpeechEncoder
     probe: Probe
@@ -57,8 +57,8 @@ class EncoderReport:
 
 
 @dataclass(frozen=True)
-class ReadBack:
-    """Sounds as the ear took them."""
+class ProbeOutput:
+    """Codes of utterances and the texts that the probe reads from them."""
 
     codes: list[np.ndarray]
     read: list[str]
@@ -67,30 +67,32 @@ class ReadBack:
 
 
 @torch.no_grad()
-def listen(hearing: EncoderReport, corpus: Corpus, chosen: Sequence[int], noise: float | None = None) -> ReadBack:
-    """Some sounds of a corpus, clean or in pink noise, in the order of `chosen`."""
-    device = hearing.encoder.conv1.weight.device
-    config = hearing.encoder.config
+def read_back(
+    trained: TrainedEncoder, corpus: Corpus, chosen: Sequence[int], noise: float | None = None
+) -> ProbeOutput:
+    """Encode utterances, clean or in pink noise, and read them with the probe; in the order of `chosen`."""
+    device = trained.encoder.conv1.weight.device
+    config = trained.encoder.config
     sounds, mel = Sounds(corpus, config, device), BatchMel(config.num_mel_bins, device)
     generator = torch.Generator(device).manual_seed(0)
-    heard = ReadBack([], [], [], [normalise(corpus.texts[index]) for index in chosen])
+    result = ProbeOutput([], [], [], [normalise(corpus.texts[index]) for index in chosen])
     for begin in range(0, len(chosen), BATCH):
         samples, lengths = sounds.rows(np.asarray(chosen[begin : begin + BATCH]))
         if noise is not None:
             samples = in_pink_noise(samples, lengths, noise, generator)
-        features = hearing.encoder.features(mel(samples, lengths, running=True))
+        features = trained.encoder.features(mel(samples, lengths, running=True))
         counts = lengths // sounds.samples_per_code
-        codes = hearing.encoder.nearest(features)
-        heard.codes.extend(row[:count].cpu().numpy() for row, count in zip(codes, counts.tolist(), strict=True))
-        heard.read.extend(_read(hearing.probe, hearing.lattice.values(codes), counts))
-        heard.read_unrounded.extend(_read(hearing.probe, hearing.lattice.bounded(features), counts))
-    return heard
+        codes = trained.encoder.nearest(features)
+        result.codes.extend(row[:count].cpu().numpy() for row, count in zip(codes, counts.tolist(), strict=True))
+        result.read.extend(_read(trained.probe, trained.lattice.values(codes), counts))
+        result.read_unrounded.extend(_read(trained.probe, trained.lattice.bounded(features), counts))
+    return result
 
 
 def measure(
-    hearing: EncoderReport, held_out: Corpus, corpus: Corpus, reply_voice: str, most: int = 600, seed: int = 0
+    trained: TrainedEncoder, held_out: Corpus, corpus: Corpus, reply_voice: str, max_sentences: int = 600, seed: int = 0
 ) -> dict[str, Any]:
-    """Figures of an ear on voices and phrasings it never heard, and on the reply voice."""
+    """Metrics on held-out voices and phrasings, on training data, and on the reply voice."""
     random = np.random.default_rng(seed)
     metrics: dict[str, Any] = {}
     replies = [index for index, voice in enumerate(corpus.voices) if voice == reply_voice]
@@ -100,10 +102,10 @@ def measure(
         "reply_voice": (corpus, replies),
     }
     for name, (source, every) in groups.items():
-        chosen = random.permutation(np.array(every, dtype=np.int64))[:most].tolist()
+        chosen = random.permutation(np.array(every, dtype=np.int64))[:max_sentences].tolist()
         if not chosen:
             continue
-        clean, noisy = listen(hearing, source, chosen), listen(hearing, source, chosen, NOISE)
+        clean, noisy = read_back(trained, source, chosen), read_back(trained, source, chosen, NOISE)
         metrics[name] = {
             "sentences": len(chosen),
             "cer": _rate(clean.texts, clean.read),
@@ -111,7 +113,7 @@ def measure(
             "cer_15db": _rate(noisy.texts, noisy.read),
             "wer": _rate([text.split() for text in clean.texts], [text.split() for text in clean.read]),
             "same_code_15db": _same(clean.codes, noisy.codes),
-            **_usage(clean.codes, hearing.lattice.size),
+            **_usage(clean.codes, trained.lattice.size),
             "examples": [list(pair) for pair in zip(clean.texts[:5], clean.read[:5], strict=True)],
         }
         if name == "held_out":
@@ -120,7 +122,7 @@ def measure(
 
 
 def in_pink_noise(samples: Tensor, lengths: Tensor, decibels: float, generator: torch.Generator) -> Tensor:
-    """Sounds in noise whose power falls with frequency, so many dB under the speech.  # [batch, time]"""
+    """Add pink noise at an SNR.  # [batch, time]"""
     white = torch.randn(samples.shape, generator=generator, device=samples.device)
     spectrum = torch.fft.rfft(white)
     frequency = torch.arange(spectrum.shape[-1], device=samples.device).clamp(min=1)
@@ -152,22 +154,21 @@ def _usage(codes: list[np.ndarray], size: int) -> dict[str, Any]:
     }
 
 
-def _by_voice(voices: list[str], heard: ReadBack) -> dict[str, float]:
+def _by_voice(voices: list[str], result: ProbeOutput) -> dict[str, float]:
     rates = {}
     for voice in sorted(set(voices)):
         mine = [index for index, name in enumerate(voices) if name == voice]
-        rates[voice] = _rate([heard.texts[i] for i in mine], [heard.read[i] for i in mine])
+        rates[voice] = _rate([result.texts[i] for i in mine], [result.read[i] for i in mine])
     return rates
 
 
 def _rate(meant: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]]) -> float:
-    """An error rate as it is told."""
     return round(error_rate(meant, got), 4)
 
 
 @dataclass(frozen=True)
 class EncoderPlan:
-    """Sizes, weights and times of one training."""
+    """Hyperparameters; `--set` changes them, and `metrics.json` lists them as `plan`."""
 
     levels: tuple[int, ...] = (4, 4, 4, 4, 3, 3)
     d_model: int = 256
@@ -177,26 +178,26 @@ class EncoderPlan:
     probe_size: int = 256
     probe_slow: int = 4
     probe_fast: int = 2
-    batch_seconds: float = 240.0  # of sound in a batch, heard twice
-    seconds: tuple[float, ...] = (2.56, 4.16, 6.4)  # rows of one sentence
-    joined_seconds: float = 12.8  # rows of several
+    batch_seconds: float = 240.0  # seconds of audio per batch, each clean and augmented
+    seconds: tuple[float, ...] = (2.56, 4.16, 6.4)  # row lengths of single sentences
+    joined_seconds: float = 12.8  # row length of joined sentences
     habits: EncoderBatchOptions = dataclasses.field(default_factory=EncoderBatchOptions)
     peak_rate: float = 2e-3
     warmup: int = 300
     average: float = 0.998
     dropout: float = 0.05
     strength: float = 1.0
-    rounding_from: float = 0.2  # of the course: until here nothing is rounded
-    rounding_to: float = 0.45  # from here on everything is
-    agreement: float = 1.0  # weight of: the noisy hearing gets the code of the clean one
-    commitment: float = 0.1  # weight of: what is rounded stands near a level
-    spread: float = 1.0  # weight of: every dimension varies, on its own, within the reach of tanh
-    reply_mel: float = 0.3  # weight of: the mel of the reply voice can be told from its codes
+    rounding_from: float = 0.2  # progress until which nothing is rounded
+    rounding_to: float = 0.45  # progress from which everything is rounded
+    agreement: float = 1.0  # weight of the distance between augmented and clean codes
+    commitment: float = 0.1  # weight of the distance from the nearest level
+    spread: float = 1.0  # weight of the penalty on low variance, correlation and saturation
+    reply_mel: float = 0.3  # weight of the L1 distance of the reply voice's mel read from codes
     steps: int = 100_000
 
     @classmethod
     def tiny(cls) -> "EncoderPlan":
-        """A course of seconds on a CPU: proof that everything runs, not of hearing."""
+        """A run of seconds on a CPU, to test the pipeline."""
         return cls(
             levels=(3, 3, 3, 3), d_model=32, layers=2, heads=2, probe_size=32, probe_slow=1, probe_fast=1,
             batch_seconds=12.0, seconds=(1.92,), joined_seconds=4.8, warmup=2, steps=16, average=0.8, peak_rate=3e-3,
@@ -216,7 +217,6 @@ class EncoderPlan:
 
     @property
     def shapes(self) -> list[EncoderBatchShape]:
-        """The shapes of batches."""
         single = [EncoderBatchShape(seconds, max(1, round(self.batch_seconds / seconds))) for seconds in self.seconds]
         return [
             *single,
@@ -224,8 +224,8 @@ class EncoderPlan:
         ]
 
     @property
-    def going_on(self) -> "EncoderPlan":
-        """The plan for an ear that knows its codes: all is rounded at once, and it learns in smaller steps."""
+    def continued(self) -> "EncoderPlan":
+        """The plan for continuing a trained encoder: everything rounded, smaller rate."""
         return dataclasses.replace(self, rounding_from=-1.0, rounding_to=0.0, peak_rate=0.6 * self.peak_rate)
 
     def rounded_share(self, progress: float) -> float:
@@ -234,13 +234,13 @@ class EncoderPlan:
 
 
 class EncoderLoss:
-    """What one batch costs; nothing in it waits for the device."""
+    """Loss of a batch, without host synchronisation."""
 
     def __init__(self, plan: EncoderPlan, encoder: SpeechEncoder, probe: Probe, lattice: Lattice) -> None:
         self.plan, self.encoder, self.probe, self.lattice = plan, encoder, probe, lattice
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        """The scalars of a batch of `EncoderBatches`, to which the share of rounded rows was added."""
+        """Scalars of a batch of `EncoderBatches` with the share of rounded rows added."""
         plan, rows = self.plan, len(batch["codes"])
         mel = torch.cat([batch["clean"], batch["heard"]])
         codes, starts = batch["codes"].repeat(2), batch["starts"].repeat(2)
@@ -248,7 +248,7 @@ class EncoderLoss:
         bounded = self.lattice.bounded(raw)
         rounds = (torch.rand(rows, device=mel.device) < batch["rounded"]).repeat(2)[:, None, None]
         levels = torch.where(rounds, self.lattice.straight_through(bounded), bounded)
-        logits, told = self.probe(levels, codes, plan.dropout)
+        logits, predicted_mel = self.probe(levels, codes, plan.dropout)
         symbols, counts = batch["symbols"].repeat(2, 1), batch["counts"].repeat(2)
         letters = ctc_loss(logits.float().log_softmax(-1), symbols, STEPS * codes, counts) / counts
         there = (torch.arange(levels.shape[1], device=mel.device) < batch["codes"][:, None])[..., None]
@@ -256,8 +256,8 @@ class EncoderLoss:
         commitment = _mean((bounded - self.lattice.rounded(bounded)).square(), there.repeat(2, 1, 1))
         with torch.autocast(mel.device.type, enabled=False):
             spread = self._spread(raw, bounded, there.repeat(2, 1, 1))
-        reply_mel = self._reply_mel(told[:rows], batch, there)
-        # A code that is the same for everything agrees best: agreement is asked for once there is something to keep.
+        reply_mel = self._reply_mel(predicted_mel[:rows], batch, there)
+        # A constant code agrees best, so agreement is only required once codes carry information.
         steadiness = plan.agreement * agreement + plan.commitment * commitment
         loss = letters.mean() + plan.reply_mel * reply_mel + batch["rounded"] * steadiness + plan.spread * spread
         return {
@@ -271,13 +271,15 @@ class EncoderLoss:
             "same_code": self._same_code(bounded, there),
         }
 
-    def _reply_mel(self, told: Tensor, batch: Batch, there: Tensor) -> Tensor:
-        """Mean distance of the told mel from the clean one, over rows of the reply voice."""
+    def _reply_mel(self, predicted_mel: Tensor, batch: Batch, there: Tensor) -> Tensor:
+        """L1 distance of the probe's mel from the clean one, over rows of the reply voice."""
         counted = there.repeat_interleave(self.encoder.config.frames_per_code, dim=1) * batch["reply"][:, None, None]
-        return _mean(functional.l1_loss(told.float(), batch["clean"].transpose(1, 2), reduction="none"), counted)
+        return _mean(
+            functional.l1_loss(predicted_mel.float(), batch["clean"].transpose(1, 2), reduction="none"), counted
+        )
 
     def _spread(self, raw: Tensor, bounded: Tensor, there: Tensor) -> Tensor:
-        """How far the dimensions are from varying freely: too little, together, or where tanh is flat."""
+        """Penalty on low variance, on correlation between dimensions, and on saturation of tanh."""
         weight = there.float() / there.sum()
         centred = bounded - (bounded * weight).sum((0, 1))
         covariance = (centred * weight).flatten(0, 1).T.matmul(centred.flatten(0, 1))
@@ -285,13 +287,13 @@ class EncoderLoss:
         correlation = covariance / (deviation[:, None] * deviation)
         together = correlation.square().mean() - 1 / len(deviation)
         too_little = (SPREAD - deviation).clamp(min=0).square().mean()
-        too_far = _mean((raw[..., : self.lattice.dimensions].abs() - REACH).clamp(min=0).square(), there)
-        return too_little + 0.2 * together + 0.1 * too_far
+        saturated = _mean((raw[..., : self.lattice.dimensions].abs() - REACH).clamp(min=0).square(), there)
+        return too_little + 0.2 * together + 0.1 * saturated
 
     def _same_code(self, bounded: Tensor, there: Tensor) -> Tensor:
         rounded = self.lattice.rounded(bounded)
-        clean, heard = rounded.chunk(2)
-        return _mean((clean == heard).all(-1, keepdim=True).float(), there)
+        clean, result = rounded.chunk(2)
+        return _mean((clean == result).all(-1, keepdim=True).float(), there)
 
 
 def train(
@@ -302,8 +304,8 @@ def train(
     seconds: float,
     seed: int,
     earlier: Path | None = None,
-) -> EncoderReport:
-    """An ear trained on a corpus for so long, from nothing or from an earlier one; the folder keeps log and state."""
+) -> TrainedEncoder:
+    """Train an encoder within a time budget, from scratch or an earlier one; log and state are in the folder."""
     torch.manual_seed(seed)
     lattice = Lattice(plan.levels, device)
     encoder = new_encoder(plan.config, Lattice(plan.levels)).to(device)
@@ -311,66 +313,66 @@ def train(
         device
     )
     if earlier is not None:
-        begin_as(earlier, encoder, probe)
+        init_from_earlier(earlier, encoder, probe)
     loss = EncoderLoss(plan, encoder, probe, lattice)
     learner = Learner({"encoder": encoder, "probe": probe}, loss, plan.peak_rate, average=plan.average, orthogonal=True)
     speech = EncoderSpeech.of(corpus, TEACHER.name, device)
-    lessons = EncoderBatches(speech, plan.shapes, plan.config, AcousticAugmentation(device, plan.strength), plan.habits)
+    batches = EncoderBatches(speech, plan.shapes, plan.config, AcousticAugmentation(device, plan.strength), plan.habits)
     budget = Budget(plan.steps, seconds, plan.warmup)
-    course = TrainingRun(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
-    for step in course:
-        batch = lessons.batch(step.seed) | {
+    training_run = TrainingRun(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
+    for step in training_run:
+        batch = batches.batch(step.seed) | {
             "rounded": torch.tensor(plan.rounded_share(step.progress), device=device),
         }
-        course.record(learner.step(batch, step.rate_share))
+        training_run.record(learner.step(batch, step.rate_share))
     learner.swap_average()
-    return EncoderReport(encoder.eval().requires_grad_(False), probe.eval().requires_grad_(False), lattice)
+    return TrainedEncoder(encoder.eval().requires_grad_(False), probe.eval().requires_grad_(False), lattice)
 
 
-def begin_as(folder: Path, encoder: SpeechEncoder, probe: Probe) -> None:
-    """Let an ear begin as the one of a folder that `save` wrote."""
+def init_from_earlier(folder: Path, encoder: SpeechEncoder, probe: Probe) -> None:
+    """Initialise from a folder written by `save`."""
     known = SpeechEncoder.load(folder)
     if known.config != encoder.config:
-        raise InputError(f"the ear of {folder} has other sizes than this plan; train from nothing")
+        raise InputError(f"the speech encoder of {folder} has other sizes than this plan; train from scratch")
     encoder.load_state_dict(known.state_dict())
     probe.load_state_dict(load_file(folder / "probe.safetensors"))
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Mean over what counts; 0 where nothing does."""
+    """Masked mean; 0 if nothing is counted."""
     weight = counted.float().expand_as(values)
     return (values * weight).sum() / weight.sum().clamp(min=1.0)
 
 
-def save(hearing: EncoderReport, folder: Path) -> None:
-    """The ear in the published layout of a speech codec, the probe beside it."""
+def save(trained: TrainedEncoder, folder: Path) -> None:
+    """Write the encoder in the published layout of a speech codec, and the probe beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = dataclasses.asdict(hearing.encoder.config)
-    config |= {"pooling_position": hearing.encoder.config.quantize_position, "lattice": hearing.lattice.levels}
+    config = dataclasses.asdict(trained.encoder.config)
+    config |= {"pooling_position": trained.encoder.config.quantize_position, "lattice": trained.lattice.levels}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf8")
-    ear = {f"encoder.{name}": tensor.cpu() for name, tensor in published_tensors(hearing.encoder).items()}
-    save_file(ear, folder / "model.safetensors")
-    save_file({name: tensor.cpu() for name, tensor in hearing.probe.state_dict().items()}, folder / "probe.safetensors")
+    tensors = {f"encoder.{name}": tensor.cpu() for name, tensor in published_tensors(trained.encoder).items()}
+    save_file(tensors, folder / "model.safetensors")
+    save_file({name: tensor.cpu() for name, tensor in trained.probe.state_dict().items()}, folder / "probe.safetensors")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Train, measure on what was held out, and write everything to a folder."""
+    """Train a speech encoder, evaluate it on held-out data, and write everything to a folder."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--init", type=Path, help="folder of an earlier ear: goes on from it, everything rounded")
-    parser.add_argument("--seconds", type=float, default=400.0, help="for everything, measuring included")
+    parser.add_argument("--init", type=Path, help="folder of an earlier encoder to continue, with everything rounded")
+    parser.add_argument("--seconds", type=float, default=400.0, help="total time, evaluation included")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other values of the plan")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="override values of the plan")
     given = parser.parse_args(arguments)
     started = time.monotonic()
     plan = EncoderPlan.tiny() if given.tiny else EncoderPlan()
     if given.init is not None:
-        plan = plan.going_on
+        plan = plan.continued
     changes: dict[str, Any] = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
     if given.steps:
         changes["steps"] = given.steps
@@ -379,11 +381,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     spent = time.monotonic() - started
     for_measuring = min(25.0, 0.1 * given.seconds)
     device = torch.device(given.device)
-    hearing = train(
+    trained = train(
         corpus, given.out / "course", plan, device, given.seconds - spent - for_measuring, given.seed, given.init
     )
-    save(hearing, given.out)
-    metrics = measure(hearing, held_out, corpus, TEACHER.name, most=40 if given.tiny else 600)
+    save(trained, given.out)
+    metrics = measure(trained, held_out, corpus, TEACHER.name, max_sentences=40 if given.tiny else 600)
     metrics |= {"plan": dataclasses.asdict(plan), "seed": given.seed, "seconds": round(time.monotonic() - started, 1)}
     (given.out / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf8")
     print(json.dumps({name: value for name, value in metrics.items() if name != "plan"}, indent=2))

@@ -1,4 +1,4 @@
-"""Lessons for MOSS-TTS-Nano: sentences as codes, laid out as rows of the three kinds of prompts that are used later."""
+"""Batches for mini-tts: audio crops for the codec, and coded sentences in the three prompt layouts for the LM."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, MossTTSNanoP
 from vivavoce.train.corpus import Corpus, sentence_bounds
 from vivavoce.train.tts.model import codes_of
 
-NOT_JUDGED = -100
-CLONED, CONTINUED = 0.4, 0.1  # shares of lessons: another sentence as reference; two in a row; else neither
-SHORT_SHARE = 0.4  # of a voice's sentences: those that two of are said in a row
+IGNORED = -100
+CLONED, CONTINUED = 0.4, 0.1  # shares of examples: with a reference sentence; two sentences in a row; else neither
+SHORT_SHARE = 0.4  # share of a voice's shortest sentences, used two in a row
 REFERENCE_FRAMES = (12, 44)
-ENCODED_SECONDS = 160.0  # of sound at once
+ENCODED_SECONDS = 160.0  # of audio encoded per batch
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class CodedSentence:
-    """Sentences as ids of text and frames of codes, by voice."""
+    """Sentences as text ids and code frames, with voices."""
 
     texts: list[Ids]
     frames: list[Ids]  # each [frame, codebook]
@@ -38,7 +38,7 @@ class CodedSentence:
         codec: MossAudioTokenizerNano,
         tokenizer: NanoTokenizerProtocol,
     ) -> "CodedSentence":
-        """Sentences of a corpus through a codec, each padded with silence to whole frames."""
+        """Encode sentences of a corpus, each padded with silence to whole frames."""
         if len(indices) == 0:
             raise InputError("there is no sentence to learn from in the voices that are learned; give a larger corpus")
         frame = codec.config.frame_samples
@@ -47,11 +47,11 @@ class CodedSentence:
         for batch in _batches(sorted(indices, key=counts.__getitem__), counts, ENCODED_SECONDS / 0.08):
             sounds = torch.zeros(len(batch), max(counts[index] for index in batch) * frame)
             for row, index in enumerate(batch):
-                here = corpus.samples[corpus.starts[index] : corpus.starts[index + 1]]
-                sounds[row, : len(here)] = torch.from_numpy(here.astype(np.float32) / 32768)
+                recorded = corpus.samples[corpus.starts[index] : corpus.starts[index + 1]]
+                sounds[row, : len(recorded)] = torch.from_numpy(recorded.astype(np.float32) / 32768)
             given = sounds.to(codec.device)[:, None].expand(-1, codec.config.channels, -1)
-            made = codes_of(codec, given).transpose(1, 2).cpu().numpy()
-            codes |= {index: made[row, : counts[index]] for row, index in enumerate(batch)}
+            encoded = codes_of(codec, given).transpose(1, 2).cpu().numpy()
+            codes |= {index: encoded[row, : counts[index]] for row, index in enumerate(batch)}
         return cls(
             [np.array(tokenizer.encode(corpus.texts[index], symbols=False)) for index in indices],
             [codes[index] for index in indices],
@@ -63,16 +63,16 @@ class CodedSentence:
 
 
 @dataclass(frozen=True)
-class Room:
-    """The fixed size of a batch: lessons, rows of each, and frames of each to be learned."""
+class BatchShape:
+    """Fixed size of a batch: sequences, rows and target frames of each."""
 
-    lessons: int
+    sequences: int
     rows: int
     frames: int
 
 
 class NanoBatches:
-    """Random batches of lessons, of a few fixed sizes: short sentences with short, long with long."""
+    """Random batches of a few fixed shapes, bucketed by sentence length."""
 
     def __init__(
         self,
@@ -91,39 +91,39 @@ class NanoBatches:
         voices = np.array(spoken.voices)[by_length]
         self.of_voice = {voice: by_length[voices == voice] for voice in set(spoken.voices)}
         self.members = [part for part in np.array_split(by_length, classes) if len(part)]
-        self.rooms = [self._room(part, rows_a_batch) for part in self.members]
-        batches = np.array([len(part) / room.lessons for part, room in zip(self.members, self.rooms, strict=True)])
+        self.shapes = [self._shape(part, rows_a_batch) for part in self.members]
+        batches = np.array([len(part) / shape.sequences for part, shape in zip(self.members, self.shapes, strict=True)])
         self.chances = batches / batches.sum()
 
     def batch(self, random: np.random.Generator, device: torch.device | str) -> dict[str, Tensor]:
-        """Rows, where frames follow, their codes, and where speech stops."""
-        kind = int(random.choice(len(self.rooms), p=self.chances))
-        members, room = self.members[kind], self.rooms[kind]
-        return self.lay_out(random.choice(members, room.lessons), room, random, device)
+        """Rows, positions that predict frames, target codes, and stop flags."""
+        kind = int(random.choice(len(self.shapes), p=self.chances))
+        members, shape = self.members[kind], self.shapes[kind]
+        return self.lay_out(random.choice(members, shape.sequences), shape, random, device)
 
     def lay_out(
-        self, chosen: Sequence[int] | Ids, room: Room, random: np.random.Generator, device: torch.device | str
+        self, chosen: Sequence[int] | Ids, shape: BatchShape, random: np.random.Generator, device: torch.device | str
     ) -> dict[str, Tensor]:
-        """Lessons on these sentences."""
+        """A batch of these sentences."""
         config = self.config
-        rows = np.full((room.lessons, room.rows, 1 + config.n_vq), config.audio_pad_token_id, dtype=np.int64)
+        rows = np.full((shape.sequences, shape.rows, 1 + config.n_vq), config.audio_pad_token_id, dtype=np.int64)
         rows[:, :, 0] = config.pad_token_id
-        heads = np.zeros((room.lessons, room.frames + 1), dtype=np.int64)
-        codes = np.full((room.lessons, room.frames + 1, config.n_vq), NOT_JUDGED, dtype=np.int64)
-        stops = np.full((room.lessons, room.frames + 1), NOT_JUDGED, dtype=np.int64)
-        for lesson, index in enumerate(chosen):
-            prompt, frames = self._lesson(int(index), room, random)
+        heads = np.zeros((shape.sequences, shape.frames + 1), dtype=np.int64)
+        codes = np.full((shape.sequences, shape.frames + 1, config.n_vq), IGNORED, dtype=np.int64)
+        stops = np.full((shape.sequences, shape.frames + 1), IGNORED, dtype=np.int64)
+        for row, index in enumerate(chosen):
+            prompt, frames = self._example(int(index), shape, random)
             length, count = len(prompt), len(frames)
-            rows[lesson, :length] = prompt
-            rows[lesson, length : length + count] = self.layout.frames(config.audio_assistant_slot_token_id, frames)
-            heads[lesson, : count + 1] = np.arange(length - 1, length + count)
-            codes[lesson, :count] = frames
-            stops[lesson, : count + 1] = np.arange(count + 1) == count
+            rows[row, :length] = prompt
+            rows[row, length : length + count] = self.layout.frames(config.audio_assistant_slot_token_id, frames)
+            heads[row, : count + 1] = np.arange(length - 1, length + count)
+            codes[row, :count] = frames
+            stops[row, : count + 1] = np.arange(count + 1) == count
         named = {"rows": rows, "heads": heads, "codes": codes, "stops": stops}
-        return {name: _sent(torch.from_numpy(each), torch.device(device)) for name, each in named.items()}
+        return {name: _to_device(torch.from_numpy(each), torch.device(device)) for name, each in named.items()}
 
-    def _lesson(self, index: int, room: Room, random: np.random.Generator) -> tuple[Ids, Ids]:
-        """A prompt as rows, and the frames to say after it."""
+    def _example(self, index: int, shape: BatchShape, random: np.random.Generator) -> tuple[Ids, Ids]:
+        """Prompt rows and target frames."""
         spoken, layout = self.spoken, self.layout
         text, frames, voice = spoken.texts[index], spoken.frames[index], spoken.voices[index]
         chance = random.random()
@@ -131,7 +131,7 @@ class NanoBatches:
             first, second = (self._other(voice, random, SHORT_SHARE) for _ in range(2))
             both = np.concatenate([spoken.frames[first], spoken.frames[second]])
             prompt = layout.continuation(np.concatenate([spoken.texts[first], spoken.texts[second]]))
-            if len(both) <= room.frames and len(prompt) + len(both) <= room.rows:
+            if len(both) <= shape.frames and len(prompt) + len(both) <= shape.rows:
                 return prompt, both
         if chance > CLONED + CONTINUED and voice == self.own_voice:
             return layout.continuation(text), frames
@@ -141,21 +141,21 @@ class NanoBatches:
         return layout.clone(text, reference[begin : begin + count]), frames
 
     def _other(self, voice: str, random: np.random.Generator, share: float = 1.0) -> int:
-        """Any sentence of a voice, or of the shortest share of its sentences."""
+        """A random sentence of a voice, or of its shortest share."""
         spoken = self.of_voice[voice]
         return int(spoken[random.integers(max(1, int(share * len(spoken))))])
 
-    def _room(self, members: Ids, rows_a_batch: int) -> Room:
-        """What the longest of these sentences needs with the longest reference."""
+    def _shape(self, members: Ids, rows_a_batch: int) -> BatchShape:
+        """The shape for the longest of these sentences with the longest reference."""
         frames = max(len(self.spoken.frames[index]) for index in members)
         both = max(len(self.spoken.frames[index]) + len(self.spoken.texts[index]) for index in members)
         around = len(self.layout.clone(np.zeros(0, np.int64), self.spoken.frames[int(members[0])][:1])) - 1
         rows = -(-(around + REFERENCE_FRAMES[1] + both) // 8) * 8
-        return Room(max(2, rows_a_batch // rows), rows, frames)
+        return BatchShape(max(2, rows_a_batch // rows), rows, frames)
 
 
 class PromptLayout:
-    """The rows of `MossTTSNanoPrompt`, built fast from parts that are tokenised once."""
+    """The rows of `MossTTSNanoPrompt`, built from parts tokenised once."""
 
     def __init__(self, config: MossTTSNanoConfig, tokenizer: NanoTokenizerProtocol) -> None:
         self.config = config
@@ -190,26 +190,26 @@ class PromptLayout:
         return rows
 
 
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; from pinned memory nobody waits for it."""
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device without synchronisation."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _batches(indices: Sequence[int], counts: dict[int, int], most: float) -> list[list[int]]:
-    """Neighbours together while their number times the longest stays below `most`; `indices` rise in length."""
+def _batches(indices: Sequence[int], counts: dict[int, int], max_total: float) -> list[list[int]]:
+    """Split indices sorted by length into batches whose padded size is at most `max_total`."""
     batches: list[list[int]] = [[]]
     for index in indices:
-        if batches[-1] and (len(batches[-1]) + 1) * counts[index] > most:
+        if batches[-1] and (len(batches[-1]) + 1) * counts[index] > max_total:
             batches.append([])
         batches[-1].append(index)
     return batches
 
 
-LEAD_IN = 0.25  # share of a crop that may lie before the sentence or after it
+LEAD_IN = 0.25  # share of a crop that may lie outside the sentence
 
 
 class Crops:
-    """Batches of crops of one length; `shares` of voices by name, "" for all the others together."""
+    """Batches of crops of one length; `shares` of voices by name, "" for all others together."""
 
     def __init__(
         self,
@@ -228,22 +228,22 @@ class Crops:
         self.weights = torch.from_numpy(_weights(corpus, indices, ends - starts, shares)).to(device)
 
     def batch(self, size: int, generator: torch.Generator) -> Tensor:
-        """Crops with random levels, the long sentences the likelier.  # [sound, 1, sample] in ±1"""
+        """Crops with random levels, weighted by sentence length.  # [sound, 1, sample] in ±1"""
         device = self.samples.device
         chosen = torch.multinomial(self.weights, size, replacement=True, generator=generator)
         starts, ends = self.starts[chosen], self.ends[chosen]
         slack = int(LEAD_IN * self.length)
-        room = (ends - starts - self.length).clamp(min=0) + 2 * slack
-        offset = (torch.rand(size, generator=generator, device=device) * room).long() - slack
-        places = (starts + offset)[:, None] + torch.arange(self.length, device=device)
-        inside = (places >= starts[:, None]) & (places < ends[:, None])
-        samples = self.samples[places.clamp(0, len(self.samples) - 1)].float() / 32768
+        shape = (ends - starts - self.length).clamp(min=0) + 2 * slack
+        offset = (torch.rand(size, generator=generator, device=device) * shape).long() - slack
+        indices = (starts + offset)[:, None] + torch.arange(self.length, device=device)
+        inside = (indices >= starts[:, None]) & (indices < ends[:, None])
+        samples = self.samples[indices.clamp(0, len(self.samples) - 1)].float() / 32768
         level = 10 ** (torch.rand(size, 1, generator=generator, device=device) * 0.8 - 0.6)
         return (samples * inside * level).clamp(-1, 1)[:, None]
 
 
 def _weights(corpus: Corpus, indices: np.ndarray, lengths: np.ndarray, shares: Mapping[str, float]) -> np.ndarray:
-    """How likely each sentence is: by its length within its group of voices, the groups by their shares."""
+    """Sampling weights: by length within a group of voices, groups by their shares."""
     groups = np.array([corpus.voices[index] if corpus.voices[index] in shares else "" for index in indices])
     weights = lengths[indices].astype(np.float32)
     for group in set(groups.tolist()):

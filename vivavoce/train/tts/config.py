@@ -1,4 +1,4 @@
-"""The sizes of `mini-tts`: MOSS-TTS-Nano and its codec in small, and smaller still for trying out the recipe."""
+"""Configurations of `mini-tts` and of tiny models for tests, and its SentencePiece tokenizer."""
 
 import struct
 import unicodedata
@@ -18,14 +18,14 @@ from vivavoce.models.moss_tts_nano.prompt import (
 )
 from vivavoce.models.tokenizers import BPE, SPACE, SentencePieceTokenizer
 
-RATE = 16_000  # what the voices to learn from have; a higher rate would hold nothing more
+RATE = 16_000  # the rate of the training voices
 
 
-def _ears(inputs: int, layers: int, seconds: float) -> StageConfig:
+def _encoder_stage(inputs: int, layers: int, seconds: float) -> StageConfig:
     return StageConfig(inputs, 128, layers, seconds, d_model=128, num_heads=4, dim_feedforward=512)
 
 
-def _mouth(inputs: int, outputs: int, layers: int, seconds: float) -> StageConfig:
+def _decoder_stage(inputs: int, outputs: int, layers: int, seconds: float) -> StageConfig:
     return StageConfig(inputs, outputs, layers, seconds, d_model=192, num_heads=6, dim_feedforward=768)
 
 
@@ -33,8 +33,16 @@ def _mouth(inputs: int, outputs: int, layers: int, seconds: float) -> StageConfi
 CODEC = MossAudioTokenizerConfig(
     sample_rate=RATE,
     channels=1,
-    encoder=(80, _ears(80, 1, 0.64), 2, _ears(256, 1, 1.28), 2, _ears(256, 2, 2.56), 4),
-    decoder=(4, _mouth(128, 384, 2, 2.56), 2, _mouth(192, 384, 1, 1.28), 2, _mouth(192, 80, 3, 0.64), 80),
+    encoder=(80, _encoder_stage(80, 1, 0.64), 2, _encoder_stage(256, 1, 1.28), 2, _encoder_stage(256, 2, 2.56), 4),
+    decoder=(
+        4,
+        _decoder_stage(128, 384, 2, 2.56),
+        2,
+        _decoder_stage(192, 384, 1, 1.28),
+        2,
+        _decoder_stage(192, 80, 3, 0.64),
+        80,
+    ),
     quantizer=QuantizerConfig(512, 64, 512, num_quantizers=8, codebook_size=512, codebook_dim=8),
 )
 LM = MossTTSNanoConfig(
@@ -90,14 +98,14 @@ def write_tokenizer(folder: str | Path, entries: int) -> SentencePieceTokenizer:
         raise InputError(f"the tokenizer has {len(pieces)} pieces, more than the {entries} the model has room for")
     file = Path(folder) / "tokenizer.model"
     written = b"".join(_field(1, _piece(*piece)) for piece in pieces)
-    trainer = _field(3, BPE) + _field(35, 1)  # kind, and that bytes stand in for what is unknown
+    trainer = _field(3, BPE) + _field(35, 1)  # model type, and byte fallback
     normaliser = _field(1, b"mini") + _field(2, _character_map(folded_characters()))
     file.write_bytes(written + _field(2, trainer) + _field(3, normaliser))
     return SentencePieceTokenizer.load(file)
 
 
 def tokenizer_pieces() -> list[tuple[str, float, int]]:
-    """Text, score and kind of every piece, in the order of their ids."""
+    """Text, score and type of every piece, in the order of their ids."""
     template = " ".join([USER_ROLE, REFERENCE_FIELD, NO_REFERENCE, OTHER_FIELDS, USER_END, ASSISTANT_ROLE])
     words = dict.fromkeys(word for word in template.split() if word not in LETTERS)
     return [
@@ -110,7 +118,7 @@ def tokenizer_pieces() -> list[tuple[str, float, int]]:
 
 
 def folded_characters() -> dict[str, str]:
-    """What each character that is not simply itself becomes."""
+    """Normalisation map of characters."""
     folded = dict.fromkeys(SPACES, " ") | SAID_ALIKE
     for code in (code for block in FOLDED for code in block):
         character = chr(code)
@@ -140,18 +148,18 @@ def _varint(value: int) -> bytes:
 
 
 def _character_map(folded: Mapping[str, str]) -> bytes:
-    """A double-array trie from UTF-8 sequences to places in a string of what they become."""
-    strings, places = b"", {}
+    """A double-array trie from UTF-8 sequences to offsets in a string of replacements."""
+    strings, offsets = b"", {}
     for character, plain in folded.items():
-        places[character.encode()] = len(strings)
+        offsets[character.encode()] = len(strings)
         strings += plain.encode() + b"\0"
-    trie = _double_array(places)
+    trie = _double_array(offsets)
     units = struct.pack(f"<{len(trie)}I", *trie)
     return struct.pack("<I", len(units)) + units + strings
 
 
 def _double_array(values: Mapping[bytes, int]) -> list[int]:
-    """Units of the trie: a node's children stand where its base, XORed with their byte, says; values at byte 0."""
+    """Units of the trie: a child is at its parent's base XOR its byte; values are at byte 0."""
     units: dict[int, int] = {0: 0}
     bases: set[int] = set()
     waiting: list[tuple[int, Mapping[bytes, int]]] = [(0, values)]
@@ -168,8 +176,8 @@ def _double_array(values: Mapping[bytes, int]) -> list[int]:
                 continue
             units[base ^ head] = head
             waiting.append((base ^ head, {key[1:]: value for key, value in below.items() if key[:1] == bytes([head])}))
-    size = (max(units) // 256 + 1) * 256  # readers look up any byte behind a base
-    return [units.get(place, 0) for place in range(size)]
+    size = (max(units) // 256 + 1) * 256  # readers look up any byte at a base
+    return [units.get(index, 0) for index in range(size)]
 
 
 def _free_base(heads: Iterable[int], units: Mapping[int, int], bases: set[int]) -> int:

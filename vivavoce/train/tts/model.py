@@ -1,8 +1,8 @@
-"""The codec of MOSS-TTS-Nano as it learns: whole sounds at once, with gradients, on the weights that streams use.
+"""Differentiable forward passes of mini-tts, codec and language model, over whole sequences with the inference modules.
 
-Codes are chosen by angle, so what is rounded is a direction: of length one while learning, or its length would drift
-away from the codebook unseen. Codebooks do not learn by gradient but as running means of the directions that fall to
-them (k-means on a sphere); a code to which nothing falls any more starts anew at something that was just heard.
+Codes are chosen by angle, so vectors are normalised in training, or their length would drift from the codebook.
+Codebooks are running means of the directions assigned to them (spherical k-means); an unused code is reset to a recent
+vector.
 """
 
 import copy
@@ -25,69 +25,69 @@ from vivavoce.models.moss_tts_nano.model import TEXT, MossTTSNano, NanoLayer, Na
 from vivavoce.nn.rope import RotaryTable, rotate_pairs, rotation
 from vivavoce.nn.vq import ProjectedCodebook, ProjectedResidualVQ, pointwise
 
-KEEP = 0.97  # share of a running mean that stays after a step
-LEAST_SHARE = 0.02  # of the mean number of vectors a code gets a step: with less it starts anew
+KEEP = 0.97  # decay of the running means
+MIN_SHARE = 0.02  # of the mean usage of a code: below it the code is reset
 
 
 class TrainingWindow:
-    """Causal attention within a window over whole sounds: what `Extension` is to streams."""
+    """Causal windowed attention over whole sequences, in place of the streaming `Extension`."""
 
     def __init__(self, positions: int, window: int, device: torch.device) -> None:
-        place = torch.arange(positions, device=device)
-        behind = place[:, None] - place
-        self.positions = place[None]
+        position = torch.arange(positions, device=device)
+        behind = position[:, None] - position
+        self.positions = position[None]
         self.mask = None if window >= positions else (behind >= 0) & (behind < window)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Every position looks at its window.  # [sound, head, time, head_dim]"""
+        """# [sound, head, time, head_dim]"""
         return functional.scaled_dot_product_attention(
             query, key.to(query.dtype), value.to(query.dtype), attn_mask=self.mask, is_causal=self.mask is None
         )
 
 
 def run_stage(stage: CodecStage, x: Tensor) -> Tensor:
-    """A stage over whole sounds.  # [sound, time, input] → [sound, time, output]"""
+    """A codec stage over whole sequences.  # [sound, time, input] → [sound, time, output]"""
     streams = TrainingWindow(x.shape[1], stage.window, x.device)
     cos, sin = rotation(streams.positions, stage.config.d_model // stage.config.num_heads, stage.config.max_period)
     x = stage.input_proj(x)
     for index, layer in enumerate(stage.transformer.layers):
         x = layer(x, index, streams, cos, sin)
-    with torch.autocast(x.device.type, enabled=False):  # the last of these makes samples, too fine for 16 bits
+    with torch.autocast(x.device.type, enabled=False):  # the last stage outputs samples, which need more than 16 bits
         return stage.output_proj(x.float() if x.dtype != torch.float64 else x)
 
 
 def run_chain(chain: nn.ModuleList, x: Tensor) -> Tensor:
-    """Either way of the codec over whole sounds.  # [sound, time, channel]"""
+    """Encoder or decoder over whole sequences.  # [sound, time, channel]"""
     for module in chain:
         x = run_stage(module, x) if isinstance(module, CodecStage) else module(x)
     return x
 
 
 def analyse(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
-    """What the quantiser gets of whole sounds.  # [sound, channel, sample] → [sound, frame, input]"""
+    """Quantiser inputs of audio.  # [sound, channel, sample] → [sound, frame, input]"""
     return run_chain(codec.encoder, sounds.transpose(1, 2).flatten(1)[..., None])
 
 
 def synthesise(codec: MossAudioTokenizerNano, hidden: Tensor) -> Tensor:
-    """Sounds of what the quantiser gives.  # [sound, frame, output] → [sound, channel, sample]"""
+    """Audio of quantiser outputs.  # [sound, frame, output] → [sound, channel, sample]"""
     interleaved = run_chain(codec.decoder, hidden)[..., 0]
     return interleaved.unflatten(1, (-1, codec.config.channels)).transpose(1, 2)
 
 
 @torch.no_grad()
 def codes_of(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
-    """Codes of many sounds of one length at once.  # [sound, channel, sample] → [sound, codebook, frame]"""
+    """Codes of a batch of audio.  # [sound, channel, sample] → [sound, codebook, frame]"""
     return codec.quantizer.encode(analyse(codec, sounds))
 
 
 @torch.no_grad()
 def sounds_of(codec: MossAudioTokenizerNano, codes: Tensor) -> Tensor:
-    """Sounds of many codes at once.  # [sound, codebook, frame] → [sound, channel, sample]"""
+    """Audio of a batch of codes.  # [sound, codebook, frame] → [sound, channel, sample]"""
     return synthesise(codec, codec.quantizer.decode(codes))
 
 
 class CodebookMeans(nn.Module):
-    """Running means behind every codebook: how many vectors a code gets a step, and their sum."""
+    """EMA statistics of every codebook: count and sum of the vectors assigned to a code."""
 
     counts: Tensor
     sums: Tensor
@@ -100,47 +100,47 @@ class CodebookMeans(nn.Module):
 
     @torch.no_grad()
     def learn(self, index: int, book: ProjectedCodebook, vectors: Tensor, codes: Tensor) -> None:
-        """Move a codebook to the mean directions of what fell to its codes.  # vectors [.., dim], codes [..]"""
+        """Update a codebook to the mean directions of the assigned vectors.  # vectors [.., dim], codes [..]"""
         vectors, codes = vectors.detach().flatten(0, -2), codes.flatten()
         counts, sums = self.counts[index], self.sums[index]
         counts.mul_(KEEP).index_add_(0, codes, torch.full_like(vectors[:, 0], 1 - KEEP))
         sums.mul_(KEEP).index_add_(0, codes, vectors * (1 - KEEP))
         mean_count = len(codes) / len(counts)
-        is_dead = counts < LEAST_SHARE * mean_count
-        heard = vectors[torch.randint(0, len(vectors), (len(counts),), device=vectors.device)]
+        is_dead = counts < MIN_SHARE * mean_count
+        observed = vectors[torch.randint(0, len(vectors), (len(counts),), device=vectors.device)]
         counts.copy_(torch.where(is_dead, mean_count, counts))
-        sums.copy_(torch.where(is_dead[:, None], heard * mean_count, sums))
+        sums.copy_(torch.where(is_dead[:, None], observed * mean_count, sums))
         book.codebook.weight.copy_(functional.normalize(sums, dim=-1))
 
     @torch.no_grad()
     def begin(self, quantizer: ProjectedResidualVQ, vectors: int) -> None:
-        """Go on from codebooks that were learned before, as if all codes had been used alike."""
+        """Start from trained codebooks, with uniform counts."""
         for index, book in enumerate(quantizer.quantizers):
             assert isinstance(book, ProjectedCodebook)
             self.counts[index] = vectors / self.counts.shape[-1]
             self.sums[index] = functional.normalize(book.codebook.weight, dim=-1) * self.counts[index][:, None]
 
     def perplexity(self) -> Tensor:
-        """How many codes of each codebook are in use, by the entropy of their shares.  # [codebook]"""
+        """Perplexity of each codebook.  # [codebook]"""
         shares = self.counts / self.counts.sum(-1, keepdim=True)
         return torch.special.entr(shares).sum(-1).exp()
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """What comes out of the quantiser, and what it minimises beside the codec's own loss."""
+    """Quantiser output and its losses."""
 
     hidden: Tensor  # [sound, frame, output]
     commitment: Tensor
     """Squared distance of directions from their codes."""
     leftover: Tensor
-    """Share of the input's power that is left after each codebook, their mean: it makes the codebooks residual."""
+    """Mean share of the input's power left after each codebook: makes the codebooks residual."""
 
 
 def quantise(
     quantizer: ProjectedResidualVQ, hidden: Tensor, used: Tensor, means: CodebookMeans | None = None
 ) -> Quantised:
-    """Round by the first `used` codebooks of each sound, gradients going straight through; `means` learn from all.
+    """Quantise by the first `used` codebooks of each row with straight-through gradients; `means` are updated by all.
 
     # hidden [sound, frame, input], used [sound]
     """
@@ -157,7 +157,7 @@ def quantise(
         if means is not None:
             means.learn(index, book, direction, codes)
         vector = pointwise(book.out_proj, direction + (chosen - direction).detach())
-        meant = pointwise(book.out_proj, chosen)  # without a way around the rounding
+        meant = pointwise(book.out_proj, chosen)  # without the straight-through path
         leftover = leftover + functional.mse_loss(meant, residual) / power
         total = total + vector * (index < used)[:, None, None]
         residual = residual - vector
@@ -167,7 +167,7 @@ def quantise(
 
 @torch.no_grad()
 def initialise(codec: MossAudioTokenizerNano, seed: int = 0, layer_scale: float = 0.3) -> None:
-    """Weights to start learning from; all but the codebooks get gradients."""
+    """Initial weights; all but the codebooks are trainable."""
     device = codec.device
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in codec.named_parameters():
@@ -182,10 +182,10 @@ def initialise(codec: MossAudioTokenizerNano, seed: int = 0, layer_scale: float 
 
 @torch.no_grad()
 def calibrate(codec: MossAudioTokenizerNano, sounds: Tensor) -> None:
-    """Let the quantiser begin as one: inputs of unit power around zero, each codebook taking its share of them away.
+    """Initialise the quantiser from data: inputs of zero mean and unit variance, each codebook removing its share.
 
-    A direction tells how far a vector is from where it points at rest, so `in_proj` begins with a bias as large as what
-    it adds to, and `out_proj` as the way back.
+    Only directions are coded, so `in_proj` starts with a bias as large as its input, from which the direction deviates,
+    and `out_proj` as its inverse.
     """
     quantizer = codec.quantizer
     projection, hidden = quantizer.input_proj, analyse(codec, sounds).float()
@@ -209,7 +209,7 @@ def _bias(conv: nn.Conv1d) -> Tensor:
 
 
 def run_transformer(transformer: NanoTransformer, rotary: RotaryTable, x: Tensor, dropout: float = 0.0) -> Tensor:
-    """Causal layers over whole sequences.  # [sequence, time, hidden]"""
+    """Causal transformer over whole sequences.  # [sequence, time, hidden]"""
     cos, sin = rotary.cos[: x.shape[1]], rotary.sin[: x.shape[1]]
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -226,13 +226,13 @@ def run_transformer(transformer: NanoTransformer, rotary: RotaryTable, x: Tensor
 
 
 def global_states(model: MossTTSNano, rows: Tensor, dropout: float = 0.0) -> Tensor:
-    """States of every row.  # [sequence, row, channel] → [sequence, row, hidden]"""
+    """Global transformer states.  # [sequence, row, channel] → [sequence, row, hidden]"""
     embedded = model.embed(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
     return run_transformer(model.transformer, model.rotary, functional.dropout(embedded, dropout), dropout)
 
 
 def frame_logits(model: MossTTSNano, hidden: Tensor, codes: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Whether speech stops, and every code given those before it in its frame; the last codebook's is not looked at.
+    """Logits of stopping, and of every code given the earlier ones of its frame.
 
     # hidden [frame, hidden], codes [frame, codebook] → [frame, 2], [frame, codebook, code]
     """
@@ -247,13 +247,13 @@ def frame_logits(model: MossTTSNano, hidden: Tensor, codes: Tensor, dropout: flo
     return model.stop_logits(states[:, 0]), logits.float()
 
 
-def corrupt(rows: Tensor, most: float, entries: int) -> Tensor:
-    """Rows some of whose codes are others than were said, up to this share of a sequence's.
+def corrupt(rows: Tensor, max_share: float, entries: int) -> Tensor:
+    """Replace up to this share of each sequence's codes at random.
 
-    What a model reads when it speaks is what it said itself, mistakes and all.  # [sequence, row, channel]
+    In inference the model reads its own output, errors included.  # [sequence, row, channel]
     """
     codes = rows[..., TEXT + 1 :]
-    share = torch.rand(len(rows), 1, 1, device=rows.device) * most
+    share = torch.rand(len(rows), 1, 1, device=rows.device) * max_share
     is_wrong = (torch.rand(codes.shape, device=rows.device) < share) & (codes < entries)
     wrong = torch.where(is_wrong, torch.randint_like(codes, entries), codes)
     return torch.cat([rows[..., : TEXT + 1], wrong], dim=-1)
@@ -261,7 +261,7 @@ def corrupt(rows: Tensor, most: float, entries: int) -> Tensor:
 
 @torch.no_grad()
 def initialise_lm(model: MossTTSNano, seed: int = 0, deviation: float = 0.02) -> None:
-    """Weights to start learning from, as GPT-2 has them."""
+    """GPT-2 initialisation."""
     device = model.transformer.wte.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     depth = {"transformer": len(model.transformer.h), "local_transformer": len(model.local_transformer.h)}
@@ -279,20 +279,20 @@ PAUSE = 0.4  # seconds between two samples
 
 
 def save_half(module: nn.Module, folder: Path) -> None:
-    """`model.safetensors` under the published names."""
+    """Write `model.safetensors` in float16 under the published names."""
     save_weights(copy.deepcopy(module).half(), folder)
 
 
 def write_samples(folder: Path, samples: Sequence[tuple[str, NDArray[np.float32]]], rate: int) -> None:
-    """`samples.wav`, and in `samples.json` the name, first and last sample of each."""
+    """Write `samples.wav`, and `samples.json` with the name, start and end of each."""
     pieces: list[NDArray[np.int16]] = []
     entries = []
-    place = 0
+    position = 0
     for name, sound in samples:
         pcm = (np.clip(sound, -1, 1) * 32767).astype(np.int16)
-        entries.append({"name": name, "start": place, "end": place + len(pcm)})
+        entries.append({"name": name, "start": position, "end": position + len(pcm)})
         pieces += [pcm, np.zeros(int(PAUSE * rate), np.int16)]
-        place += len(pieces[-2]) + len(pieces[-1])
+        position += len(pieces[-2]) + len(pieces[-1])
     with wave.open(str(folder / "samples.wav"), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
