@@ -39,7 +39,7 @@ from vivavoce.implementations import (
 )
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.cosyvoice.folder import version_of
-from vivavoce.models.hift.cpu import SMALLEST_ALPHA
+from vivavoce.models.hift.cpu import MIN_ALPHA
 from vivavoce.models.llama import GGUF, bundled_smollm2
 from vivavoce.models.moss_speech.codec import VOCODER
 from vivavoce.models.moss_speech.cpu import CpuMossSpeech
@@ -294,7 +294,7 @@ def _has_steep_snakes(flow: Path) -> bool:
         raise CheckpointError(f"{flow} lacks {VOCODER}; fetch the model again")
     with Checkpoint(file) as weights:
         alphas = [weights.tensor(name) for name in weights.names() if name.endswith(".alpha")]
-    return all(float(alpha.abs().min()) >= SMALLEST_ALPHA for alpha in alphas)
+    return all(float(alpha.abs().min()) >= MIN_ALPHA for alpha in alphas)
 
 
 def _moss_tts_nano(folder: Path, device: Device, dtype: str) -> Iterator[Choice]:
