@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vivavoce.cpu_speed import is_multiplied_here
+from vivavoce.cpu_speed import has_products_in
 from vivavoce.device import _cpu_name, _host_memory, available, dtype_name, npu_advice, pick, resolve_dtype
 from vivavoce.errors import InputError
 
@@ -116,7 +116,7 @@ def test_a_dtype_that_the_cpu_has_no_products_in_is_warned_of():
         warnings.simplefilter("always")
         assert resolve_dtype("bfloat16", cpu) is torch.bfloat16
         assert resolve_dtype("float32", cpu) is torch.float32
-    assert len(caught) == int(not is_multiplied_here(torch.bfloat16))
+    assert len(caught) == int(not has_products_in(torch.bfloat16))
     assert all("no products in bfloat16" in str(one.message) for one in caught)
 
 

@@ -74,7 +74,7 @@ def test_int8_is_for_cpus_and_for_large_layers():
     with pytest.raises(InputError, match="run on CPUs, not on a GPU"):
         chooser.choose_nano_lm(CUDA, "int8")
     assert not chooser.choose_chat_model(CPU, 256).is_int8
-    assert chooser.choose_chat_model(CPU, 576).is_int8 == cpu_speed.int8_is_fast_here()
+    assert chooser.choose_chat_model(CPU, 576).is_int8 == cpu_speed.is_int8_fast()
     large = chooser.choose_chat_model(CPU, 576)
     assert "measured" in large.why or "VNNI" in large.why
 

@@ -100,11 +100,13 @@ class DeprecatedModules:
         name = fullname.removeprefix(f"{PACKAGE}.")
         if name in MODULES:
             is_package = any(other.startswith(f"{name}.") for other in MODULES)
-            return ModuleSpec(fullname, _ForwardingLoader(fullname, *MODULES[name]), is_package=is_package)
+            loader: Any = _ForwardingLoader(fullname, *MODULES[name])
+            return ModuleSpec(fullname, loader, is_package=is_package)
         if name in PACKAGES and name != fullname:
             spec = PathFinder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _PackageLoader(spec.loader, f"{fullname}.{PACKAGES[name]}")
+                package_loader: Any = _PackageLoader(spec.loader, f"{fullname}.{PACKAGES[name]}")
+                spec.loader = package_loader
             return spec
         return None
 

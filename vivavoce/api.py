@@ -1,4 +1,4 @@
-"""A conversation in a few lines: ask by voice or in writing, hear the answer; the next question knows the last."""
+"""The Python API: `load` any model, and `converse` with a speech-to-speech model or a cascade."""
 
 import asyncio
 import threading
@@ -66,7 +66,7 @@ Question = str | Sound | PathLike[str] | BinaryIO | bytes | NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Answer:
-    """One turn: what the question was taken for, what was said, and its sound."""
+    """One turn: the question as it was recognised, and the reply in words and as audio."""
 
     heard: str
     said: str
@@ -74,19 +74,19 @@ class Answer:
 
 
 @dataclass
-class _Told:
-    """What has come of an answer so far."""
+class _Turn:
+    """A turn under way, collected from the conversation's events."""
 
     question: str
     """The id of the question's item."""
     heard: str | None
-    """None: nobody has told yet."""
+    """None: not transcribed yet."""
     said: str = ""
     pieces: list[Samples] = field(default_factory=list)
     is_done: bool = False
 
     def take(self, event: Event) -> None:
-        """Note an event; `VivaError` where the reply failed."""
+        """Add an event; VivaError where the reply failed."""
         match event:
             case InputTranscript(item=self.question, text=text, is_final=True):
                 self.heard = text
@@ -103,7 +103,7 @@ class _Told:
 
 
 class Talk:
-    """A conversation on a thread of its own. Use as `with`; asked from one thread."""
+    """A conversation on a thread of its own. Use as `with`, from one thread."""
 
     def __init__(
         self, pipeline: MossSpeechBackend | LoadedCascade, settings: ConversationSettings | None = None
@@ -152,13 +152,13 @@ class Talk:
             conversation.hear(_samples(question))
             item = conversation.commit()
         conversation.reply()
-        told = _Told(item.id, question if isinstance(question, str) else None)
+        turn = _Turn(item.id, question if isinstance(question, str) else None)
         async for event in conversation.events():
-            told.take(event)
-            if told.is_done and told.heard is not None:
+            turn.take(event)
+            if turn.is_done and turn.heard is not None:
                 break
-        sound = np.concatenate([np.zeros(0, np.float32), *told.pieces])
-        return Answer((told.heard or "").strip(), told.said.strip(), Sound(sound, conversation.output_rate))
+        sound = np.concatenate([np.zeros(0, np.float32), *turn.pieces])
+        return Answer((turn.heard or "").strip(), turn.said.strip(), Sound(sound, conversation.output_rate))
 
     def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

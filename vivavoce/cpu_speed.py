@@ -23,7 +23,7 @@ REPEATS = 4
 
 def speed_ratio(usual: Callable[[], object], other: Callable[[], object], repeats: int = REPEATS) -> float:
     """How many times as fast as the usual way the other is."""
-    shortest = [float("inf"), float("inf")]
+    fastest = [float("inf"), float("inf")]
     with torch_threads.held(1), torch.inference_mode():
         for repeat in range(repeats + 1):
             for index, compute in enumerate((usual, other)):
@@ -31,24 +31,24 @@ def speed_ratio(usual: Callable[[], object], other: Callable[[], object], repeat
                 compute()
                 taken = time.perf_counter() - began
                 if repeat:  # the first one allocates
-                    shortest[index] = min(shortest[index], taken)
-    return shortest[0] / shortest[1]
+                    fastest[index] = min(fastest[index], taken)
+    return fastest[0] / fastest[1]
 
 
 @cache
 def bfloat16_speedup() -> float:
     """Products of many rows in bfloat16, as many times as fast as in float32: above 2 with tiles (AMX)."""
     x, weight = torch.ones(64, 512), torch.ones(512, 512)
-    narrow_x, narrow_weight = x.bfloat16(), weight.bfloat16()
-    return speed_ratio(lambda: functional.linear(x, weight), lambda: functional.linear(narrow_x, narrow_weight))
+    half_x, half_weight = x.bfloat16(), weight.bfloat16()
+    return speed_ratio(lambda: functional.linear(x, weight), lambda: functional.linear(half_x, half_weight))
 
 
-def bfloat16_is_fast_here() -> bool:
+def is_bfloat16_fast() -> bool:
     """Whether bfloat16 is worth its rounding errors on this CPU."""
     return bfloat16_speedup() >= BFLOAT16_WORTH
 
 
-def is_multiplied_here(dtype: torch.dtype) -> bool:
+def has_products_in(dtype: torch.dtype) -> bool:
     """Whether oneDNN has products of a 16-bit dtype for this CPU, if not faster than float32's.
 
     Otherwise torch takes one number after another, up to a hundred times as long.
@@ -62,7 +62,7 @@ def is_multiplied_here(dtype: torch.dtype) -> bool:
     return bool(supported[dtype]())
 
 
-def has_int8_products_here() -> bool:
+def has_int8_products() -> bool:
     """Whether torch has int8 kernels for this CPU, and it adds up products of int8 without overflow (VNNI)."""
     engines = torch.backends.quantized.supported_engines
     return "fbgemm" in engines and "onednn" in engines and bool(torch.cpu._is_vnni_supported())
@@ -74,14 +74,14 @@ def int8_speedup() -> float:
 
     Smaller matrices stay in the caches, and int8 gains little.
     """
-    if not has_int8_products_here():
+    if not has_int8_products():
         return 0.0
     row, weight = torch.ones(1, 2048), torch.ones(1024, 2048)
     packed, product = _packed_int8(weight), torch.ops.quantized.linear_dynamic.default
     return speed_ratio(lambda: functional.linear(row, weight), lambda: product(row, packed, False))
 
 
-def int8_is_fast_here() -> bool:
+def is_int8_fast() -> bool:
     """Whether int8 products are right and faster than float32's on this CPU."""
     return int8_speedup() >= 1
 
@@ -104,14 +104,14 @@ def gelu_speedup_by_parts() -> float:
     return speed_ratio(lambda: functional.gelu(x), lambda: torch.erf(x * 0.5**0.5).add_(1.0).mul_(x).mul_(0.5))
 
 
-def onednn_is_slow_here() -> bool:
+def is_onednn_slow() -> bool:
     """Whether oneDNN takes longer to prepare what it computes of a few rows than others to compute it."""
     return gelu_speedup_by_parts() >= SLOW_GELU
 
 
 def weight_only_rows() -> int:
     """Up to how many rows torch's kernels for small weights and bfloat16 inputs beat widening the weights."""
-    return 16 if is_multiplied_here(torch.bfloat16) else 4
+    return 16 if has_products_in(torch.bfloat16) else 4
 
 
 def uses_mkl() -> bool:

@@ -1,4 +1,4 @@
-"""cpu | cuda | npu | mps: what each can do, decided once by `pick` and carried as a value."""
+"""Devices (cpu, cuda, npu, mps) as values: dtypes, memory and features, found out once by `pick`."""
 
 import os
 import platform
@@ -13,20 +13,20 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from vivavoce.cpu_speed import is_multiplied_here
+from vivavoce.cpu_speed import has_products_in
 from vivavoce.errors import InputError
 
 Kind = Literal["cpu", "cuda", "npu", "mps"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BATCH_MEMORY_SHARE = 0.6  # of what is free: the rest is for activations, graphs and neighbours
+BATCH_MEMORY_SHARE = 0.6  # of the free memory; the rest is for activations, graphs and other processes
 AMPERE = (8, 0)  # the first CUDA capability with bfloat16 and with FlashAttention-2
 OLDEST_CANN = (8, 0)
 NPU_ENVIRONMENT = {  # what Ascend's PyTorch runs best with, and why
     "PYTORCH_NPU_ALLOC_CONF": ("expandable_segments:True", "memory in one piece, so that long texts fit"),
     "TASK_QUEUE_ENABLE": ("1", "operators queued ahead, so that the NPU does not wait for Python"),
 }
-ARM_PARTS = {  # Linux tells no names of Arm's designs
+ARM_PARTS = {  # Linux gives numbers for Arm's designs, not names
     "0xd08": "Cortex-A72",
     "0xd0b": "Cortex-A76",
     "0xd0c": "Neoverse-N1",
@@ -45,7 +45,7 @@ HOW_TO_GET: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Device:
-    """One device and everything the house decides by it. `dtype` is preferred, `dtypes` are those that work."""
+    """One device and its features. `dtype` is the preferred one of the supported `dtypes`."""
 
     kind: Kind
     index: int
@@ -63,21 +63,21 @@ class Device:
         return str(self.torch_device)
 
     def free_memory(self) -> int:
-        """Bytes that can still be taken, as the driver or the system says; other processes are counted."""
+        """Free bytes, as the driver or the system reports them; other processes are counted."""
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
         if self.kind == "cpu":
             return _host_memory()[0]
         return int(_backend(self.kind).mem_get_info(self.index)[0])
 
-    def samples_that_fit(self, bytes_per_sample: int, most: int) -> int:
-        """How many samples of so many bytes may be worked on at once, one at least, by the memory that is free now."""
-        if bytes_per_sample <= 0 or most < 1:
-            raise InputError(f"samples of {bytes_per_sample} bytes, at most {most}: give numbers above 0")
-        return max(1, min(most, int(self.free_memory() * BATCH_MEMORY_SHARE) // bytes_per_sample))
+    def samples_that_fit(self, bytes_per_sample: int, max_samples: int) -> int:
+        """How many samples of this size fit into a share of the free memory, from one to `max_samples`."""
+        if bytes_per_sample <= 0 or max_samples < 1:
+            raise InputError(f"samples of {bytes_per_sample} bytes, at most {max_samples}: give numbers above 0")
+        return max(1, min(max_samples, int(self.free_memory() * BATCH_MEMORY_SHARE) // bytes_per_sample))
 
     def total_memory(self) -> int:
-        """Bytes the device has."""
+        """Bytes of the device."""
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory())
         if self.kind == "cpu":
@@ -116,7 +116,7 @@ def resolve_dtype(spec: str, device: Device) -> torch.dtype:
     if DTYPES[spec] not in device.dtypes:
         able = ", ".join(dtype_name(dtype) for dtype in device.dtypes)
         raise InputError(f"{device} ({device.name}) does not run {spec}; use one of auto, {able}")
-    if device.kind == "cpu" and spec != "float32" and not is_multiplied_here(DTYPES[spec]):
+    if device.kind == "cpu" and spec != "float32" and not has_products_in(DTYPES[spec]):
         slow = (
             f"{device.name} has no products in {spec}, which takes up to a hundred times as long as float32; use auto"
         )
@@ -177,7 +177,7 @@ def _cuda(index: int) -> Device:
 
 
 def npu_advice(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What to change about an Ascend machine, one line each; empty where all is well."""
+    """What to change about an Ascend machine, one line each."""
     advice = [
         f"set {name}={value} before starting: {why}"
         for name, (value, why) in NPU_ENVIRONMENT.items()

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from vivavoce.cpu_speed import (
-    bfloat16_is_fast_here,
     bfloat16_speedup,
-    has_int8_products_here,
-    int8_is_fast_here,
+    has_int8_products,
     int8_speedup,
+    is_bfloat16_fast,
+    is_int8_fast,
 )
 from vivavoce.device import Device, dtype_name, resolve_dtype
 from vivavoce.errors import InputError
@@ -150,7 +150,7 @@ def choose_whisper_encoder(device: Device, dtype: str = "auto", is_plain: bool =
         return Choice("speech encoder", f"{package}.model:WhisperEncoder", kind, why)
     if not is_plain:
         return Choice("speech encoder", f"{package}.model:WhisperEncoder", kind, "the weights are quantised")
-    if dtype == "auto" and bfloat16_is_fast_here():
+    if dtype == "auto" and is_bfloat16_fast():
         return Choice("speech encoder", f"{package}.encoder:OptimisedEncoder", *_with_reason())
     if kind == torch.float32:
         why = _fast_float()[1] if dtype == "auto" else "float32 was asked for"
@@ -215,7 +215,7 @@ def choose_nano_lm(device: Device, dtype: str = "auto", hidden_size: int = 0) ->
         _require_int8(device, "int8 speech")
         return choose_nano_generator(device, torch.float32, is_int8=True, reason="int8 was asked for")
     if device.kind == "cpu" and dtype == "auto":
-        is_int8, reason = _int8_pays(hidden_size)
+        is_int8, reason = _choose_int8(hidden_size)
         return choose_nano_generator(device, torch.float32, is_int8, reason)
     return choose_nano_generator(device, resolve_dtype(dtype, device))
 
@@ -250,7 +250,7 @@ def choose_cosyvoice_lm(device: Device, dtype: str = "auto") -> Choice:
         _require_int8(device, "int8 speech")
         return Choice("language model", entry, torch.float32, "int8 was asked for", is_int8=True)
     if device.kind == "cpu" and dtype == "auto":
-        is_int8, why = _int8_pays(None)
+        is_int8, why = _choose_int8(None)
         return Choice("language model", entry, torch.float32, why, is_int8)
     kind = resolve_dtype(dtype, device)
     return Choice("language model", entry, kind, "texts are batched in the engine")
@@ -280,7 +280,7 @@ def choose_chat_model(device: Device, hidden_size: int) -> Choice:
     """A Llama-type chat model in the engine."""
     entry = "vivavoce.models.llama:Llama"
     if device.kind == "cpu":
-        is_int8, why = _int8_pays(hidden_size)
+        is_int8, why = _choose_int8(hidden_size)
         return Choice("chat model", entry, torch.float32, why, is_int8)
     return Choice("chat model", entry, device.dtype, f"{device.kind}: the engine batches, captures and replays it")
 
@@ -297,7 +297,7 @@ def choose_turn_recogniser(device: Device) -> Choice:
 def _fast_float() -> tuple[torch.dtype, str]:
     """The faster of bfloat16 and float32 on this CPU."""
     ratio = f"bfloat16 measured {bfloat16_speedup():.1f}x float32 on this CPU"
-    return (torch.bfloat16, ratio) if bfloat16_is_fast_here() else (torch.float32, f"{ratio}, so float32")
+    return (torch.bfloat16, ratio) if is_bfloat16_fast() else (torch.float32, f"{ratio}, so float32")
 
 
 def _with_reason() -> tuple[torch.dtype, str]:
@@ -305,19 +305,19 @@ def _with_reason() -> tuple[torch.dtype, str]:
     return dtype, f"{TORCHSCRIPT}; {why}"
 
 
-def _int8_pays(hidden_size: int | None) -> tuple[bool, str]:
+def _choose_int8(hidden_size: int | None) -> tuple[bool, str]:
     """Whether int8 weights are faster on this CPU for layers of a size (None: large ones), and why."""
     if hidden_size is not None and hidden_size < MIN_INT8_HIDDEN:
         return False, f"float32: hidden size {hidden_size} is below {MIN_INT8_HIDDEN}, so int8 gains nothing"
-    if not has_int8_products_here():
+    if not has_int8_products():
         return False, "float32: this CPU has no exact int8 products (VNNI)"
     measured = f"int8 measured {int8_speedup():.1f}x float32 on this CPU"
     size = "" if hidden_size is None else f"hidden size {hidden_size} >= {MIN_INT8_HIDDEN} and "
-    return (True, f"int8: {size}{measured}") if int8_is_fast_here() else (False, f"float32: {measured}")
+    return (True, f"int8: {size}{measured}") if is_int8_fast() else (False, f"float32: {measured}")
 
 
 def _require_int8(device: Device, what: str) -> None:
     if device.kind != "cpu":
         raise InputError(f"{what} run on CPUs, not on {device.name}; use auto, float16 or bfloat16")
-    if not has_int8_products_here():
+    if not has_int8_products():
         raise InputError(f"{what} needs an x86 CPU with VNNI, and this is {device.name}; use auto or float32")

@@ -8,7 +8,7 @@ from vivavoce.asr.backends import load_backend
 from vivavoce.asr.transcriber import Transcriber
 from vivavoce.audio.io import read
 from vivavoce.bench.asr import BUNDLED, spoken_sentences
-from vivavoce.cpu_speed import int8_is_fast_here
+from vivavoce.cpu_speed import is_int8_fast
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.windows import TranscriptionOptions
 from vivavoce.train.asr.evaluate import judge_texts
@@ -65,7 +65,7 @@ def test_a_language_it_does_not_know_is_refused_and_the_next_sound_is_heard(care
     assert list(careful.segments(spoken.samples))
 
 
-@pytest.mark.skipif(not int8_is_fast_here(), reason="no int8 products on this CPU")
+@pytest.mark.skipif(not is_int8_fast(), reason="no int8 products on this CPU")
 def test_int8_writes_nearly_the_same():
     options = TranscriptionOptions(temperatures=(0.0,), padding="trim")
     rounded = load_backend("mini-asr", "ours", "cpu", "int8")

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from vivavoce.cpu_speed import int8_is_fast_here
+from vivavoce.cpu_speed import is_int8_fast
 from vivavoce.nn.linear import Linear, PackedLinear
 from vivavoce.nn.quantised import Int8Linear, to_int8
 
-pytestmark = pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
+pytestmark = pytest.mark.skipif(not is_int8_fast(), reason="this processor has no int8 products")
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> Linear:

@@ -2,7 +2,7 @@
 
 import torch
 
-from vivavoce.cpu_speed import is_multiplied_here
+from vivavoce.cpu_speed import has_products_in
 from vivavoce.nn.quantised import CastLinear, quantised_linear
 from vivavoce.nn.quantised_weight import quantise
 
@@ -10,7 +10,7 @@ from vivavoce.nn.quantised_weight import quantise
 def test_float16_is_multiplied_only_where_the_cpu_has_products_in_it():
     weight = quantise(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)), "float16")
     layer = quantised_linear(weight, None, torch.float32)
-    assert isinstance(layer, CastLinear) if is_multiplied_here(torch.float16) else layer is None
+    assert isinstance(layer, CastLinear) if has_products_in(torch.float16) else layer is None
 
 
 def test_a_product_in_16_bits_is_the_wide_one_but_for_rounding():

@@ -110,7 +110,7 @@ def test_keys_and_values_go_to_their_pages_and_are_found_there(rows, tiled):
         queries = kernels.row_tile_linear(x, weight, None, kernels.Tile(16, width, 0, 4), pages=pages).view(
             rows, HEADS, DIM
         )
-    elif rows <= kernels.MOST_ROWS:
+    elif rows <= kernels.MAX_UNTILED_ROWS:
         queries = kernels.row_linear(x, weight, None, pages=kernels.Pages(batch, 1)).view(rows, HEADS, DIM)
     else:
         kernels.store_rows(packed, 1, batch)

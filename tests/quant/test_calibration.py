@@ -9,7 +9,7 @@ import torch
 from tests.quant.checkpoints import write
 from vivavoce.audio.io import Sound
 from vivavoce.audio.io import write as write_sound
-from vivavoce.cpu_speed import int8_is_fast_here
+from vivavoce.cpu_speed import is_int8_fast
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.nn.quantised import RangedInt8Linear, quantised_linear
@@ -21,7 +21,7 @@ from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.speech_set import project_set, read_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 
-needs_int8 = pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
+needs_int8 = pytest.mark.skipif(not is_int8_fast(), reason="this processor has no int8 products")
 
 
 def seen_by(name: str, *batches: torch.Tensor):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
-from vivavoce.cpu_speed import int8_is_fast_here
+from vivavoce.cpu_speed import is_int8_fast
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling, gumbel_noise
@@ -21,7 +21,7 @@ from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator, be
 REFERENCE = tuple(tuple((7 * frame + 3 * book) % 24 for book in range(5)) for frame in range(6))
 PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())
 WIDER = dataclasses.replace(CONFIG, hidden_size=128, intermediate_size=256, num_heads=4)
-NEEDS_INT8 = pytest.mark.skipif(not int8_is_fast_here(), reason="this processor has no int8 products")
+NEEDS_INT8 = pytest.mark.skipif(not is_int8_fast(), reason="this processor has no int8 products")
 SAMPLINGS = {
     "greedy": GREEDY,
     "greedy with a penalty": Sampling(0.0, repetition_penalty=1.5),

@@ -12,7 +12,7 @@ from tests.models.tiny_nano import LetterTokenizer, tiny_nano, tiny_nano_codec
 from vivavoce import tts as speech
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import buzz
-from vivavoce.cpu_speed import int8_is_fast_here
+from vivavoce.cpu_speed import is_int8_fast
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
@@ -241,7 +241,7 @@ def test_say_loads_a_folder_and_streams_the_same_at_any_rate(folder):
 
 
 def test_an_int8_speaker_speaks(folder):
-    speaks = NanoTTS.load(str(folder), "cpu", "int8") if int8_is_fast_here() else None
+    speaks = NanoTTS.load(str(folder), "cpu", "int8") if is_int8_fast() else None
     assert speaks is None or speaks.say("Two, please.").seconds > 0
     with pytest.raises(InputError, match="dtype 'int4' is not known"):
         NanoTTS.load(str(folder), "cpu", "int4")

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vivavoce.bench.cosyvoice_shapes import LEFT_CHUNKS, CosyVoiceBenchSetup, finite
-from vivavoce.cpu_speed import bfloat16_is_fast_here, int8_is_fast_here
+from vivavoce.cpu_speed import is_bfloat16_fast, is_int8_fast
 from vivavoce.device import pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import median_seconds, read_bandwidth, stage
@@ -286,14 +286,14 @@ class Bench:
         yield self._lm_part(bandwidth, "")
         kinds = [self.setup.dtype]
         if self.device.kind == "cpu":
-            kinds = [torch.float32, torch.bfloat16] if bfloat16_is_fast_here() else [torch.float32]
+            kinds = [torch.float32, torch.bfloat16] if is_bfloat16_fast() else [torch.float32]
         for dtype in kinds:
             speech = self.speech if dtype == self.setup.dtype else self.setup.speech(dtype)
             plain = self.plain if dtype == self.setup.dtype else speech
             voice = self.voice if dtype == self.setup.dtype else speech.flow.voice(self.setup.prompt(plain.flow))
             yield self._flow_part(speech, plain, voice, bandwidth)
         yield self._vocoder_part(bandwidth)
-        if self.device.kind == "cpu" and int8_is_fast_here():
+        if self.device.kind == "cpu" and is_int8_fast():
             round_layers(self.lm)
             yield self._lm_part(bandwidth, "int8")
 

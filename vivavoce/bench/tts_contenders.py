@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.bench.tts_plain import PlainNano
-from vivavoce.cpu_speed import bfloat16_is_fast_here, int8_is_fast_here
+from vivavoce.cpu_speed import is_bfloat16_fast, is_int8_fast
 from vivavoce.device import Device
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
@@ -223,9 +223,9 @@ def _ours(
     name: str, dtype: torch.dtype, is_int8: bool = False, codec_dtype: torch.dtype = torch.float32
 ) -> Callable[[TTSBenchSetup], Speaks]:
     def make(setup: TTSBenchSetup) -> Speaks:
-        if codec_dtype is torch.bfloat16 and not bfloat16_is_fast_here():
+        if codec_dtype is torch.bfloat16 and not is_bfloat16_fast():
             raise InputError(f"a bfloat16 codec needs a CPU with AMX, and this is {setup.device.name}")
-        if is_int8 and (setup.device.kind != "cpu" or not int8_is_fast_here()):
+        if is_int8 and (setup.device.kind != "cpu" or not is_int8_fast()):
             raise InputError(f"int8 speech needs an x86 CPU with VNNI, and this is {setup.device.name}")
         if dtype not in setup.device.dtypes:
             raise InputError(f"{setup.device.name} does not run {name}")

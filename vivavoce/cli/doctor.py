@@ -16,7 +16,7 @@ from safetensors import safe_open
 from vivavoce import __version__, hub
 from vivavoce.asr.backends import backend_choice
 from vivavoce.cascade.local_chat import BUNDLED as BUNDLED_CHAT
-from vivavoce.cpu_speed import is_multiplied_here
+from vivavoce.cpu_speed import has_products_in
 from vivavoce.device import Device, available, dtype_name, npu_advice, pick, resolve_dtype
 from vivavoce.errors import CheckpointError
 from vivavoce.export.trtllm.runner import usable_here
@@ -85,7 +85,7 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class ExtraReport:
-    """One optional part: what it is for, the packages it lacks, and how to get them."""
+    """One extra: its purpose, missing packages, and the command that installs them."""
 
     extra: str
     what: str
@@ -95,7 +95,7 @@ class ExtraReport:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """One model: where it is (None: not here), and what to run for it."""
+    """One model: its folder (None: not on this machine), missing files, and the command that fetches it."""
 
     name: str
     what: str
@@ -127,7 +127,7 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at this machine: devices, packages, models, disk."""
+    """Devices, packages, models and disk of this machine."""
     devices = tuple(_device(device) for device in available())
     extras, models = tuple(_extras()), tuple(_models())
     cache = hub.cache_folder()
@@ -202,8 +202,8 @@ def _folder_size(folder: Path) -> int:
 def _device_advice(device: DeviceReport) -> Iterator[str]:
     kind = device.device.partition(":")[0]
     if kind == "cpu":
-        yield "only a CPU was found: right for miniatures and tests; the 9 B model wants a CUDA or Ascend device"
-        if not is_multiplied_here(torch.float16):
+        yield "only a CPU was found: right for miniatures and tests; the 9 B model needs a CUDA or Ascend device"
+        if not has_products_in(torch.float16):
             yield f"{device.name} multiplies in float32: folders in fewer bits are smaller on disk here, but no faster"
         if shutil.which("nvidia-smi"):
             yield "there is an NVIDIA driver but this torch cannot use it: install a CUDA build of torch"

@@ -33,7 +33,7 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` saw of a model's folder."""
+    """The state of a model's files."""
 
     path: Path
     files: tuple[FileCheck, ...]
@@ -69,10 +69,10 @@ def known(name: str) -> KnownModel | None:
 def resolve(name: str, revision: str | None = None, offline: bool | None = None) -> Path:
     """The folder of a model, fetched first where it must be.
 
-    A dropped connection is taken up where it broke; a fetch that failed keeps the files that had come whole.
+    An interrupted download is resumed; after a failure, complete files stay.
 
     `name` is a bundled name, a folder, `owner/name`, `hf:owner/name` or `ms:owner/name`, the last three with an
-    optional `@revision`. `offline` forbids the network; unsaid, HF_HUB_OFFLINE or VIVA_OFFLINE decides.
+    optional `@revision`. `offline` forbids the network; None: HF_HUB_OFFLINE or VIVA_OFFLINE decides.
     """
     local = bundled().get(name) or _folder(name)
     if local is not None:
@@ -87,12 +87,12 @@ def resolve(name: str, revision: str | None = None, offline: bool | None = None)
 
 
 def bundled(root: Path = BUNDLED) -> dict[str, Path]:
-    """Name → folder of the miniature models that come with the package."""
+    """Folders of the bundled models by name."""
     return {config.parent.name: config.parent for config in sorted(root.glob("*/config.json"))}
 
 
 def local_models() -> list[LocalModel]:
-    """Bundled models, and the known ones that stand in the Hugging Face cache, whole or not."""
+    """Bundled models, and known ones in the Hugging Face cache, complete or not."""
     found = [LocalModel(name, "bundled", "", path, ()) for name, path in bundled().items()]
     for model in KNOWN:
         for repo in (model.name, *model.mirrors):
@@ -102,21 +102,21 @@ def local_models() -> list[LocalModel]:
 
 
 def check(path: Path, model: KnownModel | None = None) -> CheckReport:
-    """Whether a model's files are all there and whole; weights are judged by their headers, so it is quick."""
+    """Whether a model's files are all there and whole; of weights only the headers are read."""
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {str(path)!r} to check")
     names = set(model.files) if model else {"config.json"}
     names |= {str(file.relative_to(path)) for pattern in CHECKED for file in path.rglob(pattern)}
-    places: dict[str, set[str]] = {}
+    tensors_of: dict[str, set[str]] = {}
     for index in sorted(path.rglob(INDEX_NAME)):
         for tensor, shard in _weight_map(index).items():
-            places.setdefault(str(index.parent.relative_to(path) / shard), set()).add(tensor)
-    ordered = sorted(names | set(places))
-    return CheckReport(path, tuple(_check_file(path, name, places.get(name, set())) for name in ordered))
+            tensors_of.setdefault(str(index.parent.relative_to(path) / shard), set()).add(tensor)
+    ordered = sorted(names | set(tensors_of))
+    return CheckReport(path, tuple(_check_file(path, name, tensors_of.get(name, set())) for name in ordered))
 
 
 def cache_folder() -> Path:
-    """Where Hugging Face models are kept: HF_HUB_CACHE, or hub/ under HF_HOME."""
+    """The folder of Hugging Face models: HF_HUB_CACHE, or hub/ under HF_HOME."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     if home := os.environ.get("HF_HOME"):
@@ -128,8 +128,8 @@ def cache_folder() -> Path:
 
 def free_disk(folder: Path) -> int:
     """Free bytes on the disk where a folder is, or would be made."""
-    standing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    return shutil.disk_usage(standing).free
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free
 
 
 def is_offline() -> bool:

@@ -1,4 +1,4 @@
-"""The published models that the house can run: what they are called, how large they are, what must be in them."""
+"""The published models that can be run: ids, revisions, sizes and required files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A published model the house can run: its id, and what must be in it."""
+    """A published model: its id, and the files it must have."""
 
     name: str
     what: str
     bytes: int
-    """Of what is fetched, about."""
+    """Size of the download, about."""
     files: tuple[str, ...]
     revision: str | None = None
-    """The one it is tested with; None: the newest."""
+    """The tested one; None: the newest."""
     mirrors: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     """Patterns of large files that nothing here reads, so they are not fetched."""

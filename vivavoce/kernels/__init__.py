@@ -1,4 +1,4 @@
-"""Triton kernels, each with a plain PyTorch twin that is the reference: the twin runs wherever these do not."""
+"""Triton kernels. Each names its plain PyTorch reference ("twin"), which runs wherever the kernel does not."""
 
 import importlib.util
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ if AVAILABLE or TYPE_CHECKING:
         snake,
     )
     from vivavoce.kernels.rotary import norm_rotate_store, rotate_first_head
-    from vivavoce.kernels.row_linear import MOST_ROWS, row_linear, row_tile_linear, takes
+    from vivavoce.kernels.row_linear import MAX_UNTILED_ROWS, row_linear, row_tile_linear, takes
     from vivavoce.kernels.sampling import WIDEST_DRAW, draw, gumbel_noise, narrow_draw, transcript_rules
     from vivavoce.kernels.small_batch_linear import few_row_linear
     from vivavoce.kernels.stream_conv import stream_conv
@@ -38,14 +38,14 @@ if AVAILABLE or TYPE_CHECKING:
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels can take a tensor: it is where they run, and no gradient is wanted, for none goes through."""
+    """Whether the kernels can take a tensor: it is on a CUDA device and needs no gradient."""
     return AVAILABLE and x.is_cuda and not x.requires_grad
 
 
 __all__ = [
     "AVAILABLE",
     "LONGEST_CHUNK",
-    "MOST_ROWS",
+    "MAX_UNTILED_ROWS",
     "WIDEST_DRAW",
     "Entries",
     "Pages",

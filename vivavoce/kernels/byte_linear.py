@@ -1,4 +1,4 @@
-"""A linear layer for one row on weights of a byte each, with the SwiGLU gate behind it if there is one.
+"""A linear layer for one row on 8-bit weights, with the SwiGLU gate fused if there is one.
 
 A program has a few outputs and asks for a whole round of their weights before it waits for the row. A thread has groups
 of 16 columns. Its share of the row is scaled by a power of two of its own, so that integers of two bytes hold it as
@@ -222,14 +222,14 @@ def _byte_row_linear(
     for index in tl.static_range(ROUNDS):
         weight, gated = following, following_gated
         now = index * GROUPS * 4 + word
-        near = _read(x_place + index * GROUPS * 8, now, LENGTH, EVEN)
-        far = _read(x_place + index * GROUPS * 8 + 4, now, LENGTH, EVEN)
+        lower = _read(x_place + index * GROUPS * 8, now, LENGTH, EVEN)
+        upper = _read(x_place + index * GROUPS * 8 + 4, now, LENGTH, EVEN)
         if index + 1 < ROUNDS:
             ahead = (index + 1) * GROUPS * 4
             following = _read(start + ahead, ahead + word, LENGTH, EVEN)
             if GATED:
                 following_gated = _read(other + ahead, ahead + word, LENGTH, EVEN)
-        r0, r1, r2, r3, r4, r5, r6, r7, back = _prepared(near, far, BFLOAT, INTEGER, FAST)
+        r0, r1, r2, r3, r4, r5, r6, r7, back = _prepared(lower, upper, BFLOAT, INTEGER, FAST)
         total += _product(weight, r0, r1, r2, r3, r4, r5, r6, r7, INTEGER, FAST) * back
         if GATED:
             second += _product(gated, r0, r1, r2, r3, r4, r5, r6, r7, INTEGER, FAST) * back

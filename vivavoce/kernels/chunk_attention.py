@@ -15,7 +15,7 @@ from torch import Tensor
 from vivavoce.kernels.dependent_launch import begin, chained
 
 PROGRAMS_WANTED = 528  # four for each of an H200's multiprocessors: one computes while others wait for memory
-MOST_SPLITS = 8
+MAX_SPLITS = 8
 BLOCK_KEYS = 32  # 64 and 128 were slower on an H200, by half as much again for hops of 20 frames
 LONGEST_CHUNK = 128
 
@@ -85,7 +85,7 @@ def _attend(  # noqa: PLR0915
 
     moment = tl.arange(0, BLOCK_TIME)
     column = tl.arange(0, BLOCK_DIM)
-    lane = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     real = (moment[:, None] < time) & (column[None, :] < DIM)
     query = tl.load(
         query_ptr + row.to(tl.int64) * query_row + head * query_head + moment[:, None] * query_time + column[None, :],
@@ -104,7 +104,7 @@ def _attend(  # noqa: PLR0915
     stop = tl.minimum(end, prefix_slots)
     held = tl.minimum(length, stop)
     for first in range(start, stop, BLOCK):
-        key = first + lane
+        key = first + offsets
         there = (key < held)[:, None] & (column[None, :] < DIM)
         place = tl.multiple_of(prefix + key * DIM, ALIGNED)
         keys = tl.load(place[:, None] + column[None, :], mask=there, other=0.0)
@@ -118,7 +118,7 @@ def _attend(  # noqa: PLR0915
 
     stop = tl.minimum(end, before_new)
     for first in range(tl.maximum(start, prefix_slots), stop, BLOCK):
-        key = first + lane
+        key = first + offsets
         slot = key - prefix_slots
         inside = key < stop
         there = (inside & has_window)[:, None] & (column[None, :] < DIM)
@@ -137,7 +137,7 @@ def _attend(  # noqa: PLR0915
         tl.store(tl.multiple_of(target + window_kv, ALIGNED)[:, None] + column[None, :], values, mask=stays)
 
     for first in range(tl.maximum(start, before_new), end, BLOCK):
-        key = first + lane
+        key = first + offsets
         inside = key < end
         there = inside[:, None] & (column[None, :] < DIM)
         place = tl.multiple_of(new + (key - before_new) * new_time, ALIGNED)
@@ -219,6 +219,6 @@ def chunk_attention(
 
 
 def _splits(programs: int, keys: int) -> int:
-    """Parts of the keys, so that the number of programs is near what the chip holds."""
-    wanted = max(1, min(PROGRAMS_WANTED // programs, triton.cdiv(keys, BLOCK_KEYS), MOST_SPLITS))
+    """Splits of the keys that bring the number of programs near what the GPU runs at once."""
+    wanted = max(1, min(PROGRAMS_WANTED // programs, triton.cdiv(keys, BLOCK_KEYS), MAX_SPLITS))
     return 1 << (wanted.bit_length() - 1)

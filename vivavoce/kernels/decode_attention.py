@@ -12,7 +12,7 @@ from vivavoce.kernels.dependent_launch import begin, begin_small, dependent, fet
 from vivavoce.nn.paged_kv import RowBatch
 
 PROGRAMS_WANTED = 264  # two for each of an H200's multiprocessors; more splits than that only add joining
-MOST_SPLITS = 32
+MAX_SPLITS = 32
 
 
 @triton.jit
@@ -130,12 +130,12 @@ def paged_decode(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
 
 
 def splits_for(programs: int) -> int:
-    """A power of two that brings the number of programs near what the chip holds."""
+    """A power of two that brings the number of programs near the number of multiprocessors."""
     wanted = max(1, PROGRAMS_WANTED // programs)
-    return min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))
+    return min(MAX_SPLITS, 1 << (wanted.bit_length() - 1))
 
 
-FEW_ROWS = 8
+SMALL_BATCH_ROWS = 8
 BLOCK, WARPS = 128, 4  # positions at a time; of more rows, many small programs are done sooner than few large ones
 SMALL_BLOCK, SMALL_WARPS = 32, 1
 STORED = 1024  # columns a program stores
@@ -211,14 +211,14 @@ def store_rows(packed: Tensor, layer: int, batch: RowBatch) -> None:
 
 
 def page_attention(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
-    """What each row finds in its text up to itself. Twin: `vivavoce.nn.attention._attend_single`.
+    """Causal self-attention of rows. Twin: `vivavoce.nn.attention._attend_single`.
 
     # queries [row, head, head_dim], as many heads as keys have; the launch before must not write slots or positions
     """
     rows, heads, dim = queries.shape
     assert queries.stride()[1:] == (dim, 1)
     out = torch.empty(rows, heads, dim, dtype=queries.dtype, device=queries.device)
-    block, warps = (BLOCK, WARPS) if rows <= FEW_ROWS else (SMALL_BLOCK, SMALL_WARPS)
+    block, warps = (BLOCK, WARPS) if rows <= SMALL_BATCH_ROWS else (SMALL_BLOCK, SMALL_WARPS)
     _page_attention[(heads, rows)](
         queries, batch.cache.keys[layer], batch.cache.values[layer], batch.slots, batch.positions, batch.page_table,
         batch.page_table.shape[1], queries.stride(0), dim**-0.5, out,
@@ -228,7 +228,7 @@ def page_attention(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
     return out
 
 
-LEAST_DIM = 32  # of a head: both halves must fill the tensor cores' smallest product
+MIN_HEAD_DIM = 32  # of a head: both halves must fill the tensor cores' smallest product
 
 
 @triton.jit
@@ -319,10 +319,10 @@ def _one_row_decode(  # noqa: PLR0915
 
 
 def takes_one_row(packed: Tensor, batch: RowBatch, kv_heads: int) -> bool:
-    """Whether a step has one row and nothing else, and its heads are of a size for which the kernel is made."""
+    """Whether a step has exactly one row, and a head size that the kernel supports."""
     rows, _, dim = packed.shape
     is_lone = rows == 1 and batch.singles == 1 and batch.places is None and not batch.cache.is_narrow
-    return is_lone and dim >= LEAST_DIM and dim & (dim - 1) == 0 and splits_for(kv_heads) > 1
+    return is_lone and dim >= MIN_HEAD_DIM and dim & (dim - 1) == 0 and splits_for(kv_heads) > 1
 
 
 def one_row_decode(
@@ -334,7 +334,7 @@ def one_row_decode(
     batch: RowBatch,
     kv_heads: int,
 ) -> Tensor:
-    """The attention of one row, its keys and values kept. Twin: `PagedAttention` without kernels.  # [1, head, dim]"""
+    """Attention of one row; its key and value are stored. Twin: `PagedAttention` without kernels.  # [1, head, dim]"""
     _, all_heads, dim = packed.shape
     heads, splits = all_heads - 2 * kv_heads, splits_for(kv_heads)
     q_weight, k_weight, eps = norms or (packed, packed, 0.0)  # without norms, nobody reads them
@@ -359,7 +359,7 @@ def one_row_decode(
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages of a layer, and who writes to them."""
+    """The pages of a layer, and the rows written to them."""
 
     batch: RowBatch
     layer: int

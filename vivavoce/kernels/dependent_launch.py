@@ -12,7 +12,7 @@ import triton.language as tl
 
 from vivavoce.kernels.tiles import CHAINED, tiles
 
-FEW_CHAINED = 160
+SMALL_BATCH_ROWS = 160
 LINE_BYTES = 128  # of the cache
 
 try:
@@ -35,18 +35,18 @@ except ImportError:  # an older Triton: never called, since nothing is launched 
 
 @functools.cache
 def is_dependent(device: torch.device) -> bool:
-    """Whether kernels on this device are launched so."""
+    """Whether a device supports dependent launch."""
     return KNOWN and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def dependent(device: torch.device) -> dict[str, bool]:
-    """What a kernel that can wait by itself is launched with."""
+    """Launch options of a kernel that waits by itself."""
     return {"DEPENDENT": True, "launch_pdl": True} if is_dependent(device) else {"DEPENDENT": False}
 
 
 def chained(device: torch.device, rows: int) -> dict[str, bool]:
-    """The same for kernels of the voice, of which a few rows are launched so where that was found to be faster."""
-    is_found = rows <= FEW_CHAINED and tiles(device).get(CHAINED) is not None
+    """As `dependent`, for kernels of the flow and vocoder: for small batches, where that was measured."""
+    is_found = rows <= SMALL_BATCH_ROWS and tiles(device).get(CHAINED) is not None
     return dependent(device) if is_found else {"DEPENDENT": False}
 
 
@@ -60,7 +60,7 @@ def begin(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def begin_small(DEPENDENT: tl.constexpr):
-    """The same for a kernel that is over at once: the one after it is let in first, to have its weights on the way."""
+    """As above, for a short kernel: the next one is started first, so that it prefetches its weights."""
     if DEPENDENT:
         launch_next()
         wait_for_previous()
@@ -68,7 +68,7 @@ def begin_small(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def fetch_near(row_ptr, SIZE: tl.constexpr, LINE: tl.constexpr):
-    """Ask for rows of so many numbers, a line of the cache at a time, without waiting for them.  # pointers [row, 1]"""
+    """Prefetch rows into the cache, a cache line at a time.  # pointers [row, 1]"""
     line = row_ptr + (tl.arange(0, SIZE // LINE) * LINE)[None, :]
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1
@@ -77,7 +77,7 @@ def fetch_near(row_ptr, SIZE: tl.constexpr, LINE: tl.constexpr):
 
 @triton.jit
 def fetch_lines(ptr, lines, LINE: tl.constexpr):
-    """Ask for a matrix of so many lines of the cache, each program for its share, without waiting for it."""
+    """Prefetch a matrix of so many cache lines, each program its share."""
     SHARES: tl.constexpr = 128
     for first in range(tl.program_id(0) * SHARES, lines, tl.num_programs(0) * SHARES):
         line = tl.minimum(first + tl.arange(0, SHARES), lines - 1)

@@ -1,4 +1,4 @@
-"""Residual addition and RMSNorm in one pass over a row."""
+"""Norms and activations fused with what stands around them: residual add, linear, GELU, Mish, SwiGLU, snake."""
 
 import torch
 import triton
@@ -170,7 +170,7 @@ def norm_mish(x: Tensor, scale: Tensor, shift: Tensor, eps: float, added: Tensor
     return out
 
 
-FEW_ROWS = 160  # of which a tile has few
+SMALL_BATCH_ROWS = 160  # up to which tiles have few rows
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -248,8 +248,8 @@ def norm_linear(
 
 
 def _blocks(rows: int) -> tuple[int, int, int, int]:
-    """Rows, outputs and inputs of a tile, and its warps: many small tiles for few rows, so that all processors help."""
-    return (16, 32, 256, 4) if rows <= FEW_ROWS else (64, 64, 64, 4)
+    """Rows, outputs and inputs of a tile, and its warps: small batches get many small tiles."""
+    return (16, 32, 256, 4) if rows <= SMALL_BATCH_ROWS else (64, 64, 64, 4)
 
 
 @triton.jit
@@ -282,8 +282,8 @@ BLOCK = 1024
 
 @triton.jit(do_not_specialize=["time"])
 def _snake(x_ptr, alpha_ptr, out_ptr, channels, time, row_stride, channel_stride, never_zero, BLOCK: tl.constexpr):
-    lane = tl.program_id(0)
-    row, channel = lane // channels, lane % channels
+    program = tl.program_id(0)
+    row, channel = program // channels, program % channels
     moment = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = moment < time
     alpha = tl.load(alpha_ptr + channel).to(tl.float32)
@@ -291,7 +291,7 @@ def _snake(x_ptr, alpha_ptr, out_ptr, channels, time, row_stride, channel_stride
     x = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     wave = tl.sin(x * alpha)
     y = x + wave * wave / (alpha + never_zero)
-    tl.store(out_ptr + lane.to(tl.int64) * time + moment, y.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + program.to(tl.int64) * time + moment, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def snake(x: Tensor, alpha: Tensor, never_zero: float) -> Tensor:

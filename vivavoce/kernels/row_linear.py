@@ -1,4 +1,4 @@
-"""A linear layer of a few rows with what stands around it, in one launch that loads its weights before it waits.
+"""A small-batch linear layer fused with its norm, GELU and residual, in one launch that prefetches its weights.
 
 Launches follow one another with programmatic dependence: programs of the next launch start as soon as those of this one
 have, take their part of the weights into registers, and wait there for the rows they multiply. A program is a single
@@ -177,7 +177,7 @@ def row_tile_linear(
     return out
 
 
-MOST_ROWS = 4
+MAX_UNTILED_ROWS = 4
 WEIGHTS_A_PROGRAM = 5120  # what the registers of a warp hold
 
 
@@ -246,13 +246,13 @@ def _row_linear(  # noqa: PLR0912 - half of the branches are settled when it is 
             y = 0.5 * y * (1 + tl.erf(y * 0.7071067811865476))
         y += residual
         if STORE:  # queries to `out`, keys and values to their page
-            here = tl.sum(tl.where(every == row, cached, 0), axis=0)
+            address = tl.sum(tl.where(every == row, cached, 0), axis=0)
             if first < THIRD:
                 target = out_ptr + row * THIRD
             elif first < 2 * THIRD:
-                target = keys_ptr + here - THIRD
+                target = keys_ptr + address - THIRD
             else:
-                target = values_ptr + here - 2 * THIRD
+                target = values_ptr + address - 2 * THIRD
             tl.store(target + output, y.to(keys_ptr.dtype.element_ty), mask=real)
         else:
             tl.store(out_ptr + row * OUTPUTS + output, y.to(out_ptr.dtype.element_ty), mask=real)
@@ -297,8 +297,8 @@ def row_linear(
 
 
 def takes(weights: Iterable[Tensor], rows: int) -> bool:
-    """Whether layers of these matrices are best computed here: of very few rows always, of more by measured tiles."""
-    return rows <= MOST_ROWS or all(tile_around(weight, rows) is not None for weight in weights)
+    """Whether these kernels are the fastest for layers of these matrices: by measurement, from a few rows on."""
+    return rows <= MAX_UNTILED_ROWS or all(tile_around(weight, rows) is not None for weight in weights)
 
 
 def _outputs_a_program(inputs: int) -> int:

@@ -61,7 +61,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, channel: int, ids: Tensor) ->
 
 KEEP = 64
 SMALL_VOCABULARY, SMALL_CHUNK, LARGE_CHUNK = 32_768, 1024, 4096
-NOBODY = tl.constexpr(-(2**63))  # sorts behind every candidate
+NO_CANDIDATE = tl.constexpr(-(2**63))  # sorts after every candidate
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def _unpacked(packed):
     ordered = (packed >> 32).to(tl.int32)
     bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
     id = 0x7FFFFFFF - (packed & 0x7FFFFFFF)
-    score = tl.where(packed == NOBODY, float("-inf"), bits.to(tl.float32, bitcast=True))
+    score = tl.where(packed == NO_CANDIDATE, float("-inf"), bits.to(tl.float32, bitcast=True))
     return score, id
 
 
@@ -100,7 +100,7 @@ def _best_of_chunk(
         seen = tl.load(seen_ptr + slot * seen_row + id, mask=inside, other=0) != 0
         score = tl.where(seen, tl.where(score < 0, score * penalty, tl.div_rn(score, penalty)), score)
     score = tl.div_rn(score, tl.where(temperature == 0, 1.0, temperature))
-    best = tl.topk(tl.where(inside, _packed(score, id), NOBODY), KEEP)
+    best = tl.topk(tl.where(inside, _packed(score, id), NO_CANDIDATE), KEEP)
     tl.store(best_ptr + (row * chunks + chunk) * KEEP + tl.arange(0, KEEP), best)
 
 
@@ -117,7 +117,7 @@ def _draw(
     temperature, top_p = tl.load(settings_ptr + setting * 3), tl.load(settings_ptr + setting * 3 + 1)
     top_k = tl.load(top_k_ptr + setting)
     place = tl.arange(0, BLOCK)
-    best = tl.load(best_ptr + row * candidates + place, mask=place < candidates, other=NOBODY)
+    best = tl.load(best_ptr + row * candidates + place, mask=place < candidates, other=NO_CANDIDATE)
     if BLOCK > KEEP:
         best = tl.topk(best, KEEP)
     score, id = _unpacked(best)
@@ -175,7 +175,7 @@ CANDIDATES = 64
 
 
 @triton.jit(do_not_specialize=["channel"])  # or every channel would be compiled by itself
-def _narrow_draw(
+def _small_vocabulary_draw(
     logits_ptr, floats_ptr, top_k_ptr, seeds_ptr, seen_ptr, slots_ptr, positions_ptr, drawn_ptr,
     columns, seen_width, channels, channel,
     PENALISES: tl.constexpr, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr,
@@ -234,7 +234,7 @@ def narrow_draw(
     rows, columns = logits.shape
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = max(CANDIDATES, triton.next_power_of_2(columns))
-    _narrow_draw[(rows,)](
+    _small_vocabulary_draw[(rows,)](
         logits, floats, top_k, seeds, seeds if seen is None else seen, slots.contiguous(), positions.contiguous(),
         drawn, columns, 0 if seen is None else seen.shape[1], floats.shape[1], channel,
         PENALISES=seen is not None, BLOCK=block, CANDIDATES=CANDIDATES, num_warps=max(1, min(4, block // 256)),

@@ -1,4 +1,4 @@
-"""A linear layer for the few rows of a decoding step, with the SwiGLU gate behind it if there is one.
+"""A linear layer for the small batch of a decode step, with the SwiGLU gate fused if there is one.
 
 Memory sets the pace, so weights stream through shared memory several tiles ahead, narrow ones widened on their way to
 the tensor cores. The matrix is the left operand: 16 outputs a product, and up to 8 rows cost no more than one.
@@ -87,8 +87,8 @@ def one_row_linear(
     return out
 
 
-LEAST_ROWS = 8  # columns of the tensor cores' smallest product
-MOST_COLUMNS = 64
+MIN_ROWS = 8  # columns of the tensor cores' smallest product
+MAX_COLUMNS = 64
 
 
 @triton.jit
@@ -276,7 +276,7 @@ def _few_row_linear_of_groups(
 def few_row_linear(
     x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, tile: Tile, gated: bool = False
 ) -> Tensor:
-    """`x @ weight.T + bias`, and the gate. Twins: `Linear`, `QuantisedLinear`, the plain half of `nn.few_rows`.
+    """`x @ weight.T + bias`, and the gate. Twins: `Linear`, `QuantisedLinear`, and `nn.quantised.project`.
 
     # [row, input] → [row, output]
     """
@@ -292,12 +292,12 @@ def few_row_linear(
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     each = triton.next_power_of_2(rows)
     is_grouped = quantised is not None and quantised.scheme == "int4"
-    most = 1 if is_grouped and rows > 1 else MOST_COLUMNS // each
-    parts = tile.parts if tile.parts <= most and inputs % (tile.parts * 16) == 0 else 1
+    max_parts = 1 if is_grouped and rows > 1 else MAX_COLUMNS // each
+    parts = tile.parts if tile.parts <= max_parts and inputs % (tile.parts * 16) == 0 else 1
     common: dict[str, Any] = {
         "INPUTS": inputs, "OUTPUTS": outputs, "FAST": x.is_cuda, "GATED": gated, "BIAS": bias is not None,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "ROWS": max(LEAST_ROWS, each * (1 if is_grouped else parts)), "BLOCK_OUT": tile.outputs, "PARTS": parts,
+        "ROWS": max(MIN_ROWS, each * (1 if is_grouped else parts)), "BLOCK_OUT": tile.outputs, "PARTS": parts,
         "STAGES": tile.stages, "num_warps": tile.warps,
     } | dependent(x.device)  # fmt: skip
     grid = (triton.cdiv(outputs, tile.outputs),)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vivavoce.kernels.dependent_launch import begin_small, chained
 
-FEW_ROWS = 160
+SMALL_BATCH_ROWS = 160
 
 
 @triton.jit(do_not_specialize=["rows", "time"])
@@ -77,4 +77,4 @@ def stream_conv(x: Tensor, context: Tensor, next_context: Tensor, weight: Tensor
 
 def _blocks(rows: int) -> tuple[int, int, int, int]:
     """Rows, outputs and channels of a tile, and its warps."""
-    return (16, 32, 256, 4) if rows <= FEW_ROWS else (64, 64, 64, 4)
+    return (16, 32, 256, 4) if rows <= SMALL_BATCH_ROWS else (64, 64, 64, 4)

@@ -1,8 +1,8 @@
-"""Which tile a linear layer of few rows is computed with: found by measurement, per device and shape.
+"""Tile sizes of the small-batch linear kernels, measured per device and shape.
 
-`python -m vivavoce.quant.linear_bench --sweep` measures, beside the library's own product, and keeps the best in a file
-of the user's cache folder (`VIVA_CACHE`). What was found on an H200 comes with the package. A float matrix without an
-entry is left to the library; a narrow one, for which there is none, gets a tile that fits any shape.
+`python -m vivavoce.quant.linear_bench --sweep` measures them against the library's product and stores the best in the
+user's cache folder (`VIVA_CACHE`). Those of an H200 are bundled. A float matrix without an entry is left to the
+library; a quantised one, for which the library has no product, gets a tile that fits any shape.
 """
 
 import functools
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from vivavoce.nn.quantised_weight import QuantisedWeight
 
-MOST_ROWS = 64
-MOST_TILED_ROWS = 16  # of a layer with all that stands around it in one launch
-LEAST_COLUMNS = 16  # of a warp there, in one product
+MAX_ROWS = 64
+MAX_FUSED_ROWS = 16  # of a layer with all that stands around it in one launch
+MIN_COLUMNS = 16  # of a warp there, in one product
 CHAINED = "voice of few rows in a chain"  # the entry that lets its launches overlap
 GROUPS = (32, 64, 128)  # of columns that share a scale, for which there is a kernel
 CACHE_VARIABLE = "VIVA_CACHE"
@@ -27,11 +27,11 @@ FILE = "linear_tiles.json"
 
 @dataclass(frozen=True)
 class Tile:
-    """Outputs and inputs of one round of a program, and its warps.
+    """Outputs and inputs that a program multiplies per iteration, and its warps.
 
-    `stages` is how many rounds are under way at once; 0 stands for the kernel of one row, which has no tensor cores.
-    Few rows are cut into `parts` (up to 8) that a program multiplies side by side. `early` asks for the first weights
-    before the kernel before this one has ended.
+    `stages` is the depth of the software pipeline; 0 stands for the kernel of one row, which has no tensor cores. Small
+    batches are cut into `parts` (up to 8) that a program multiplies side by side. `early` prefetches the first weights
+    before the preceding kernel has ended.
     """
 
     outputs: int
@@ -45,7 +45,7 @@ class Tile:
 FITTING_ONE = {"int8": Tile(16, 256, 4, 4, 4), "float8": Tile(16, 256, 4, 4, 4), "int4": Tile(16, 128, 4, 8, 8)}
 FITTING_MORE = {"int8": Tile(32, 256, 4, 2), "float8": Tile(32, 256, 4, 2), "int4": Tile(16, 256, 4, 1)}
 Entries = dict[str, Tile | None]  # None: the library is faster
-SHIPPED: dict[str, Entries] = {
+BUNDLED: dict[str, Entries] = {
     "NVIDIA H200": {
         CHAINED: Tile(0, 0, 0, 0),
         "bfloat16 4096x24576 gated rows 1": Tile(1, 4096, 0, 4),
@@ -107,7 +107,7 @@ SHIPPED: dict[str, Entries] = {
 
 
 def scheme_of(weight: Tensor | QuantisedWeight) -> str:
-    """How a matrix is kept, as entries name it."""
+    """How a matrix is stored, as entries name it."""
     return weight.scheme if isinstance(weight, QuantisedWeight) else str(weight.dtype).removeprefix("torch.")
 
 
@@ -115,7 +115,7 @@ def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile |
     """The tile for these rows; None: the library is faster, or there is no kernel for this."""
     rows = x.shape[0]
     data = weight.data if isinstance(weight, QuantisedWeight) else weight
-    if rows > MOST_ROWS or not _is_taken(weight, data):
+    if rows > MAX_ROWS or not _is_taken(weight, data):
         return None
     scheme = scheme_of(weight)
     name = tile_name(scheme, x.shape[1], data.shape[0], rows, gated)
@@ -123,7 +123,7 @@ def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile |
 
 
 def tile_name(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) -> str:
-    """What an entry is called. One row is by itself; more count up to the next power of two, from 8 on."""
+    """The key of an entry. More than one row are rounded up to the next power of two, from 8 on."""
     counted = 1 if rows == 1 else max(8, 1 << (rows - 1).bit_length())
     return f"{scheme} {inputs}x{outputs}{' gated' if gated else ''} rows {counted}"
 
@@ -131,34 +131,34 @@ def tile_name(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) ->
 def tile_around(weight: Tensor, rows: int) -> Tile | None:
     """The tile of a layer in one launch with its norm and residual; None: another kernel, or the library, is faster."""
     name = name_around(weight.dtype, weight.shape[0], weight.shape[1], rows)
-    return tiles(weight.device).get(name) if rows <= MOST_TILED_ROWS else None
+    return tiles(weight.device).get(name) if rows <= MAX_FUSED_ROWS else None
 
 
 def name_around(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> str:
-    """What its entry is called: rows count up to the next power of two, for a few have a kernel of their own."""
+    """The key of its entry; rows are rounded up to the next power of two."""
     return f"around {str(dtype).removeprefix('torch.')} {inputs}x{outputs} rows {1 << (rows - 1).bit_length()}"
 
 
 def fits(tile: Tile, inputs: int, normed: bool) -> bool:
-    """Whether a layer in one launch can have this tile: so many columns a round, as many parts of them as warps."""
+    """Whether a fused layer can have this tile: its columns divide the inputs, and its warps divide them."""
     main, rest = two_powers(tile.inputs)
     return (
         inputs % tile.inputs == 0
         and main + rest == tile.inputs
-        and (rest == 0 or rest >= LEAST_COLUMNS * tile.warps)
-        and main >= LEAST_COLUMNS * tile.warps
+        and (rest == 0 or rest >= MIN_COLUMNS * tile.warps)
+        and main >= MIN_COLUMNS * tile.warps
         and (not normed or tile.inputs == inputs)
     )
 
 
 def two_powers(columns: int) -> tuple[int, int]:
-    """The largest power of two, and the one that is left, if it is one."""
+    """The largest power of two in a number, and the rest, if that is a power of two (else 0)."""
     main = 1 << (columns.bit_length() - 1)
     return main, columns - main if (columns - main) & (columns - main - 1) == 0 else 0
 
 
 def window_attention_name(rows: int, heads: int, dim: int) -> str:
-    """What the entry for attention of so many rows to their windows is called."""
+    """The key of the entry for cross-attention of so many rows."""
     return f"window attention {heads}x{dim} rows {1 << (rows - 1).bit_length()}"
 
 
@@ -176,14 +176,14 @@ def _is_taken(weight: Tensor | QuantisedWeight, data: Tensor) -> bool:
 
 @functools.cache
 def tiles(device: torch.device) -> Entries:
-    """Entries of a device: those the package brings, and over them the user's own."""
+    """Entries of a device: the bundled ones, overridden by the user's."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return SHIPPED.get(name, {}) | _kept().get(name, {})
+    return BUNDLED.get(name, {}) | _stored_tiles().get(name, {})
 
 
 def keep_tiles(device: str, found: Entries) -> Path:
-    """Add what was measured on a device to the user's file."""
-    everything = _kept()
+    """Add entries measured on a device to the user's file."""
+    everything = _stored_tiles()
     everything[device] = everything.get(device, {}) | found
     file = _file()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -197,11 +197,11 @@ def keep_tiles(device: str, found: Entries) -> Path:
     return file
 
 
-def _kept() -> dict[str, Entries]:
+def _stored_tiles() -> dict[str, Entries]:
     try:
         given = json.loads(_file().read_text(encoding="utf8"))
         return {name: {key: tile and Tile(**tile) for key, tile in entries.items()} for name, entries in given.items()}
-    except (OSError, ValueError, TypeError, AttributeError):  # no file, or not one of ours: as if nothing was measured
+    except (OSError, ValueError, TypeError, AttributeError):  # no file, or an unreadable one: nothing was measured
         return {}
 
 

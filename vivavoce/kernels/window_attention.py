@@ -21,7 +21,7 @@ ENOUGH = 512  # programs that keep all processors busy
 
 @triton.jit
 def _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr):
-    """What all programs of some rows have found."""
+    """The merged partial results of all programs of some rows."""
     column = tl.arange(0, DIM)
     highest = tl.full([GROUP], float("-inf"), tl.float32)
     for split in tl.static_range(SPLITS):
@@ -61,7 +61,7 @@ def _hand_in(
     total, peak, weight, row, head, kept, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
     HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Write what a program has found; the last one of a row and head joins what all have."""
+    """Write a program's partial result; the last program of a row and head merges them."""
     split = tl.program_id(0)
     column = tl.arange(0, DIM)
     member = (row + tl.arange(0, GROUP)).to(tl.int64)
@@ -174,7 +174,7 @@ def window_attention(
     lengths: Tensor,  # [window] int32
     arrived: Tensor,  # [row × head or more] int32, all zero, and left so
 ) -> Tensor:
-    """What each row finds in its window. Twin: `vivavoce.models.whisper.engine.WhisperWriter._mixed`.
+    """Cross-attention of rows to their windows. Twin: `vivavoce.models.whisper.engine.WhisperWriter._mixed`.
 
     The launch before this one must not write keys, values, windows or lengths.
     """

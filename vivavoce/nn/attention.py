@@ -1,4 +1,4 @@
-"""Grouped-query attention over a paged cache, as the Qwen family has it: optional bias, optional q/k norms, RoPE."""
+"""Attention: grouped-query over the paged cache (Qwen), chunk masks for streams, and relative positions (Conformer)."""
 
 import functools
 import math
@@ -50,7 +50,7 @@ class PagedAttention(nn.Module):
         return project(self.o_proj, attend(queries, layer, batch).flatten(-2))
 
     def remember(self, x: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
-        """Keep the rows' keys and values; their queries.  # [row, hidden] → [row, head, head_dim]"""
+        """Store the rows' keys and values and return their queries.  # [row, hidden] → [row, head, head_dim]"""
         return self._store(self._packed(x), rotary, layer, batch)
 
     def _packed(self, x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class PagedAttention(nn.Module):
 
 
 def attend(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
-    """Attention of one step's rows, whatever mixture they are.  # [row, head, head_dim]"""
+    """Attention of one step's rows: single rows by the kernel, prefill pieces by SDPA.  # [row, head, head_dim]"""
     if batch.singles == queries.shape[0]:
         return kernels.paged_decode(queries, layer, batch)
     out = torch.empty_like(queries)
@@ -111,7 +111,7 @@ def _attend_piece(queries: Tensor, keys: Tensor, values: Tensor, piece: CachePie
 
 
 def _attend_single(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """One row sees everything, so the heads of a group can stand in for query rows, and nothing is repeated."""
+    """A single row needs no mask, so the heads of a group become query rows and no key is repeated."""
     grouped = query[0].unflatten(0, (keys.shape[1], -1))[None]  # [1, kv head, group, dim]
     out = functional.scaled_dot_product_attention(grouped, keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
     return out.flatten(1, 2)
@@ -146,7 +146,7 @@ class KeySpan:
     """The positions of one pass: `time` new ones per stream from `starts`, behind a window, behind a prefix.
 
     `sinks` says how many first positions of each stream stay visible for ever. In a stream the prefix slots hold them;
-    offline there are no prefix slots and no window, and everything is new. New positions from `ends` on only fill up.
+    offline there are no prefix slots and no window, and everything is new. New positions from `ends` on are padding.
     """
 
     starts: Tensor  # [stream]
@@ -154,7 +154,7 @@ class KeySpan:
     sinks: Tensor  # [stream]
     prefix_slots: int = 0
     window_slots: int = 0
-    ends: Tensor | None = None  # [stream]; None: nothing fills up
+    ends: Tensor | None = None  # [stream]; None: no padding
 
     def scaled(self, ratio: int) -> "KeySpan":
         """The same pass where every position has become `ratio` positions."""
@@ -208,12 +208,12 @@ def attention_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return bias.masked_fill_(~seen[:, None], float("-inf"))
 
 
-LONGEST_WAVE = 10_000.0
+MAX_WAVELENGTH = 10_000.0
 
 
 def distance_encoding(distances: Tensor, dim: int) -> Tensor:
     """Sinusoids of signed distances, sine and cosine interleaved, in float32.  # [..] → [.., dim]"""
-    rates = torch.exp(torch.arange(0, dim, 2, device=distances.device) * (-math.log(LONGEST_WAVE) / dim))
+    rates = torch.exp(torch.arange(0, dim, 2, device=distances.device) * (-math.log(MAX_WAVELENGTH) / dim))
     angles = distances.float()[..., None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
 

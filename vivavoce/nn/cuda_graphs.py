@@ -1,4 +1,8 @@
-"""A function of tensors whose kernels are launched as one: captured once per key as a CUDA graph, then replayed."""
+"""CUDA graphs (capture and replay), kernels compiled ahead in parallel, and CUDA streams.
+
+`Graphed` captures a function of tensors once per key and replays it; `compiling_ahead` compiles the Triton kernels of
+a warm-up on many threads before anything is captured.
+"""
 
 import logging
 import os
@@ -17,15 +21,15 @@ from vivavoce.nn.process_settings import cudnn_benchmark
 
 Made = TypeVar("Made")
 log = logging.getLogger(__name__)
-# Captures of several threads share the allocator's bookkeeping, and none of them is in a hurry.
+# Captures of several threads share the allocator's bookkeeping; none of them is latency-critical.
 _one_at_a_time = threading.RLock()
 
 
 class Replayed(Protocol):
-    """What was captured and can be done again."""
+    """A captured action."""
 
     def replay(self) -> None:
-        """Do it again on the current stream, from the same inputs into the same outputs."""
+        """Run it on the current stream, from the same inputs into the same outputs."""
         ...
 
 
@@ -54,8 +58,8 @@ class GraphCapture:
     def __call__(self, action: Callable[[], Made]) -> tuple[Replayed, Made]:
         """An action as a graph, and the tensors it leaves its results in: a tensor, a tuple of tensors, or None.
 
-        It is run a few times. An action that fails by itself raises; one that only its capture fails for is replayed
-        by running it, and a warning is logged.
+        It is run a few times. An action that fails raises; one whose capture alone fails is run at each replay, and a
+        warning is logged.
         """
         stream = self._stream = self._stream or torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(stream.device)
@@ -118,7 +122,7 @@ def _tensors(made: Any) -> list[Tensor]:
 
 
 def _copies(made: Any) -> Any:
-    """Tensors of their own, which may be written to in inference mode and outside."""
+    """Copies that may be written to in inference mode and outside."""
     if made is None:
         return None
     with torch.inference_mode(False), torch.no_grad():
@@ -129,16 +133,16 @@ _is_ahead: ContextVar[bool] = ContextVar("compiling_ahead", default=False)
 
 
 def is_compiling_ahead() -> bool:
-    """Whether kernels are only compiled just now: what they would have written is anything."""
+    """Whether kernels are only compiled now, not launched: their outputs are undefined."""
     return _is_ahead.get()
 
 
 @contextmanager
 def compiling_ahead() -> Iterator[bool]:
-    """Within, this thread launches no kernel: others compile them meanwhile, and are done when it is left.
+    """Inside, this thread launches no kernel; a thread pool compiles them, and is done at the exit.
 
-    Do there what will be done again; False is given where that would be for nothing. It may be nested, and entered by
-    several threads at once.
+    Run a warm-up inside, then again outside. Yields False where nothing would be compiled. It may be nested, and
+    entered by several threads at once.
     """
     try:
         from triton import AsyncCompileMode
@@ -189,7 +193,7 @@ class _Patch:
 
         def compile_once(self: Any, key: Any, signature: Any, device: Any, *rest: Any) -> Any:
             kernel = compile_now(self, key, signature, device, *rest)
-            if _is_ahead.get():  # or the next launch, a moment later, would ask for it again
+            if _is_ahead.get():  # or the next launch would compile it again
                 self.device_caches[device][0][key] = kernel
             return kernel
 
@@ -208,7 +212,7 @@ _patch = _Patch()
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that compile kernels and bring them to the device."""
+    """Threads that compile kernels and load them onto the device."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """The kernel, ready to be launched."""
@@ -221,26 +225,24 @@ def _loaded(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return kernel
 
 
-__all__ = ["compiling_ahead", "is_compiling_ahead"]
-
-
 Key = TypeVar("Key", bound=Hashable)
 Function = Callable[[Key, Sequence[Tensor]], tuple[Tensor, ...]]
 
 
 class Graphed(Generic[Key]):
-    """Calls of equal key must have tensors of equal shapes. The function may not wait for the device.
+    """A function whose calls are captured once per key as a CUDA graph, then replayed.
 
-    The first call of a key runs it a few times and captures it, which takes some tenths of a second: serve one of each
-    before anybody waits. Not on CUDA, or where capturing fails, the function is called as it is. Captures share their
-    memory, so calls must follow one another on one stream.
+    Calls of equal key must have tensors of equal shapes. The function may not synchronise with the device. The first
+    call of a key runs it a few times and captures it, which takes some tenths of a second: warm up before serving.
+    Not on CUDA, or where the capture fails, the function is called directly. Captures share their memory, so calls must
+    follow one another on one stream.
     """
 
     def __init__(self, function: Function[Key]) -> None:
         self.function = function
         self._captured: dict[Key, tuple[Replayed, list[Tensor], tuple[Tensor, ...]]] = {}
         self.blank: dict[Key, tuple[Tensor, ...]] = {}
-        """What keys give while kernels are only compiled: of these, all that is slow at first is done."""
+        """Outputs of keys while kernels are only compiled: these keys are warm."""
         self._capture = GraphCapture()  # the same for all: memory is shared by what is on one stream
 
     def __contains__(self, key: Key) -> bool:
@@ -248,11 +250,11 @@ class Graphed(Generic[Key]):
 
     @property
     def captured(self) -> int:
-        """How many keys have their graph."""
+        """The number of captured keys."""
         return len(self._captured)
 
     def __call__(self, key: Key, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the function gives, in memory of the caller's own."""
+        """The function's results, copied out of the graph's memory."""
         if not tensors[0].is_cuda:
             return self.function(key, tensors)
         if is_compiling_ahead():
@@ -266,16 +268,16 @@ class Graphed(Generic[Key]):
         return tuple(output.clone() for output in outputs)
 
     def capture(self, key: Key, tensors: Sequence[Tensor]) -> None:
-        """Make the graph of a key. If the function writes anywhere but to what it gives, it does so a few times."""
+        """Capture a key. Side effects of the function happen a few times."""
         if is_compiling_ahead():
             return
-        with torch.inference_mode(False), torch.no_grad():  # whoever calls later may be in that mode or not
+        with torch.inference_mode(False), torch.no_grad():  # later calls may be in that mode or not
             inputs = [tensor.clone() for tensor in tensors]
         graph, outputs = self._capture(lambda: self.function(key, inputs))
         self._captured[key] = (graph, inputs, outputs)
 
     def _compiled(self, key: Key, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Zeros of the function's shapes, its kernels being compiled."""
+        """Zeros of the results' shapes, while the kernels are compiled."""
         if key not in self.blank:
             self.blank[key] = tuple(torch.zeros_like(output) for output in self.function(key, tensors))
         return self.blank[key]
@@ -285,10 +287,10 @@ URGENT, USUAL = -1, 0  # priorities of CUDA's streams; lower goes first
 
 
 class CudaStream:
-    """A CUDA stream to be entered by one thread at a time; on other devices there is nothing to enter.
+    """A CUDA stream to be entered by one thread at a time; on other devices it does nothing.
 
-    Memory goes back to the lane it came from, so leaving waits for all that was given: tensors may then be handed to
-    other lanes and forgotten.
+    The allocator returns memory to the stream it was allocated on, so leaving synchronises: tensors may then be used on
+    other streams and freed.
     """
 
     def __init__(self, device: torch.device, urgent: bool = False) -> None:
@@ -297,9 +299,9 @@ class CudaStream:
 
     @contextmanager
     def __call__(self, waits: bool = True) -> Iterator[None]:
-        """Within, all goes to this lane, after what the default stream was given before.
+        """Inside, all work goes to this stream, after what was queued on the default stream.
 
-        Whoever hands no tensor on need not wait when leaving: what was begun ahead goes on meanwhile.
+        Without `waits`, leaving does not synchronise; no tensor may then be used on another stream.
         """
         if self._stream is None:
             yield
@@ -311,8 +313,8 @@ class CudaStream:
                 self._stream.synchronize()
 
     def wait(self) -> None:
-        """Until all that was given to it is done. Do so before reading anything back: a copy into common memory would
-        wait within the driver, and with it whoever else wants something of the driver."""
+        """Synchronise. Do so before reading results back: a copy to pageable memory would wait inside the driver, and
+        block every other thread that calls it."""
         if self._stream is not None:
             self._stream.synchronize()
 

@@ -1,4 +1,4 @@
-"""A pre-norm decoder layer: attention, then a gated feed-forward (SwiGLU), each added to the residual stream."""
+"""The pre-norm decoder of the Llama and Qwen families: attention, then a gated feed-forward (SwiGLU)."""
 
 from dataclasses import dataclass
 
@@ -45,14 +45,14 @@ class DecoderLayer(nn.Module):
         return self.mlp(x), residual
 
     def remember(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, layer: int, batch: RowBatch) -> None:
-        """Keep the rows' keys and values, where nobody asks what the layer makes of them."""
+        """Store the rows' keys and values, where the layer's output is not needed."""
         x, _ = self.input_layernorm.add(x, residual)
         self.self_attn.remember(x, rotary, layer, batch)
 
 
 @dataclass(frozen=True)
 class TrunkSizes:
-    """What tells one member of the family from another. Qwen2 has biases on q, k and v; Qwen3 has norms on q and k."""
+    """Sizes of a Llama or Qwen decoder. Qwen2 has biases on q, k and v; Qwen3 has norms on q and k."""
 
     vocab_size: int
     hidden_size: int
@@ -69,7 +69,7 @@ class TrunkSizes:
 
     @property
     def kv_shape(self) -> KVShape:
-        """What a row leaves in the cache."""
+        """Of a row in the cache."""
         return KVShape(self.num_hidden_layers, self.num_key_value_heads, self.head_dim)
 
 

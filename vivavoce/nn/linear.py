@@ -1,4 +1,7 @@
-"""Linear layers that allocate without initialising, and one that packs several published matrices into one product."""
+"""Linear layers: allocated without initialisation, packed (q, k and v in one product), and CPU variants.
+
+The CPU variants are column-major float32 and oneDNN bfloat16 products, each alone, with a GELU, or with a residual add.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.cpu_speed import onednn_is_slow_here, uses_mkl
+from vivavoce.cpu_speed import is_onednn_slow, uses_mkl
 
 _is_postponed = ContextVar("_is_postponed", default=False)
 
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """`Linear`s made inside have no memory: a quantised checkpoint brings what takes their place."""
+    """`Linear`s created inside have no memory (meta device): a quantised checkpoint replaces them."""
     before = _is_postponed.set(True)
     try:
         yield
@@ -67,7 +70,7 @@ class Embedding(nn.Module):
 
 
 def column_major(weight: Tensor) -> Tensor:
-    """The same matrix, on a CPU column by column."""
+    """The matrix in column-major layout, where it is on a CPU."""
     return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
 
 
@@ -82,13 +85,13 @@ def column_major_for_many_rows(weight: Tensor) -> Tensor:
 
 
 def joined_weight(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
-    """Projections of the same input as one matrix, laid out, and its bias."""
+    """Projections of the same input as one column-major matrix, and its bias."""
     biases = [part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in parts]
     return column_major(torch.cat([part.weight.detach() for part in parts])), torch.cat(biases)
 
 
 def become_views(parts: Sequence[nn.Linear], weight: Tensor) -> None:
-    """Let projections be parts of the matrix they were joined to, so that nothing is kept twice."""
+    """Make the projections' weights views of the joined matrix, so that nothing is stored twice."""
     for part, mine in zip(parts, weight.split([part.out_features for part in parts]), strict=True):
         part.weight.data = mine
 
@@ -105,7 +108,7 @@ class ColumnMajorLinear(nn.Module):
         super().__init__()
         self.weight = weight.detach()
         self.bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
-        self.by_parts = onednn_is_slow_here()
+        self.by_parts = is_onednn_slow()
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension.  # [.., input] → [.., output]"""
@@ -113,7 +116,7 @@ class ColumnMajorLinear(nn.Module):
 
 
 class ColumnMajorLinearGelu(ColumnMajorLinear):
-    """The GELU of it."""
+    """Linear followed by a GELU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension.  # [.., input] → [.., output]"""
@@ -121,7 +124,7 @@ class ColumnMajorLinearGelu(ColumnMajorLinear):
 
 
 class ColumnMajorLinearAdd(ColumnMajorLinear):
-    """It and what it is added to."""
+    """Linear followed by a residual add."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
         """Project the last dimension and add.  # [.., input], [.., output] → [.., output]"""
@@ -129,7 +132,7 @@ class ColumnMajorLinearAdd(ColumnMajorLinear):
 
 
 class TableProduct(nn.Module):
-    """Rows by a table of embeddings, which is read row by row elsewhere and so is left as it lies."""
+    """Logits by a tied embedding table, which stays row-major for its lookups."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
@@ -142,12 +145,12 @@ class TableProduct(nn.Module):
 
 
 class MkldnnLinear(nn.Module):
-    """`x @ weight.T + bias` in bfloat16."""
+    """`x @ weight.T + bias` by oneDNN in bfloat16, its weight in oneDNN's own layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        narrow = weight.detach().to(torch.bfloat16).contiguous()
-        self.reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(narrow)
+        plain = weight.detach().to(torch.bfloat16).contiguous()
+        self.reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain)
         self.bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
         self.bias = self.bias.to(torch.bfloat16)
 
@@ -157,7 +160,7 @@ class MkldnnLinear(nn.Module):
 
 
 class MkldnnLinearGelu(MkldnnLinear):
-    """The GELU of it."""
+    """Linear followed by a GELU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension.  # [.., input] bfloat16 → [.., output]"""
@@ -165,7 +168,7 @@ class MkldnnLinearGelu(MkldnnLinear):
 
 
 class MkldnnLinearAdd(MkldnnLinear):
-    """It and what it is added to."""
+    """Linear followed by a residual add."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
         """Project the last dimension and add.  # [.., input] bfloat16, [.., output] → [.., output]"""
@@ -173,7 +176,7 @@ class MkldnnLinearAdd(MkldnnLinear):
 
 
 class ConvAsProduct(nn.Module):
-    """A convolution as one product of all that each of its places sees."""
+    """A convolution as one matrix product over the receptive field of each output."""
 
     def __init__(self, conv: nn.Conv1d, product: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
         super().__init__()

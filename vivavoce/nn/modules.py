@@ -1,4 +1,4 @@
-"""Modules allocated where and as they will be used: no copy on the CPU first, no cast afterwards."""
+"""Allocating modules on their device and in their dtype, random weights, and TorchScript."""
 
 import threading
 import warnings
@@ -15,7 +15,7 @@ from vivavoce.nn.process_settings import default_dtype
 
 
 class _Undrawn(TorchFunctionMode):
-    """Parameters are not drawn; for those without memory torch would load its compiler, which takes seconds."""
+    """Skips weight initialisation; for meta tensors torch would import its compiler, which takes seconds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -28,7 +28,7 @@ class _Undrawn(TorchFunctionMode):
 
 @contextmanager
 def allocating(device: torch.device | str, dtype: torch.dtype, drawn: bool = True) -> Iterator[None]:
-    """Parameters made inside stand on this device, with this dtype; not `drawn`, they hold anything."""
+    """Parameters created inside have this device and dtype; without `drawn` they are uninitialised."""
     undrawn = nullcontext() if drawn and torch.device(device).type != "meta" else _Undrawn()
     try:
         with default_dtype.held(dtype), torch.device(device), undrawn:
@@ -61,7 +61,7 @@ _compiling = threading.Lock()  # two threads that compile one class at once woul
 
 
 def scripted(module: nn.Module) -> Any:
-    """A module that TorchScript runs."""
+    """The module compiled by TorchScript."""
     with _compiling, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # what is to replace it needs a C++ compiler
         return torch.jit.script(module)

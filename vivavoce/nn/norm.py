@@ -1,4 +1,4 @@
-"""Root-mean-square norm, alone or fused with the residual addition before it."""
+"""Norms, fused with what stands around them where there is a kernel: residual add, linear, GELU, Mish, modulation."""
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The plain twin of the fused kernel. Statistics in float32 (or better), as the published models have it."""
+    """The reference of the fused kernel. Statistics in float32 or float64, as in the published models."""
     if x.dtype == weight.dtype and x.dtype in (torch.float32, torch.float64):
         return functional.rms_norm(x, weight.shape, weight, eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -38,8 +38,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-FEW_ROWS = 160  # up to here a norm is cheaper done again by every program of the product than launched
-MOST_ROWS = 4096  # from here on the libraries' products are faster, whatever stands around them
+SMALL_BATCH_ROWS = 160  # up to here a norm is cheaper done again by every program of the product than launched
+MAX_FUSED_ROWS = 4096  # from here on the libraries' products are faster, whatever stands around them
 
 
 def norm_linear(
@@ -52,9 +52,9 @@ def norm_linear(
 ) -> Tensor:
     """`gelu(linear(norm(x))) + residual`, each but the linear only if asked for.  # [.., outputs]"""
     rows = x.numel() // x.shape[-1]
-    if norm is not None and not (kernels.usable(x) and rows <= FEW_ROWS):
+    if norm is not None and not (kernels.usable(x) and rows <= SMALL_BATCH_ROWS):
         x, norm = norm(x), None
-    if kernels.usable(x) and rows <= MOST_ROWS and (norm is not None or gelu or residual is not None):
+    if kernels.usable(x) and rows <= MAX_FUSED_ROWS and (norm is not None or gelu or residual is not None):
         scale_shift_eps = None if norm is None else (norm.weight, norm.bias, norm.eps)
         return kernels.norm_linear(x, weight, bias, scale_shift_eps, gelu, residual)
     y = functional.linear(x, weight, bias)
@@ -78,7 +78,7 @@ def modulated_norm(
     shift: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """`x` with what a gate lets through added, and the norm of that without weights of its own, scaled and shifted."""
+    """`x + gate * added`, and its layer norm without affine weights, scaled and shifted (adaLN)."""
     if kernels.usable(x):
         return kernels.modulated_norm(x, gated, scale, shift, eps)
     if gated is not None:

@@ -1,6 +1,6 @@
-"""Where attention keeps its past: keys and values in pages, and the rows of one step that read and extend them.
+"""The paged KV cache, and `RowBatch`: the rows of one step that read and extend it.
 
-They are kept in the model's own type, or in float8 with a scale for each head of each row: half the memory of 16 bits.
+Keys and values are stored in the model's dtype, or in float8 with a scale per head and row: half the memory of 16 bits.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 NARROW = torch.float8_e4m3fn
 LARGEST, SMALLEST_SCALE = 448.0, 1e-12  # of NARROW, and of a head whose numbers are all zero
 SCALE = torch.float32
-SCRATCH_PAGE = 0  # belongs to nobody; rows that only fill a batch up to its bucket write there
+SCRATCH_PAGE = 0  # of no sequence: rows that pad a batch up to its bucket are written there
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class KVShape:
     head_dim: int
 
     def bytes_per_row(self, dtype: torch.dtype) -> int:
-        """Bytes of keys and values one row costs, with their scales if they are kept narrow."""
+        """Bytes of keys and values of one row, with their scales in float8."""
         scale = SCALE.itemsize if dtype == NARROW else 0
         return 2 * self.layers * self.heads * (self.head_dim * dtype.itemsize + scale)
 
@@ -35,7 +35,7 @@ class PagedCache:
 
     keys: Tensor
     values: Tensor
-    key_scales: Tensor | None = None  # [layer, page, row in page, head], where keys and values are kept narrow
+    key_scales: Tensor | None = None  # [layer, page, row in page, head], in float8
     value_scales: Tensor | None = None
 
     @classmethod
@@ -55,7 +55,7 @@ class PagedCache:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether keys and values are kept in fewer bits than they are computed in."""
+        """Whether keys and values are stored in float8."""
         return self.key_scales is not None
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -65,7 +65,7 @@ class PagedCache:
         return self.keys[layer], self.values[layer], self.key_scales[layer], self.value_scales[layer]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is kept, in types that every device can move: keys, values, and their scales if they have any."""
+        """Keys, values and their scales if there are any, in dtypes that every device can index."""
         if self.key_scales is None or self.value_scales is None:
             return self.keys, self.values
         return self.keys.view(torch.uint8), self.values.view(torch.uint8), self.key_scales, self.value_scales
@@ -129,13 +129,13 @@ class RowBatch:
 
     @cached_property
     def addresses(self) -> tuple[Tensor, Tensor]:
-        """The page of each row, and its place there: the same for all layers."""
+        """Page and row in the page of each row, the same for all layers."""
         places = (self.positions if self.places is None else self.places).long()
         page_size = self.cache.page_size
         return self.page_table[self.slots.long(), places // page_size].long(), places % page_size
 
     def read(self, layer: int, piece: CachePiece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """All keys and values a piece may attend to; if they are kept narrow, in this type.
+        """All keys and values a piece may attend to; those in float8 are returned in this dtype.
 
         # each [context, head, head_dim]
         """

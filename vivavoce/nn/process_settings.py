@@ -1,6 +1,6 @@
-"""Settings of the whole process, held for a while: what was before the first holder is restored after the last.
+"""Process-wide settings (threads, default dtype, quantised engine, cuDNN benchmark), set for a while.
 
-Library calls leave the process as they found it, also when they overlap in several threads or fail.
+What was there before the first holder is restored after the last, also when holders overlap in several threads or fail.
 """
 
 import gc

@@ -1,7 +1,7 @@
-"""Linear layers on quantised matrices: the same call as `Linear`, by whatever is fastest on the device they stand on.
+"""Linear layers on quantised matrices, called as `Linear` is; `quantised_linear` picks the fastest for a device.
 
-On CUDA a few rows go through kernels that read the small weights and nothing else; many rows, and devices without such
-kernels, multiply by the widened matrix. Choices for CPUs are by measurement: docs/quantisation.md has the figures.
+On CUDA small batches go through kernels that read the quantised weights directly; large batches, and devices without
+such kernels, multiply by the dequantised matrix. Choices for CPUs are by measurement, see docs/quantisation.md.
 """
 
 import warnings
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce import kernels
-from vivavoce.cpu_speed import int8_is_fast_here, is_multiplied_here, weight_only_rows
+from vivavoce.cpu_speed import has_products_in, is_int8_fast, weight_only_rows
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.process_settings import quantised_kernels
 from vivavoce.nn.quantised_weight import CASTS, InputRange, QuantisedWeight, quantise, unpacked
@@ -51,7 +51,7 @@ class Int8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The matrix as float32, made anew.  # [output, input]"""
+        """The dequantised matrix, float32.  # [output, input]"""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return self.packed.unpack()[0].dequantize()
@@ -84,7 +84,9 @@ def prepacked(rounded: Tensor, scale: Tensor, bias: Tensor | None = None, kernel
     bias = None if bias is None else bias.float()
     with quantised_kernels.held(kernels):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # quantised tensors are to go; their kernels have no heir yet
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # quantised tensors are deprecated, without a replacement for these kernels
             quantised = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(quantised, bias)
 
@@ -98,13 +100,13 @@ def to_int8(module: nn.Module) -> None:
             to_int8(child)
 
 
-LEAST_INTEGER_ROWS = 32  # below which CUDA's int8 products are padding
+MIN_INT8_ROWS = 32  # below which CUDA's int8 products are padding
 CPU_GROUPS = (32, 64, 128, 256)
 CPU_ROW_BLOCK, CPU_COLUMN_BLOCK = 16, 32  # of other sizes torch's weight-only kernels read and write past the matrix
 
 
 class QuantisedLinear(nn.Module):
-    """What all of them have: a bias, and the matrix as floats for whoever asks for it."""
+    """Multiplies by the dequantised matrix; the base of the faster ones."""
 
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
@@ -116,12 +118,12 @@ class QuantisedLinear(nn.Module):
 
     @property
     def quantised(self) -> QuantisedWeight:
-        """The matrix as it is kept, wherever the module has been moved."""
+        """The quantised matrix, on the module's device."""
         return self.like.with_parts({name: getattr(self, name) for name in self.like.parts()})
 
     @property
     def weight(self) -> Tensor:
-        """The matrix as floats, made anew.  # [output, input]"""
+        """The dequantised matrix.  # [output, input]"""
         return self.quantised.dequantised(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,7 +140,7 @@ class QuantisedLinear(nn.Module):
 
 
 class CastLinear(QuantisedLinear):
-    """A product in 16 bits inside a model that is otherwise wider."""
+    """A 16-bit product inside a float32 model."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
@@ -147,7 +149,7 @@ class CastLinear(QuantisedLinear):
 
 
 class CudaLinear(QuantisedLinear):
-    """Small weights read by Triton kernels for a few rows, widened for many."""
+    """Quantised weights read by Triton kernels for small batches, dequantised for large ones."""
 
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(_with_pairs(quantised), bias, dtype)
@@ -159,7 +161,7 @@ class CudaLinear(QuantisedLinear):
         tile = kernels.tile_for(self.quantised, flat, gated=False) if kernels.usable(x) else None
         if tile is not None:
             return kernels.few_row_linear(flat, self.quantised, self._bias(x), tile).unflatten(0, x.shape[:-1])
-        if self.like.activations != "float" and rows >= LEAST_INTEGER_ROWS and self.like.inputs % 16 == 0:
+        if self.like.activations != "float" and rows >= MIN_INT8_ROWS and self.like.inputs % 16 == 0:
             return self._integer_product(x)
         return super().forward(x)
 
@@ -201,7 +203,7 @@ class CpuInt4WeightLinear(QuantisedLinear):
         codes = unpacked(quantised.data).int()
         middle = quantised.offset.float() + 8 * quantised.scale.float()  # what a code of 8 stands for
         both = torch.stack([quantised.scale.float(), middle], dim=-1).transpose(0, 1).contiguous()
-        self.register_buffer("laid_out", torch._convert_weight_to_int4pack_for_cpu(codes, 1), persistent=False)
+        self.register_buffer("packed_weight", torch._convert_weight_to_int4pack_for_cpu(codes, 1), persistent=False)
         self.register_buffer("scales_and_middles", both.bfloat16(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -211,7 +213,7 @@ class CpuInt4WeightLinear(QuantisedLinear):
             return super().forward(x)
         out = torch._weight_int4pack_mm_for_cpu(
             flat.bfloat16().contiguous(),
-            self.laid_out,  # type: ignore[arg-type]
+            self.packed_weight,  # type: ignore[arg-type]
             self.like.group,
             self.scales_and_middles,  # type: ignore[arg-type]
         )
@@ -219,7 +221,7 @@ class CpuInt4WeightLinear(QuantisedLinear):
 
 
 def _with_pairs(weight: QuantisedWeight) -> QuantisedWeight:
-    """Groups' scales and offsets laid out for the kernels: each pair together, and those of a group side by side."""
+    """Scales and offsets interleaved for the kernels, those of a group contiguous."""
     if weight.scale is None or weight.offset is None:
         return weight
     scale, offset = torch.stack([weight.scale.T, weight.offset.T], dim=-1).transpose(0, 1).unbind(-1)
@@ -232,11 +234,11 @@ def _finished(out: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def quantised_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module | None:
-    """The fastest layer there is for a matrix on its device; None where a plain one on the widened matrix is better."""
+    """The fastest layer for a matrix on its device; None where a `Linear` on the dequantised matrix is faster."""
     place = weight.data.device.type
     if weight.scheme in CASTS:
-        narrow = CASTS[weight.scheme]
-        is_widened = dtype == narrow or (place == "cpu" and not is_multiplied_here(narrow))
+        stored = CASTS[weight.scheme]
+        is_widened = dtype == stored or (place == "cpu" and not has_products_in(stored))
         return None if is_widened else CastLinear(weight, bias, dtype)
     if place == "cuda":
         return CudaLinear(weight, bias, dtype)
@@ -255,7 +257,7 @@ def _cpu_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype
 
 
 def _integer_linear(weight: QuantisedWeight, bias: Tensor | None) -> nn.Module | None:
-    if not int8_is_fast_here():
+    if not is_int8_fast():
         return None
     assert weight.scale is not None
     packed = prepacked(weight.data, weight.scale, bias)
@@ -276,7 +278,7 @@ def project(linear: nn.Module, x: Tensor, gated: bool = False) -> Tensor:
 
 
 def _weight(linear: nn.Module, x: Tensor) -> Tensor | QuantisedWeight | None:
-    """The matrix a kernel may read in place of calling the layer: nobody listens to the call or wants gradients."""
+    """The matrix a kernel may read instead of calling the layer: there are no hooks, and no gradient is wanted."""
     if not kernels.usable(x) or x.ndim != 2 or linear._forward_hooks or linear._forward_pre_hooks:
         return None
     if isinstance(linear, CudaLinear):

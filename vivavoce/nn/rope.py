@@ -55,9 +55,9 @@ def turning(cos: Tensor, sin: Tensor) -> Callable[[Tensor], Tensor]:
     return turn
 
 
-def sinusoids(positions: int, channels: int, longest: float = 10_000.0) -> Tensor:
-    """Sines in the first half of the channels, cosines in the second, of wavelengths from 2π to 2π · `longest`."""
-    steps = torch.log(torch.tensor(longest)) / (channels // 2 - 1)
+def sinusoids(positions: int, channels: int, max_wavelength: float = 10_000.0) -> Tensor:
+    """Sines in the first half of the channels, cosines in the second, wavelengths from 2π to 2π `max_wavelength`."""
+    steps = torch.log(torch.tensor(max_wavelength)) / (channels // 2 - 1)
     rates = torch.exp(-steps * torch.arange(channels // 2))
     angles = torch.arange(positions)[:, None] * rates[None]
     return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -1,7 +1,8 @@
-"""What causal layers remember of a stream: keys and values behind attention, last inputs behind convolutions.
+"""Streaming state of causal layers: keys and values of attention, last inputs of convolutions.
 
 A network written against `Past` is one implementation for both uses: offline it runs over a `Silence`, in a stream over
-a `StreamPast`. Both are read in forward order, so each layer finds its own memory without knowing its number.
+a `StreamPast` (copied) or an `AddressedPast` (in place, by kernels). State is read in forward order, so that no layer
+has to know its number. `StreamCache` is the growing key-value cache of streams that step together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,17 +69,17 @@ class StreamPast:
         self._contexts = iter(contexts)
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        """Attention to prefix, window and what is new; the window moves on."""
+        """Attention to prefix, window and new keys; the window is updated."""
         layer = next(self._layers)
         new = keys_values.unflatten(1, self._windows.shape[2:4])
         joined = torch.cat([self._prefix(layer), self._windows[layer], new], dim=-2)
-        kept = self._next_windows[layer]
-        kept.copy_(joined[..., joined.shape[-2] - kept.shape[-2] :, :])
+        next_window = self._next_windows[layer]
+        next_window.copy_(joined[..., joined.shape[-2] - next_window.shape[-2] :, :])
         keys, values = joined.flatten(1, 2)
         return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The convolution continued; its context moves on."""
+        """The convolution continued; its context is updated."""
         context = next(self._contexts)
         joined = torch.cat([context, x], dim=1)
         context.copy_(joined[:, joined.shape[1] - conv.context :])
@@ -124,7 +125,7 @@ def _product_of_groups(conv: CausalConv1d, joined: Tensor) -> Tensor:
     return product.unflatten(1, (joined.shape[0], -1)).permute(1, 2, 0, 3).flatten(2)
 
 
-LONGEST_CONTEXT = 3  # of the fused convolution; longer ones are rare and large enough for the libraries
+MAX_FUSED_CONTEXT = 3  # of the fused convolution; longer ones are rare and large enough for the libraries
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class KeyValueAddresses:
 
 
 class AddressedPast:
-    """A `StreamPast` on addresses. What comes next goes to memory of its own."""
+    """A `StreamPast` that kernels read by address. The next state is written to memory of its own."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class AddressedPast:
         self._arrived = arrived
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        """Attention to prefix, window and what is new; the next window is made."""
+        """Attention to prefix, window and new keys; the next window is written."""
         past = self._addresses
         return kernels.chunk_attention(
             query,
@@ -175,9 +176,9 @@ class AddressedPast:
         )
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The convolution continued; its next context is made."""
+        """The convolution continued; its next context is written."""
         context, next_context = next(self._contexts)
-        if conv.groups == 1 and conv.context <= min(LONGEST_CONTEXT, x.shape[1]):
+        if conv.groups == 1 and conv.context <= min(MAX_FUSED_CONTEXT, x.shape[1]):
             return kernels.stream_conv(x, context, next_context, conv.weight, conv.bias)
         joined = torch.cat([context, x], dim=1)
         next_context.copy_(joined[:, joined.shape[1] - conv.context :])
@@ -185,12 +186,12 @@ class AddressedPast:
 
 
 def addresses(tensors: Sequence[Tensor]) -> Tensor:
-    """Where tensors begin, told to the device without waiting for it.  # int64 [tensor]"""
+    """Addresses of tensors, as a tensor on their device, without a synchronisation.  # int64 [tensor]"""
     device = tensors[0].device
     return torch.stack([torch.full((), each.data_ptr(), dtype=torch.int64, device=device) for each in tensors])
 
 
-SMALLEST_CAPACITY = 64
+MIN_CAPACITY = 64
 
 
 @dataclass
@@ -206,10 +207,10 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class StreamCache:
-    """What the layers of a network keep of a stream (or of `batch` streams in step).
+    """Keys and values of all layers for a stream, or for `batch` streams in step. It is a value.
 
-    Caches that step together come to lie in one buffer, and a step writes behind their last positions. Stepping from an
-    older cache (a rewind or a fork) copies first, so no cache ever changes under its holder.
+    Caches that step together share one buffer, and a step writes behind their last positions. Stepping from an older
+    cache (a rewind or a fork) copies it first, so that no cache changes after it was returned.
     """
 
     buffer: _Buffer
@@ -219,7 +220,7 @@ class StreamCache:
     window: int | None = None
     """How many positions, its own among them, a position sees; None: all."""
     dropped: int = 0
-    """How many first positions are held no more."""
+    """How many first positions are no longer held."""
 
     @staticmethod
     def empty(
@@ -240,7 +241,7 @@ class StreamCache:
         return self.held if self.window is None else min(self.held, self.window - 1)
 
     def picked(self, rows: Sequence[int]) -> "StreamCache":
-        """Streams in the places of others: row i goes on from what row `rows[i]` remembers."""
+        """Rows reordered: row i continues from the state of row `rows[i]`."""
         mine = self.copy()
         index = torch.as_tensor(rows, device=mine.buffer.keys[0].device)
         buffer = _Buffer([k[index] for k in mine.buffer.keys], [v[index] for v in mine.buffer.values],
@@ -248,26 +249,25 @@ class StreamCache:
         return replace(mine, buffer=buffer, batch=len(rows))
 
     def copy(self) -> "StreamCache":
-        """The same cache in memory of its own."""
-        kept = self.needed
-        buffer = _gathered([self], max(1, kept))
-        return replace(self, buffer=buffer, first=0, dropped=self.length - kept)
+        """A copy in memory of its own."""
+        buffer = _gather([self], max(1, self.needed))
+        return replace(self, buffer=buffer, first=0, dropped=self.length - self.needed)
 
 
 @dataclass(frozen=True)
 class Extension:
-    """Room for the next positions of several streams, side by side in one buffer."""
+    """Space for the next positions of several streams in one buffer."""
 
     buffer: _Buffer
     rows: Tensor  # [row, 1]
-    places: Tensor  # [row, new]: where each new position goes
-    positions: Tensor  # [row, new]: how far in its stream each new position is
-    seen: slice  # of the places: those that any new position may see
-    bias: Tensor  # [row, 1, new, seen]: −inf where a new position may not look
+    places: Tensor  # [row, new]: index in the buffer of each new position
+    positions: Tensor  # [row, new]: index in its stream of each new position
+    seen: slice  # of the buffer: what any new position may attend to
+    bias: Tensor  # [row, 1, new, seen]: −inf where a new position may not attend
     after: list[StreamCache]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write the new keys and values of a layer and look at all there are.  # [row, head, new, head_dim]"""
+        """Write the new keys and values of a layer and attend to all.  # [row, head, new, head_dim]"""
         keys, values = self.buffer.keys[layer], self.buffer.values[layer]
         keys[self.rows, :, self.places] = key.transpose(1, 2)
         values[self.rows, :, self.places] = value.transpose(1, 2)
@@ -275,10 +275,10 @@ class Extension:
 
 
 def attend_within(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Attention where a bias of −inf hides what a position may not see.  # [row, head, time, head_dim]
+    """Attention under an additive mask.  # [row, head, time, head_dim]
 
-    On a GPU in plain products: fused kernels are planned per length there, where every step may have a new one, and
-    one stream's few positions would keep no more than a few of its processors busy.
+    On a GPU by plain products: fused kernels are planned per length, which changes every step, and the few positions
+    of one stream would occupy few multiprocessors.
     """
     if query.device.type == "cpu":
         return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
@@ -288,12 +288,12 @@ def attend_within(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> 
 
 
 def extend(caches: Sequence[StreamCache], new: int) -> Extension:
-    """Room for `new` positions behind each cache; `after` are the caches once every layer has attended."""
+    """Space for `new` positions behind each cache; `after` are the caches once every layer has attended."""
     buffer = caches[0].buffer
     held = [cache.held for cache in caches]
     if not _side_by_side(caches, buffer) or max(held) + new > buffer.capacity:
         held = [cache.needed for cache in caches]
-        buffer = _gathered(caches, capacity=max(SMALLEST_CAPACITY, 2 * max(held), max(held) + new))
+        buffer = _gather(caches, capacity=max(MIN_CAPACITY, 2 * max(held), max(held) + new))
     after, row = [], 0
     for cache, start in zip(caches, held, strict=True):
         dropped = cache.length - start
@@ -330,7 +330,7 @@ def _side_by_side(caches: Sequence[StreamCache], buffer: _Buffer) -> bool:
     return ends == buffer.filled
 
 
-def _gathered(caches: Sequence[StreamCache], capacity: int) -> _Buffer:
+def _gather(caches: Sequence[StreamCache], capacity: int) -> _Buffer:
     rows = sum(cache.batch for cache in caches)
     layers = range(len(caches[0].buffer.keys))
     keys, values = (
@@ -341,15 +341,15 @@ def _gathered(caches: Sequence[StreamCache], capacity: int) -> _Buffer:
     for cache in caches:
         mine = slice(cache.first, cache.first + cache.batch)
         theirs = slice(len(filled), len(filled) + cache.batch)
-        kept = slice(cache.held - cache.needed, cache.held)
+        needed = slice(cache.held - cache.needed, cache.held)
         for layer in layers:
-            keys[layer][theirs, :, : cache.needed] = cache.buffer.keys[layer][mine, :, kept]
-            values[layer][theirs, :, : cache.needed] = cache.buffer.values[layer][mine, :, kept]
+            keys[layer][theirs, :, : cache.needed] = cache.buffer.keys[layer][mine, :, needed]
+            values[layer][theirs, :, : cache.needed] = cache.buffer.values[layer][mine, :, needed]
         filled += [cache.needed] * cache.batch
     return _Buffer(keys, values, filled)
 
 
 def _room(caches: Sequence[StreamCache], rows: int, capacity: int) -> Tensor:
-    # Zeros, because what is hidden is still multiplied by 0, and chance memory may hold NaN.
+    # Zeros, because masked values are still multiplied by 0, and uninitialised memory may hold NaN.
     like = caches[0].buffer.keys[0]
     return like.new_zeros(rows, like.shape[1], capacity, like.shape[3])

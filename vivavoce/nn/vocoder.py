@@ -1,4 +1,4 @@
-"""The excitation of a neural source-filter vocoder: harmonics of f0 whose phase is accumulated frame by frame."""
+"""Layers of neural vocoders: sine source, STFT, causal convolutions, snake activations, anti-aliased activations."""
 
 import math
 from collections.abc import Sequence
@@ -254,7 +254,7 @@ class Upsample2(nn.Module):
 
 
 class LowPass(nn.Module):
-    """Holds the filter of the way down under its published name."""
+    """Holds the downsampling filter under its published name."""
 
     filter: Tensor
 

@@ -1,4 +1,4 @@
-"""Residual vector quantisation: each codebook rounds what the ones before it left over."""
+"""Residual vector quantisation, and counter-based noise."""
 
 import math
 from collections.abc import Iterable

@@ -151,7 +151,7 @@ class CosyVoiceTTS:
         ready = self.ready.nobodys() if is_nobodys else self._ready(self._reference(voice))
         if batches is None:
             reply = self.mouth.speech.start(ready, self.settings.left_chunks).nbytes
-            fit = self.device.samples_that_fit(2 * reply, most=AT_ONCE[-1])  # a hop has its past and its future
+            fit = self.device.samples_that_fit(2 * reply, AT_ONCE[-1])  # a hop has its past and its future
             batches = [streams for streams in AT_ONCE if streams <= fit]
         self.mouth.warm_up(ready, batches)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.cpu_speed import bfloat16_is_fast_here
+from vivavoce.cpu_speed import is_bfloat16_fast
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CapacityError
 from vivavoce.models.interface import Row
@@ -261,7 +261,7 @@ class CpuDecoder:
     def room(self, rows: int) -> Tensor:
         """For the keys and values of a sequence.  # [layer, row, 2 · hidden]"""
         # In bfloat16 looking back takes a third of the time, and it is finer than the weights are.
-        kept = torch.bfloat16 if self.is_small and bfloat16_is_fast_here() else torch.float32
+        kept = torch.bfloat16 if self.is_small and is_bfloat16_fast() else torch.float32
         return torch.empty(self.model.config.num_layers, rows, 2 * self.model.config.hidden_size, dtype=kept)
 
     def frame_room(self) -> Tensor:

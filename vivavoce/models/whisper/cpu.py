@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.cpu_speed import onednn_is_slow_here
+from vivavoce.cpu_speed import is_onednn_slow
 from vivavoce.models.whisper.drafts import WhisperHeads
 from vivavoce.models.whisper.model import WhisperDecoder, WhisperDecoderLayer, WindowMemory
 from vivavoce.nn.linear import column_major, column_major_for_one_row, gelu, joined_weight
@@ -134,7 +134,7 @@ class CpuDecoderLayer(nn.Module):
         )
         self.text_norm, self.window_norm = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm
         self.last_norm = layer.final_layer_norm
-        self.heads, self.by_parts = text.heads, onednn_is_slow_here()
+        self.heads, self.by_parts = text.heads, is_onednn_slow()
         self.by_tanh = drafts and not self.by_parts  # of one row it takes a third less than the exact GELU
 
     def forward(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.cpu_speed import has_int8_products_here, onednn_is_slow_here
+from vivavoce.cpu_speed import has_int8_products, is_onednn_slow
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.alignment import PieceGuesser
 from vivavoce.models.whisper.layer import WhisperAttention, WhisperLayer
@@ -126,7 +126,7 @@ def optimise_encoder(model: Whisper) -> None:
         assert isinstance(packed, ColumnMajorLinear)
         become_views(_query_key_value(layer), packed.weight)
     remember_together(model.decoder)
-    if onednn_is_slow_here() and model.decoder.spelling is None:
+    if is_onednn_slow() and model.decoder.spelling is None:
         model.decoder.spelling = TableProduct(model.decoder.embed_tokens.weight)
 
 
@@ -230,7 +230,7 @@ class AfterNorm(Int8Linear):
 
 def to_int8(model: Whisper) -> Whisper:
     """The model with int8 products, in place; convolutions, norms and tables of positions stay as they are."""
-    if not has_int8_products_here():
+    if not has_int8_products():
         raise InputError("int8 products need a CPU with VNNI, which this one lacks; take auto or float32")
     for half, kernels in ((model.encoder, MANY_ROWS), (model.decoder, INT8_SMALL_BATCH)):
         for module in list(half.modules()):

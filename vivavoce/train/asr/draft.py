@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vivavoce.cpu_speed import bfloat16_is_fast_here
+from vivavoce.cpu_speed import is_bfloat16_fast
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.alignment import BLANK, PieceGuesser
 from vivavoce.models.whisper.drafts import PLACES, DraftLayers, WhisperHeads, distilled, load_decoder, save_decoder
@@ -95,7 +95,7 @@ class DraftTraining:
         report: Callable[[str], None] = print,
     ) -> None:
         self.model, self.student = transcriber.model, student
-        self.half = transcriber.device.type == "cpu" and bfloat16_is_fast_here()  # on CUDA the Learner enables autocast
+        self.half = transcriber.device.type == "cpu" and is_bfloat16_fast()  # on CUDA the Learner enables autocast
         maker = WindowMaker(recordings.to(transcriber.device), vocabulary, seed=seed)
         self.batches = TeacherBatches(transcriber, maker, recipe, seed, self.half or transcriber.device.type == "cuda")
         self.learner = Learner(
