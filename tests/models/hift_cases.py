@@ -16,7 +16,7 @@ WAYS_TO_SPELL = {
 BAD_MELS = {
     "NaN": (torch.full((1, MELS, 4), torch.nan), "NaN"),
     "infinite": (torch.full((1, MELS, 4), torch.inf), "infinite"),
-    "empty": (torch.zeros(1, MELS, 0), "without frames"),
+    "empty": (torch.zeros(1, MELS, 0), "has no frames"),
     "bins": (torch.zeros(1, 100, 4), r"\[batch, 6, frame\], not \[1, 100, 4\]"),
     "axes": (torch.zeros(MELS, 4), r"\[batch, 6, frame\], not \[6, 4\]"),
 }

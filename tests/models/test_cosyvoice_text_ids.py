@@ -192,5 +192,5 @@ class TestInterleave:
             rounds.give([151_936])
         rounds.give([4])
         rounds.end()
-        with pytest.raises(InputError, match="was ended"):
+        with pytest.raises(InputError, match="has ended"):
             rounds.give([4])

@@ -275,7 +275,7 @@ class CosyVoiceSynthesizer:
             return False
         self.engine.append(utterance.sequence, ask.rows)
         exactly = ask.codes or 0
-        generation = replace(utterance.generation, min_new_rows=exactly, max_new_rows=exactly or ask.most)
+        generation = replace(utterance.generation, min_new_rows=exactly, max_new_rows=exactly or ask.max_codes)
         self.engine.generate(utterance.sequence, generation)
         if ask.codes is None:
             utterance.rounds = None  # the last round: where it ends, the speech does

@@ -327,11 +327,11 @@ TEXT_TOKENS, SPEECH_CODES = 5, 15  # of one round
 
 @dataclass(frozen=True)
 class InterleaveRequest:
-    """The next rows to read, and how many codes to generate then; None: until the model ends, at most `most`."""
+    """The next rows to read, and how many codes to generate then; None: until the model ends, at most `max_codes`."""
 
     rows: tuple[Row, ...]
     codes: int | None
-    most: int
+    max_codes: int
 
 
 class Interleave:
@@ -389,9 +389,9 @@ class Interleave:
 
     def _request(self, codes: int | None) -> InterleaveRequest:
         rows, self._rows, self._codes_due = tuple(self._rows), [], 0
-        most = max(1, MAX_CODES_PER_TOKEN * self._text_count - self._requested)
+        max_codes = max(1, MAX_CODES_PER_TOKEN * self._text_count - self._requested)
         self._requested += codes or 0
-        return InterleaveRequest(rows, codes, most)
+        return InterleaveRequest(rows, codes, max_codes)
 
     def _read_round(self) -> None:
         """Append one round: five text tokens, and the reference's codes of that round if any."""

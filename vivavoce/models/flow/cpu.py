@@ -25,7 +25,7 @@ from vivavoce.models.flow.estimator import (
 )
 from vivavoce.models.flow.model import FlowConfig, FlowDecoder
 from vivavoce.models.flow.state import FlowCache, FlowVoice, Pasts, VoicePrompt
-from vivavoce.nn.linear import MkldnnLinear, column_major_for_many_rows
+from vivavoce.nn.linear import ColumnMajorLinear, MkldnnLinear, column_major_for_many_rows
 from vivavoce.nn.modules import scripted
 from vivavoce.nn.quantised import Int8Linear, QuantisedLinear
 from vivavoce.nn.streaming import Past, StreamPast
@@ -33,19 +33,6 @@ from vivavoce.nn.vocoder import CausalConv1d
 
 MAX_EXPONENT = 30.0  # mish(x) = x beyond it
 ROWS = 40  # of a chunk of five codes, conditional and unconditional
-
-
-class ColumnMajorLinear(nn.Module):
-    """`x @ weight.T + bias` with a column-major weight."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight = column_major_for_many_rows(weight.detach())
-        self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """# [.., input] → [.., output]"""
-        return functional.linear(x, self.weight, self.bias)
 
 
 class PaddedRowsLinear(MkldnnLinear):
@@ -67,7 +54,9 @@ class PaddedRowsLinear(MkldnnLinear):
 
 def cpu_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """`x @ weight.T + bias` for inputs of this dtype."""
-    return PaddedRowsLinear(weight, bias) if dtype == torch.bfloat16 else ColumnMajorLinear(weight, bias)
+    if dtype == torch.bfloat16:
+        return PaddedRowsLinear(weight, bias)
+    return ColumnMajorLinear(column_major_for_many_rows(weight.detach()), bias)
 
 
 class TapConv(nn.Module):
