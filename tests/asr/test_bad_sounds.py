@@ -5,12 +5,12 @@ import pytest
 
 from vivavoce.asr import transcribe
 from vivavoce.asr.backends import load_backend
-from vivavoce.asr.transcriber import Transcriber
+from vivavoce.asr.transcriber import SpeechGate, Transcriber
 from vivavoce.audio.io import read
 from vivavoce.bench.asr import BUNDLED, spoken_sentences
 from vivavoce.cpu_speed import is_int8_fast
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
 from vivavoce.train.asr.evaluate import judge_texts
 
 RATE = 16_000
@@ -19,6 +19,13 @@ RATE = 16_000
 @pytest.fixture(scope="module")
 def careful():
     return Transcriber.load("mini-asr", "ours", "cpu")
+
+
+HUMS = ((60, 8), (100, 5), (120, 3), (120, 5), (150, 3))  # Silero takes each of them for a voice
+
+
+def hum(time: np.ndarray, pitch: float, harmonics: int) -> np.ndarray:
+    return sum(np.sin(2 * np.pi * pitch * k * time) / k for k in range(1, harmonics + 1)) / 10
 
 
 def sounds() -> dict[str, np.ndarray]:
@@ -33,6 +40,7 @@ def sounds() -> dict[str, np.ndarray]:
         "a click": np.eye(1, 3 * RATE, 800)[0],
         "full scale": np.ones(RATE),
         "a moment": 0.1 * chance.standard_normal(200),
+        **{f"a hum of {pitch} Hz, {count} partials": hum(time, pitch, count) for pitch, count in HUMS},
     }
     return {name: samples.astype(np.float32) for name, samples in made.items()}
 
@@ -40,6 +48,16 @@ def sounds() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", sounds())
 def test_nothing_is_imagined(careful, name):
     assert transcribe(sounds()[name], careful).text == ""
+
+
+def test_the_gate_drops_no_word_of_speech_nor_of_speech_in_noise():
+    gate, chance = SpeechGate(), np.random.default_rng(3)
+    for spoken in spoken_sentences():
+        samples = spoken.samples.numpy()
+        noise = chance.standard_normal(len(samples)).astype(np.float32) * np.sqrt(np.square(samples).mean())
+        segment = TranscriptSegment(0.0, len(samples) / RATE, spoken.text, (), 0.0, 0.0, 0.0, 0.0)
+        for heard in (samples, samples + noise):
+            assert gate.passes(segment, gate.activity(heard)), spoken.text
 
 
 def test_speech_between_silence_and_hiss_is_written(careful):

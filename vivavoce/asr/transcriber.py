@@ -16,26 +16,44 @@ from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegm
 
 RATE = 16_000
 WINDOW = 512
-AROUND = 0.3  # seconds before and after a segment that count as its own: its times are not exact
+MARGIN = 0.3  # seconds before and after a segment that are counted as its own: its times are not exact
+QUIETEST = 1e-6
+
+
+@dataclass(frozen=True)
+class SpeechActivity:
+    """Chance of speech and level in every 32 ms of a recording."""
+
+    chances: NDArray[np.float32]
+    decibels: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class SpeechGate:
-    """How likely a voice must be, and for how many windows of 32 ms."""
+    """Drops segments in which no speech is detected."""
 
-    least: float = 0.4
-    windows: int = 3
+    min_chance: float = 0.4
+    min_windows: int = 3
+    """Windows of 32 ms that must have this chance."""
+    min_range: float = 1.5
+    """Decibels by which their level must vary: a hum can pass for a voice, but it is steady. Speech in noise that is
+    5 dB louder than itself varies by more than 2, a hum by less than 0.5."""
 
-    def heard(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The chance of speech in every 32 ms of a sound, the last of them filled up with silence.  # [time]"""
-        filled = np.pad(samples, (0, -len(samples) % WINDOW))
-        return speech_chances(voice_activity(), filled)
+    def activity(self, samples: NDArray[np.float32]) -> SpeechActivity:
+        """Speech activity of a recording, the last window of which is filled up with silence.  # [time] at 16 kHz"""
+        padded = np.pad(samples, (0, -len(samples) % WINDOW))
+        power = np.square(padded.reshape(-1, WINDOW)).mean(1)
+        return SpeechActivity(speech_chances(voice_activity(), padded), 10 * np.log10(power + QUIETEST**2))
 
-    def lets_through(self, segment: TranscriptSegment, chances: NDArray[np.float32]) -> bool:
-        """Whether somebody speaks in a segment of the sound with these chances."""
-        first = max(0, int((segment.start - AROUND) * RATE / WINDOW))
-        last = int((segment.end + AROUND) * RATE / WINDOW) + 1
-        return int((chances[first:last] >= self.least).sum()) >= self.windows
+    def passes(self, segment: TranscriptSegment, activity: SpeechActivity) -> bool:
+        """Whether there is speech in a segment."""
+        first = max(0, int((segment.start - MARGIN) * RATE / WINDOW))
+        last = int((segment.end + MARGIN) * RATE / WINDOW) + 1
+        levels = activity.decibels[first:last][activity.chances[first:last] >= self.min_chance]
+        if len(levels) < self.min_windows:
+            return False
+        low, high = np.percentile(levels, (10, 90))
+        return bool(high - low >= self.min_range)
 
 
 class Transcriber:
@@ -66,17 +84,16 @@ class Transcriber:
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
     ) -> Iterator[TranscriptSegment]:
         """Segments in which speech is detected, as they become final.  # [time] at 16 kHz"""
-        chances = self.speech_chances(samples.numpy())
-        going = self.backend.segments(samples, options)
-        return going if chances is None else (each for each in going if self.lets_through(each, chances))
+        activity = self.speech_chances(samples.numpy())
+        return (each for each in self.backend.segments(samples, options) if self.lets_through(each, activity))
 
-    def speech_chances(self, samples: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """The chance of speech in every 32 ms; None without a gate.  # [time] at 16 kHz"""
-        return None if self.gate is None else self.gate.heard(samples)
+    def speech_chances(self, samples: NDArray[np.float32]) -> SpeechActivity | None:
+        """Speech activity for `lets_through`; None without a gate.  # [time] at 16 kHz"""
+        return None if self.gate is None else self.gate.activity(samples)
 
-    def lets_through(self, segment: TranscriptSegment, chances: NDArray[np.float32] | None) -> bool:
-        """Whether the gate keeps a segment of the sound with these chances."""
-        return self.gate is None or chances is None or self.gate.lets_through(segment, chances)
+    def lets_through(self, segment: TranscriptSegment, activity: SpeechActivity | None) -> bool:
+        """Whether the gate keeps a segment of the recording with this activity."""
+        return self.gate is None or activity is None or self.gate.passes(segment, activity)
 
     def report(self) -> DraftReport:
         """Passes, tokens and drafts since the last report."""
