@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.asr.leftovers import assert_idle
 from tests.asr.test_many import SOUNDS
 from tests.asr.test_transcribe import folder, listener, noise  # noqa: F401 - fixtures
 from vivavoce.asr import transcribe
@@ -39,7 +40,7 @@ def test_what_was_heard_before_a_request_is_killed_stays_and_nothing_else_does(l
     kept = [next(going) for _ in range(2)]
     going.close()
     assert [s.tokens for s in kept] == [s.tokens for s in whole[:2]]
-    assert not backend.engine.has_work and backend.engine.writer.store.free == 1
+    assert_idle(backend.engine)
     assert not backend.engine.engine.scheduler.sequences
     assert [s.tokens for s in backend.segments(torch.from_numpy(noise(8.0)))] == [s.tokens for s in whole]
 

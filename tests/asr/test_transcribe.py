@@ -157,7 +157,7 @@ def test_trimmed_windows_differ_only_where_there_is_silence_to_trim(listener):
     mel = listener.log_mel(torch.from_numpy(noise(1.2)))
     assert listener.window(mel, 0, "trim", 60).shape[-1] == 120  # it hears 1.2 s and more
     free = WhisperTranscriber(
-        listener.model, listener.tokenizer, listener.tokens, replace(listener.settings, shortest_window=0.5)
+        listener.model, listener.tokenizer, listener.tokens, replace(listener.settings, min_window_seconds=0.5)
     )
     assert free.window(mel, 0, "trim", 60).shape[-1] == 64
 
@@ -200,7 +200,7 @@ def test_settings_come_from_the_model(folder, tmp_path):
     tuned = WhisperSettings.read(tmp_path, config, tokens)
     assert (tuned.no_speech, tuned.least_logprob, tuned.writes_times, tuned.language) == (None, -2.0, False, "zh")
     mini = WhisperTranscriber.load(folder)
-    assert mini.settings.shortest_window == 1.2 and mini.settings.latest_start == 2.0
+    assert mini.settings.min_window_seconds == 1.2 and mini.settings.latest_start == 2.0
 
 
 @pytest.mark.parametrize(("seconds", "asked", "is_timed"), [(1.5, None, False), (2.5, None, True), (1.5, True, True)])

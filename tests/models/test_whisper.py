@@ -10,7 +10,7 @@ from transformers import WhisperForConditionalGeneration
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.whisper.config import SIZES, WhisperConfig, WhisperTokens
 from vivavoce.models.whisper.decoding import Suppress, SuppressAtStart, decode, language_chances
-from vivavoce.models.whisper.encoder import is_narrow, narrow, optimise_encoder
+from vivavoce.models.whisper.encoder import is_bf16, optimise_encoder, to_bf16
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.linear import gelu
 from vivavoce.nn.rope import sinusoids
@@ -325,7 +325,7 @@ def test_an_encoder_in_bfloat16_gives_nearly_the_same_states_as_wide_as_before()
     mel = torch.randn(2, 80, 120, generator=torch.Generator().manual_seed(0))
     wide = model.encoder(mel)
     keys = model.decoder.remember(wide).keys
-    narrow(model)
+    to_bf16(model)
     states = model.encoder(mel)
     narrower = model.decoder.remember(wide).keys
     assert narrower.shape == keys.shape and 0 < (narrower - keys).abs().max() < 0.02 * keys.abs().max()
@@ -339,14 +339,14 @@ def test_a_straightened_encoder_gives_the_same_states_and_keeps_no_weight_twice(
     states = model.encoder(mel)
     memory = model.decoder.remember(states)
     optimise_encoder(model)
-    assert not is_narrow(model)
+    assert not is_bf16(model)
     assert torch.allclose(model.encoder(mel), states, atol=1e-4)
     again = model.decoder.remember(states)
     assert torch.allclose(again.keys, memory.keys, atol=1e-4) and torch.allclose(again.values, memory.values, atol=1e-4)
     attention = model.encoder.layers[0].self_attn
     places = {part.weight.untyped_storage().data_ptr() for part in attention.projections}
     assert len(places) == 1, "one matrix, of which the three are parts"
-    first, *_ = model.encoder.twin.layers.children()
+    first, *_ = model.encoder.fast.layers.children()
     assert first.packed.weight.untyped_storage().data_ptr() in places, "and by which the twin multiplies"
 
 

@@ -1,4 +1,4 @@
-"""What somebody says in a sound, written down: `transcribe("meeting.m4a")`."""
+"""Speech recognition: `transcribe("meeting.m4a")`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ DEFAULT_MODEL = "mini-asr"
 
 @dataclass(frozen=True)
 class Transcript:
-    """The text of a sound, its segments in order, and the language it is in."""
+    """The text of a recording, its segments and its language."""
 
     text: str
     segments: tuple[TranscriptSegment, ...]
@@ -64,8 +64,8 @@ def transcribe(
 ) -> Transcript:
     """The transcript of a file, its bytes, a `Sound`, or samples at 16 kHz, by a Whisper or Breeze-ASR-25.
 
-    Without a `language` the model listens first. `on_segment` gets each segment as soon as it is sure. The `gate`
-    leaves out text where no speech is detected. `draft`, `heads` and `lookup` speed up decoding; the text is the same.
+    Without a `language` it is detected. `on_segment` gets each segment as soon as it is final. The `gate` drops
+    segments in which no speech is detected. `draft`, `heads` and `lookup` speed up decoding; the text is the same.
     """
     from vivavoce.asr.drafts import DraftChoice
     from vivavoce.asr.transcriber import SpeechGate, Transcriber, shared_backend
@@ -85,12 +85,12 @@ def transcribe(
         if on_segment is not None:
             on_segment(segment)
     text = "".join(segment.text for segment in segments).strip()
-    heard = language or next((segment.language for segment in segments if segment.language), None)
-    return Transcript(text, tuple(segments), heard or listener.own_language(samples), seconds)
+    detected = language or next((segment.language for segment in segments if segment.language), None)
+    return Transcript(text, tuple(segments), detected or listener.own_language(samples), seconds)
 
 
 def load_transcriber(model: str | Path, device: str = "auto", dtype: str = "auto") -> WhisperTranscriber:
-    """A model by bundled name, folder, OpenAI's file, or hub id; the last few stay loaded."""
+    """A model by bundled name, folder, OpenAI's file, or hub id; the last two stay loaded."""
     return _loaded(str(model), device, dtype)
 
 
@@ -104,12 +104,12 @@ def _loaded(model: str, device: str, dtype: str) -> WhisperTranscriber:
 
 
 def _samples(sound: Sound | Source | NDArray[np.floating]) -> tuple[torch.Tensor, float]:
-    """Mono samples at the rate models hear, and how long the sound lasts."""
+    """Mono samples at 16 kHz, and the length of the sound in seconds."""
     if isinstance(sound, np.ndarray):
         sound = Sound(sound, RATE)
     if not isinstance(sound, Sound):
         sound = read(sound, rate=RATE)
     if sound.samples.shape[1] == 0:
         raise InputError("the sound is empty: there is nothing to transcribe")
-    heard = sound.mono().resampled(RATE)
-    return torch.from_numpy(heard.samples[0].copy()), sound.seconds
+    mono = sound.mono().resampled(RATE)
+    return torch.from_numpy(mono.samples[0].copy()), sound.seconds

@@ -27,7 +27,7 @@ TEXT_SECONDS = 0.5  # after which a text is due
 class NoDraft:
     """Has the engine keep hidden states, and drafts nothing."""
 
-    def propose(self, sequence: EngineSequence, most: int) -> list[Row]:
+    def propose(self, sequence: EngineSequence, max_rows: int) -> list[Row]:
         """No rows."""
         return []
 

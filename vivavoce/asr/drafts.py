@@ -1,12 +1,12 @@
-"""What guesses ahead while texts are written, chosen by the caller; the texts are those of plain decoding.
+"""Draft sources for speculative decoding of texts; the texts are those of plain decoding.
 
-A draft folder may hold a small decoder that shares the model's encoder, a layer that guesses whole texts from the
-encoder's states (both by `viva train draft`), or a whole Whisper of the same vocabulary. Heads (`viva train medusa`)
-read the model's own states. Lookup goes on as the text did before. The previous hypothesis of a stream is a draft too.
+A draft folder holds a small decoder that shares the model's encoder, a CTC layer that drafts whole texts from the
+encoder's states (both by `viva train draft`), or a whole Whisper of the same vocabulary. Medusa heads (`viva train
+medusa`) read the model's own states. Lookup repeats n-grams of the text. The previous hypothesis of a live stream is a
+draft too.
 """
 
 from collections.abc import Sequence
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,31 +28,31 @@ from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.cpu import CpuDraftDecoder, CpuDraftText, DraftLimits, cpu_heads
 from vivavoce.models.whisper.decoding import FORBIDDEN
 from vivavoce.models.whisper.drafts import WhisperHeads, draft_kind, load_decoder
-from vivavoce.models.whisper.encoder import is_narrow, narrow_pieces, remember_narrowly, remember_together
+from vivavoce.models.whisper.encoder import is_bf16, join_cross_kv, pieces_to_bf16, use_bf16_cross_kv
 from vivavoce.models.whisper.engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import WriteText
 
-SURENESS = 0.3  # the chance of a draft to be right up to a place, below which nothing is guessed beyond that place
-LEAST_SURENESS = 0.05  # the same of heads, whose guesses are all made at once
-LEAVES = 1  # tokens that are guessed side by side at the last place: a second costs more rows than it saves passes
-LEAST_CHANCE = 0.03  # of a token that is guessed there
-BEGINNINGS = 4  # times at which a text may begin
-OTHER_TIMES = 2  # of them, beside the likeliest, that are tried
+MIN_DRAFT_CHANCE = 0.3  # that all of a draft is right; it ends where its chance falls below this
+MIN_HEAD_CHANCE = 0.05  # of a branch of heads, which draft all positions at once
+LEAVES = 1  # alternatives at the end of a draft: a second costs more rows than it saves passes
+MIN_TOKEN_CHANCE = 0.03  # of such an alternative
+BEGINNINGS = 4  # timestamps that count as likely first tokens
+OTHER_BEGINNINGS = 2  # of them that are drafted beside the likeliest
 
 
 @dataclass
-class _Read:
-    """A text as far as the decoder has read it, guesses included."""
+class _DraftState:
+    """What the draft decoder has computed of a text, drafted tokens included."""
 
     text: EngineSequence
-    lean: CpuDraftText
+    draft: CpuDraftText
     tokens: list[int]
 
 
 class BarredTokens:
-    """What a text may not write whatever it says, as numbers to be added to logits; times have the last ids."""
+    """Biases for the tokens that no text may contain; timestamps have the last ids."""
 
     def __init__(self, writer: WhisperWriter) -> None:
         like = writer.model.decoder.embed_tokens.weight
@@ -61,114 +61,116 @@ class BarredTokens:
         plain, first = timed[: writer.tokens.notimestamps].clone(), timed.clone()
         timed[writer.tokens.notimestamps] = FORBIDDEN
         first[: writer.tokens.timestamps] = FORBIDDEN
-        self._later, self._first = (plain, timed), (plain, first)  # each for texts without and with times
+        self._later, self._first = (plain, timed), (plain, first)  # each for texts without and with timestamps
 
     def next(self, sequence: EngineSequence) -> Tensor:
         """For the next token of a text.  # [vocabulary]"""
         return (self._later if sequence.mode & BEGUN else self._first)[sequence.rows[-1][WINDOW] % 2]
 
     def later(self, sequence: EngineSequence) -> Tensor:
-        """For those behind it."""
+        """For later tokens."""
         return self._later[sequence.rows[-1][WINDOW] % 2]
 
 
 class GuessingDecoder:
-    """Greedy guesses of a small decoder whose windows lie in the store of a writer of its own."""
+    """Greedy drafts of a small decoder on a CPU, whose windows are in the store of a writer of its own."""
 
     def __init__(self, decoder: WhisperDecoder, writer: WhisperWriter, rounded: bool = False) -> None:
         self.decoder, self.writer = decoder, writer
-        self._lean = CpuDraftDecoder(decoder, rounded)
-        self._read: dict[int, _Read] = {}
+        self._decoder = CpuDraftDecoder(decoder, rounded)
+        self._states: dict[int, _DraftState] = {}
         self._barred = BarredTokens(writer)
 
     @torch.inference_mode()
-    def propose(self, sequence: EngineSequence, most: int) -> Draft:
-        """What the small decoder would write next."""
-        read = self._read_of(sequence)
+    def propose(self, sequence: EngineSequence, max_rows: int) -> Draft:
+        """Drafted rows behind a text."""
+        state = self._state_of(sequence)
         channel = sequence.rows[-1][WINDOW]
         end = self.writer.tokens.endoftext
-        most = min(most, self.decoder.config.max_target_positions - len(sequence.rows))
-        fresh = [row[TOKEN] for row in sequence.rows[read.lean.length :]]
-        how = DraftLimits(most, SURENESS, BEGINNINGS, LEAST_CHANCE, self.writer.tokens.timestamps, end)
+        max_rows = min(max_rows, self.decoder.config.max_target_positions - len(sequence.rows))
+        new_tokens = [row[TOKEN] for row in sequence.rows[state.draft.length :]]
+        limits = DraftLimits(
+            max_rows, MIN_DRAFT_CHANCE, BEGINNINGS, MIN_TOKEN_CHANCE, self.writer.tokens.timestamps, end
+        )
         barred = self._barred.next(sequence), self._barred.later(sequence)
-        chain, unsure, begins = self._lean.draft(read.lean, fresh, *barred, how)
-        read.tokens += [*fresh, *chain][: read.lean.length - len(read.tokens)]
-        leaves = _likely(unsure, end, LEAVES) if len(unsure) else []
-        times = _likely(begins, end, BEGINNINGS)[1 : 1 + OTHER_TIMES] if chain and len(begins) else []
-        return _draft(chain, leaves, times, channel).first(most)
+        chain, unlikely, beginnings = self._decoder.draft(state.draft, new_tokens, *barred, limits)
+        state.tokens += [*new_tokens, *chain][: state.draft.length - len(state.tokens)]
+        leaves = _likely(unlikely, end, LEAVES) if len(unlikely) else []
+        times = _likely(beginnings, end, BEGINNINGS)[1 : 1 + OTHER_BEGINNINGS] if chain and len(beginnings) else []
+        return _draft(chain, leaves, times, channel).first(max_rows)
 
     def close(self) -> None:
-        """Forget all texts."""
-        self._read.clear()
+        """Drop all states."""
+        self._states.clear()
 
-    def _read_of(self, sequence: EngineSequence) -> _Read:
-        """What is read of a text and still stands in it, all but its last row, whose state is wanted."""
-        for key in [key for key, read in self._read.items() if not read.text.is_open]:
-            del self._read[key]
-        if sequence.id not in self._read:
+    def _state_of(self, sequence: EngineSequence) -> _DraftState:
+        """The state of a text, cut to the tokens the text still has, without the last one, whose state is computed."""
+        for key in [key for key, state in self._states.items() if not state.text.is_open]:
+            del self._states[key]
+        if sequence.id not in self._states:
             memory = self.writer.store.memory(sequence.rows[-1][WINDOW] // 2)
-            self._read[sequence.id] = _Read(sequence, self._lean.begin(memory), [])
-        read = self._read[sequence.id]
-        pairs = zip(read.tokens, sequence.rows[:-1], strict=False)
-        same = next((place for place, (token, row) in enumerate(pairs) if token != row[TOKEN]), None)
-        if same is None:
-            same = min(len(read.tokens), len(sequence.rows) - 1)
-        read.lean.length = same
-        del read.tokens[same:]
-        return read
+            self._states[sequence.id] = _DraftState(sequence, self._decoder.begin(memory), [])
+        state = self._states[sequence.id]
+        pairs = zip(state.tokens, sequence.rows[:-1], strict=False)
+        agreed = next((index for index, (token, row) in enumerate(pairs) if token != row[TOKEN]), None)
+        if agreed is None:
+            agreed = min(len(state.tokens), len(sequence.rows) - 1)
+        state.draft.length = agreed
+        del state.tokens[agreed:]
+        return state
 
 
 class GuessingHeads:
-    """Greedy guesses of Medusa heads from the state behind the newest token, as far as they are likely."""
+    """Greedy drafts of Medusa heads on a CPU, from the state of the newest token."""
 
     def __init__(self, heads: WhisperHeads, writer: WhisperWriter, engine: Engine, width: int) -> None:
         self.writer, self.width = writer, width
-        self._lean = cpu_heads(heads, writer.model.decoder)
+        self._decoder = cpu_heads(heads, writer.model.decoder)
         self._barred = BarredTokens(writer)
-        self._drawn = HeadDrafts(WindowHeads(heads, writer), engine, width)
-        self._settle()
+        self._sampled = HeadDrafts(WindowHeads(heads, writer), engine, width)
+        self._warm_up()
 
     @torch.inference_mode()
-    def _settle(self) -> None:
-        """Guess something, so that nobody waits for what TorchScript does in its first calls."""
+    def _warm_up(self) -> None:
+        """TorchScript optimises in its first calls, which takes as long as many drafts."""
         store, like = self.writer.store, self.writer.model.decoder.embed_tokens.weight
         keys, barred = store.keys[-1, :1, :, :2], like.new_zeros(len(like))
         for _ in range(3):
-            self._lean(like[0], 0, keys, keys, barred, self.width)
+            self._decoder(like[0], 0, keys, keys, barred, self.width)
 
     @torch.inference_mode()
-    def propose(self, sequence: EngineSequence, most: int) -> Many[Row]:
-        """What the heads see ahead."""
+    def propose(self, sequence: EngineSequence, max_rows: int) -> Sequence[Row]:
+        """Drafted rows behind a text."""
         if not is_greedy(sequence):
-            return self._drawn.propose(sequence, most)
+            return self._sampled.propose(sequence, max_rows)
         token, channel = sequence.rows[-1]
         keys, values = self.writer.store.read(-1, channel // 2)
         barred = self._barred.later(sequence)
-        ids, chances = self._lean(sequence.hidden, token, keys[None], values[None], barred, self.width)
+        ids, chances = self._decoder(sequence.hidden, token, keys[None], values[None], barred, self.width)
         guesses = [
             [((token, channel), chance) for token, chance in zip(tokens, likely, strict=True)]
             for tokens, likely in zip(ids.tolist(), chances.tolist(), strict=True)
         ]
-        return likeliest_tree(guesses, most, LEAST_SURENESS)
+        return likeliest_tree(guesses, max_rows, MIN_HEAD_CHANCE)
 
 
 def is_greedy(sequence: EngineSequence) -> bool:
-    """Whether the likeliest token of a text is taken."""
+    """Whether a text is decoded greedily."""
     assert sequence.generation is not None
     return sequence.generation.per_channel(WhisperWriter.channels)[TOKEN].temperature == 0
 
 
-def _likely(chances: Tensor, end: int, most: int) -> list[int]:
-    """The tokens that may well come next, the likeliest first; an end need not be guessed."""
-    best = chances.topk(most)
+def _likely(chances: Tensor, end: int, max_rows: int) -> list[int]:
+    """The likeliest next tokens, best first; the end of a text is not drafted."""
+    best = chances.topk(max_rows)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [token for token, chance in pairs if chance > LEAST_CHANCE and token != end]
+    return [token for token, chance in pairs if chance > MIN_TOKEN_CHANCE and token != end]
 
 
 def _draft(chain: list[int], leaves: list[int], times: list[int], channel: int) -> Draft:
-    """Tokens one behind the other, those that may stand behind the last, and the same behind other times.
+    """A chain of tokens, the alternatives behind the last, and the same chain behind other first timestamps.
 
-    What is said hardly depends on the time at which it is said to begin.
+    The text hardly depends on the timestamp it begins with.
     """
     tokens, parents = chain + leaves, [*range(-1, len(chain) - 1), *(len(chain) - 1 for _ in leaves)]
     for time in times:
@@ -177,31 +179,31 @@ def _draft(chain: list[int], leaves: list[int], times: list[int], channel: int) 
     return Draft([(token, channel) for token in tokens], parents)
 
 
-MOST_PIECES = 16  # tokens of a guessed text that are checked in one pass
-BRANCHES = 3  # places where a text that departed from the guess may stand in it
+MAX_PIECES = 16  # tokens of a drafted text that are verified in one pass
+BRANCHES = 3  # positions at which a text that departed from its draft may join it again
 
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """Who guesses. Several may: a whole text is followed first, then what was said before, then heads or a model."""
+    """Which drafts are used. If several: those of whole texts first, then lookup, then heads or a model."""
 
     draft: str | Path | None = None
     heads: str | Path | None = None
     lookup: bool = False
     most: int = 5
-    """Tokens that a model or heads guess at once; rows of a tree, where heads branch."""
+    """Tokens per draft of a model or heads; rows of a tree where heads branch."""
     width: int = 1
-    """Guesses of a head at each place; with more than one, drafts branch."""
+    """Candidates of a head at each position; with more than one, drafts are trees."""
 
     @property
     def is_any(self) -> bool:
-        """Whether anybody guesses."""
+        """Whether any draft is used."""
         return self.draft is not None or self.heads is not None or self.lookup
 
 
 @dataclass(frozen=True)
 class SmallWhisper:
-    """A draft's decoder, and the encoder it hears through if it has one of its own."""
+    """A draft's decoder, and the whole model if it has an encoder of its own."""
 
     config: WhisperConfig
     decoder: WhisperDecoder
@@ -235,7 +237,7 @@ class Drafter:
         self._small_writer: WhisperWriter | None = None
 
     def join(self, engine: Engine, writer: WhisperWriter) -> None:
-        """Guess for the texts of this engine from now on."""
+        """Make the drafts for the texts of an engine."""
         dtype = writer.model.decoder.embed_tokens.weight.dtype
         if self.heads is not None and choose_draft_heads(self.device, dtype).cls is GuessingHeads:
             self._by_heads = GuessingHeads(self.heads, writer, engine, self.choice.width)
@@ -245,7 +247,7 @@ class Drafter:
             listener = self.listener
             self._small_writer = WhisperWriter(self.small, listener.tokens, listener.settings, writer.store.windows)
             if choose_draft_model(self.device, dtype).cls is GuessingDecoder:
-                rounded = is_narrow(listener.model)
+                rounded = is_bf16(listener.model)
                 self._by_model = GuessingDecoder(self.small.decoder, self._small_writer, rounded)
                 return
             limits = EngineLimits(
@@ -256,23 +258,23 @@ class Drafter:
 
     @torch.inference_mode()
     def hear(self, windows: Sequence[int], mel: Tensor, states: Tensor) -> None:
-        """Windows that were encoded and are held under these numbers.  # [window, mel, frame], [window, position, d]"""
+        """Prepare drafts of encoded windows.  # [window, mel, frame], [window, position, d_model]"""
         if self.small is not None and self._small_writer is not None:
             memory = self.small.decoder.remember(self.small.states(mel, states))
             self._small_writer.store.hold(memory, windows)
         if self.pieces is not None:
-            given = states.to(torch.bfloat16) if is_narrow(self.listener.model) else states
+            given = states.to(torch.bfloat16) if is_bf16(self.listener.model) else states
             for window, tokens in zip(windows, self.pieces.guess(given), strict=True):
                 self._guessed[window] = [(token, 2 * window) for token in tokens]
 
     def leave(self, window: int) -> None:
-        """A window is done with."""
+        """Release a window."""
         self._guessed.pop(window, None)
         if self._small_writer is not None:
             self._small_writer.store.release(window)
 
     def speculation(self, window: int, asked: WriteText, earlier: Sequence[int] = ()) -> Speculation | None:
-        """How a text of a window is to be sped up; `earlier` is what a previous hypothesis wrote of the same sound."""
+        """Speculation for a text of a window; `earlier` are tokens of a previous hypothesis of the same sound."""
         timed = bool(asked.options.timestamps)
         sources: list[DraftSource] = []
         if earlier:
@@ -285,15 +287,15 @@ class Drafter:
         sources += [source for source in (self._by_heads, self._by_model) if source is not None]
         if not sources:
             return None
-        guesses_texts = bool(earlier) or window in self._guessed or isinstance(self._by_model, GuessingDecoder)
+        drafts_texts = bool(earlier) or window in self._guessed or isinstance(self._by_model, GuessingDecoder)
         source = sources[0] if len(sources) == 1 else FirstGuess(sources)
-        most = MOST_PIECES if guesses_texts else self.choice.most
+        max_rows = MAX_PIECES if drafts_texts else self.choice.most
         if self.device.kind == "cuda":
-            most = min(most, GRAPHED_DRAFT)
-        return Speculation(source, most, reads_hidden=self._by_heads is not None)
+            max_rows = min(max_rows, GRAPHED_DRAFT)
+        return Speculation(source, max_rows, reads_hidden=self._by_heads is not None)
 
     def close(self) -> None:
-        """Give back what guesses hold."""
+        """Release what the drafts hold."""
         if self._by_model is not None:
             self._by_model.close()
 
@@ -303,7 +305,7 @@ class Drafter:
 
 @dataclass(frozen=True)
 class DraftReport:
-    """How drafts fared over some texts."""
+    """Passes, tokens and accepted drafts of some texts."""
 
     passes: int
     tokens: int
@@ -311,11 +313,11 @@ class DraftReport:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens written in a pass of the model."""
+        """Mean tokens per pass of the model."""
         return self.tokens / self.passes if self.passes else 0.0
 
     def line(self) -> str:
-        """The figures in a line."""
+        """A one-line summary."""
         checks = self.acceptance.checks
         shares = " ".join(
             f"{kept}:{count / checks:.0%}" for kept, count in enumerate(self.acceptance.histogram) if count
@@ -324,7 +326,7 @@ class DraftReport:
         return f"{self.tokens} tokens in {self.passes} passes, {self.tokens_per_pass:.2f} a pass{tail}"
 
     def as_dict(self) -> dict[str, object]:
-        """The figures as JSON."""
+        """For JSON."""
         return {
             "tokens": self.tokens,
             "passes": self.passes,
@@ -341,18 +343,18 @@ def _heads(source: str | Path, model: Whisper) -> WhisperHeads:
 
 
 def _pieces(folder: Path, model: Whisper) -> PieceGuesser:
-    like, narrows = model.decoder.embed_tokens.weight, is_narrow(model)
-    made = PieceGuesser.load(folder, model.config, like.device, torch.bfloat16 if narrows else like.dtype)
-    if narrows:
-        narrow_pieces(made)
-    return made
+    like, in_bf16 = model.decoder.embed_tokens.weight, is_bf16(model)
+    guesser = PieceGuesser.load(folder, model.config, like.device, torch.bfloat16 if in_bf16 else like.dtype)
+    if in_bf16:
+        pieces_to_bf16(guesser)
+    return guesser
 
 
 def _small(folder: Path, kind: str | None, model: Whisper) -> SmallWhisper:
-    """A draft decoder beside the model's encoder, or a whole small model that fits it."""
+    """A draft decoder that shares the model's encoder, or a whole small model of the same vocabulary."""
     if kind == "decoder":
         decoder = load_decoder(folder, model.decoder)
-        (remember_narrowly if is_narrow(model) else remember_together)(decoder)
+        (use_bf16_cross_kv if is_bf16(model) else join_cross_kv)(decoder)
         return SmallWhisper(decoder.config, decoder)
     like = model.decoder.embed_tokens.weight
     small = Whisper.load(folder, like.device, like.dtype)

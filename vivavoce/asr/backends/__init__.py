@@ -1,7 +1,7 @@
-"""Who writes down what is said, behind one interface: our own engine, faster-whisper, or Moonshine.
+"""Recognition backends behind one interface: our own engine, faster-whisper, and Moonshine.
 
-On a CPU, faster-whisper's int8 is the default for Whispers of `small` size and above where it is installed; everything
-else, and whatever speculates, streams or batches, is ours. Moonshine is for English on the smallest machines.
+On a CPU, faster-whisper's int8 is the default for Whispers of `small` size and above where it is installed; all other
+models, and speculation, streaming and batching, are ours. Moonshine is for English on the smallest machines.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ from vivavoce.hub import resolve
 from vivavoce.implementations import Choice, choose_asr_backend, choose_whisper_encoder
 from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.whisper.config import WhisperConfig
-from vivavoce.models.whisper.encoder import OptimisedEncoder, has_plain_products, narrow, optimise_encoder, to_int8
+from vivavoce.models.whisper.encoder import OptimisedEncoder, has_plain_products, optimise_encoder, to_bf16, to_int8
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
 
@@ -33,20 +33,20 @@ BACKEND_OF_CLASS: dict[str, BackendName] = {
     "FasterWhisper": "faster-whisper",
     "MoonshineBackend": "moonshine",
 }
-MOONSHINE_SECONDS = 30.0  # of sound it is given at once; its authors advise against more
+MOONSHINE_SECONDS = 30.0  # per piece; its authors advise against more
 
 
 class Backend(Protocol):
-    """Something that hears samples at 16 kHz."""
+    """Transcribes samples at 16 kHz."""
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """The language that is written where nobody asks for one.  # [time]"""
+        """The language that is written where none is asked for.  # [time]"""
         ...
 
     def segments(
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
     ) -> Iterator[TranscriptSegment]:
-        """Segments as they are sure; what was given survives an end in the middle.  # [time]"""
+        """Segments as they become final.  # [time]"""
         ...
 
 
@@ -95,13 +95,13 @@ class MoonshineBackend:
         self.model = Moonshine(folder, threads)
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """English is all it knows."""
+        """English."""
         return "en"
 
     def segments(
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
     ) -> Iterator[TranscriptSegment]:
-        """A segment for every half minute."""
+        """A segment for every 30 seconds."""
         if options is not None and (options.language not in (None, "en") or options.task != "transcribe"):
             raise InputError(f"Moonshine writes English only, not {options.language!r}; take another backend")
         size = int(MOONSHINE_SECONDS * Moonshine.RATE)
@@ -123,12 +123,12 @@ def load_backend(
     drafts: DraftChoice | None = None,
     parallel: int = 1,
 ) -> Backend:
-    """A model by bundled name, folder, OpenAI's file or hub id, behind the backend that is asked for or fits it."""
+    """A model by bundled name, folder, OpenAI's file or hub id, with the given backend or the one that fits it."""
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     path = Path(model).expanduser()
-    is_here = path.is_dir() or (path.is_file() and is_pickled(path))  # the latter is one of OpenAI's
-    source = path if is_here else resolve(str(model))
+    is_local = path.is_dir() or (path.is_file() and is_pickled(path))  # the latter is one of OpenAI's
+    source = path if is_local else resolve(str(model))
     picked = pick(device)
     chosen = fitting(source, picked, drafts) if backend == "auto" else backend
     if chosen == "moonshine":
@@ -140,18 +140,18 @@ def load_backend(
 
 
 def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTranscriber:
-    """A Whisper for our own engine; on a CPU its encoder is straightened, in bfloat16 where that is fast."""
+    """A Whisper for our own engine; on a CPU with an optimised encoder, in bfloat16 where that is fast."""
     if dtype == "int8":
         return int8_listener(source, device)
     listener = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
     choice = choose_whisper_encoder(device, dtype, has_plain_products(listener.model.encoder))
     if choice.cls is OptimisedEncoder:
-        (narrow if choice.dtype == torch.bfloat16 else optimise_encoder)(listener.model)
+        (to_bf16 if choice.dtype == torch.bfloat16 else optimise_encoder)(listener.model)
     return listener
 
 
 def int8_listener(source: Path, device: Device) -> WhisperTranscriber:
-    """A model with int8 products, which there are for CPUs only."""
+    """A model with int8 products; CPUs only."""
     choose_whisper_encoder(device, "int8")  # or it is refused
     listener = WhisperTranscriber.load(source, device.torch_device)
     to_int8(listener.model)
@@ -159,12 +159,12 @@ def int8_listener(source: Path, device: Device) -> WhisperTranscriber:
 
 
 def fitting(source: Path, device: Device, drafts: DraftChoice | None = None) -> BackendName:
-    """The backend for what is at a place: by its files, and on a CPU by its size."""
+    """The default backend for a model: by its files, and on a CPU by its size."""
     return BACKEND_OF_CLASS[backend_choice(source, device, drafts).name]
 
 
 def backend_choice(source: Path, device: Device, drafts: DraftChoice | None = None) -> Choice:
-    """The backend for what is at a place, and why."""
+    """The backend for a model, and why."""
     is_moonshine, is_converted = moonshine_folder(source) is not None, (source / CONVERTED).is_file()
     is_whisper = not is_moonshine and not is_converted and (source / "config.json").is_file()
     return choose_asr_backend(

@@ -1,6 +1,6 @@
-"""Whisper by CTranslate2: through faster-whisper, as its users have it, or window by window under our rules.
+"""Whisper by CTranslate2: through the faster-whisper package, or window by window under our own rules.
 
-faster-whisper pads every window to 30 s; a model that was taught shorter ones is heard the second way.
+faster-whisper pads every window to 30 s; models with shorter windows are run the second way.
 """
 
 import shutil
@@ -38,7 +38,7 @@ from vivavoce.models.whisper.windows import (
 CONVERTED = "model.bin"
 COPIED = ("tokenizer.json", "preprocessor_config.json", "generation_config.json")
 USUAL_FRAMES = 3000
-SHORTEST_WINDOW = 2.0  # seconds: of shorter ones, CTranslate2 4.8 on Arm CPUs sometimes writes what nobody said
+MIN_WINDOW_SECONDS = 2.0  # of shorter ones, CTranslate2 4.8 on Arm CPUs sometimes hallucinates
 
 
 class FasterWhisper:
@@ -48,7 +48,7 @@ class FasterWhisper:
         self.model = model
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """The language it hears in the first window."""
+        """The language detected in the first window."""
         if not self.model.model.is_multilingual:
             return "en"
         known = self.model.supported_languages
@@ -57,14 +57,14 @@ class FasterWhisper:
     def segments(
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
     ) -> Iterator[TranscriptSegment]:
-        """Segments as it makes them."""
+        """Segments as they become final."""
         options = options or TranscriptionOptions()
         asked: dict[str, Any] = {}
         if options.temperatures is not None:
             asked["temperature"] = list(options.temperatures)
         if options.hotwords:
             asked["hotwords"] = " ".join(options.hotwords)
-        heard, about = self.model.transcribe(
+        segments, info = self.model.transcribe(
             samples.numpy().astype(np.float32),
             language=options.language,
             task=options.task,
@@ -77,39 +77,39 @@ class FasterWhisper:
             hallucination_silence_threshold=options.longest_silence,
             **asked,
         )
-        for segment in heard:
+        for segment in segments:
             words = tuple(TimedWord(word.word, word.start, word.end, word.probability) for word in segment.words or ())
             yield TranscriptSegment(
                 segment.start, segment.end, segment.text, tuple(segment.tokens), float(segment.temperature or 0.0),
-                segment.avg_logprob, segment.compression_ratio, segment.no_speech_prob, words, about.language,
+                segment.avg_logprob, segment.compression_ratio, segment.no_speech_prob, words, info.language,
             )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class EncodedWindow(WindowMemory):
-    """A window that CTranslate2 has encoded; the memory itself is empty."""
+    """A window encoded by CTranslate2; the tensors are empty."""
 
     encoded: Any
 
 
 class ConvertedWindows:
-    """The way through a sound is ours, encoder and decoder are CTranslate2's."""
+    """Our transcription loop with CTranslate2's encoder and decoder."""
 
     def __init__(self, listener: WhisperTranscriber, model: Any) -> None:
         self.listener, self.model = listener, model
-        least = max(SHORTEST_WINDOW, listener.settings.shortest_window)
-        listener.settings = replace(listener.settings, shortest_window=least)
+        seconds = max(MIN_WINDOW_SECONDS, listener.settings.min_window_seconds)
+        listener.settings = replace(listener.settings, min_window_seconds=seconds)
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """The language the model writes, or hears."""
+        """The language that is written where none is asked for."""
         return self.listener.own_language(samples)
 
     def segments(
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
     ) -> Iterator[TranscriptSegment]:
-        """Segments as they are sure."""
+        """Segments as they become final."""
         if options is not None and options.word_times:
-            raise InputError("words have no times with this backend and model; take the backend ours")
+            raise InputError("this backend has no word times for this model; use --backend ours")
         yield from answered(self.listener.hear(samples, options), self._answer)
 
     def _answer(self, asked: Question) -> Answer:
@@ -126,8 +126,8 @@ class ConvertedWindows:
         import ctranslate2
 
         features = ctranslate2.StorageView.from_array(np.ascontiguousarray(asked.mel.float().numpy()))
-        nothing = torch.empty(0)
-        return EncodedWindow(nothing, nothing, self.model.encode(features, to_cpu=False))
+        empty = torch.empty(0)
+        return EncodedWindow(empty, empty, self.model.encode(features, to_cpu=False))
 
     def _write(self, asked: WriteText) -> Text:
         assert isinstance(asked.memory, EncodedWindow)
@@ -135,8 +135,8 @@ class ConvertedWindows:
         latest, suppressed = settings.latest_start, list(settings.suppressed)
         if not asked.options.timestamps:
             suppressed += range(tokens.notimestamps, self.listener.model.config.vocab_size)
-        drawn = {"sampling_topk": 0, "sampling_temperature": asked.temperature} if asked.temperature else {}
-        (made,) = self.model.generate(
+        sampling = {"sampling_topk": 0, "sampling_temperature": asked.temperature} if asked.temperature else {}
+        (result,) = self.model.generate(
             asked.memory.encoded,
             [list(asked.prompt)],
             beam_size=asked.beams,
@@ -147,16 +147,17 @@ class ConvertedWindows:
             suppress_blank=True,
             suppress_tokens=suppressed,
             max_initial_timestamp_index=50 if latest is None else round(latest / 0.02),
-            **drawn,
+            **sampling,
         )
-        written = [token for token in made.sequences_ids[0] if token != tokens.endoftext]
-        return Text(written, made.scores[0] * len(made.sequences_ids[0]), True, made.no_speech_prob)
+        ids = result.sequences_ids[0]
+        written = [token for token in ids if token != tokens.endoftext]
+        return Text(written, result.scores[0] * len(ids), True, result.no_speech_prob)
 
 
 def load_converted(
     folder: str | Path, device: str = "cpu", compute: str = "int8", threads: int = 0
 ) -> FasterWhisper | ConvertedWindows:
-    """A converted folder, or one in Hugging Face's layout, which is converted once and kept in the cache."""
+    """A converted folder, or one in Hugging Face's layout, which is converted once and cached."""
     try:
         import ctranslate2
         from faster_whisper import WhisperModel
@@ -171,7 +172,7 @@ def load_converted(
 
 
 def converted(folder: Path, compute: str = "int8") -> Path:
-    """A Hugging Face folder in CTranslate2's format, made once and kept in the cache."""
+    """A Hugging Face folder in CTranslate2's format, converted once and cached."""
     target = cache_folder() / "ctranslate2" / f"{folder.resolve().name}-{compute}-{_stamp(folder)}"
     if (target / CONVERTED).is_file():
         return target
@@ -195,7 +196,7 @@ def converted(folder: Path, compute: str = "int8") -> Path:
 
 
 def _unpacked(folder: Path, beside: Path) -> Path:
-    """The folder itself, or, where its weights are packed for shipping, a copy that others can read."""
+    """The folder itself, or an unpacked copy where its weights are in our packed format."""
     if not is_packed(folder):
         return folder
     for file in folder.glob("*.json"):
@@ -205,6 +206,6 @@ def _unpacked(folder: Path, beside: Path) -> Path:
 
 
 def _stamp(folder: Path) -> str:
-    """Tells folders of one name apart, and a folder from what it was before."""
+    """Distinguishes folders of the same name, and versions of one folder."""
     newest = max((file.stat().st_mtime_ns for file in folder.glob("*.safetensors")), default=0)
     return f"{zlib.crc32(f'{folder.resolve()} {newest}'.encode()):08x}"

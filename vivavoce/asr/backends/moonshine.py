@@ -17,7 +17,7 @@ from vivavoce.errors import InputError, MissingDependencyError
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 FOLDERS = ("", "dist/model/base/quantized", "package/dist/model/base/quantized")
 START, END = 1, 2
-TOKENS_PER_SECOND = 6.5  # of English; more is a loop
+TOKENS_PER_SECOND = 6.5  # of English; more is a repetition
 
 
 class Moonshine:
@@ -36,11 +36,11 @@ class Moonshine:
         self._tokenizer = _tokenizer()
 
     def transcribe(self, sound: Sound) -> str:
-        """What it heard."""
+        """The text of a sound."""
         return self.write(sound.mono().resampled(self.RATE).samples[0])
 
     def write(self, samples: NDArray[np.float32]) -> str:
-        """What it heard in samples at 16 kHz.  # [time]"""
+        """The text of samples at 16 kHz.  # [time]"""
         hidden = self._encoder.run(None, {"input_values": samples[None].astype(np.float32)})[0]
         past = {given.name: np.zeros((1, given.shape[1], 0, given.shape[3]), np.float32) for given in self._pasts}
         tokens = [START]
@@ -58,7 +58,7 @@ class Moonshine:
             if tokens[-1] == END:
                 break
             for name, value in zip(self._presents, present, strict=True):
-                # Keys and values of the sound are written at the first step only.
+                # Cross-attention keys and values are returned by the first step only.
                 if step == 0 or ".decoder." in name:
                     past[name.replace("present", "past_key_values")] = value
         text: str = self._tokenizer.decode(tokens)
@@ -66,13 +66,13 @@ class Moonshine:
 
 
 def moonshine_folder(folder: Path) -> Path | None:
-    """Where in a folder Moonshine's files lie; None where they do not."""
-    places = [folder / inner for inner in FOLDERS]
-    return next((place for place in places if (place / ENCODER).is_file()), None)
+    """The subfolder with Moonshine's files; None where there is none."""
+    candidates = [folder / inner for inner in FOLDERS]
+    return next((each for each in candidates if (each / ENCODER).is_file()), None)
 
 
 def onnx_session(file: Path, threads: int) -> Any:
-    """A network of an ONNX file on so many threads of the CPU."""
+    """An ONNX Runtime session on the CPU."""
     try:
         import onnxruntime
     except ImportError as error:

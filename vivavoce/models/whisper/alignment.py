@@ -1,4 +1,4 @@
-"""When each word was said: where the alignment heads looked while it was written, made monotone by time warping."""
+"""Alignment of text and sound: word times by cross-attention and time warping, and CTC drafts of whole texts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True)
 class TimedWord:
-    """A word with its time in seconds and the mean chance of its tokens."""
+    """A word with its time in seconds and the mean probability of its tokens."""
 
     text: str
     start: float
@@ -43,9 +43,9 @@ def word_times(
     language: str,
     positions: int | None = None,
 ) -> list[list[TimedWord]]:
-    """The words of each of the texts that follow one another in one window, timed from its beginning.
+    """The words of consecutive texts of one window, timed from its beginning.
 
-    `positions` is how much of the window is sound. What the decoder has no places for is left out.
+    `positions` is how much of the window is sound. Tokens beyond the decoder's positions are left out.
     """
     prompt = tokens.prompt(language if tokens.is_multilingual else None)
     room = model.config.max_target_positions - len(prompt) - 1
@@ -59,21 +59,21 @@ def word_times(
     begins = token_times(attention.weights[0, :, len(prompt) - 1 : -1])
     chances = model.decoder.logits(hidden)[:, : tokens.endoftext].softmax(-1)
     timed: list[list[TimedWord]] = [[] for _ in texts]
-    place = 0
+    start = 0
     for index, ids in numbered:
-        end = place + len(ids)
+        end = start + len(ids)
         if end > len(written):
             break
-        probability = sum(float(chances[place + step, token]) for step, token in enumerate(ids)) / len(ids)
-        timed[index].append(TimedWord(spell(ids), float(begins[place]), float(begins[end]), probability))
-        place = end
+        probability = sum(float(chances[start + step, token]) for step, token in enumerate(ids)) / len(ids)
+        timed[index].append(TimedWord(spell(ids), float(begins[start]), float(begins[end]), probability))
+        start = end
     return [merge_punctuation(words) for words in timed]
 
 
 def _numbered(
     texts: Sequence[Sequence[int]], tokens: WhisperTokens, spell: Callable[[list[int]], str], language: str
 ) -> list[tuple[int, list[int]]]:
-    """Every word of every text, as the text's number and the word's tokens."""
+    """Every word of every text, as text number and tokens."""
     found = []
     for index, text in enumerate(texts):
         written = [token for token in text if token < tokens.endoftext]
@@ -82,7 +82,7 @@ def _numbered(
 
 
 def token_times(attention: Tensor) -> NDArray[np.float64]:
-    """When each token begins, in seconds, and after them when the last one ends.
+    """The start of each token in seconds, and the end of the last.
 
     # [head, token, position], a row for each token as it is predicted and one for the end → [token + 1]
     """
@@ -104,10 +104,10 @@ def median_filter(values: Tensor, width: int) -> Tensor:
 
 
 def time_warp(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The cheapest monotone path through a matrix, as row and column of each of its steps.
+    """Dynamic time warping: the cheapest monotone path through a matrix, as rows and columns.
 
-    Cells of an antidiagonal depend only on the two before it, so each is computed at once. Of equal ways the one along
-    the row is taken, as in the published code, sums are kept in 32 bits as there.
+    An antidiagonal depends only on the two before it, so it is computed at once. Ties go along the row and sums are in
+    32 bits, as in openai-whisper.
     """
     rows, columns = cost.shape
     total = np.full((rows + 1, columns + 1), np.inf, dtype=np.float32)
@@ -154,7 +154,7 @@ def split_words(ids: Sequence[int], spell: Callable[[list[int]], str], language:
 
 
 def merge_punctuation(words: list[TimedWord]) -> list[TimedWord]:
-    """Opening signs go to the word after them, closing signs to the word before."""
+    """Join opening punctuation with the word after it, closing punctuation with the word before."""
     merged: list[TimedWord] = []
     for word in words:
         sign = word.text.strip()
@@ -175,22 +175,22 @@ def merge_punctuation(words: list[TimedWord]) -> list[TimedWord]:
 
 
 BLANK = 0
-POOLED = 2  # encoder states that are read together: pieces of words are no shorter
+POOLED = 2  # encoder states per output: no token is shorter
 
 
 class PieceGuesser(TrainedBeside):
-    """Chances of every text token, or of none, at every 40 ms of a window."""
+    """CTC over the encoder's states: a text token or blank for every 40 ms of a window."""
 
     kind = "pieces"
 
     def __init__(self, d_model: int, text_ids: int, layers: int = 0, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
-        made = [WhisperLayer(d_model, heads, 2 * d_model) for _ in range(layers)]
-        for added in (part for layer in made for part in (layer.self_attn.out_proj, layer.fc2)):
-            nn.init.zeros_(added.weight)  # a fresh layer changes nothing
+        stack = [WhisperLayer(d_model, heads, 2 * d_model) for _ in range(layers)]
+        for added in (part for layer in stack for part in (layer.self_attn.out_proj, layer.fc2)):
+            nn.init.zeros_(added.weight)  # an untrained layer is the identity
             nn.init.zeros_(added.bias)
-        self.layers = nn.ModuleList(made)
+        self.layers = nn.ModuleList(stack)
         self.pieces = nn.Linear(d_model, text_ids + 1)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -203,12 +203,12 @@ class PieceGuesser(TrainedBeside):
 
     @torch.inference_mode()
     def guess(self, states: Tensor) -> list[list[int]]:
-        """The text tokens of each window, by the likeliest path.  # [window, position, d_model]"""
+        """The text tokens of each window, by the best CTC path.  # [window, position, d_model]"""
         best = self(states).argmax(-1)
         is_new = (best != BLANK) & (best != functional.pad(best, (1, 0), value=BLANK)[:, :-1])
         return [(row[new] - BLANK - 1).tolist() for row, new in zip(best, is_new, strict=True)]
 
     def save(self, folder: str | Path, config: WhisperConfig) -> None:
-        """Write weights and sizes, and which model they belong to."""
+        """Write the weights for a model of these sizes."""
         sizes = {"text_ids": self.pieces.out_features - 1, "layers": len(self.layers), "heads": self.heads}
         write_draft(self, folder, self.kind, config, sizes)

@@ -1,4 +1,4 @@
-"""Sizes of a Whisper, from Hugging Face's `config.json` or from the `dims` of OpenAI's files."""
+"""Sizes, checkpoints and special tokens of Whisper, in Hugging Face's layout and in OpenAI's files."""
 
 import json
 import re
@@ -59,12 +59,12 @@ class WhisperConfig:
 
     @property
     def window_seconds(self) -> float:
-        """The length of sound the encoder sees at once."""
+        """Seconds the encoder sees at once."""
         return self.window_frames / MEL_FRAMES_PER_SECOND
 
     @classmethod
     def read(cls, folder: str | Path) -> "WhisperConfig":
-        """The `config.json` of a folder; an architecture that only looks like Whisper is refused."""
+        """The `config.json` of a folder; other architectures are refused."""
         file = Path(folder) / "config.json"
         values = read_config(file, "Whisper")
         if values.get("model_type", "whisper") != "whisper":
@@ -76,7 +76,7 @@ class WhisperConfig:
 
     @classmethod
     def from_dims(cls, dims: Mapping[str, int]) -> "WhisperConfig":
-        """The sizes that an OpenAI file carries beside its weights."""
+        """The `dims` of an OpenAI file."""
         try:
             named = {ours: int(dims[theirs]) for theirs, ours in OF_DIMS.items()}
         except (KeyError, TypeError, ValueError) as error:
@@ -145,13 +145,13 @@ class OpenAICheckpoint(Checkpoint):
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
 
     def close(self) -> None:
-        """Forget the tensors."""
+        """Free the tensors."""
         self._tensors.clear()
         self._weights = {}
 
 
 def open_whisper(source: str | Path) -> tuple[WhisperConfig, Checkpoint]:
-    """The config of a published Whisper and its tensors by this house's names."""
+    """The config of a published Whisper, and its tensors under our names."""
     source = Path(source)
     if source.is_file() and is_pickled(source):
         opened = OpenAICheckpoint(source)
@@ -162,14 +162,14 @@ def open_whisper(source: str | Path) -> tuple[WhisperConfig, Checkpoint]:
 
 
 def from_openai(name: str) -> str | None:
-    """The name of one of OpenAI's tensors here."""
+    """Our name of one of OpenAI's tensors."""
     for pattern, ours in OF_OPENAI:
         name = re.sub(pattern, ours, name)
     return name
 
 
 def from_hugging_face(name: str) -> str | None:
-    """The name of one of Hugging Face's tensors here; the head is the embedding again."""
+    """Our name of one of Hugging Face's tensors; None for the head, which is the embedding."""
     return None if name == "proj_out.weight" else name.removeprefix("model.")
 
 
@@ -194,7 +194,7 @@ OTHER_NAMES = {"nospeech": ("nocaptions",)}
 
 @dataclass(frozen=True)
 class WhisperTokens:
-    """Ids of the special tokens; everything below `endoftext` is text, everything from `timestamps` on is a time."""
+    """Ids of the special tokens; ids below `endoftext` are text, ids from `timestamps` on are timestamps."""
 
     endoftext: int
     startoftranscript: int
@@ -214,7 +214,7 @@ class WhisperTokens:
 
     @property
     def specials(self) -> tuple[int, ...]:
-        """Ids no transcript contains: those of prompts alone."""
+        """Ids that only prompts contain."""
         fixed = (self.startoftranscript, self.translate, self.transcribe, self.startoflm)
         return (*fixed, self.startofprev, self.nospeech)
 
@@ -238,21 +238,21 @@ class WhisperTokens:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: TextTokenizer, vocabulary: int) -> "WhisperTokens":
-        """The ids that a tokenizer gives to <|startoftranscript|> and its like."""
+        """The ids of the special tokens of a tokenizer."""
         found = {name: _special(tokenizer, name) for name in ("endoftext", "startoftranscript", *AFTER_LANGUAGES)}
         by_language = {code: id_ for code in LANGUAGES if (id_ := tokenizer.id_of(f"<|{code}|>")) is not None}
         return cls(languages=by_language, is_multilingual=vocabulary != 51864, **found)
 
     def is_timestamp(self, token: int) -> bool:
-        """Whether a token is a time."""
+        """Whether a token is a timestamp."""
         return token >= self.timestamps
 
     def seconds(self, token: int) -> float:
-        """The time a timestamp token says."""
+        """The time of a timestamp."""
         return (token - self.timestamps) * SECONDS_PER_TIMESTAMP
 
     def timestamp(self, seconds: float) -> int:
-        """The token of a time."""
+        """The timestamp of a time."""
         return self.timestamps + round(seconds / SECONDS_PER_TIMESTAMP)
 
     def prompt(
@@ -262,20 +262,20 @@ class WhisperTokens:
         timestamps: bool = False,
         earlier: Sequence[int] = (),
     ) -> list[int]:
-        """What the decoder is given: [earlier text], start, language, task, and whether times are wanted."""
+        """The decoder's prompt: [earlier text], start, language, task, and whether there are timestamps."""
         ids = [self.startofprev, *earlier] if earlier else []
         ids.append(self.startoftranscript)
         if self.is_multilingual:
             if language not in self.languages:
                 known = ", ".join(list(self.languages)[:12]) + (" …" if len(self.languages) > 12 else "")
-                raise InputError(f"language {language!r} is not one this model writes; it knows {known}")
+                raise InputError(f"language {language!r} is not one of this model's: {known}")
             ids += [self.languages[language], self.translate if task == "translate" else self.transcribe]
         return ids if timestamps else [*ids, self.notimestamps]
 
 
 def _special(tokenizer: TextTokenizer, name: str) -> int:
-    for spelling in (name, *OTHER_NAMES.get(name, ())):
-        found = tokenizer.id_of(f"<|{spelling}|>")
+    for variant in (name, *OTHER_NAMES.get(name, ())):
+        found = tokenizer.id_of(f"<|{variant}|>")
         if found is not None:
             return found
     raise CheckpointError(f"the tokenizer has no <|{name}|>; it is not a Whisper's")

@@ -1,4 +1,4 @@
-"""Windows to texts: the loop that takes tokens one by one, greedy or drawn, many windows at once."""
+"""Decoding of windows: logit rules, greedy and sampled decoding, beam search, and segments by timestamps."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ FORBIDDEN = float("-inf")
 
 
 class LogitRule(Protocol):
-    """One thing that is forbidden, or pushed."""
+    """Changes logits by what a text has so far."""
 
     def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
-        """The logits under this rule.  # [row, vocabulary], [row, token so far] → [row, vocabulary]"""
+        """# [row, vocabulary], [row, token so far] → [row, vocabulary]"""
         ...
 
 
@@ -35,7 +35,7 @@ class Suppress:
 
 
 class SuppressAtStart(Suppress):
-    """Ids that are not written first: a blank, and the end of a text that has not begun."""
+    """Ids that are not written first: a blank, and the end of the text."""
 
     def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
         """The logits without these ids, if nothing is written yet."""
@@ -43,7 +43,7 @@ class SuppressAtStart(Suppress):
 
 
 class TimestampRules:
-    """Times come in pairs around text, never run back, begin soon, and win together over any single text token."""
+    """Timestamps come in pairs around text, never decrease, start early, and win together over any text token."""
 
     def __init__(self, tokens: WhisperTokens, latest_start: float | None = 1.0) -> None:
         self.tokens = tokens
@@ -70,14 +70,14 @@ class TimestampRules:
         return self.forbidden_after(ids, last, before, latest)
 
     def forbidden_first(self, ids: Tensor) -> Tensor:
-        """What no text begins with: anything but a time, and a time later than allowed."""
+        """What no text begins with: anything but a timestamp, and timestamps that are too late."""
         forbidden = ids < self.tokens.timestamps
         return forbidden if self.latest_start is None else forbidden | (ids > self.latest_start)
 
     def forbidden_after(self, ids: Tensor, last: Tensor, before: Tensor, latest: Tensor) -> Tensor:
-        """What may not follow, by whether the last token and the one before it are times, and the latest time.
+        """What may not follow, by whether the last two tokens are timestamps, and by the latest timestamp.
 
-        # each [row]; `latest` is the id before <|0.00|> where there is no time yet → [row, vocabulary]
+        # each [row]; `latest` is the id before <|0.00|> where there is none yet → [row, vocabulary]
         """
         is_time = ids >= self.tokens.timestamps
         closes = (last & ~before)[:, None]
@@ -88,7 +88,7 @@ class TimestampRules:
         return forbidden | (ids == self.tokens.notimestamps)
 
     def preferred(self, logits: Tensor) -> Tensor:
-        """Text is left out where all times together are likelier than any one text token."""
+        """Forbid text where all timestamps together are likelier than any text token."""
         begin = self.tokens.timestamps
         times = logits[:, begin:].float().logsumexp(-1)
         text = logits[:, :begin].float().amax(-1)
@@ -97,19 +97,19 @@ class TimestampRules:
 
 
 class Hotwords:
-    """Words that are expected: tokens that begin one, or go on with one begun, are pushed by a bonus."""
+    """Expected words: a bonus for tokens that begin one of them, or continue it."""
 
     def __init__(self, words: Sequence[Sequence[int]], bonus: float = 2.0) -> None:
         self.words = [list(word) for word in words if word]
         self.bonus = bonus
 
     def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
-        """The logits with the next token of every word that fits raised."""
+        """Raise the next token of every word."""
         raised = torch.zeros_like(logits)
         for row, tokens in enumerate(sampled.tolist()):
             for word in self.words:
-                begun = max(n for n in range(len(word)) if n == 0 or tokens[-n:] == word[:n])
-                raised[row, word[begun]] = self.bonus
+                matched = max(n for n in range(len(word)) if n == 0 or tokens[-n:] == word[:n])
+                raised[row, word[matched]] = self.bonus
         return logits + raised
 
 
@@ -120,12 +120,12 @@ def apply(rules: Sequence[LogitRule], logits: Tensor, sampled: Tensor) -> Tensor
     return logits
 
 
-STEPS_BETWEEN_LOOKS = 8  # on a GPU: asking whether all texts have ended waits for it
+STEPS_PER_CHECK = 8  # on a GPU, checking whether all texts have ended synchronises
 
 
 @dataclass(frozen=True)
 class Text:
-    """What was decoded of one window."""
+    """A decoded text of one window."""
 
     tokens: list[int]  # without prompt and <|endoftext|>
     logprob: float  # of all tokens, the end included
@@ -134,7 +134,7 @@ class Text:
 
     @property
     def average_logprob(self) -> float:
-        """Per token, the end counted."""
+        """Per token, the end included."""
         return self.logprob / (len(self.tokens) + 1)
 
     @property
@@ -160,7 +160,7 @@ def decode(
     most: int | None = None,
     seed: int = 0,
 ) -> list[Text]:
-    """The text of each window, prompted by prompts of one length; at a temperature, the best of some drawn."""
+    """The text of each window, by prompts of one length; at a temperature, the best of `best_of` samples."""
     best_of = best_of if temperature > 0 else 1
     state = model.decoder.initial_state(memory, best_of)
     prompt = _prompt_rows(prompts, memory, best_of)
@@ -180,8 +180,8 @@ def decode(
         logprob += of_taken.masked_fill(ended, 0.0)
         sampled = torch.cat([sampled, taken.masked_fill(ended, tokens.endoftext)[:, None]], dim=1)
         ended |= taken == tokens.endoftext
-        looks = ended.device.type == "cpu" or step % STEPS_BETWEEN_LOOKS == STEPS_BETWEEN_LOOKS - 1
-        if step + 1 == steps or (looks and bool(ended.all())):
+        checks = ended.device.type == "cpu" or step % STEPS_PER_CHECK == STEPS_PER_CHECK - 1
+        if step + 1 == steps or (checks and bool(ended.all())):
             break
         hidden, state = model.decoder.step(state, sampled[:, -1:])
         logits = model.decoder.logits(hidden[:, -1])
@@ -200,14 +200,14 @@ def score(
     rules: Sequence[LogitRule] = (),
     is_ended: bool = True,
 ) -> Text:
-    """A finished text of one window judged in one pass: the same as `decode` says of the text it makes."""
+    """Score a finished text of one window in one pass, as `decode` scores the texts it decodes."""
     ids = torch.tensor([[*prompt, *written]], device=memory.keys.device)
     hidden = model.decoder(ids, memory)
     logits = model.decoder.logits(hidden[0, len(prompt) - 1 :])
     taken = [*written, tokens.endoftext] if is_ended else list(written)
     total = 0.0
-    for place, token in enumerate(taken):
-        ruled = apply(rules, logits[place : place + 1], ids[:, len(prompt) : len(prompt) + place])
+    for index, token in enumerate(taken):
+        ruled = apply(rules, logits[index : index + 1], ids[:, len(prompt) : len(prompt) + index])
         total += float(ruled.log_softmax(-1)[0, token])
     (silence,) = no_speech_chances(model.decoder, tokens, hidden, ids[:, : len(prompt)])
     return Text(list(written), total, is_ended, silence)
@@ -233,7 +233,7 @@ def _prompt_rows(prompts: Sequence[Sequence[int]], memory: WindowMemory, rows_pe
 
 
 def no_speech_chances(decoder: WhisperDecoder, tokens: WhisperTokens, hidden: Tensor, prompt: Tensor) -> list[float]:
-    """How likely the model finds it that nobody speaks: read where the transcript starts.  # one a row"""
+    """The probability of <|nospeech|> at <|startoftranscript|>, by row."""
     starts = (prompt == tokens.startoftranscript).int().argmax(-1)
     rows = torch.arange(len(starts), device=starts.device)
     chances = decoder.logits(hidden[rows, starts]).softmax(-1)
@@ -242,7 +242,7 @@ def no_speech_chances(decoder: WhisperDecoder, tokens: WhisperTokens, hidden: Te
 
 
 def take(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """The likeliest token of each row, or one drawn at a temperature.  # [row, vocabulary] → [row]"""
+    """The likeliest token of each row, or one sampled at a temperature.  # [row, vocabulary] → [row]"""
     if generator is None:
         return logits.argmax(-1)
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
@@ -266,7 +266,7 @@ def beam_search(
     beams: int = 5,
     most: int | None = None,
 ) -> Text:
-    """The text of one window with the highest rank among those that `beams` texts lead to."""
+    """The text of one window with the highest rank, by beam search."""
     decoder, room = model.decoder, model.config.max_target_positions - len(prompt)
     steps = min(room, model.config.max_target_positions // 2 if most is None else most)
     rows = torch.tensor([list(prompt)] * beams, device=memory.keys.device)
@@ -274,7 +274,7 @@ def beam_search(
     (silence,) = no_speech_chances(decoder, tokens, hidden[:1], rows[:1])
     sampled = rows[:, :0]
     totals = torch.full((beams,), -torch.inf, device=rows.device)
-    totals[0] = 0.0  # all rows are the same at first: only one of them may branch
+    totals[0] = 0.0  # all rows are equal at first: only one may branch
     finished: list[Text] = []
     for step in range(steps):
         chances = apply(rules, decoder.logits(hidden[:, -1]), sampled).log_softmax(-1)
@@ -299,27 +299,27 @@ def beam_search(
 def follow(
     totals: Tensor, chances: Tensor, sampled: Tensor, beams: int, end: int, silence: float, finished: list[Text]
 ) -> tuple[list[int], Tensor, Tensor] | None:
-    """The next texts to follow with their parents and totals; those that end join the finished."""
+    """Parents, totals and tokens of the next beams; texts that end are appended to `finished`."""
     scores = (totals[:, None] + chances).flatten()
-    best, places = scores.topk(min(2 * beams, scores.shape[0]))
-    kept: list[tuple[int, int, float]] = []
-    for total, place in zip(best.tolist(), places.tolist(), strict=True):
-        row, token = divmod(place, chances.shape[1])
-        if total == float("-inf") or len(kept) == beams:
+    best, indices = scores.topk(min(2 * beams, scores.shape[0]))
+    beams_left: list[tuple[int, int, float]] = []
+    for total, index in zip(best.tolist(), indices.tolist(), strict=True):
+        row, token = divmod(index, chances.shape[1])
+        if total == float("-inf") or len(beams_left) == beams:
             break
         if token == end and len(finished) >= beams:
             continue
         if token == end:
             finished.append(Text(sampled[row].tolist(), total, True, silence))
         else:
-            kept.append((row, token, total))
-    if not kept:
+            beams_left.append((row, token, total))
+    if not beams_left:
         return None
-    kept += [(kept[0][0], kept[0][1], float("-inf"))] * (beams - len(kept))
-    parents = [row for row, _, _ in kept]
-    added = torch.tensor([[token] for _, token, _ in kept], device=sampled.device)
+    beams_left += [(beams_left[0][0], beams_left[0][1], float("-inf"))] * (beams - len(beams_left))
+    parents = [row for row, _, _ in beams_left]
+    added = torch.tensor([[token] for _, token, _ in beams_left], device=sampled.device)
     after = torch.cat([sampled[parents], added], dim=1)
-    return parents, torch.tensor([total for _, _, total in kept], device=totals.device), after
+    return parents, torch.tensor([total for _, _, total in beams_left], device=totals.device), after
 
 
 @dataclass(frozen=True)
@@ -333,22 +333,22 @@ class SegmentPart:
 
 @dataclass(frozen=True)
 class Cut:
-    """The parts of a window, and how many mel frames of it are done with."""
+    """The segments of a window, and how many mel frames to go on by."""
 
     segments: tuple[SegmentPart, ...]
     frames: int
 
 
 def cut_segments(tokens: Sequence[int], ids: WhisperTokens, frames: int, timestamps: bool | None) -> Cut:
-    """Cut where one time follows another; what comes after the last pair is heard again in the next window.
+    """Cut between two timestamps in a row; what comes after the last pair is decoded again in the next window.
 
-    A text that ends in a single time says that nothing follows in its window; so does one without pairs, which begins
-    where the window does. Times after the end of the sound are kept as written (all of this as openai-whisper does).
+    A text that ends in a single timestamp is complete; so is one without pairs, which begins where the window does.
+    Timestamps after the end of the sound stay as written (all of this as openai-whisper does).
     """
     seconds = frames / MEL_FRAMES_PER_SECOND
     is_time = [ids.is_timestamp(token) for token in tokens] if timestamps else [False] * len(tokens)
     ends_alone = is_time[-2:] == [False, True]
-    pairs = [place for place in range(1, len(tokens)) if is_time[place - 1] and is_time[place]]
+    pairs = [index for index in range(1, len(tokens)) if is_time[index - 1] and is_time[index]]
     if not pairs:
         times = [ids.seconds(token) for token, time in zip(tokens, is_time, strict=True) if time]
         end = times[-1] if times and times[-1] > 0 else seconds

@@ -1,7 +1,7 @@
-"""What guesses ahead of a Whisper and was trained beside it: a decoder of few layers that hears through its encoder.
+"""Draft models for speculative decoding that share a Whisper's encoder: distilled decoders and Medusa heads.
 
-A draft's folder says in `config.json` what kind it is and for which sizes of model it was trained; its weights alone
-are in the folder, never the model's.
+The `config.json` of a draft's folder has its kind and the sizes of the model it was trained for; the folder holds the
+draft's own weights only.
 """
 
 import json
@@ -30,7 +30,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def write_draft(
     module: nn.Module, folder: str | Path, kind: str, config: WhisperConfig, sizes: Mapping[str, int]
 ) -> None:
-    """Write a draft's weights, its kind and sizes, and the sizes of the model it is for."""
+    """Write a draft with its kind and sizes, and the sizes of the model it is for."""
     save_weights(module, folder)
     of = {name: getattr(config, name) for name in MATCHED}
     text = json.dumps({"model_type": TYPE, "kind": kind, "sizes": dict(sizes), "of": of}, indent=2)
@@ -38,7 +38,7 @@ def write_draft(
 
 
 def draft_kind(folder: str | Path) -> str | None:
-    """What kind of draft a folder holds; None where it holds a whole model."""
+    """The kind of draft in a folder; None for a whole model."""
     values = read_config(Path(folder) / "config.json", "draft")
     return str(values.get("kind")) if values.get("model_type") == TYPE else None
 
@@ -62,7 +62,7 @@ def read_draft(
 
 
 class TrainedBeside(nn.Module):
-    """What was trained beside a model and is made of its width and some sizes of its own."""
+    """A draft module built from the width of a model and some sizes of its own."""
 
     kind: ClassVar[str]
 
@@ -74,13 +74,13 @@ class TrainedBeside(nn.Module):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """What `save` wrote for a model of these sizes."""
+        """Load what `save` wrote for a model of these sizes."""
         with allocating(device, dtype):
             return read_draft(folder, cls.kind, config, lambda sizes: cls(config.d_model, **sizes))
 
 
 class DraftLayers(nn.Module):
-    """The weights of a draft decoder that are its own: layers and the last norm."""
+    """The weights of a draft decoder that it does not share: layers and the last norm."""
 
     def __init__(self, decoder: WhisperDecoder) -> None:
         super().__init__()
@@ -88,19 +88,19 @@ class DraftLayers(nn.Module):
 
 
 def distilled(decoder: WhisperDecoder, layers: int) -> WhisperDecoder:
-    """A decoder of fewer layers, those of the given one at even distances, with its very tables of tokens and places.
+    """A decoder of fewer layers, taken from the given one at even distances, that shares its embeddings.
 
-    The first and the last layer are kept; of one layer, it is the last.
+    The first and the last layer are taken; of one layer, the last.
     """
     count = len(decoder.stack)
     if not 1 <= layers < count:
         raise InputError(f"a draft of a decoder of {count} layers has 1…{count - 1}, not {layers}")
-    chosen = [round(place * (count - 1) / max(1, layers - 1)) for place in range(layers)] if layers > 1 else [count - 1]
-    made = _of_layers(decoder, layers)
-    for layer, source in zip(made.stack, chosen, strict=True):
+    chosen = [round(index * (count - 1) / max(1, layers - 1)) for index in range(layers)] if layers > 1 else [count - 1]
+    draft = _of_layers(decoder, layers)
+    for layer, source in zip(draft.stack, chosen, strict=True):
         layer.load_state_dict(decoder.stack[source].state_dict())
-    made.layer_norm.load_state_dict(decoder.layer_norm.state_dict())
-    return made
+    draft.layer_norm.load_state_dict(decoder.layer_norm.state_dict())
+    return draft
 
 
 def save_decoder(draft: WhisperDecoder, folder: str | Path, config: WhisperConfig) -> None:
@@ -110,33 +110,33 @@ def save_decoder(draft: WhisperDecoder, folder: str | Path, config: WhisperConfi
 
 def load_decoder(folder: str | Path, decoder: WhisperDecoder) -> WhisperDecoder:
     """A distilled decoder beside the one it was distilled from."""
-    made: list[WhisperDecoder] = []
+    drafts: list[WhisperDecoder] = []
 
     def layers(sizes: Mapping[str, int]) -> DraftLayers:
-        made.append(_of_layers(decoder, sizes["layers"]))
-        return DraftLayers(made[0])
+        drafts.append(_of_layers(decoder, sizes["layers"]))
+        return DraftLayers(drafts[0])
 
     read_draft(folder, KIND, decoder.config, layers)
-    return made[0].requires_grad_(False).eval()
+    return drafts[0].requires_grad_(False).eval()
 
 
 def _of_layers(decoder: WhisperDecoder, layers: int) -> WhisperDecoder:
-    """A decoder of so many unset layers that shares everything else."""
+    """A decoder with new layers that shares everything else."""
     like = decoder.embed_tokens.weight
     with allocating(like.device, like.dtype):
-        made = WhisperDecoder(replace(decoder.config, decoder_layers=layers, vocab_size=1, max_target_positions=1))
-    made.config = replace(decoder.config, decoder_layers=layers)
-    made.embed_tokens, made.embed_positions = decoder.embed_tokens, decoder.embed_positions
-    return made
+        draft = WhisperDecoder(replace(decoder.config, decoder_layers=layers, vocab_size=1, max_target_positions=1))
+    draft.config = replace(decoder.config, decoder_layers=layers)
+    draft.embed_tokens, draft.embed_positions = decoder.embed_tokens, decoder.embed_positions
+    return draft
 
 
 PLACES = 5
 Look = Callable[[Tensor], Tensor]
-"""Queries to what their windows answer.  # […, place, head, head_dim] → the same"""
+"""Cross-attention of queries to their windows.  # […, place, head, head_dim] → the same"""
 
 
 class WhisperHeads(TrainedBeside):
-    """One state for each place ahead."""
+    """Medusa heads: a hidden state for each of the next positions, which attend to the window once more."""
 
     kind = "heads"
 
@@ -162,14 +162,14 @@ class WhisperHeads(TrainedBeside):
 
     @classmethod
     def beside(cls, decoder: WhisperDecoder, places: int = PLACES) -> "WhisperHeads":
-        """Fresh heads for a decoder, which look at the window as its last layer does."""
+        """Untrained heads for a decoder, with the cross-attention queries of its last layer."""
         config, last = decoder.config, decoder.stack[-1].encoder_attn
-        made = cls(config.d_model, config.decoder_attention_heads, 2 * config.d_model, places)
-        made.q_proj.load_state_dict(last.q_proj.state_dict())
-        return made.to(last.q_proj.weight.device)
+        heads = cls(config.d_model, config.decoder_attention_heads, 2 * config.d_model, places)
+        heads.q_proj.load_state_dict(last.q_proj.state_dict())
+        return heads.to(last.q_proj.weight.device)
 
     def forward(self, hidden: Tensor, newest: Tensor, look: Look) -> Tensor:
-        """The states of the places ahead.  # [.., d_model], [.., d_model] → [.., place, d_model]
+        """Hidden states of the next positions.  # [.., d_model], [.., d_model] → [.., place, d_model]
 
         `hidden` is the state the newest token was drawn from, or `start` where it was not drawn; `newest` is that
         token's embedding.
@@ -182,6 +182,6 @@ class WhisperHeads(TrainedBeside):
         return x + functional.silu(torch.stack(changed, dim=-2))
 
     def save(self, folder: str | Path, config: WhisperConfig) -> None:
-        """Write weights and sizes, and which model they belong to."""
+        """Write the heads for a model of these sizes."""
         sizes = {"heads": self.heads, "ffn": self.fc1.out_features, "places": self.places}
         write_draft(self, folder, self.kind, config, sizes)

@@ -1,5 +1,5 @@
-"""Whisper's encoder for CPUs, without Python between its products: in bfloat16 where that is several times as fast as
-float32 (`narrow`), else as wide as it was (`straighten`).
+"""Faster encoders: in TorchScript for CPUs, as bfloat16 (`to_bf16`) or float32 (`optimise_encoder`); as CUDA graphs
+(`WindowEncoder`); and a whole Whisper in int8 (`to_int8`).
 """
 
 from collections.abc import Callable, Sequence
@@ -35,19 +35,19 @@ Product = Callable[[Tensor, Tensor | None], nn.Module]
 
 
 class Products(NamedTuple):
-    """How a layer multiplies: plainly, with the GELU of it, and with what it is added to."""
+    """The linear layers of an implementation: plain, followed by a GELU, followed by a residual add."""
 
     plain: Product
     gelu: Product
     sum: Product
 
 
-NARROW = Products(MkldnnLinear, MkldnnLinearGelu, MkldnnLinearAdd)
-WIDE = Products(ColumnMajorLinear, ColumnMajorLinearGelu, ColumnMajorLinearAdd)
+BF16 = Products(MkldnnLinear, MkldnnLinearGelu, MkldnnLinearAdd)
+FLOAT32 = Products(ColumnMajorLinear, ColumnMajorLinearGelu, ColumnMajorLinearAdd)
 
 
 class OptimisedEncoderLayer(nn.Module):
-    """A `WhisperLayer` over whole windows."""
+    """`WhisperLayer.forward` over whole windows."""
 
     def __init__(self, layer: WhisperLayer, products: Products) -> None:
         super().__init__()
@@ -62,27 +62,27 @@ class OptimisedEncoderLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """# [window, position, d_model] → the same"""
         windows, positions = x.size(0), x.size(1)
-        made = self.packed(self.norm(x)).view(windows, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(made[0], made[1], made[2])
+        parts = self.packed(self.norm(x)).view(windows, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2])
         x = self.out(mixed.transpose(1, 2).reshape(x.size()), x)
         out: Tensor = self.outer(self.inner(self.last_norm(x)), x)
         return out
 
 
 class OptimisedEncoder(nn.Module):
-    """All of a `WhisperEncoder`; its last norm stays as wide as it was."""
+    """`WhisperEncoder.forward`; the last norm stays in the type it was loaded in."""
 
     def __init__(self, encoder: WhisperEncoder, products: Products) -> None:
         super().__init__()
         self.conv1, self.conv2 = (ConvAsProduct(conv, products.gelu) for conv in (encoder.conv1, encoder.conv2))
-        self.places = encoder.embed_positions.weight.detach()
+        self.positions = encoder.embed_positions.weight.detach()
         self.layers = nn.ModuleList(OptimisedEncoderLayer(layer, products) for layer in _layers(encoder))
         self.norm = encoder.layer_norm
 
     def forward(self, mel: Tensor) -> Tensor:
         """# [window, mel, frame] → [window, frame / 2, d_model]"""
-        x = self.conv2(self.conv1(mel.to(self.places.dtype).transpose(1, 2)))
-        x = x + self.places[: x.size(1)]
+        x = self.conv2(self.conv1(mel.to(self.positions.dtype).transpose(1, 2)))
+        x = x + self.positions[: x.size(1)]
         for layer in self.layers:
             x = layer(x)
         states: Tensor = self.norm(x.to(self.norm.weight.dtype))
@@ -90,15 +90,15 @@ class OptimisedEncoder(nn.Module):
 
 
 class Bf16CrossKV(MkldnnLinear):
-    """Keys and values of windows by a product of bfloat16."""
+    """Cross-attention keys and values by one product in bfloat16."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project the last dimension.  # [.., input] → [.., output], as wide as they come"""
+        """# [.., input] → [.., output], of the type that comes in"""
         return super().forward(x.to(torch.bfloat16)).to(x.dtype)
 
 
-def narrow(model: Whisper) -> None:
-    """Let an encoder compute in bfloat16, and what the decoder remembers of its states.
+def to_bf16(model: Whisper) -> None:
+    """Install an encoder in bfloat16, and bfloat16 keys and values for the decoder.
 
     A quantised encoder has products of its own and is left alone.
     """
@@ -108,62 +108,62 @@ def narrow(model: Whisper) -> None:
     width = encoder.layer_norm.weight.dtype
     encoder.to(torch.bfloat16)
     encoder.layer_norm.to(width)
-    _take_twin(model, NARROW)
-    remember_narrowly(model.decoder)
+    _install_fast_encoder(model, BF16)
+    use_bf16_cross_kv(model.decoder)
 
 
 def optimise_encoder(model: Whisper) -> None:
-    """Let an encoder of float32 on a CPU compute without Python, by weights that lie as its products read them."""
+    """Install a float32 encoder in TorchScript for CPUs, with weights in the layout its products read fastest."""
     encoder = model.encoder
     if not has_plain_products(encoder):
         return
     for layer in _layers(encoder):
         for part in (layer.self_attn.out_proj, layer.fc1, layer.fc2):
             part.weight.data = column_major(part.weight.detach())
-    straight = _take_twin(model, WIDE)
-    for layer, mine in zip(_layers(encoder), straight.layers, strict=True):
+    fast = _install_fast_encoder(model, FLOAT32)
+    for layer, mine in zip(_layers(encoder), fast.layers, strict=True):
         packed = mine.get_submodule("packed")
         assert isinstance(packed, ColumnMajorLinear)
         become_views(_query_key_value(layer), packed.weight)
-    remember_together(model.decoder)
-    if is_onednn_slow() and model.decoder.spelling is None:
-        model.decoder.spelling = TableProduct(model.decoder.embed_tokens.weight)
+    join_cross_kv(model.decoder)
+    if is_onednn_slow() and model.decoder.fast_lm_head is None:
+        model.decoder.fast_lm_head = TableProduct(model.decoder.embed_tokens.weight)
 
 
-def is_narrow(model: Whisper) -> bool:
-    """Whether `narrow` was done to it."""
-    return model.encoder.conv1.weight.dtype == torch.bfloat16 and model.encoder.twin is not None
+def is_bf16(model: Whisper) -> bool:
+    """Whether the encoder is that of `to_bf16`."""
+    return model.encoder.conv1.weight.dtype == torch.bfloat16 and model.encoder.fast is not None
 
 
-def remember_narrowly(decoder: WhisperDecoder) -> None:
-    """Let a decoder make keys and values of windows, for all its layers, by one product of bfloat16."""
-    decoder.remembering = Bf16CrossKV(*joined_weight(_of_windows(decoder)))
+def use_bf16_cross_kv(decoder: WhisperDecoder) -> None:
+    """Compute cross-attention keys and values of all layers by one product in bfloat16."""
+    decoder.fast_cross_kv = Bf16CrossKV(*joined_weight(_cross_kv_projections(decoder)))
 
 
-def remember_together(decoder: WhisperDecoder) -> None:
-    """Let a decoder make keys and values of windows, for all its layers, by one product as wide as it is."""
-    parts = _of_windows(decoder)
+def join_cross_kv(decoder: WhisperDecoder) -> None:
+    """Compute cross-attention keys and values of all layers by one product in the decoder's type."""
+    parts = _cross_kv_projections(decoder)
     if not all(isinstance(part, nn.Linear) for part in parts):
         return
     weight, bias = joined_weight(parts)
     become_views(parts, weight)
-    decoder.remembering = ColumnMajorLinear(weight, bias)
+    decoder.fast_cross_kv = ColumnMajorLinear(weight, bias)
 
 
-def narrow_pieces(guesser: PieceGuesser) -> None:
-    """Let a guesser of whole texts, which was loaded in bfloat16, compute in it without delay."""
+def pieces_to_bf16(guesser: PieceGuesser) -> None:
+    """Run a `PieceGuesser` that was loaded in bfloat16 in TorchScript."""
     layers = [layer for layer in guesser.layers if isinstance(layer, WhisperLayer)]
-    guesser.layers = nn.ModuleList(scripted(OptimisedEncoderLayer(layer, NARROW)) for layer in layers)
+    guesser.layers = nn.ModuleList(scripted(OptimisedEncoderLayer(layer, BF16)) for layer in layers)
 
 
-def _take_twin(model: Whisper, products: Products) -> OptimisedEncoder:
+def _install_fast_encoder(model: Whisper, products: Products) -> OptimisedEncoder:
     encoder = model.encoder
-    straight = OptimisedEncoder(encoder, products)
-    encoder.twin = scripted(straight)
+    fast = OptimisedEncoder(encoder, products)
+    encoder.fast = scripted(fast)
     with torch.inference_mode():
         for _ in range(3):  # what TorchScript does in its first calls takes as long as ten of them
-            encoder.twin(torch.zeros(1, model.config.num_mel_bins, min(100, model.config.window_frames)))
-    return straight
+            encoder.fast(torch.zeros(1, model.config.num_mel_bins, min(100, model.config.window_frames)))
+    return fast
 
 
 def _layers(encoder: WhisperEncoder) -> list[WhisperLayer]:
@@ -180,56 +180,55 @@ def _query_key_value(layer: WhisperLayer) -> Sequence[nn.Linear]:
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
-def _of_windows(decoder: WhisperDecoder) -> Sequence[nn.Linear]:
+def _cross_kv_projections(decoder: WhisperDecoder) -> Sequence[nn.Linear]:
     return [part for layer in decoder.stack for part in (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)]
 
 
-MOST_GRAPHED = 2
-MOST_LENGTHS = 32  # of trimmed windows that are captured
+MAX_GRAPHED_WINDOWS = 2
+MAX_GRAPHED_LENGTHS = 32  # of trimmed windows that are captured
 
 Size = tuple[int, int]
 """Windows, and the frames of each."""
 
 
 class WindowEncoder:
-    """States of windows.  # [window, mel, frame] → [window, frame / 2, d_model]"""
+    """The encoder, by CUDA graphs on a GPU.  # [window, mel, frame] → [window, frame / 2, d_model]"""
 
     def __init__(self, encoder: WhisperEncoder) -> None:
         self.encoder = encoder
         self._graphed = Graphed[Size](self._encode)
-        self._met: set[Size] = set()
+        self._seen: set[Size] = set()
 
     def __call__(self, mel: Tensor) -> Tensor:
-        """The encoder's states."""
         mel = mel.to(self.encoder.conv1.weight.dtype)
         size = (mel.shape[0], mel.shape[2])
-        if mel.is_cuda and mel.shape[0] <= MOST_GRAPHED and self._is_captured(size):
+        if mel.is_cuda and mel.shape[0] <= MAX_GRAPHED_WINDOWS and self._is_captured(size):
             return self._graphed(size, [mel])[0]
         states: Tensor = self.encoder(mel)
         return states
 
     def _is_captured(self, size: Size) -> bool:
-        """Whether windows of a size have a graph or are to have one."""
+        """Whether windows of a size have a graph or get one: full windows at once, others when they come again."""
         if size[1] == self.encoder.config.window_frames or size in self._graphed:
             return True
-        comes_again = size in self._met
-        self._met.add(size)
-        return comes_again and self._graphed.captured < MOST_LENGTHS
+        comes_again = size in self._seen
+        self._seen.add(size)
+        return comes_again and self._graphed.captured < MAX_GRAPHED_LENGTHS
 
     def _encode(self, size: Size, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (self.encoder(tensors[0]),)
 
 
 class AfterNorm(Int8Linear):
-    """An `Int8Linear` whose inputs come out of a norm: one scale for all rows of a call."""
+    """An `Int8Linear` behind a norm, with one scale for all rows of a call."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project the last dimension."""
+        """# [.., input] → [.., output]"""
         return int8_product(x.float(), self.packed, False).to(x.dtype)
 
 
 def to_int8(model: Whisper) -> Whisper:
-    """The model with int8 products, in place; convolutions, norms and tables of positions stay as they are."""
+    """Replace all products by int8 ones, in place; convolutions, norms and positions stay as they are."""
     if not has_int8_products():
         raise InputError("int8 products need a CPU with VNNI, which this one lacks; take auto or float32")
     for half, kernels in ((model.encoder, MANY_ROWS), (model.decoder, INT8_SMALL_BATCH)):
@@ -240,7 +239,7 @@ def to_int8(model: Whisper) -> Whisper:
             if isinstance(module, WhisperAttention) and not isinstance(module, CrossAttention):
                 module.packed = _packed(module, kernels)
         _round_below(half, kernels)
-    model.decoder.spelling = AfterNorm.of_weight(model.decoder.embed_tokens.weight)
+    model.decoder.fast_lm_head = AfterNorm.of_weight(model.decoder.embed_tokens.weight)
     return model
 
 

@@ -1,7 +1,7 @@
-"""Whisper's decoder as the engine runs it: texts of many windows in flight together, each joined and left at any step.
+"""Whisper's decoder as a model of the engine: texts of many windows in one batch, each joining and leaving at any step.
 
-A row is a token and the window it is written of. The text's keys and values are in the engine's pages; those of windows
-lie in a `WindowStore`, written once by whoever encoded them and read by every text, beam or draft of that window.
+A row is a token and the number of its window. Keys and values of texts are in the engine's pages; those of windows are
+in a `WindowStore`, written once after encoding and read by every text, beam or draft of the window.
 """
 
 import threading
@@ -31,36 +31,32 @@ from vivavoce.nn.linear import become_views, column_major
 from vivavoce.nn.paged_kv import KVShape, RowBatch
 
 TOKEN, WINDOW = 0, 1
-MOST_ROWS = 1024  # of a step, for which the kernels have counters
-MOST_WINDOWS = 2047
-NOBODY = 0  # the window of rows that only fill a batch up
+MAX_STEP_ROWS = 1024  # for which the attention kernel has counters
+MAX_WINDOWS = 2047
+PADDING_WINDOW = 0  # of rows that pad a batch
 
-# What a text has written, in the bits of its mode above those of its window channel.
+# The mode of a text: its window channel in the lower bits, what it has written in those above.
 WINDOW_BITS = 12
 LAST_IS_TIME, BEFORE_IS_TIME, BEGUN = 1 << 12, 1 << 13, 1 << 14
 LATEST_SHIFT = 15
 
 
 class Decoding(Protocol):
-    """What writing needs of a Whisper; a draft has it without an encoder."""
+    """The parts of a Whisper that decoding needs; a draft has no encoder."""
 
     @property
-    def config(self) -> WhisperConfig:
-        """The sizes."""
-        ...
+    def config(self) -> WhisperConfig: ...
 
     @property
-    def decoder(self) -> WhisperDecoder:
-        """The decoder."""
-        ...
+    def decoder(self) -> WhisperDecoder: ...
 
 
 class WindowStore:
-    """Keys and values of encoded windows, a place for each, given back when its texts are done."""
+    """Keys and values of encoded windows in numbered slots, which are released when their texts are done."""
 
     def __init__(self, model: Decoding, windows: int) -> None:
-        if not 1 <= windows <= MOST_WINDOWS:
-            raise InputError(f"a store holds 1…{MOST_WINDOWS} windows, not {windows}")
+        if not 1 <= windows <= MAX_WINDOWS:
+            raise InputError(f"a store holds 1…{MAX_WINDOWS} windows, not {windows}")
         config, like = model.config, model.decoder.embed_tokens.weight
         heads = config.decoder_attention_heads
         size = (config.decoder_layers, windows + 1, heads, config.max_source_positions, config.d_model // heads)
@@ -68,20 +64,20 @@ class WindowStore:
         self.keys = torch.zeros(size, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
         self.lengths = torch.ones(windows + 1, dtype=torch.int32, device=like.device)
-        self.arrived = torch.zeros(MOST_ROWS * heads, dtype=torch.int32, device=like.device)
+        self.arrived = torch.zeros(MAX_STEP_ROWS * heads, dtype=torch.int32, device=like.device)
         self.positions = [1] * (windows + 1)
-        self._free = list(range(windows, NOBODY, -1))
+        self._free = list(range(windows, PADDING_WINDOW, -1))
         self._lock = threading.Lock()  # windows are encoded on other threads than those that step
         self._starts: dict[int, Tensor] = {}
 
     @property
     def free(self) -> int:
-        """How many windows more can be held."""
+        """The number of free slots."""
         return len(self._free)
 
     @torch.inference_mode()
     def hold(self, memory: WindowMemory, numbers: Sequence[int] | None = None) -> list[int]:
-        """Take in windows; the numbers by which rows name them, which may be asked for."""
+        """Store windows; the numbers by which rows name them, which may be given."""
         with self._lock:
             if memory.windows > self.free:
                 free = f"{self.free} of {self.windows} places are free"
@@ -98,7 +94,7 @@ class WindowStore:
         return numbers
 
     def release(self, window: int) -> None:
-        """Give a window's place back; no text of it may go on."""
+        """Free a window's slot; none of its texts may go on."""
         with self._lock:
             if window in self._free or not 1 <= window <= self.windows:
                 raise InputError(f"window {window} is not held")
@@ -106,18 +102,18 @@ class WindowStore:
             self._free.append(window)
 
     def note_starts(self, hidden: Tensor, starts: Tensor, windows: Tensor) -> None:
-        """Keep the states with which texts of windows start.  # [row, d_model], [row] bool, [row]"""
+        """Store the states of `<|startoftranscript|>`, by window.  # [row, d_model], [row] bool, [row]"""
         for row in starts.nonzero()[:, 0].tolist():
             self._starts[int(windows[row])] = hidden[row].clone()
 
     def start(self, window: int) -> Tensor | None:
-        """The state with which a text of a held window started, where it was kept.  # [d_model]"""
+        """The stored state of `<|startoftranscript|>`, if there is one.  # [d_model]"""
         return self._starts.get(window)
 
     def memory(self, window: int) -> WindowMemory:
-        """What is held of a window, without a copy."""
-        held = (slice(None), slice(window, window + 1), slice(None), slice(self.positions[window]))
-        return WindowMemory(self.keys[held], self.values[held])
+        """A window, as a view."""
+        index = (slice(None), slice(window, window + 1), slice(None), slice(self.positions[window]))
+        return WindowMemory(self.keys[index], self.values[index])
 
     def read(self, layer: int, window: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a window for one layer.  # each [head, position, head_dim]"""
@@ -126,7 +122,7 @@ class WindowStore:
 
 
 class WhisperWriter:
-    """The decoder behind the engine's interface, with the rules of a transcript applied to every token it draws."""
+    """The decoder behind the engine's interface, with the rules of transcripts applied to every token drawn."""
 
     channels = 2
 
@@ -165,7 +161,7 @@ class WhisperWriter:
 
     @cached_property
     def paged(self) -> Any:
-        """The layers without Python, where they can be had: on CPUs, of plain products."""
+        """The layers in TorchScript; None on other devices than CPUs and for quantised layers."""
         on_cpu = self._ids.device.type == "cpu"
         return paged_decoder(self.model.decoder, self.packed) if on_cpu and self.packed else None
 
@@ -198,7 +194,7 @@ class WhisperWriter:
         return decoder.run(x, PagedTexts(batch, look))
 
     def looking(self, windows: Tensor) -> Look:
-        """How rows of these windows look at them, layer by layer.  # [row]"""
+        """Cross-attention of rows to these windows.  # [row]"""
         if kernels.usable(windows):
             store, numbers = self.store, windows.int()
             return lambda query, index: kernels.window_attention(
@@ -208,7 +204,7 @@ class WhisperWriter:
         return lambda query, index: self._mixed(query, index, runs)
 
     def _mixed(self, query: Tensor, index: int, runs: list[tuple[int, int]]) -> Tensor:
-        """Neighbouring rows of one window together.  # [row, head, head_dim]"""
+        """Cross-attention of neighbouring rows of one window together.  # [row, head, head_dim]"""
         mixed, begin = [], 0
         for window, count in runs:
             keys, values = self.store.read(index, window)
@@ -227,16 +223,16 @@ class WhisperWriter:
         return torch.stack([token, modes & ((1 << WINDOW_BITS) - 1)], dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What each state says of the next token, before any rule.  # [row, d_model] → [row, vocabulary] float32"""
+        """Logits before any rule.  # [row, d_model] → [row, vocabulary] float32"""
         weight = self.model.decoder.embed_tokens.weight
         if self.packed and kernels.usable(hidden) and kernels.takes([weight], hidden.shape[0]):
             return kernels.row_linear(hidden.contiguous(), weight, None, dtype=torch.float32)
         return self.model.decoder.logits(hidden)
 
     def ruled(self, logits: Tensor, modes: Tensor, timed: bool = True) -> Tensor:
-        """Logits under the rules, by what each text has written.  # [sequence, vocabulary], [sequence]
+        """Logits under the rules, by the mode of each text.  # [sequence, vocabulary], [sequence]
 
-        `timed` is False where it is known that no text is written with times.
+        `timed` is False where no text has timestamps.
         """
         if kernels.usable(logits):
             return kernels.transcript_rules(logits, modes, self._barred, self._known_ids)
@@ -263,10 +259,9 @@ class WhisperWriter:
         begun: bool = False,
         states: Tensor | None = None,
     ) -> Text:
-        """How far a finished text of a held window can be trusted.
+        """Log-probability and no-speech chance of a finished text of a window.
 
-        Found of the states from which its tokens were drawn, where somebody kept them, or else in one pass.
-        # states [token, d_model]
+        By the states its tokens were drawn from, where they were kept, else in one pass.  # states [token, d_model]
         """
         decoder, start = self.model.decoder, self.store.start(window)
         taken = [*written, self.tokens.endoftext] if ended else list(written)
@@ -287,11 +282,11 @@ class WhisperWriter:
         return Text(list(written), logprob, ended, silence)
 
     def start_mode(self, last: Row) -> int:
-        """Nothing is written yet; whether times are wanted stands in the row."""
+        """The mode of an empty text: its window channel, which also says whether it has timestamps."""
         return last[WINDOW]
 
     def next_mode(self, mode: int, row: Row) -> int:
-        """What the rules must know of the text after this row."""
+        """What the rules need to know of a text after this row."""
         is_time = self.tokens.is_timestamp(row[TOKEN])
         latest = row[TOKEN] - self.tokens.timestamps + 1 if is_time else mode >> LATEST_SHIFT
         before = BEFORE_IS_TIME if not mode & BEGUN or mode & LAST_IS_TIME else 0
@@ -338,7 +333,7 @@ def runs_of(windows: Tensor) -> list[tuple[int, int]]:
 
 
 def masked_once(batch: RowBatch, like: Tensor) -> RowBatch:
-    """The rows with what each may see as numbers to be added, which all layers then share."""
+    """The rows with their masks as additive biases, computed once for all layers."""
     pieces = []
     for piece in batch.pieces:
         seen = piece.visible
@@ -350,9 +345,9 @@ def masked_once(batch: RowBatch, like: Tensor) -> RowBatch:
 
 
 def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
-    """Query, key and value projection of every layer as one matrix, of which the published ones become views.
+    """Join the query, key and value projections of every layer into one matrix, of which they become views.
 
-    Nothing where a layer's projections are not plain ones.
+    Empty where projections are not plain linear layers.
     """
     packed = []
     for layer in decoder.stack:
@@ -370,7 +365,7 @@ def pack_projections(decoder: WhisperDecoder) -> list[tuple[Tensor, Tensor]]:
 
 
 class WindowHeads:
-    """Medusa heads of the texts of a writer: the states of places ahead, from states and newest rows."""
+    """Medusa heads over the windows of a writer: states of the next positions from hidden states and newest rows."""
 
     def __init__(self, heads: WhisperHeads, writer: WhisperWriter) -> None:
         self.heads, self.writer = heads, writer

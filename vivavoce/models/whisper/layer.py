@@ -1,4 +1,4 @@
-"""The pre-LN transformer layer of Whisper, whole or in a causal stream."""
+"""The pre-LN transformer layer of Whisper, over whole inputs or continued from a cache."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,7 +37,7 @@ class WhisperAttention(nn.Module):
 
     @property
     def projections(self) -> tuple[nn.Module, nn.Module, nn.Module]:
-        """Of query, key and value."""
+        """The query, key and value projections."""
         return self.q_proj, self.k_proj, self.v_proj
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:

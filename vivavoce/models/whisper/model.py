@@ -1,7 +1,7 @@
-"""Whisper in every published size, and Breeze-ASR-25: a log-mel window in, the text of it out, token by token.
+"""Whisper in every published size, and Breeze-ASR-25: encoder, decoder, and one forward pass for all its readable uses.
 
 log-mel at 100 Hz → two convolutions (the second halves the rate) → sinusoidal positions → encoder layers; then a text
-decoder whose layers look at the text so far, at the encoder's states of the window, and pass through a feed-forward.
+decoder whose layers attend to the text so far (self-attention) and to the window's states (cross-attention).
 The keys and values of the window are computed once (`WindowMemory`) and shared by every row that reads it.
 """
 
@@ -26,31 +26,31 @@ from vivavoce.nn.streaming import Extension, StreamCache, extend
 
 @dataclass(frozen=True)
 class WindowMemory:
-    """What the decoder's layers read of encoded windows.  # each [layer, window, head, position, head_dim]"""
+    """Cross-attention keys and values of encoded windows.  # each [layer, window, head, position, head_dim]"""
 
     keys: Tensor
     values: Tensor
 
     @property
     def windows(self) -> int:
-        """How many windows lie side by side."""
+        """The number of windows."""
         return self.keys.shape[1]
 
     def of(self, windows: Sequence[int]) -> "WindowMemory":
-        """The memory of some of the windows, in this order."""
+        """Some of the windows, in this order."""
         index = torch.as_tensor(windows, device=self.keys.device)
         return WindowMemory(self.keys[:, index], self.values[:, index])
 
     def one(self, window: int) -> "WindowMemory":
-        """The memory of one window, without a copy."""
+        """One window, as a view."""
         return WindowMemory(self.keys[:, window : window + 1], self.values[:, window : window + 1])
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """Texts under way, in step: what the layers remember of each text and of the window it is of.
+    """Texts that are decoded in step: the self-attention cache of each and the memory of its window.
 
-    Rows are ordered by window: with three rows a window, rows 0…2 are of window 0.
+    Rows are ordered by window: with three rows per window, rows 0…2 are of window 0.
     """
 
     past: StreamCache
@@ -58,7 +58,7 @@ class DecoderState:
 
     @property
     def length(self) -> int:
-        """Tokens each text has."""
+        """Tokens of each text so far."""
         return self.past.length
 
 
@@ -180,8 +180,8 @@ class WhisperEncoder(nn.Module):
             for _ in range(config.encoder_layers)
         )
         self.layer_norm = nn.LayerNorm(config.d_model)
-        self.twin: nn.Module | None = None
-        """All of it in a faster form, where somebody made one."""
+        self.fast: nn.Module | None = None
+        """A faster implementation of the whole encoder, if one is installed."""
 
     def forward(self, mel: Tensor) -> Tensor:
         """States of windows, which may be shorter than 30 s.  # [window, mel, frame] → [window, frame / 2, d_model]"""
@@ -189,16 +189,16 @@ class WhisperEncoder(nn.Module):
         if mel.ndim != 3 or mel.shape[1] != config.num_mel_bins or not 0 < mel.shape[2] <= config.window_frames:
             wanted = f"[window, {config.num_mel_bins}, 1…{config.window_frames}]"
             raise InputError(f"this Whisper takes mels {wanted}, not {list(mel.shape)}")
-        if self.twin is not None:
-            made: Tensor = self.twin(mel)
-            return made
+        if self.fast is not None:
+            states: Tensor = self.fast(mel)
+            return states
         x = functional.gelu(self.conv1(mel.to(self.conv1.weight.dtype)))
         x = functional.gelu(self.conv2(x)).transpose(1, 2)
         x = x + self.embed_positions.weight[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)
-        states: Tensor = self.layer_norm(x.to(self.layer_norm.weight.dtype))
-        return states
+        normed: Tensor = self.layer_norm(x.to(self.layer_norm.weight.dtype))
+        return normed
 
 
 class WhisperDecoder(nn.Module):
@@ -214,22 +214,22 @@ class WhisperDecoder(nn.Module):
             for _ in range(config.decoder_layers)
         )
         self.layer_norm = nn.LayerNorm(config.d_model)
-        self.spelling: nn.Module | None = None
-        """A faster twin of the product with `embed_tokens`, where somebody made one."""
-        self.remembering: nn.Module | None = None
-        """A faster twin of the products of `remember`, all in one, where somebody made one."""
+        self.fast_lm_head: nn.Module | None = None
+        """A faster product with `embed_tokens`, if one is installed."""
+        self.fast_cross_kv: nn.Module | None = None
+        """One product for the keys and values of all layers, if one is installed."""
 
     @property
     def stack(self) -> Sequence[WhisperDecoderLayer]:
-        """The layers, typed."""
+        """The layers with their type."""
         return cast(Sequence[WhisperDecoderLayer], self.layers)
 
     def remember(self, states: Tensor) -> WindowMemory:
-        """What the layers will read of these windows.  # [window, position, d_model]"""
-        if self.remembering is not None:
+        """Cross-attention keys and values of windows, for all layers.  # [window, position, d_model]"""
+        if self.fast_cross_kv is not None:
             attention, layers = self.stack[0].encoder_attn, len(self.stack)
-            made: Tensor = self.remembering(states)
-            by_layer = made.unflatten(-1, (layers, 2, attention.heads, attention.head_dim)).permute(2, 3, 0, 4, 1, 5)
+            joined: Tensor = self.fast_cross_kv(states)
+            by_layer = joined.unflatten(-1, (layers, 2, attention.heads, attention.head_dim)).permute(2, 3, 0, 4, 1, 5)
             return WindowMemory(by_layer[:, 0], by_layer[:, 1])
         pairs = [layer.encoder_attn.remember(states) for layer in self.stack]
         return WindowMemory(torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs]))
@@ -260,23 +260,23 @@ class WhisperDecoder(nn.Module):
         first, new = state.length, tokens.shape[1]
         if first + new > self.config.max_target_positions:
             raise CapacityError(
-                f"{first + new} tokens are more than the {self.config.max_target_positions} this Whisper has places for"
+                f"{first + new} tokens are more than the {self.config.max_target_positions} positions of this Whisper"
             )
         streams = extend([state.past], new)
         hidden = self.run(self.embed(tokens, first), ContinuedTexts(streams, state.memory))
         return hidden, DecoderState(streams.after[0], state.memory)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What each hidden state says of the next token.  # […, d_model] → […, vocabulary] float32"""
-        if self.spelling is not None:
-            spelt: Tensor = self.spelling(hidden)
-            return spelt.float()
+        """Logits of the next tokens.  # […, d_model] → […, vocabulary] float32"""
+        if self.fast_lm_head is not None:
+            logits: Tensor = self.fast_lm_head(hidden)
+            return logits.float()
         return functional.linear(hidden, self.embed_tokens.weight).float()
 
     def attention(
         self, tokens: Tensor, memory: WindowMemory, heads: Sequence[tuple[int, int]], positions: int | None = None
     ) -> Tensor:
-        """How (layer, head) pairs look at the first positions of their windows, or at all of them.
+        """Cross-attention weights of (layer, head) pairs over the first positions of their windows, or all of them.
 
         # [row, token] → [row, pair, token, position]
         """
@@ -318,7 +318,7 @@ class Whisper(nn.Module):
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> "Whisper":
-        """Random weights made on the device: for measuring speed, and for tests."""
+        """Random weights, for measuring speed and for tests."""
         with allocating(device, dtype):
             model = cls(config)
         fill_randomly(model, seed)

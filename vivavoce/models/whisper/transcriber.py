@@ -1,5 +1,5 @@
-"""Sound of any length to text: window after window, each decoded under the rules, again at higher temperatures where
-the first try cannot be trusted, and the next window begun where the last complete segment ended.
+"""Recordings of any length to text, window by window as in openai-whisper: a text that cannot be trusted is decoded
+again at higher temperatures, and the next window begins where the last complete segment ended.
 """
 
 import zlib
@@ -44,10 +44,10 @@ from vivavoce.models.whisper.windows import (
 )
 
 MEL_BLOCK_SECONDS = 60
-FADING_SAMPLES = 800  # of silence behind a sound; frames that begin later hear nothing else
-OF_SILENCE = -10.0  # the least log-mel there is
-TRIM_FRAMES = 8  # a trimmed window ends on a multiple of so many
-NARROW_TRIM_FRAMES = 32  # the same for narrower numbers: sixteen positions, as their products take them
+FADING_SAMPLES = 800  # of silence behind a recording; later frames have nothing else in them
+SILENCE_LOG_MEL = -10.0  # the minimum
+TRIM_FRAMES = 8  # trimmed windows end on a multiple of these
+BF16_TRIM_FRAMES = 32  # sixteen positions, the block of bfloat16 products
 
 
 class WhisperTranscriber:
@@ -75,7 +75,7 @@ class WhisperTranscriber:
 
     @property
     def device(self) -> torch.device:
-        """Where the model stands."""
+        """The device of the model."""
         return self.model.decoder.embed_tokens.weight.device
 
     def language(self, samples: Tensor) -> dict[str, float]:
@@ -85,12 +85,12 @@ class WhisperTranscriber:
         return dict(sorted(chances.items(), key=lambda item: -item[1]))
 
     def own_language(self, samples: Tensor) -> str:
-        """The language that is written where nobody asks for one: the model's only one, its usual one, or the heard."""
+        """The language that is written where none is asked for: the model's own, or the detected one.  # [time]"""
         return self.usual_language or next(iter(self.language(samples)))
 
     @property
     def usual_language(self) -> str | None:
-        """The language that is written whatever is heard: the model's only one, or its usual one if it has one."""
+        """The only language of the model, or the default of its settings; None: it is detected."""
         if not self.tokens.is_multilingual:
             return "en"
         only = next(iter(self.tokens.languages)) if len(self.tokens.languages) == 1 else None
@@ -102,7 +102,7 @@ class WhisperTranscriber:
         return max(chances, key=lambda language: chances[language])
 
     def segments(self, samples: Tensor, options: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
-        """Segments as they are decoded, so that what was heard survives whatever comes after it.  # [time] at 16 kHz"""
+        """Segments as they become final.  # [time] at 16 kHz"""
         return answered(self.hear(samples, options), self._answer)
 
     def _answer(self, asked: Question) -> Answer:
@@ -111,14 +111,14 @@ class WhisperTranscriber:
         return self.encode(asked.mel) if isinstance(asked, EncodeWindow) else self.answer(asked)
 
     def hear(self, samples: Tensor, options: TranscriptionOptions | None = None) -> TranscriptionSteps:
-        """The way through a sound, with all work left to the caller, so that many can be heard at once.
+        """Transcribe with the device's work left to the caller, so that many recordings can be batched.  # [time]
 
-        The caller is asked to encode a window (and sends its `WindowMemory`), to tell its language, or to write a text
-        (and sends a `Text`), and is given segments. Where no language is wished, that of the first window is told.
+        Yields segments, and questions: `EncodeWindow` (send its `WindowMemory`), `LanguageDetector` (send the language)
+        and `WriteText` (send a `Text`). Without a language in the options, that of the first window is detected.
         """
         if samples.ndim != 1:
             raise InputError(f"a transcript is of one channel of samples, not of a tensor {list(samples.shape)}")
-        options = self._settled(options or TranscriptionOptions(), len(samples) / WhisperMel.RATE)
+        options = self._with_defaults(options or TranscriptionOptions(), len(samples) / WhisperMel.RATE)
         mel = self.log_mel(samples)
         content = mel.shape[-1] - self.model.config.window_frames
         earlier: list[int] = self.tokenizer.encode(f" {options.prompt.strip()}") if options.prompt else []
@@ -129,72 +129,72 @@ class WhisperTranscriber:
             assert isinstance(memory, WindowMemory)
             if options.language is None:
                 options = replace(options, language=str((yield LanguageDetector(memory))))
-            made, frames, trusted = yield from self._hear_window(memory, seek, size, options, earlier)
-            for segment in made:
+            segments, frames, trusted = yield from self._hear_window(memory, seek, size, options, earlier)
+            for segment in segments:
                 if not is_imagined(segment, spoken_until, options.longest_silence):
                     spoken_until = segment.words[-1].end if segment.words else segment.end
                     yield replace(segment, language=options.language)
             follows = options.follow_earlier and trusted
-            earlier = [*earlier, *(id_ for segment in made for id_ in segment.tokens)] if follows else []
+            earlier = [*earlier, *(id_ for segment in segments for id_ in segment.tokens)] if follows else []
             seek += max(1, frames)
 
     def _hear_window(
         self, memory: WindowMemory, seek: int, size: int, options: TranscriptionOptions, earlier: list[int]
     ) -> Generator[Question, Answer, tuple[list[TranscriptSegment], int, bool]]:
-        """One window's segments, how many of its frames are done with, and whether the next may build on them."""
+        """The segments of a window, how many frames to go on by, and whether they may prompt the next window."""
         text, temperature = yield from self._write(memory, options, earlier, is_first=seek == 0)
         if self.is_silence(text):
             return [], size, True
         offset = seek / MEL_FRAMES_PER_SECOND
         cut = cut_segments(text.tokens, self.tokens, size, options.timestamps)
-        made = [
+        segments = [
             self._segment(part.tokens, part.start + offset, part.end + offset, text, temperature)
             for part in cut.segments
         ]
-        made = [segment for segment in made if segment.text.strip() and segment.end > segment.start]
+        segments = [segment for segment in segments if segment.text.strip() and segment.end > segment.start]
         if options.word_times:
-            made = self._timed(made, memory, options, offset, size)
-        return made, cut.frames, temperature <= self.settings.forget_prompt_above
+            segments = self._timed(segments, memory, options, offset, size)
+        return segments, cut.frames, temperature <= self.settings.forget_prompt_above
 
     @torch.inference_mode()
     def log_mel(self, samples: Tensor) -> Tensor:
-        """The normalised log-mel of a sound and a window of silence behind it.  # [time] → [mel, frame]"""
+        """The normalised log-mel of a recording and a window of silence behind it.  # [time] → [mel, frame]"""
         window = int(self.model.config.window_seconds * WhisperMel.RATE)
         total = (len(samples) + window) // WhisperMel.HOP
-        log_mel = torch.full((self.model.config.num_mel_bins, total), OF_SILENCE, device=self.device)
+        log_mel = torch.full((self.model.config.num_mel_bins, total), SILENCE_LOG_MEL, device=self.device)
         state, end = self.mel.initial_state(), 0
         fading = samples.new_zeros(min(window, FADING_SAMPLES))
         *blocks, last = samples.split(MEL_BLOCK_SECONDS * WhisperMel.RATE)
-        for block in (*blocks, torch.cat([last, fading])):  # the frame that would reach past the end hears nothing
-            made, state = self.mel.step(state, block[None].to(self.device))
-            begin, end = end, min(end + made.shape[-1], total)
-            log_mel[:, begin:end] = made[0, :, : end - begin]
+        for block in (*blocks, torch.cat([last, fading])):  # the frame that reaches past the end has silence there
+            frames, state = self.mel.step(state, block[None].to(self.device))
+            begin, end = end, min(end + frames.shape[-1], total)
+            log_mel[:, begin:end] = frames[0, :, : end - begin]
         peak = log_mel[:, : end + 1].amax()  # what follows is the same silence
         log_mel[:, end:] = whisper_normalise(log_mel[None, :, -1:], peak)[0]
         for piece in log_mel[:, :end].split(
             MEL_BLOCK_SECONDS * MEL_FRAMES_PER_SECOND, dim=1
-        ):  # hours need no second copy
+        ):  # no second copy of hours
             piece.copy_(whisper_normalise(piece[None], peak)[0])
         return log_mel
 
-    def _settled(self, options: TranscriptionOptions, seconds: float) -> TranscriptionOptions:
-        """The wish for a sound with the model's own choices where the caller made none; its language may be unheard."""
+    def _with_defaults(self, options: TranscriptionOptions, seconds: float) -> TranscriptionOptions:
+        """The options with the model's defaults filled in; the language stays None where it has to be detected."""
         language = options.language or self.usual_language
         if language is not None:
-            self.tokens.prompt(language)  # refuses a language the model does not know
+            self.tokens.prompt(language)  # raises for an unknown language
         timestamps = options.timestamps
         if timestamps is None:
             timestamps = self.settings.writes_times and seconds > self.settings.untimed_up_to
         return replace(options, language=language, timestamps=timestamps)
 
     def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
-        """The frames of a window, `size` of them sound; trimmed, not many more.  # [1, mel, frame]"""
+        """The frames of a window, `size` of them sound; trimmed, few more than those.  # [1, mel, frame]"""
         frames = self.model.config.window_frames
         if padding == "trim" and size is not None:
-            least = round(self.settings.shortest_window * MEL_FRAMES_PER_SECOND)
-            is_wide = self.model.encoder.conv1.weight.dtype == torch.float32
-            step = TRIM_FRAMES if is_wide else NARROW_TRIM_FRAMES
-            frames = min(frames, -(-max(size, least) // step) * step)
+            min_frames = round(self.settings.min_window_seconds * MEL_FRAMES_PER_SECOND)
+            is_float32 = self.model.encoder.conv1.weight.dtype == torch.float32
+            step = TRIM_FRAMES if is_float32 else BF16_TRIM_FRAMES
+            frames = min(frames, -(-max(size, min_frames) // step) * step)
         if size is None or size >= frames or self.settings.window_fill == "silence":
             return mel[None, :, seek : seek + frames]
         return functional.pad(mel[None, :, seek : seek + size], (0, frames - size))
@@ -206,12 +206,12 @@ class WhisperTranscriber:
     def _write(
         self, memory: WindowMemory, options: TranscriptionOptions, earlier: list[int], is_first: bool
     ) -> Generator[Question, Answer, tuple[Text, float]]:
-        """The first text that can be trusted, from the lowest temperature up; the last one if none can."""
+        """The first text that can be trusted, from the lowest temperature up; else the last."""
         half = self.model.config.max_target_positions // 2
         prompt = self.tokens.prompt(options.language, options.task, bool(options.timestamps), earlier[-(half - 1) :])
         prefix = self.tokenizer.encode(f" {options.prefix.strip()}") if options.prefix and is_first else []
         if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
-            raise InputError(f"the prefix is {len(prefix)} tokens long, which leaves the model no place to write")
+            raise InputError(f"the prefix is {len(prefix)} tokens long, which leaves the model no room to write")
         temperatures = self.settings.temperatures if options.temperatures is None else options.temperatures
         for temperature in temperatures:
             best_of = self.settings.best_of if temperature > 0 else 1
@@ -222,7 +222,7 @@ class WhisperTranscriber:
         raise InputError("no temperature was given to decode at; 0.0 alone is greedy")
 
     def answer(self, asked: WriteText) -> Text:
-        """The text that is asked for, by this thread alone."""
+        """Decode a text on this thread."""
         rules, options = self.rules(asked.options, asked.is_started), asked.options
         if asked.beams > 1:
             return beam_search(
@@ -242,7 +242,7 @@ class WhisperTranscriber:
         return text
 
     def rules(self, options: TranscriptionOptions, is_started: bool = False) -> list[LogitRule]:
-        """What may be written, in the order in which the published code forbids it; a text may have begun already."""
+        """The logit rules in the order of openai-whisper; `is_started`: the prompt ends within the text."""
         suppressed = list(self.settings.suppressed)
         if not options.timestamps:
             suppressed += range(self.tokens.notimestamps, self.model.config.vocab_size)
@@ -257,15 +257,15 @@ class WhisperTranscriber:
         return rules
 
     def is_trusted(self, text: Text) -> bool:
-        """Neither a loop nor a guess; silence needs no second try."""
+        """Whether a text is neither repetitive nor unlikely; silence needs no second try."""
         if self.is_silence(text):
             return True
-        least, highest = self.settings.least_logprob, self.settings.highest_compression
+        min_frames, highest = self.settings.least_logprob, self.settings.highest_compression
         is_loop = highest is not None and compression(self.spell(text.tokens)) > highest
-        return not is_loop and (least is None or text.average_logprob >= least)
+        return not is_loop and (min_frames is None or text.average_logprob >= min_frames)
 
     def is_silence(self, text: Text) -> bool:
-        """Whether the model hears nobody, and what it wrote does not speak against it."""
+        """Whether the model detects no speech and the text is not likely enough to contradict it."""
         settings = self.settings
         if settings.no_speech is None or text.no_speech <= settings.no_speech:
             return False
@@ -274,15 +274,15 @@ class WhisperTranscriber:
         return text.average_logprob <= settings.least_logprob
 
     def spell(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones and times left out."""
+        """The text of tokens without special tokens and timestamps."""
         return self.tokenizer.decode([token for token in tokens if token < self.tokens.endoftext])
 
     def _segment(
         self, tokens: Sequence[int], start: float, end: float, text: Text, temperature: float
     ) -> TranscriptSegment:
-        spelt = self.spell(tokens)
+        spelled = self.spell(tokens)
         return TranscriptSegment(
-            start, end, spelt, tuple(tokens), temperature, text.average_logprob, compression(spelt), text.no_speech
+            start, end, spelled, tuple(tokens), temperature, text.average_logprob, compression(spelled), text.no_speech
         )
 
     def _timed(
@@ -315,22 +315,22 @@ class WhisperTranscriber:
 
 
 def compression(text: str) -> float:
-    """How much shorter the text gets when packed: above 2.4 it repeats itself."""
+    """The zlib compression ratio: above 2.4, a text repeats itself."""
     raw = text.encode()
     return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
 def is_imagined(segment: TranscriptSegment, spoken_until: float, longest_silence: float | None) -> bool:
-    """Words that are unlikely, too short or too long, after a silence: what a Whisper writes where nobody speaks."""
+    """Whether a segment is a hallucination: unlikely, too short or too long words after a silence."""
     if longest_silence is None or not segment.words:
         return False
     words = segment.words[:8]
-    score = sum(_strangeness(word) for word in words)
+    score = sum(_anomaly(word) for word in words)
     is_strange = score >= 3 or score + 0.01 >= len(words)
     return is_strange and words[0].start - spoken_until > longest_silence
 
 
-def _strangeness(word: TimedWord) -> float:
+def _anomaly(word: TimedWord) -> float:
     length = word.end - word.start
     score = 1.0 if word.probability < 0.15 else 0.0
     score += max(0.0, (0.133 - length) * 15)

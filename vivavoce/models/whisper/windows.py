@@ -1,7 +1,7 @@
-"""What is wished of a transcript, what is given of it, and what must be done on the way through a sound.
+"""Options, segments and settings of transcripts, and the questions that the transcription generator asks.
 
-The way is a generator: it asks for windows to be encoded, for their language and for texts, is sent the answers, and
-gives segments. So one window at a time, many sounds in one engine and other people's engines go the same way.
+`WhisperTranscriber.hear` is a generator: it asks for windows to be encoded, for their language and for texts, is sent
+the answers, and yields segments. So one window at a time, many recordings in one engine and CTranslate2 share it.
 """
 
 import json
@@ -23,14 +23,14 @@ Padding = Literal["full", "trim"]
 
 @dataclass(frozen=True)
 class TranscriptionOptions:
-    """What a caller wants of a transcript; what is None is the model's to decide."""
+    """What a caller asks for; the model decides what is None."""
 
     language: str | None = None
     task: Task = "transcribe"
     prompt: str | None = None
-    """Text that is taken to stand before the sound: names, spellings, style."""
+    """Text that is taken to precede the recording: names, spellings, style."""
     prefix: str | None = None
-    """Text that the first window surely begins with."""
+    """Text that the first window begins with."""
     hotwords: tuple[str, ...] = ()
     word_times: bool = False
     timestamps: bool | None = None
@@ -38,15 +38,15 @@ class TranscriptionOptions:
     padding: Padding = "full"
     temperatures: tuple[float, ...] | None = None
     longest_silence: float | None = None
-    """With word times: a doubtful segment beside so many seconds without a word is taken for imagined."""
+    """With word times: a doubtful segment after more seconds than this without a word is dropped as a hallucination."""
     seed: int = 0
     beams: int = 1
-    """Texts that are followed side by side at temperature 0; 1 is greedy."""
+    """Beams at temperature 0; 1 is greedy."""
 
 
 @dataclass(frozen=True)
 class TranscriptSegment:
-    """A stretch of text with its times in seconds and how far it can be trusted."""
+    """Text with its times in seconds and what it can be trusted by."""
 
     start: float
     end: float
@@ -69,7 +69,7 @@ class EncodeWindow:
 
 @dataclass(frozen=True)
 class WriteText:
-    """A text to be written of a window."""
+    """A text to be decoded of a window."""
 
     memory: WindowMemory
     prompt: tuple[int, ...]
@@ -78,17 +78,17 @@ class WriteText:
     best_of: int
     max_tokens: int
     is_started: bool = False
-    """Whether the prompt ends with text, so that the first token is not the beginning of one."""
+    """Whether the prompt ends within the text, so that the first token is not the first of it."""
 
     @property
     def beams(self) -> int:
-        """Texts that are followed side by side."""
+        """Beams at this temperature."""
         return self.options.beams if self.temperature == 0 else 1
 
 
 @dataclass(frozen=True)
 class LanguageDetector:
-    """A window whose language is to be told."""
+    """A window whose language is to be detected."""
 
     memory: WindowMemory
 
@@ -98,12 +98,12 @@ Answer = WindowMemory | str | Text | None
 TranscriptionSteps = Generator[Question | TranscriptSegment, Answer, None]
 
 
-def answered(going: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
-    """The segments of a way through a sound, its questions answered one by one."""
+def answered(steps: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
+    """The segments of a recording, with every question answered at once."""
     given: Answer = None
     while True:
         try:
-            item = going.send(given)
+            item = steps.send(given)
         except StopIteration:
             return
         given = None
@@ -115,7 +115,7 @@ def answered(going: TranscriptionSteps, answer: Callable[[Question], Answer]) ->
 
 WindowFill = Literal["zeros", "silence"]
 MULTILINGUAL = 51865  # the smallest published vocabulary with many languages
-NON_SPEECH = (  # brackets, notes and other signs that nobody says, in the multilingual vocabularies
+NON_SPEECH = (  # brackets, notes and other symbols that are not spoken, in the multilingual vocabularies
     *(1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90, 91, 92, 93, 359, 503, 522, 542, 873),
     *(893, 902, 918, 922, 931, 1350, 1853, 1982, 2460, 2627, 3246, 3253, 3268, 3536, 3846, 3961, 4183, 4667, 6585),
     *(6647, 7273, 9061, 9383, 10428, 10929, 11938, 12033, 12331, 12562, 13793, 14157, 14635, 15265, 15618, 16553),
@@ -134,7 +134,7 @@ KNOWN_HEADS = {(51865, 32, 1280): LARGE_V2_HEADS, (51866, 32, 1280): LARGE_V3_HE
 
 @dataclass(frozen=True)
 class WhisperSettings:
-    """Defaults are OpenAI's; None switches a threshold off."""
+    """Decoding settings of a model. Defaults are OpenAI's; None switches a threshold off."""
 
     suppressed: tuple[int, ...] = ()
     suppressed_at_start: tuple[int, ...] = ()
@@ -146,23 +146,23 @@ class WhisperSettings:
     least_logprob: float | None = -1.0
     no_speech: float | None = 0.6
     likely_text_is_speech: bool = True
-    """Whether a text above `least_logprob` is kept although the model hears nobody."""
+    """Whether a text above `least_logprob` is kept although the model detects no speech."""
     forget_prompt_above: float = 0.5
     writes_times: bool = True
-    """Whether timestamps are asked for; a model tuned without them writes worse with them."""
+    """Whether timestamps are asked for; a model fine-tuned without them is worse with them."""
     untimed_up_to: float = 0.0
-    """Seconds of a sound that is written without times all the same, unless the caller asks for them."""
+    """Recordings up to so many seconds have no timestamps, unless the caller asks for them."""
     language: str | None = None
-    """The language it writes where the caller names none; None: it listens first."""
-    shortest_window: float = 1.0
-    """Seconds that a trimmed window has at least."""
+    """The language where the caller names none; None: it is detected."""
+    min_window_seconds: float = 1.0
+    """Of trimmed windows."""
     window_fill: WindowFill = "zeros"
-    """What follows the sound in a window it does not fill: zeros in the normalised log-mel, or silence."""
+    """What fills up the last window: zeros in the normalised log-mel, or silence."""
     hotword_bonus: float = 2.0
 
     @classmethod
     def read(cls, folder: str | Path, config: WhisperConfig, tokens: WhisperTokens) -> "WhisperSettings":
-        """A folder's `generation_config.json`, and what is known of the size where it says nothing."""
+        """The `generation_config.json` of a folder over the defaults of the published size."""
         file = Path(folder) / "generation_config.json"
         published = cls.of_size(config, tokens)
         if not file.is_file():
@@ -175,7 +175,7 @@ class WhisperSettings:
 
     @classmethod
     def of_size(cls, config: WhisperConfig, tokens: WhisperTokens) -> "WhisperSettings":
-        """What the published model of these sizes uses."""
+        """The settings of the published model of these sizes."""
         is_published = config.vocab_size >= MULTILINGUAL
         half = range(config.decoder_layers // 2, config.decoder_layers)
         all_heads = tuple((layer, head) for layer in half for head in range(config.decoder_attention_heads))
@@ -187,7 +187,7 @@ class WhisperSettings:
         )
 
     def updated(self, values: Mapping[str, Any]) -> "WhisperSettings":
-        """These settings with what a generation config says, by its names."""
+        """These settings with the values of a generation config, by its names."""
         changes: dict[str, Any] = {}
         for theirs, ours in (
             ("compression_ratio_threshold", "highest_compression"),
@@ -197,7 +197,7 @@ class WhisperSettings:
             ("writes_timestamps", "writes_times"),
             ("untimed_up_to", "untimed_up_to"),
             ("default_language", "language"),
-            ("shortest_window", "shortest_window"),
+            ("shortest_window", "min_window_seconds"),
             ("window_fill", "window_fill"),
         ):
             if theirs in values:
