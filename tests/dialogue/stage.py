@@ -79,10 +79,10 @@ class ScriptedMind:
         assert len(samples) % WINDOW == 0
         self.turn_windows += len(samples) // WINDOW
 
-    def forget_turn(self):
+    def discard_turn(self):
         self.turn_windows = 0
 
-    def keep_turn(self, item):
+    def commit_turn(self, item):
         self.kept.append(item)
         self.turn_windows = 0
 

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.audio.chunking import REPLY_SECONDS, ChunkBridge, FixedPolicy, Grain, LeadPolicy, next_chunk, simulate
+from vivavoce.audio.chunking import (
+    REPLY_SECONDS,
+    ChunkGapEstimate,
+    FixedPolicy,
+    Grain,
+    LeadPolicy,
+    next_chunk,
+    simulate,
+)
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.errors import InputError
 
@@ -114,7 +122,7 @@ def test_policies_that_make_no_sense_are_refused(make):
 
 
 def test_a_gap_is_bridged_by_as_much_sound_as_everybody_s_next_chunk_takes():
-    bridge = ChunkBridge(margin=0.0)
+    bridge = ChunkGapEstimate(margin=0.0)
     assert bridge.wait(0.0, 8) == 0, "nothing is known yet"
     bridge.note(0.06, 1)
     assert bridge.wait(0.06, 1) == 0 and bridge.wait(0.3, 4) == 0
@@ -134,7 +142,7 @@ def test_frames_that_wait_already_are_taken_together_where_long_chunks_cost_litt
 
 
 def test_where_passes_are_shared_a_crowd_does_not_make_a_first_chunk_wait():
-    bridge = ChunkBridge(margin=0.1, are_together=True)
+    bridge = ChunkGapEstimate(margin=0.1, is_batched=True)
     bridge.note(0.05, replies=1)
     assert bridge.wait(0.24, replies=64) == 0
     bridge.note(0.4, replies=64)
@@ -149,7 +157,7 @@ def test_later_chunks_may_be_longer_than_the_lead_affords_where_short_ones_cost_
 
 
 def test_a_cushion_grows_with_the_crowd_and_by_what_a_reply_would_lack_if_chunks_were_made_slower_than_heard():
-    bridge = ChunkBridge(seconds=0.1)
+    bridge = ChunkGapEstimate(seconds=0.1)
     assert bridge.cushion(0.8, 4) == pytest.approx(1.2) and bridge.cushion(0.8, 8) == pytest.approx(1.6)
     assert bridge.cushion(0.8, 16) == pytest.approx(2.4 + 0.5 * REPLY_SECONDS)
-    assert ChunkBridge().cushion(0.8, 8) == pytest.approx(1.6), "nothing is known yet"
+    assert ChunkGapEstimate().cushion(0.8, 8) == pytest.approx(1.6), "nothing is known yet"

@@ -14,16 +14,16 @@ from vivavoce.audio.io import Sound, read
 from vivavoce.audio.vad import WINDOW, voice_activity
 from vivavoce.bench.turn_sounds import gather, voiced_bounds
 from vivavoce.dialogue.barge_in import (
-    Levels,
     OverlapClassifier,
     OverlapState,
     OverlapVerdict,
     OverlapWatch,
+    UserLevel,
     is_backchannel,
 )
-from vivavoce.dialogue.front_end import Traits, change, traits
+from vivavoce.dialogue.front_end import WindowFeatures, spectral_change, window_features
 
-USUAL = Levels(user=-24.0)
+USUAL = UserLevel(user=-24.0)
 INTERRUPTIONS = [
     *("wait, stop for a second", "no, that is not what I meant", "can you tell me about the second one instead"),
     *("sorry, but how much does that cost", "what about tomorrow evening", "please speak a little slower"),
@@ -41,7 +41,7 @@ class Watched:
     """From the first sample of the sound to the verdict."""
 
 
-def watch(sound: np.ndarray, words: str | None = None, levels: Levels = USUAL) -> Watched:
+def watch(sound: np.ndarray, words: str | None = None, levels: UserLevel = USUAL) -> Watched:
     activity = voice_activity()
     state, watching = activity.initial_state(), None
     samples = np.concatenate([silence(0.512), sound, silence(1.0)]).astype(np.float32)
@@ -100,7 +100,7 @@ def test_who_begins_softly_and_then_speaks_up_is_not_taken_for_a_backchannel_any
     colours = [(-3.0, -20.0, *[-30.0] * 7), (-12.0, -2.0, *[-25.0] * 7)]
     for place in range(13):
         level = -31.0 if place < 9 else -20.0
-        window = Traits(level, 0.9, 120.0, 0.1, 0.02, colours[place % 2 if place >= 9 else 0])
+        window = WindowFeatures(level, 0.9, 120.0, 0.1, 0.02, colours[place % 2 if place >= 9 else 0])
         state = judge.step(state, window, 0.98, 0.0, USUAL)
         verdicts.append(state.verdict)
     assert verdicts[8] is OverlapVerdict.BACKCHANNEL  # as it is at 288 ms
@@ -115,7 +115,7 @@ def test_voices_that_no_weight_was_fitted_to_are_yielded_to_soon():
         voice = question.sound[voiced_bounds(question.sound)[0] :][:24_000]
         silent = np.zeros(113 * number % 512, np.float32)  # a window may begin anywhere in a word
         sound = np.concatenate([silent, Sound(voice, 24_000).resampled(16_000).samples[0]])
-        watched = watch(sound, levels=Levels(user=-22.5))
+        watched = watch(sound, levels=UserLevel(user=-22.5))
         table.add("interruption", replace(watched, milliseconds=watched.milliseconds - len(silent) / 16))
     assert table.yields("interruption") == 1.0
     assert table.latency("interruption", 50) <= 180 and table.latency("interruption", 90) <= 270
@@ -159,7 +159,7 @@ def test_a_voice_that_goes_on_is_an_interruption_however_softly_it_began():
 def test_a_voice_on_the_other_side_of_the_room_may_go_on():
     assert watch(talk(2.0, 1, level_dbfs=-42.0)).verdict is not OverlapVerdict.INTERRUPTION
     assert (
-        watch(talk(2.0, 1, level_dbfs=-42.0), levels=Levels()).verdict is OverlapVerdict.INTERRUPTION
+        watch(talk(2.0, 1, level_dbfs=-42.0), levels=UserLevel()).verdict is OverlapVerdict.INTERRUPTION
     )  # the only one so far
 
 
@@ -187,7 +187,7 @@ def test_words_decide_where_they_are_known():
 
 
 def test_the_users_level_is_that_of_the_loud_parts():
-    levels = Levels()
+    levels = UserLevel()
     for _ in range(200):
         levels.hear(-20.0)
         levels.hear(-60.0)
@@ -199,10 +199,10 @@ def test_the_users_level_is_that_of_the_loud_parts():
 
 def test_traits_tell_tones_noise_and_colour_apart():
     time = np.arange(WINDOW) / 16_000
-    tone = traits((0.1 * np.sin(2 * np.pi * 200 * time)).astype("f"))
-    noise = traits((0.1 * np.random.default_rng(0).standard_normal(WINDOW)).astype("f"))
-    high = traits((0.1 * np.sin(2 * np.pi * 3000 * time)).astype("f"))
+    tone = window_features((0.1 * np.sin(2 * np.pi * 200 * time)).astype("f"))
+    noise = window_features((0.1 * np.random.default_rng(0).standard_normal(WINDOW)).astype("f"))
+    high = window_features((0.1 * np.sin(2 * np.pi * 3000 * time)).astype("f"))
     assert tone.periodicity > 0.9 and tone.pitch == pytest.approx(200, rel=0.03) and noise.periodicity < 0.5
     assert tone.flatness < 0.05 < noise.flatness and tone.brightness < 0.05 < high.brightness
     assert tone.level_db == pytest.approx(-23, abs=0.2)
-    assert change(tone, tone) == 0 < change(tone, noise)
+    assert spectral_change(tone, tone) == 0 < spectral_change(tone, noise)

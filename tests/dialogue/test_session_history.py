@@ -140,7 +140,7 @@ async def test_a_closed_conversation_says_so():
 
 
 async def test_the_sound_of_old_turns_is_forgotten_but_not_their_words(monkeypatch):
-    monkeypatch.setattr("vivavoce.dialogue.history.MOST_SOUND_SECONDS", 3.0)
+    monkeypatch.setattr("vivavoce.dialogue.history.MAX_SOUND_SECONDS", 3.0)
     stage = Stage.set()
     for number in range(4):
         stage.conversation.add(Message("user", (AudioPart(np.zeros(16_000, "f"), 16_000, f"word {number}"),)))

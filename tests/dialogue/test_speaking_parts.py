@@ -15,7 +15,7 @@ from vivavoce.audio.player import PlaybackClock, SimulatedClock, WallClock
 from vivavoce.dialogue.front_end import OutputTimeline
 from vivavoce.dialogue.history import SpokenWords, first_kept, first_words
 from vivavoce.dialogue.moderation import CallableChecker, HttpChecker, Moderation, WordList
-from vivavoce.dialogue.reply import GuardLimits, SoundGuard, longest_loop
+from vivavoce.dialogue.reply import GuardLimits, SoundGuard, loop_length
 from vivavoce.errors import InputError, VivaError
 
 SECOND = np.zeros(24_000, "f")
@@ -149,10 +149,10 @@ def test_guards_know_what_is_wrong():
 
 
 def test_loops_of_codes_are_found():
-    assert longest_loop(list(range(50))) == 0
-    assert longest_loop([1, 2, 3, *[7] * 10]) == 9
-    assert longest_loop([9, 8, *[1, 2, 3] * 4]) == 9
-    assert longest_loop([1, 2, 1]) == 0
+    assert loop_length(list(range(50))) == 0
+    assert loop_length([1, 2, 3, *[7] * 10]) == 9
+    assert loop_length([9, 8, *[1, 2, 3] * 4]) == 9
+    assert loop_length([1, 2, 1]) == 0
 
 
 async def test_word_lists_match_words_not_parts_of_them():

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dialogue.voices import silence, talk
-from vivavoce.audio.chunking import ChunkBridge
+from vivavoce.audio.chunking import ChunkGapEstimate
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import buzz
 from vivavoce.audio.player import SimulatedClock
@@ -349,7 +349,7 @@ async def test_eight_at_once_say_what_each_would_say_alone(parts):
 
 async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     async def said(pipeline, expected: float) -> list[np.ndarray]:
-        pipeline.bridge = ChunkBridge(expected, share=0.0, margin=0.0)
+        pipeline.second_chunk_gap = ChunkGapEstimate(expected, share=0.0, margin=0.0)
         mind, settings = pipeline.open(None), ConversationSettings(most_output_tokens=30)
         mind.remember((), settings)
         mind.listen(buzz(1.0, 16_000).samples[0])

@@ -68,7 +68,7 @@ class LeadPolicy:
         return (1 << (grains.bit_length() - 1) if self.doubles else grains) * self.grain.frames
 
     def most(self, chunks: int, lead: float) -> int:
-        """Frames to take at once if they are there already: long chunks cost a crowd much less than short ones."""
+        """Frames to take at once if they are there already: long chunks cost much less for many replies."""
         if self.making is None or chunks == 0:
             return self.wanted(chunks, lead)
         longest = self.longest / self.grain.frame_seconds
@@ -99,7 +99,7 @@ class FixedPolicy:
         return -(-frames // self.grain.frames) * self.grain.frames
 
     def most(self, chunks: int, lead: float) -> int:
-        """The same."""
+        """As many as wanted."""
         return self.wanted(chunks, lead)
 
 
@@ -114,7 +114,7 @@ def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, le
 
 
 @dataclass
-class ChunkBridge:
+class ChunkGapEstimate:
     """How long the second chunk of a reply takes after its first, for each reply that is being made at the time."""
 
     seconds: float = 0.0
@@ -122,15 +122,15 @@ class ChunkBridge:
     """Of the newest in what is expected."""
     margin: float = 0.03
     """Seconds more than is expected, for each of them."""
-    are_together: bool = False
-    """Whether chunks of many replies are made in one pass, so that a crowd hardly takes longer than one."""
+    is_batched: bool = False
+    """Whether chunks of many replies are made in one pass, so that many hardly take longer than one."""
 
     def note(self, seconds: float, replies: float) -> None:
         """A second chunk came so long after the first, among so many replies."""
         each = seconds / self._shares(replies)
         expected = each if self.seconds == 0 else (1 - self.share) * self.seconds + self.share * each
-        # Who waits in a crowd for a pass waits now short, now long, and the next may be as unlucky as the last.
-        self.seconds = max(each, expected) if self.are_together else expected
+        # The wait for a shared pass varies, and the next may be as long as the last.
+        self.seconds = max(each, expected) if self.is_batched else expected
 
     def wait(self, sound: float, replies: float) -> float:
         """Seconds to keep so much sound back for it to last until the next comes, if so many replies want theirs."""
@@ -146,7 +146,7 @@ class ChunkBridge:
         return chunk * (1 + replies / MANY_REPLIES) + max(0.0, 1 - chunk / makes if makes else 0.0) * REPLY_SECONDS
 
     def _shares(self, replies: float) -> float:
-        return 1.0 if self.are_together else max(1.0, replies)
+        return 1.0 if self.is_batched else max(1.0, replies)
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,6 @@ def _trimmed(path: Spectrum) -> Spectrum:
 
 
 def _speech_weights(bins: int, rate: int) -> Power:
-    """How much each bin counts when deciding who speaks: rumble and hiss do not."""
+    """Weight of each bin in the echo share: rumble and hiss do not count."""
     frequencies = np.arange(bins) * rate / 2 / (bins - 1)
     return ((frequencies > 150) & (frequencies < 5000)).astype(np.float32)

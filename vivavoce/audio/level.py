@@ -103,14 +103,14 @@ class SpeechGain:
             progress = (state.filled + 1 + np.arange(piece.shape[1])) / self.block
             gain = 10.0 ** ((state.gain_db + state.slope_db * progress) / 20.0)
             outputs.append((piece * gain).astype(np.float32))
-            state = self._heard(state, piece)
+            state = self._measure_block(state, piece)
         return np.concatenate(outputs, axis=1), state
 
     def forward(self, samples: Samples) -> Samples:
         """The whole sound as a stream would give it.  # [channel, time] → [channel, time]"""
         return self.step(self.initial_state(), samples)[0]
 
-    def _heard(self, state: SpeechGainState, piece: Samples) -> SpeechGainState:
+    def _measure_block(self, state: SpeechGainState, piece: Samples) -> SpeechGainState:
         power = state.block_power + float(np.square(piece, dtype=np.float64).mean(axis=0).sum())
         filled = state.filled + piece.shape[1]
         if filled < self.block:
@@ -222,13 +222,15 @@ class OnsetState:
 
 
 class OnsetGate:
-    """Leaves out what is under `threshold_dbfs` at the beginning, but for `kept` seconds, and not more than `most`."""
+    """Trims what is under `threshold_dbfs` at the start, all but `margin` seconds of it and at most `max_seconds`."""
 
-    def __init__(self, rate: int, threshold_dbfs: float = -48.0, kept: float = 0.01, most: float = 0.4) -> None:
+    def __init__(
+        self, rate: int, threshold_dbfs: float = -48.0, margin: float = 0.01, max_seconds: float = 0.4
+    ) -> None:
         self._block = max(1, round(ONSET_BLOCK_SECONDS * rate))
         self._power = 10.0 ** (threshold_dbfs / 10)
-        self._kept = round(kept / ONSET_BLOCK_SECONDS) * self._block
-        self._most = round(most * rate)
+        self._margin = round(margin / ONSET_BLOCK_SECONDS) * self._block
+        self._max_samples = round(max_seconds * rate)
 
     def initial_state(self) -> OnsetState:
         """Before the first sample."""
@@ -243,9 +245,9 @@ class OnsetGate:
         power = np.square(joined[:whole], dtype=np.float64).reshape(-1, self._block).mean(axis=1)
         heard = np.flatnonzero(power > self._power)
         first = int(heard[0]) * self._block if heard.size else whole
-        left_out = max(0, min(first - self._kept, self._most - state.dropped))
+        left_out = max(0, min(first - self._margin, self._max_samples - state.dropped))
         state = OnsetState(joined[left_out:], state.dropped + left_out)
-        if heard.size or final or state.dropped >= self._most:
+        if heard.size or final or state.dropped >= self._max_samples:
             return state.held, replace(state, held=joined[:0], is_open=True)
         return joined[:0], state
 

@@ -155,7 +155,7 @@ class Clock(Protocol):
     """Seconds that only go forward."""
 
     def now(self) -> float:
-        """The time."""
+        """Seconds."""
         ...
 
     async def until(self, moment: float) -> None:
@@ -167,7 +167,7 @@ class WallClock:
     """The event loop's time: the machine's own, unless the loop has another."""
 
     def now(self) -> float:
-        """The time."""
+        """Seconds."""
         return asyncio.get_running_loop().time()
 
     async def until(self, moment: float) -> None:
@@ -177,7 +177,7 @@ class WallClock:
 
 
 class SimulatedClock:
-    """Stands still until it is moved, and wakes whoever waited for the time it passes."""
+    """A clock that tests move by hand; it wakes what waits for the time it passes."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -185,7 +185,7 @@ class SimulatedClock:
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
 
     def now(self) -> float:
-        """The time."""
+        """Seconds."""
         return self._now
 
     async def until(self, moment: float) -> None:

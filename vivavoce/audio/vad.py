@@ -1,4 +1,4 @@
-"""Is somebody speaking? A chance for every 32 ms of 16 kHz sound, by Silero's network or a detector without weights.
+"""Voice activity detection: a probability for every 32 ms of 16 kHz audio, by Silero's network or by energy.
 
 Both are one `VoiceActivity`: `step(state, window)`, the state a value, so that a stream can be copied or dropped.
 """

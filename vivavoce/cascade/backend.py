@@ -1,4 +1,4 @@
-"""Ears, a chat model and a voice in a row: each hands on what it has as soon as it has it."""
+"""Recogniser, chat model and synthesiser in a pipeline: each part passes on what it has as soon as it has it."""
 
 import asyncio
 import logging
@@ -19,15 +19,16 @@ from vivavoce.dialogue.backend import (
     Ended,
     OnTranscript,
     Piece,
+    PieceQueue,
     ReplyPlan,
     ReplyStream,
     ReplyTranscriber,
     Spoke,
     Wrote,
+    failed,
 )
 from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, Usage
 from vivavoce.dialogue.history import new_id, written
-from vivavoce.dialogue.replies import PieceQueue, failed
 from vivavoce.errors import NothingToSayError
 from vivavoce.log import log_failure
 
@@ -47,7 +48,7 @@ class LiveRecognition(Protocol):
 
 
 class CascadeRecogniser(Protocol):
-    """Hears words as they are spoken."""
+    """Speech recognition of live turns."""
 
     def open(self, language: str | None) -> LiveRecognition:
         """A turn begins."""
@@ -55,7 +56,7 @@ class CascadeRecogniser(Protocol):
 
 
 class Synthesiser(Protocol):
-    """Says a text."""
+    """Text to speech."""
 
     rate: int
 
@@ -69,7 +70,7 @@ class StyledSynthesiser(Synthesiser, Protocol):
     """One that can be asked for another way of speaking."""
 
     def after(self, said: Sequence[str]) -> Synthesiser:
-        """The one that speaks as somebody wished who has said all this; most of it asks for nothing."""
+        """The synthesiser in the style that these user messages ask for; most ask for none."""
         ...
 
 
@@ -116,7 +117,7 @@ class CascadeBackend:
         self.output_rate = synthesiser.rate
 
     def open(self, heard: OnTranscript) -> ConversationState:
-        """A mind without a past."""
+        """The state of a new conversation."""
         return CascadeConversation(self, heard)
 
 
@@ -134,7 +135,7 @@ class CascadeConversation:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
-        """The past is this, whatever was before."""
+        """Replace the history and the settings."""
         self._past, self._settings = tuple(past), settings
         known = {item.id for item in past}
         self.words = {id: words for id, words in self.words.items() if id in known}
@@ -145,25 +146,25 @@ class CascadeConversation:
             self._turn = self.pipeline.recogniser.open(self._settings.language)
         self._turn.hear(samples)
 
-    def forget_turn(self) -> None:
-        """The open turn was nothing."""
+    def discard_turn(self) -> None:
+        """Drop the open turn."""
         self._turn = None
 
-    def keep_turn(self, item: str) -> None:
-        """The open turn is over and becomes this item."""
+    def commit_turn(self, item: str) -> None:
+        """End the open turn, which becomes this item."""
         turn, self._turn = self._turn, None
         if turn is not None:
             self.known_as(item, asyncio.ensure_future(turn.text()))
 
     def known_as(self, item: str, words: "asyncio.Future[str]") -> None:
-        """These are the words of an item; tell them when they are known."""
+        """Set the transcript of an item, and report it when it is known."""
         self.words[item] = words
-        task = asyncio.ensure_future(self._tell(item, words))
+        task = asyncio.ensure_future(self._report_words(item, words))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def reply(self, plan: ReplyPlan) -> ReplyStream:
-        """Begin a reply; held."""
+        """Start a reply; held."""
         past = self._past if plan.past is None else plan.past
         turn = self._turn if plan.hears_turn and plan.past is None else None
         asked = asyncio.ensure_future(turn.text()) if turn is not None else None
@@ -179,11 +180,11 @@ class CascadeConversation:
                 found[item.id] = await asyncio.shield(self.words[item.id])
             elif _needs_words(item):
                 assert isinstance(item.content, Message)
-                hearing = self.pipeline.recogniser.open(self._settings.language)
+                recognition = self.pipeline.recogniser.open(self._settings.language)
                 for part in item.content.parts:
                     if isinstance(part, AudioPart):
-                        hearing.hear(await asyncio.to_thread(_at_rate, part, self.pipeline.input_rate))
-                found[item.id] = await hearing.text()
+                        recognition.hear(await asyncio.to_thread(_at_rate, part, self.pipeline.input_rate))
+                found[item.id] = await recognition.text()
         return found
 
     def turn_answered(self, item: str, asked: "asyncio.Future[str] | None") -> None:
@@ -193,14 +194,14 @@ class CascadeConversation:
             self.known_as(item, asked)
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release what it holds."""
         for reply in list(self._replies):
             reply.drop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _tell(self, item: str, words: "asyncio.Future[str]") -> None:
+    async def _report_words(self, item: str, words: "asyncio.Future[str]") -> None:
         try:
             self._heard(item, await asyncio.shield(words), True)
         except Exception as error:  # whatever a recogniser raises costs the words, not the conversation
@@ -213,16 +214,16 @@ class CascadeReply:
 
     def __init__(
         self,
-        mind: CascadeConversation,
+        conversation: CascadeConversation,
         plan: ReplyPlan,
         past: Sequence[Item],
         asked: "asyncio.Future[str] | None",
         gone: Callable[["CascadeReply"], None],
     ) -> None:
         self.plan = plan
-        self._mind, self._past, self._asked, self._gone = mind, past, asked, gone
+        self._conversation, self._past, self._asked, self._gone = conversation, past, asked, gone
         self._pieces = PieceQueue()
-        self._voice: Synthesiser = mind.pipeline.synthesiser
+        self._voice: Synthesiser = conversation.pipeline.synthesiser
         self._usage = Usage()
         self._made_seconds = 0.0
         self._is_dropped = False
@@ -233,12 +234,12 @@ class CascadeReply:
         return self._pieces.until_ended()
 
     def release(self, turn: str | None) -> None:
-        """It is meant."""
+        """Let the turn it answers become an item."""
         if turn is not None:
-            self._mind.turn_answered(turn, self._asked)
+            self._conversation.turn_answered(turn, self._asked)
 
     def drop(self) -> None:
-        """No more of it is wanted."""
+        """Stop making it."""
         if not self._is_dropped:
             self._is_dropped = True
             self._task.cancel()
@@ -259,18 +260,18 @@ class CascadeReply:
 
     async def _reply(self) -> str:
         settings = self.plan.settings
-        spoken = await self._mind.spoken_words(self._past)
+        spoken = await self._conversation.spoken_words(self._past)
         messages = chat_messages(self._past, settings.instructions, spoken)
         if self._asked is not None:
             asked = await asyncio.shield(self._asked)
             if not asked.strip():
-                return "stop"  # nobody said anything: there is nothing to answer
+                return "stop"  # an empty transcript: there is nothing to answer
             messages.append({"role": "user", "content": asked})
         if isinstance(self._voice, StyledSynthesiser):
             self._voice = self._voice.after([each["content"] for each in messages if each["role"] == "user"])
         splitter, call = SentenceSplitter(), -1
         reason = "stop"
-        stream = self._mind.pipeline.chat.reply(messages, settings)
+        stream = self._conversation.pipeline.chat.reply(messages, settings)
         async for piece in stream:
             match piece:
                 case ChatText(text):
@@ -292,7 +293,7 @@ class CascadeReply:
         for sentence in sentences:
             await self._pieces.put(Wrote(sentence))
             if settings.modality == "audio" and any(letter.isalnum() for letter in sentence):
-                with suppress(NothingToSayError):  # a picture or a mark of a list is for the eye alone
+                with suppress(NothingToSayError):  # an emoji or a list mark cannot be spoken
                     async for samples in self._voice.speak(sentence.strip(), settings.voice, settings.speed):
                         await self._pieces.put(Spoke(samples))
                         self._made_seconds += len(samples) / self._voice.rate

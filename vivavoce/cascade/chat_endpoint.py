@@ -73,20 +73,20 @@ class ChatEndpoint:
         loop = asyncio.get_running_loop()
         lines: asyncio.Queue[str | Exception | None] = asyncio.Queue()
 
-        def tell(line: str | Exception | None) -> None:
+        def push_line(line: str | Exception | None) -> None:
             with suppress(RuntimeError):  # the event loop has gone
                 loop.call_soon_threadsafe(lines.put_nowait, line)
 
-        request = _Request(self._connect(), self._path(), self._body(messages, settings), self._headers, tell)
+        request = _Request(self._connect(), self._path(), self._body(messages, settings), self._headers, push_line)
         request.start()
         try:
-            told = _Told()
+            reader = _AnswerReader()
             while (line := await lines.get()) is not None:
                 if isinstance(line, Exception):
                     raise line
-                for piece in told.pieces(line):
+                for piece in reader.pieces(line):
                     yield piece
-            for piece in told.end():
+            for piece in reader.end():
                 yield piece
         finally:
             request.stop()
@@ -116,10 +116,10 @@ class ChatEndpoint:
 class _Request(threading.Thread):
     """One request, read on a thread of its own, because it may wait long for the next line."""
 
-    def __init__(self, connection: Any, path: str, body: bytes, headers: dict[str, str], tell: Any) -> None:
+    def __init__(self, connection: Any, path: str, body: bytes, headers: dict[str, str], push_line: Any) -> None:
         super().__init__(name="viva-chat", daemon=True)
         self._connection, self._path, self._body, self._headers = connection, path, body, headers
-        self._tell = tell
+        self._push_line = push_line
         self._is_stopped = False
 
     def run(self) -> None:
@@ -128,12 +128,12 @@ class _Request(threading.Thread):
             with self._connection.getresponse() as response:  # which may hold the socket on its own
                 self._read(response)
         except VivaError as error:
-            self._tell(error)
+            self._push_line(error)
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             where = f"{self._connection.host}:{self._connection.port}"
             failure = VivaError(f"the chat endpoint at {where} cannot be reached ({error})")
             failure.__cause__ = error
-            self._tell(failure)
+            self._push_line(failure)
         finally:
             self._connection.close()
 
@@ -144,11 +144,11 @@ class _Request(threading.Thread):
         for line in response:
             if self._is_stopped:
                 return
-            self._tell(line.decode("utf8", "replace").strip())
-        self._tell(None)
+            self._push_line(line.decode("utf8", "replace").strip())
+        self._push_line(None)
 
     def stop(self) -> None:
-        """Leave: the endpoint sees the connection close and stops making words nobody wants."""
+        """Close the connection, so that the endpoint stops generating."""
         self._is_stopped = True
         socket = getattr(self._connection, "sock", None)
         if socket is not None:
@@ -182,8 +182,8 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-class _Told:
-    """What the lines of an answer have said so far."""
+class _AnswerReader:
+    """Parses the server-sent events of an answer."""
 
     def __init__(self) -> None:
         self._begins = ""

@@ -1,4 +1,4 @@
-"""A cascade by the names of its parts: an ear, a chat model, here or at an address, and a voice."""
+"""A cascade by the names of its parts: a recogniser, a chat model and a synthesiser, each local or at an address."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -21,7 +21,7 @@ DEFAULT_CHAT_MODEL = "default"
 
 @dataclass(frozen=True)
 class CascadeParts:
-    """Who hears, who thinks and who speaks."""
+    """The parts of a cascade by name."""
 
     asr: str | Resolver = "mini-asr"
     """Bundled name, folder or hub id of a recogniser; or where one is."""
@@ -49,7 +49,7 @@ class LoadedCascade(CascadeBackend):
 
     @property
     def words(self) -> ReplyTranscriber:
-        """Who writes down what is said over a reply."""
+        """The transcriber for speech over a reply."""
         return self.ear
 
     @property
@@ -69,7 +69,7 @@ class LoadedCascade(CascadeBackend):
         await self._open_parts.aclose()
 
     async def warm_up(self, settings: ConversationSettings | None = None) -> None:
-        """Let each part that is here work once; a local chat model reads the instructions."""
+        """Run each local part once; a local chat model reads the instructions."""
         tasks = [self.ear.warm_up(), self.voice.warm_up()]
         if isinstance(self.chat, LocalChat) and settings is not None and settings.instructions:
             tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
@@ -78,17 +78,17 @@ class LoadedCascade(CascadeBackend):
 
 def load_cascade(parts: CascadeParts, device: str = "auto") -> LoadedCascade:
     """A cascade of these parts, all that are local on one device."""
-    return LoadedCascade(open_ear(parts, device), open_chat(parts, device), open_voice(parts, device))
+    return LoadedCascade(open_recogniser(parts, device), open_chat(parts, device), open_synthesiser(parts, device))
 
 
-def open_ear(parts: CascadeParts, device: str = "auto") -> LocalRecogniser | RemoteRecogniser:
-    """The hearing part: at an address, or here."""
+def open_recogniser(parts: CascadeParts, device: str = "auto") -> LocalRecogniser | RemoteRecogniser:
+    """The recogniser: at an address, or local."""
     if isinstance(parts.asr, str) and not is_address(parts.asr):
         return LocalRecogniser.load(parts.asr, parts.asr_backend, device, parts.asr_gate)
     return RemoteRecogniser(Address(parts.asr) if isinstance(parts.asr, str) else parts.asr)
 
 
-def open_voice(parts: CascadeParts, device: str = "auto") -> TTSSynthesiser | RemoteSynthesiser:
+def open_synthesiser(parts: CascadeParts, device: str = "auto") -> TTSSynthesiser | RemoteSynthesiser:
     """The speaking part: at an address, or here."""
     if isinstance(parts.tts, str) and not is_address(parts.tts):
         return TTSSynthesiser(open_speech_model(parts.tts, device))

@@ -48,21 +48,21 @@ class LocalChat:
         self.options = options or LocalChatOptions()
         self.core, self.tokenizer = engine, tokenizer
         self.engine = AsyncEngine(engine)
-        self._kept: list[Rows] = []
+        self._cached: list[Rows] = []
 
     @classmethod
     def load(cls, name: str = BUNDLED, device: str = "auto", options: LocalChatOptions | None = None) -> "LocalChat":
         """`smollm2` from its package, a `.gguf` file, or a folder of a Llama-type model; int8 on a CPU where faster."""
         options = options or LocalChatOptions()
-        place = pick(device)
-        dtype = resolve_dtype("auto", place)
+        device_info = pick(device)
+        dtype = resolve_dtype("auto", device_info)
         source = bundled_smollm2() if name == BUNDLED else Path(name).expanduser()
         if not source.exists():
             raise InputError(f"there is no chat model {name!r}; give an address, {BUNDLED}, a .gguf file or a folder")
-        model, tokenizer = Llama.load(source, place.torch_device, dtype)
-        if choose_chat_model(place, model.sizes.hidden_size).is_int8:
+        model, tokenizer = Llama.load(source, device_info.torch_device, dtype)
+        if choose_chat_model(device_info, model.sizes.hidden_size).is_int8:
             to_int8(model.model)
-        return cls(Engine(model, place, dtype, EngineLimits(cache_rows=options.cache_rows)), tokenizer, options)
+        return cls(Engine(model, device_info, dtype, EngineLimits(cache_rows=options.cache_rows)), tokenizer, options)
 
     async def __aenter__(self) -> Self:
         await self.engine.__aenter__()
@@ -75,12 +75,12 @@ class LocalChat:
         self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
     ) -> AsyncIterator[ChatPiece]:
         """The reply as it comes; leaving it stops it."""
-        most = settings.most_output_tokens or self.options.most_output_tokens
-        rows = self._fitting(messages, most)
+        max_tokens = settings.most_output_tokens or self.options.most_output_tokens
+        rows = self._fitting(messages, max_tokens)
         sequence = await self._opened(rows)
         text = _ReplyText(self.tokenizer)
         try:
-            generation = Generation(settings.sampling or self.options.sampling, most, penalise_prompt=False)
+            generation = Generation(settings.sampling or self.options.sampling, max_tokens, penalise_prompt=False)
             async with await self.engine.generate(sequence, generation) as reply:
                 async for row in reply:
                     if self.core.model.ends(row):
@@ -104,33 +104,33 @@ class LocalChat:
         await self.engine.rewind(sequence, len(rows))
         await self._keep(sequence)
 
-    def _fitting(self, messages: Sequence[dict[str, Any]], most: int) -> list[Row]:
+    def _fitting(self, messages: Sequence[dict[str, Any]], max_tokens: int) -> list[Row]:
         """The messages as rows; where they are too many, the oldest that are no instructions are left out."""
         turns = [(str(message["role"]), str(message["content"])) for message in messages if message.get("content")]
         while True:
             rows = chat_rows(self.tokenizer, turns)
-            oldest = next((place for place, turn in enumerate(turns[:-1]) if turn[0] != "system"), None)
-            if len(rows) + most <= self.core.capacity or oldest is None:
+            oldest = next((device_info for device_info, turn in enumerate(turns[:-1]) if turn[0] != "system"), None)
+            if len(rows) + max_tokens <= self.core.capacity or oldest is None:
                 return rows
             del turns[oldest]
 
     async def _opened(self, rows: list[Row]) -> Rows:
         """A sequence of these rows, as far as possible from what is computed already."""
-        shared = max(self._kept, key=lambda kept: rows_in_common(kept.rows, rows), default=None)
+        shared = max(self._cached, key=lambda kept: rows_in_common(kept.rows, rows), default=None)
         length = 0 if shared is None else rows_in_common(shared.rows, rows)
         if shared is None or length == 0:
             return await self.engine.open(rows)
-        self._kept.remove(shared)
-        self._kept.append(shared)  # the one used last goes last
+        self._cached.remove(shared)
+        self._cached.append(shared)  # the one used last goes last
         sequence = await self.engine.fork(shared)
         await self.engine.rewind(sequence, length)
         await self.engine.append(sequence, rows[length:])
         return sequence
 
     async def _keep(self, sequence: Rows) -> None:
-        self._kept.append(sequence)
-        while len(self._kept) > self.options.kept:
-            await self.engine.close(self._kept.pop(0))
+        self._cached.append(sequence)
+        while len(self._cached) > self.options.kept:
+            await self.engine.close(self._cached.pop(0))
 
 
 class _ReplyText:

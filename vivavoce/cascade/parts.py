@@ -1,4 +1,4 @@
-"""A recogniser as the ear of a cascade: turns as they end, and whole recordings segment by segment."""
+"""Local parts of a cascade: a recogniser for turns and recordings, and a synthesiser."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -35,7 +35,7 @@ Turn = tuple[torch.Tensor, TranscriptionOptions]
 class LocalRecogniser:
     """A `Transcriber`. Use as `async with`: it owns a thread.
 
-    On a CPU one turn is heard at a time, which is soonest for each; elsewhere our Whisper hears all together.
+    On a CPU turns are transcribed one at a time, which is fastest for each; elsewhere our Whisper batches them.
     """
 
     rate = RATE
@@ -50,7 +50,7 @@ class LocalRecogniser:
         self.listener, self.device = listener, device
         self.transcriber = transcriber or Transcriber(listener, SpeechGate())
         self._turns: DynamicBatcher[Turn, list[TranscriptSegment]] = DynamicBatcher(
-            "viva-recogniser", self._hear, most=1
+            "viva-recogniser", self._transcribe_batch, most=1
         )
         self._together: RecognitionService | None = None
         if isinstance(listener, WhisperTranscriber) and (
@@ -81,7 +81,7 @@ class LocalRecogniser:
 
     @property
     def waiting(self) -> int:
-        """Turns that nobody hears yet."""
+        """Turns that wait."""
         return self._turns.waiting
 
     async def warm_up(self) -> None:
@@ -93,25 +93,25 @@ class LocalRecogniser:
         if not len(samples):
             return ""
         sound = Sound(samples, rate).mono().resampled(RATE).samples[0]
-        wish = TranscriptionOptions(self._known(language), padding="trim", timestamps=False, temperatures=(0.0,))
+        options = TranscriptionOptions(self._known(language), padding="trim", timestamps=False, temperatures=(0.0,))
         if self._together is not None:
-            heard = await self._together.transcribe(sound, wish)
+            found = await self._together.transcribe(sound, options)
         else:
-            heard = await self._turns.do((torch.from_numpy(sound), wish))
-        return "".join(segment.text for segment in heard).strip()
+            found = await self._turns.do((torch.from_numpy(sound), options))
+        return "".join(segment.text for segment in found).strip()
 
-    def segments(self, samples: Samples, wish: TranscriptionOptions) -> AsyncIterator[TranscriptSegment]:
+    def segments(self, samples: Samples, options: TranscriptionOptions) -> AsyncIterator[TranscriptSegment]:
         """The segments of a recording at `rate`, as they are decoded."""
         if self._together is not None:
-            return self._gated(self._together, samples, wish)
+            return self._gated(self._together, samples, options)
         sound = torch.from_numpy(samples.copy())
-        return on_a_thread(lambda: self.transcriber.segments(sound, wish))
+        return on_a_thread(lambda: self.transcriber.segments(sound, options))
 
     async def _gated(
-        self, engine: RecognitionService, samples: Samples, wish: TranscriptionOptions
+        self, engine: RecognitionService, samples: Samples, options: TranscriptionOptions
     ) -> AsyncIterator[TranscriptSegment]:
         chances = await asyncio.to_thread(self.transcriber.speech_chances, samples)
-        async for segment in engine.segments(samples, wish):
+        async for segment in engine.segments(samples, options):
             if self.transcriber.lets_through(segment, chances):
                 yield segment
 
@@ -122,7 +122,7 @@ class LocalRecogniser:
         is_foreign = isinstance(self.listener, WhisperTranscriber) and language not in self.listener.tokens.languages
         return None if is_foreign else language
 
-    def _hear(self, turns: Sequence[Turn]) -> list[list[TranscriptSegment]]:
+    def _transcribe_batch(self, turns: Sequence[Turn]) -> list[list[TranscriptSegment]]:
         return [list(self.listener.segments(*turn)) for turn in turns]
 
 
@@ -143,11 +143,11 @@ class TTSSynthesiser:
         return [*([own] if own else []), *(name for name in self.speaker.shelf.names() if name != own)]
 
     def told(self, instructions: str) -> "TTSSynthesiser":
-        """The same voice, speaking as it is told to; what the model cannot do is refused by name."""
+        """A synthesiser with these style instructions; what the model cannot do is refused by name."""
         return TTSSynthesiser(self.speaker, direction.told(self.speaker, instructions, self.manner))
 
     def after(self, said: Sequence[str]) -> "TTSSynthesiser":
-        """The same voice, speaking as somebody wished who has said all this."""
+        """A synthesiser in the style that these user messages ask for."""
         return TTSSynthesiser(self.speaker, direction.wished(self.speaker, said, self.manner))
 
     async def warm_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Ears and voices of a cascade that are elsewhere: behind OpenAI's `/audio/transcriptions` and `/audio/speech`."""
+"""Remote recogniser and synthesiser of a cascade: behind OpenAI's `/audio/transcriptions` and `/audio/speech`."""
 
 import asyncio
 import http.client
@@ -16,17 +16,17 @@ from vivavoce.errors import VivaError
 from vivavoce.runtime.event_loop import on_a_thread
 
 PCM_RATE = 24_000  # of `response_format` pcm
-EAR_RATE = 16_000
+ASR_RATE = 16_000
 PIECE_BYTES = 1 << 15
 TIMEOUT_SECONDS = 30.0
 ANY_MODEL = "default"
 
 
 class RemoteRecogniser:
-    """A `Transcriber` behind an address. Use as `async with`, like an ear that is here."""
+    """A `Transcriber` behind an address. Use as `async with`, like a local one."""
 
-    def __init__(self, find: Resolver) -> None:
-        self._find = find
+    def __init__(self, resolve: Resolver) -> None:
+        self._resolve = resolve
         self.waiting = 0
 
     async def __aenter__(self) -> Self:
@@ -36,8 +36,8 @@ class RemoteRecogniser:
         pass
 
     async def warm_up(self) -> None:
-        """See that somebody is there."""
-        await self._find()
+        """Check that there is an endpoint."""
+        await self._resolve()
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
         """What was said in a turn."""
@@ -51,11 +51,11 @@ class RemoteRecogniser:
             self.waiting -= 1
 
     async def _asked(self, kind: str, form: bytes) -> str:
-        place = await self._find()
+        endpoint = await self._resolve()
         try:
-            return await asyncio.to_thread(_text, place, kind, form)
-        except ConnectionError:  # one who has gone may be followed by another
-            return await asyncio.to_thread(_text, await self._find(place), kind, form)
+            return await asyncio.to_thread(_text, endpoint, kind, form)
+        except ConnectionError:  # another endpoint may have taken its place
+            return await asyncio.to_thread(_text, await self._resolve(endpoint), kind, form)
 
 
 class RemoteSynthesiser:
@@ -63,32 +63,32 @@ class RemoteSynthesiser:
 
     rate = PCM_RATE
 
-    def __init__(self, find: Resolver) -> None:
-        self._find = find
+    def __init__(self, resolve: Resolver) -> None:
+        self._resolve = resolve
         self.voices: list[str] = []
 
     async def warm_up(self) -> None:
-        """See that somebody is there, and learn the voices."""
-        place = await self._find()
+        """Check that there is an endpoint, and read its voices."""
+        endpoint = await self._resolve()
         try:
-            told = await asyncio.to_thread(got, place, "/audio/voices")
+            answer = await asyncio.to_thread(got, endpoint, "/audio/voices")
         except VivaError:  # OpenAI's own has no such list
             return
-        self.voices = [str(voice["id"]) for voice in told.get("data", ())]
+        self.voices = [str(voice["id"]) for voice in answer.get("data", ())]
 
     async def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Its sound as it comes, at `rate`; leaving it stops it."""
-        place = await self._find()
+        endpoint = await self._resolve()
         known = voice if voice in self.voices else None
         body: dict[str, Any] = {"model": ANY_MODEL, "input": text, "voice": known or "default"}
         body |= {"speed": speed, "response_format": "pcm"}
-        async for piece in on_a_thread(lambda: _spoken(place, body)):
+        async for piece in on_a_thread(lambda: _spoken(endpoint, body)):
             yield piece
 
 
 def _form(samples: Samples, rate: int, language: str | None) -> tuple[str, bytes]:
     """A recording as a form, and the form's content type."""
-    sound = Sound(samples, rate).mono().resampled(EAR_RATE)
+    sound = Sound(samples, rate).mono().resampled(ASR_RATE)
     file = io.BytesIO()
     write(file, sound, "wav")
     edge = secrets.token_hex(16)
@@ -99,43 +99,43 @@ def _form(samples: Samples, rate: int, language: str | None) -> tuple[str, bytes
     return f"multipart/form-data; boundary={edge}", begin.encode() + file.getvalue() + f"\r\n--{edge}--\r\n".encode()
 
 
-def _connected(place: EndpointRef) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
-    parts = urlsplit(place.url)
+def _connected(endpoint: EndpointRef) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+    parts = urlsplit(endpoint.url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+    headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS), parts.path.rstrip("/"), headers
 
 
-def _answer(place: EndpointRef, method: str, path: str, kind: str, body: bytes | None) -> Iterator[bytes]:
-    """An answer's bytes as they come; ConnectionError where nobody is there, VivaError where it says no."""
-    connection, prefix, headers = _connected(place)
+def _answer(endpoint: EndpointRef, method: str, path: str, kind: str, body: bytes | None) -> Iterator[bytes]:
+    """An answer's bytes as they come; ConnectionError where it cannot be reached, VivaError where it refuses."""
+    connection, prefix, headers = _connected(endpoint)
     try:
         connection.request(method, prefix + path, body, headers | {"Content-Type": kind})
         with connection.getresponse() as response:  # which may hold the socket on its own
             if response.status != 200:
                 detail = response.read(500).decode("utf8", "replace").strip()
-                raise VivaError(f"{place.url}{path} answered {response.status}: {detail or response.reason}")
+                raise VivaError(f"{endpoint.url}{path} answered {response.status}: {detail or response.reason}")
             while piece := response.read1(PIECE_BYTES):
                 yield piece
     except (OSError, http.client.HTTPException) as error:
-        raise ConnectionError(f"{place.url}{path} cannot be reached ({error})") from error
+        raise ConnectionError(f"{endpoint.url}{path} cannot be reached ({error})") from error
     finally:
         connection.close()
 
 
-def _text(place: EndpointRef, kind: str, form: bytes) -> str:
-    answer = json.loads(b"".join(_answer(place, "POST", "/audio/transcriptions", kind, form)))
+def _text(endpoint: EndpointRef, kind: str, form: bytes) -> str:
+    answer = json.loads(b"".join(_answer(endpoint, "POST", "/audio/transcriptions", kind, form)))
     return str(answer.get("text", "")).strip()
 
 
-def got(place: EndpointRef, path: str) -> dict[str, Any]:
-    """What stands at an address; ConnectionError where nobody is there."""
-    return dict(json.loads(b"".join(_answer(place, "GET", path, "application/json", None))))
+def got(endpoint: EndpointRef, path: str) -> dict[str, Any]:
+    """JSON from an address; ConnectionError where it cannot be reached."""
+    return dict(json.loads(b"".join(_answer(endpoint, "GET", path, "application/json", None))))
 
 
-def _spoken(place: EndpointRef, body: dict[str, Any]) -> Iterator[Samples]:
+def _spoken(endpoint: EndpointRef, body: dict[str, Any]) -> Iterator[Samples]:
     rest = b""
-    for piece in _answer(place, "POST", "/audio/speech", "application/json", json.dumps(body).encode()):
+    for piece in _answer(endpoint, "POST", "/audio/speech", "application/json", json.dumps(body).encode()):
         data = rest + piece
         whole = len(data) - len(data) % 2
         rest = data[whole:]

@@ -1,4 +1,5 @@
-"""Text that comes in drops, cut into pieces a voice can say: the first soon, the later ones whole sentences."""
+"""Streamed text cut into pieces for a synthesiser (the first one early, later ones whole sentences), and a filter for
+the reasoning of chat models."""
 
 import re
 from dataclasses import dataclass
@@ -36,8 +37,8 @@ class SentenceRules:
 
     first_clause: int = 12
     """The first piece may end at a comma once it is this long."""
-    shortest: int = 4
-    longest: int = 240
+    min_weight: int = 4
+    max_weight: int = 240
     """What is longer is cut at its last pause or space."""
 
 
@@ -67,32 +68,32 @@ class SentenceSplitter:
     def _end(self) -> int | None:
         """Where the first piece of what waits ends."""
         text, rules = self._waiting, self.rules
-        for place, letter in enumerate(text):
-            ends = letter in ENDS and self._ends_sentence(place)
-            pauses = letter in PAUSES and not self._given and weight(text[:place]) >= rules.first_clause
-            if (ends or pauses) and weight(text[: place + 1]) >= rules.shortest and self._is_settled(place):
-                return self._with_closers(place + 1)
-        if weight(text) > rules.longest:
+        for index, letter in enumerate(text):
+            ends = letter in ENDS and self._ends_sentence(index)
+            pauses = letter in PAUSES and not self._given and weight(text[:index]) >= rules.first_clause
+            if (ends or pauses) and weight(text[: index + 1]) >= rules.min_weight and self._is_settled(index):
+                return self._with_closers(index + 1)
+        if weight(text) > rules.max_weight:
             return self._cut()
         return None
 
-    def _ends_sentence(self, place: int) -> bool:
+    def _ends_sentence(self, index: int) -> bool:
         text = self._waiting
-        if text[place] != ".":
+        if text[index] != ".":
             return True
-        before = re.search(r"([\w.]+)$", text[:place])
+        before = re.search(r"([\w.]+)$", text[:index])
         word = before[1].lower() if before else ""
         if word in ABBREVIATIONS or (len(word) == 1 and word.isalpha()):
             return False
-        after = text[place + 1 : place + 2]
+        after = text[index + 1 : index + 2]
         return not (word[-1:].isdigit() and after.isdigit())
 
-    def _is_settled(self, place: int) -> bool:
+    def _is_settled(self, index: int) -> bool:
         """Whether what follows is known: a full stop may be a decimal point, a mark may be one of three."""
         text = self._waiting
-        if text[place] in "。！？，；：、\n":
+        if text[index] in "。！？，；：、\n":
             return True
-        following = text[place + 1 : place + 2]
+        following = text[index + 1 : index + 2]
         return bool(following) and (following.isspace() or following in CLOSERS)
 
     def _with_closers(self, end: int) -> int:
@@ -103,13 +104,13 @@ class SentenceSplitter:
 
     def _cut(self) -> int:
         text = self._waiting
-        places = [text.rfind(mark) for mark in PAUSES + " "]
-        best = max(places)
+        indices = [text.rfind(mark) for mark in PAUSES + " "]
+        best = max(indices)
         return best + 1 if best > 0 else len(text)
 
 
 def weight(text: str) -> int:
-    """How long a text is to the ear: a letter of a script without spaces is a syllable."""
+    """How long a text is when spoken: a letter of a script without spaces is a syllable."""
     return sum(3 if ord(letter) >= 0x2E80 else 1 for letter in text.strip())
 
 

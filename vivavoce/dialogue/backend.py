@@ -5,21 +5,22 @@ history, receives the user's turn as it arrives, and makes replies as streams of
 take effect in order.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from vivavoce.dialogue.events import ConversationSettings, Item, Samples, Usage
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, VivaError
 
 OnTranscript = Callable[[str, str | Exception, bool], None]
-"""Told of the user's words: their item, the whole text so far or why there is none, and whether it is final."""
+"""Called with the user's words: their item, the whole text so far or the error, and whether it is final."""
 
 
 @dataclass(frozen=True)
 class Spoke:
-    """The next sound of a reply, at the pipeline's output rate."""
+    """The next samples of a reply, at the backend's output rate."""
 
     samples: Samples
 
@@ -43,7 +44,7 @@ class CallBegan:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """The next part of the arguments of the call begun last."""
+    """The next part of the arguments of the call that began last."""
 
     delta: str
 
@@ -71,24 +72,24 @@ class ReplyPlan:
     hears_turn: bool = True
     """Whether it answers to the open turn too."""
     past: Sequence[Item] | None = None
-    """What it answers to, instead of the history: then it leaves nothing in the mind."""
+    """Items it answers to instead of the history; the conversation state then keeps nothing of it."""
     max_ahead: float | None = None
     """Seconds of sound that it may be made ahead of what was played; None: all."""
 
 
 class ReplyStream(Protocol):
-    """A reply being made. It is held until `release`: the mind can still be told that the user goes on."""
+    """A reply being made. It is held until `release`: until then the user may still go on speaking."""
 
     def pieces(self) -> AsyncIterator[Piece]:
         """What it consists of, as it is made."""
         ...
 
     def release(self, turn: str | None) -> None:
-        """It is meant. The open turn, as far as this reply has heard it, becomes the item of this id."""
+        """The reply will be heard. The open turn, as far as this reply has heard it, becomes the item of this id."""
         ...
 
     def drop(self) -> None:
-        """No more of it is wanted. Before its release, nothing of it was; after, `remember` tells what remains."""
+        """Stop making it. Before its release nothing of it remains; after, the next history says what remains."""
         ...
 
     @property
@@ -98,30 +99,30 @@ class ReplyStream(Protocol):
 
 
 class ConversationState(Protocol):
-    """One conversation's share of a pipeline."""
+    """One conversation's state in a backend."""
 
     def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
-        """The past is this, whatever was before: items cut, added, taken away; other instructions."""
+        """Replace the history and the settings: items may have been cut, added or removed."""
         ...
 
     def listen(self, samples: Samples) -> None:
-        """The next sound of the user's open turn, which begins with the first, at the pipeline's input rate."""
+        """The next samples of the user's open turn at the backend's input rate; the first ones open it."""
         ...
 
-    def forget_turn(self) -> None:
-        """The open turn was nothing."""
+    def discard_turn(self) -> None:
+        """Drop the open turn."""
         ...
 
-    def keep_turn(self, item: str) -> None:
-        """The open turn is over and becomes this item; no reply has been made to it yet."""
+    def commit_turn(self, item: str) -> None:
+        """End the open turn, which becomes this item; no reply has been made to it yet."""
         ...
 
     def reply(self, plan: ReplyPlan) -> ReplyStream:
-        """Begin a reply to the past and the open turn, if there is one; held."""
+        """Start a reply to the history and the open turn, if there is one; held."""
         ...
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release what it holds."""
         ...
 
 
@@ -131,15 +132,38 @@ class ConversationBackend(Protocol):
     input_rate: int
     output_rate: int
     transcribes: bool
-    """Whether its minds tell what the user said by themselves."""
+    """Whether its conversations report what the user said by themselves."""
 
     def open(self, heard: OnTranscript) -> ConversationState:
-        """A mind without a past."""
+        """The state of a new conversation."""
         ...
 
 
+MAX_QUEUED_PIECES = 16
+
+
+class PieceQueue(asyncio.Queue[Piece]):
+    """Pieces that a backend has made and the dialogue has not taken yet."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_QUEUED_PIECES)
+
+    async def until_ended(self) -> AsyncIterator[Piece]:
+        """The pieces as they come, `Ended` the last."""
+        while True:
+            piece = await self.get()
+            yield piece
+            if isinstance(piece, Ended):
+                return
+
+
+def failed(error: Exception) -> Ended:
+    """The end of a reply that failed with this error."""
+    return Ended("failed", str(error) if isinstance(error, VivaError) else f"{type(error).__name__}: {error}")
+
+
 class ReplyTranscriber(Protocol):
-    """Hears words in a sound: for captions, and for moderation where the model only speaks."""
+    """Transcribes speech: for captions, and for moderation where the model only speaks."""
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
         """What was said."""
@@ -148,7 +172,7 @@ class ReplyTranscriber(Protocol):
 
 @dataclass(frozen=True)
 class EndpointRef:
-    """An address such as `http://host:8000/v1`, the key it wants, and what its fleet calls it."""
+    """An address such as `http://host:8000/v1`, its key, and its name in the cluster."""
 
     url: str
     key: str | None = None
@@ -156,16 +180,16 @@ class EndpointRef:
 
 
 class Resolver(Protocol):
-    """Who is to be asked this time; a pool has several."""
+    """Resolves the endpoint of the next request; a pool has several."""
 
     async def __call__(self, gone: EndpointRef | None = None) -> EndpointRef:
-        """A place; `gone` is the one that did not answer. VivaError where there is none."""
+        """An endpoint; `gone` is the one that did not answer. VivaError where there is none."""
         ...
 
 
 @dataclass(frozen=True)
 class Address:
-    """Always the same place."""
+    """A fixed endpoint."""
 
     url: str
     key: str | None = None

@@ -1,5 +1,5 @@
-"""Somebody makes a sound while the machine speaks: who yields? Decided within 300 ms, or 400 where it could be either,
-from how it sounds alone, or with the words where a recogniser gives them.
+"""Classify sound made while a reply plays: interruption, backchannel, noise or echo. Decided within 300 ms, or 400
+where the evidence is even, from the sound alone or with a transcript where there is one.
 
 A hum ("mm-hm") is soft, dark and steady; a cough is loud, noisy and short; our own echo is what we have just said. A
 real interruption goes on, changes colour as words do, and is as loud as the user usually is.
@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from vivavoce.dialogue.events import Samples
-from vivavoce.dialogue.front_end import Traits, change, traits
+from vivavoce.dialogue.front_end import WindowFeatures, spectral_change, window_features
 from vivavoce.dialogue.turns import WINDOW_MS
 
 BACKCHANNELS = frozenset(
@@ -46,10 +46,10 @@ class OverlapLimits:
     """By then it is decided, unless the evidence is even: such a sound is heard out, softly."""
     heard_out_ms: int = 384
     """Until then even evidence may still become enough; after, only how long the sound lasts counts."""
-    longest_backchannel_ms: int = 736
+    max_backchannel_ms: int = 736
     """A voice that goes on for longer is an interruption, whatever it began as."""
-    farthest_db: float = -15.0
-    """But for one so far under the user's level: it speaks to somebody else."""
+    bystander_db: float = -15.0
+    """But not one so far under the user's level: it comes from a bystander."""
     enough: float = 1.0
     early_more: float = 0.25
     """Evidence asked for on top for every window before `usual_ms`."""
@@ -61,7 +61,7 @@ class OverlapLimits:
 class OverlapState:
     """What was heard since the sound began."""
 
-    windows: tuple[Traits, ...] = ()
+    windows: tuple[WindowFeatures, ...] = ()
     chances: tuple[float, ...] = ()
     echoes: tuple[float, ...] = ()
     verdict: OverlapVerdict | None = None
@@ -73,7 +73,7 @@ class OverlapState:
 
 
 @dataclass
-class Levels:
+class UserLevel:
     """How loud the user usually is: learned as the call goes on, from speech without echo."""
 
     user: float | None = None
@@ -99,7 +99,13 @@ class OverlapClassifier:
         self.limits = limits or OverlapLimits()
 
     def step(
-        self, state: OverlapState, window: Traits, chance: float, echo: float, levels: Levels, words: str | None = None
+        self,
+        state: OverlapState,
+        window: WindowFeatures,
+        chance: float,
+        echo: float,
+        levels: UserLevel,
+        words: str | None = None,
     ) -> OverlapState:
         """The state after the next window of the sound; its `verdict` is None while it is undecided."""
         state = replace(
@@ -110,22 +116,22 @@ class OverlapClassifier:
         )
         return replace(state, verdict=self._verdict(state, levels, words))
 
-    def end(self, state: OverlapState, levels: Levels, words: str | None = None) -> OverlapVerdict:
+    def end(self, state: OverlapState, levels: UserLevel, words: str | None = None) -> OverlapVerdict:
         """The verdict on a sound that is over before it was decided."""
         if not state.windows:
             return OverlapVerdict.NOISE
         evidence = self.evidence(state, levels, words)
-        return OverlapVerdict.INTERRUPTION if evidence > self.limits.enough else _lesser(state)
+        return OverlapVerdict.INTERRUPTION if evidence > self.limits.enough else _harmless_kind(state)
 
-    def evidence(self, state: OverlapState, levels: Levels, words: str | None = None) -> float:
+    def evidence(self, state: OverlapState, levels: UserLevel, words: str | None = None) -> float:
         """For an interruption, in units of which one is about 73 %; below 0 against it."""
         said = None if words is None else is_backchannel(words)
         if said is not None:
             return -6.0 if said else 6.0
-        found = measure(state, levels)
+        found = overlap_features(state, levels)
         return sum(WEIGHTS[name] * value for name, value in found.items())
 
-    def _verdict(self, state: OverlapState, levels: Levels, words: str | None) -> OverlapVerdict | None:
+    def _verdict(self, state: OverlapState, levels: UserLevel, words: str | None) -> OverlapVerdict | None:
         limits, lasted = self.limits, state.lasted_ms
         if state.verdict is OverlapVerdict.INTERRUPTION or self._goes_on(state, levels):
             return OverlapVerdict.INTERRUPTION
@@ -136,16 +142,16 @@ class OverlapClassifier:
         if lasted <= limits.heard_out_ms and evidence > limits.enough + limits.early_more * early:
             return OverlapVerdict.INTERRUPTION
         if state.verdict is None and lasted >= limits.latest_ms and evidence < limits.lesser:
-            return _lesser(state)
+            return _harmless_kind(state)
         return state.verdict
 
-    def _goes_on(self, state: OverlapState, levels: Levels) -> bool:
+    def _goes_on(self, state: OverlapState, levels: UserLevel) -> bool:
         """Whether a voice, not one on the other side of the room, has gone on for longer than a backchannel does."""
         speech = [window for window, chance in zip(state.windows, state.chances, strict=True) if chance >= 0.5]
-        if len(speech) * WINDOW_MS < self.limits.longest_backchannel_ms:
+        if len(speech) * WINDOW_MS < self.limits.max_backchannel_ms:
             return False
         level = 10.0 * float(np.log10(np.mean([10.0 ** (window.level_db / 10) for window in speech])))
-        if levels.user is not None and level - levels.user < self.limits.farthest_db:
+        if levels.user is not None and level - levels.user < self.limits.bystander_db:
             return False
         voiced = np.mean([window.periodicity > 0.6 for window in state.windows])
         return bool(voiced > 0.3 and np.mean(state.echoes) < 0.5)
@@ -165,12 +171,12 @@ WEIGHTS = {
 }
 
 
-def measure(state: OverlapState, levels: Levels) -> dict[str, float]:
+def overlap_features(state: OverlapState, levels: UserLevel) -> dict[str, float]:
     """What there is to go by."""
     loudest = max(window.level_db for window in state.windows)
     # The rise and the fall of a sound are alike for all; what counts is its body.
     body = [window for window in state.windows if window.level_db > loudest - 25]
-    changes = [min(change(one, two), 12.0) for one, two in pairwise(body)] or [0.0]
+    changes = [min(spectral_change(one, two), 12.0) for one, two in pairwise(body)] or [0.0]
     usual = loudest if levels.user is None else levels.user
     return {
         "always": 1.0,
@@ -184,7 +190,7 @@ def measure(state: OverlapState, levels: Levels) -> dict[str, float]:
     }
 
 
-def _lesser(state: OverlapState) -> OverlapVerdict:
+def _harmless_kind(state: OverlapState) -> OverlapVerdict:
     if float(np.mean(state.echoes)) >= 0.5:
         return OverlapVerdict.ECHO
     periodicity = float(np.mean([window.periodicity for window in state.windows]))
@@ -199,13 +205,13 @@ class OverlapWatch:
     state: OverlapState = OverlapState()
     silent: int = 0
     words: str | None = None
-    """What was said, where a recogniser has told."""
+    """The transcript, where there is one."""
 
-    def step(self, samples: Samples, chance: float, echo: float, is_speech: bool, levels: Levels) -> None:
+    def step(self, samples: Samples, chance: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
         """The next window of the sound, which begins where it is more than a breath."""
         if levels.user is not None and self._is_faint(levels.user):
             self.state = OverlapState()
-        self.state = self.judge.step(self.state, traits(samples), chance, echo, levels, self.words)
+        self.state = self.judge.step(self.state, window_features(samples), chance, echo, levels, self.words)
         self.silent = 0 if is_speech else self.silent + 1
         if self.is_over and self.state.verdict is None:
             self.state = replace(self.state, verdict=self.judge.end(self.state, levels, self.words))

@@ -1,7 +1,7 @@
-"""What a conversation takes and tells: the one door between `dialogue` and whoever carries its sound.
+"""Interface of a conversation: the calls it takes and the events it emits.
 
-A `Conversation` hears sound and commands, and tells what happened as events in order. It knows no socket, and its clock
-is given to it, so that a call of an hour can be played in a minute, twice the same.
+A `Conversation` takes audio and commands and emits events in order. It knows no socket, and its clock is passed in, so
+that an hour of conversation can be simulated in a minute, deterministically.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -123,7 +123,7 @@ class Usage:
     output_audio: int = 0
 
 
-# What a conversation tells, in order. `reply` is the id of the reply an event belongs to.
+# Events of a conversation, in order. `reply` is the id of the reply an event belongs to.
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class TurnCommitted:
 
 @dataclass(frozen=True)
 class TurnTimedOut:
-    """Nobody spoke for the idle time."""
+    """The idle timeout passed without speech."""
 
     item: str
     audio_start_ms: int
@@ -161,7 +161,7 @@ class TurnTimedOut:
 
 @dataclass(frozen=True)
 class InputTranscript:
-    """What the user said, as far as it was made out; `is_final` once, with the whole text."""
+    """The transcript of the user's turn so far; `is_final` once, with the whole text."""
 
     item: str
     text: str
@@ -171,7 +171,7 @@ class InputTranscript:
 
 @dataclass(frozen=True)
 class InputTranscriptFailed:
-    """What the user said could not be made out, and why."""
+    """The user's turn could not be transcribed, and why."""
 
     item: str
     message: str
@@ -179,7 +179,7 @@ class InputTranscriptFailed:
 
 @dataclass(frozen=True)
 class ReplyStarted:
-    """A reply begins (it is released: held replies tell nothing)."""
+    """A reply was released; held replies emit nothing."""
 
     reply: str
 
@@ -204,7 +204,8 @@ class ReplyAudio:
     item: str
     samples: Samples
     gain: float = 1.0
-    """Below 1 while the user talks over it: to be played softer, until it is decided who yields."""
+    """Below 1 while the user talks over it: ducked until the overlap is classified. It also holds for sound handed out
+    before; an event without samples only changes the gain, also after the reply is done."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ class ReplyDone:
 
 @dataclass(frozen=True)
 class OutputCleared:
-    """Drop whatever sound of this reply was not played yet."""
+    """Drop the sound of this reply that was not played yet."""
 
     reply: str
 
@@ -260,7 +261,7 @@ class ItemTruncated:
 
 @dataclass(frozen=True)
 class Warned:
-    """Something the client should know; the conversation goes on."""
+    """A problem the client should know of; the conversation goes on."""
 
     code: str
     message: str
@@ -307,7 +308,7 @@ class Conversation(Protocol):
 
     @property
     def settings(self) -> ConversationSettings:
-        """What is in force."""
+        """The current settings."""
         ...
 
     @property
@@ -328,7 +329,7 @@ class Conversation(Protocol):
         ...
 
     def update(self, change: Callable[[ConversationSettings], ConversationSettings]) -> None:
-        """Change what is in force."""
+        """Change the settings."""
         ...
 
     def commit(self) -> Item:
@@ -336,7 +337,7 @@ class Conversation(Protocol):
         ...
 
     def clear_input(self) -> None:
-        """Forget what was heard since the last turn."""
+        """Drop the audio heard since the last turn."""
         ...
 
     def add(self, content: Content, id: str | None = None, after: str | None = None) -> tuple[Item, str | None]:
@@ -364,5 +365,5 @@ class Conversation(Protocol):
         ...
 
     async def close(self) -> None:
-        """End everything; a reply under way leaves nothing behind."""
+        """End the conversation and any reply under way."""
         ...

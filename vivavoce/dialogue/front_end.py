@@ -1,4 +1,8 @@
-"""The ear of a conversation: sound of any size and rate in, 32 ms windows out, our own echo taken away."""
+"""Audio front end of a conversation: resampling, echo cancellation, silence and voice activity detection.
+
+Audio of any size and rate comes in, 32 ms windows at 16 kHz come out, with the features that barge-in detection needs.
+`OutputTimeline` keeps the last seconds of output as the echo reference.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +18,7 @@ from vivavoce.dialogue.events import Samples
 from vivavoce.errors import InputError
 
 BLOCK = RATE // 250  # samples: 4 ms
-SETTLED_WINDOWS = 16  # of silence, after which more of it tells a detector nothing new
+SETTLED_WINDOWS = 16  # of silence, after which the voice activity detector is not run
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,14 @@ class EchoRemover(Protocol):
 
 
 @dataclass
-class Hush:
-    """Hears at once that a voice has stopped, where the room is quiet enough to tell: detectors linger for 100 ms."""
+class SilenceDetector:
+    """Detects by level that a voice has stopped, in rooms quiet enough: voice activity detectors lag by 100 ms."""
 
     floor_db: float = -60.0
     peak_db: float = -36.0
-    SOFTEST_PEAK_DB = -36.0  # of a voice that is meant to be heard
+    SOFTEST_PEAK_DB = -36.0  # of speech to the microphone
     UNDER_PEAK_DB, OVER_FLOOR_DB = 28.0, 8.0
-    FAR_UNDER_PEAK_DB = 32.0  # whatever the room is like: a breath, or what is left of a consonant
+    SURELY_UNDER_PEAK_DB = 32.0  # whatever the room is like: a breath, or what is left of a consonant
     FORGET_DB, RISE_DB = 0.2, 0.15  # a window
 
     def step(self, level_db: float) -> bool:
@@ -62,7 +66,7 @@ class Hush:
     def limit_db(self) -> float:
         """Below this level there is silence."""
         in_this_room = min(self.peak_db - self.UNDER_PEAK_DB, max(self.floor_db, -75.0) + self.OVER_FLOOR_DB)
-        return max(in_this_room, self.peak_db - self.FAR_UNDER_PEAK_DB)
+        return max(in_this_room, self.peak_db - self.SURELY_UNDER_PEAK_DB)
 
     def quiet_ms(self, samples: Samples) -> int:
         """How much of the end of 16 kHz samples is silence, by blocks of a few milliseconds."""
@@ -73,7 +77,7 @@ class Hush:
 
 
 class AudioFrontEnd:
-    """Turns what is heard into windows. `reference` gives what was played from a moment on, for the echo."""
+    """Turns microphone audio into windows. `reference` reads the output played from a moment on, as the echo."""
 
     def __init__(
         self,
@@ -89,10 +93,10 @@ class AudioFrontEnd:
         self._echo, self._echo_state = echo, echo.initial_state() if echo is not None else None
         self._reference = reference
         self._held = np.zeros(0, np.float32)
-        self._hush = Hush()
-        self._hushed = 0  # windows of silence up to now
-        self._passed_over: Samples | None = None  # the last window that the detector was not asked about
-        self._heard = 0  # samples at 16 kHz that became windows
+        self._silence_detector = SilenceDetector()
+        self._silent_windows = 0  # windows of silence up to now
+        self._passed_over: Samples | None = None  # the last window that the detector has not seen
+        self._heard = 0  # samples at 16 kHz
         self._offsets: deque[float] = deque(maxlen=64)
 
     def hear(self, samples: Samples, now: float) -> list[AudioWindow]:
@@ -114,7 +118,7 @@ class AudioFrontEnd:
     @property
     def quiet_ms(self) -> int:
         """How much silence came after the last window, if nothing but silence did."""
-        quiet = self._hush.quiet_ms(self._held)
+        quiet = self._silence_detector.quiet_ms(self._held)
         return quiet if quiet * RATE // 1000 > len(self._held) - BLOCK else 0
 
     def _window(self, samples: Samples) -> AudioWindow:
@@ -125,14 +129,14 @@ class AudioFrontEnd:
             reference = self._reference(spoken, WINDOW)
             samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
         self._heard += WINDOW
-        is_hush = self._hush.step(rms_dbfs(samples))
-        self._hushed = self._hushed + 1 if is_hush else 0
+        is_silent = self._silence_detector.step(rms_dbfs(samples))
+        self._silent_windows = self._silent_windows + 1 if is_silent else 0
         chance = self._chance(samples)
-        return AudioWindow(samples, 0.0 if is_hush else chance, share, self._hush.quiet_ms(samples))
+        return AudioWindow(samples, 0.0 if is_silent else chance, share, self._silence_detector.quiet_ms(samples))
 
     def _chance(self, samples: Samples) -> float:
-        """How likely it is speech. In a long silence nobody is asked: it is what a detector costs most of the time."""
-        if self._hushed > SETTLED_WINDOWS:
+        """Probability of speech. In long silence the detector is not run, which saves most of its cost."""
+        if self._silent_windows > SETTLED_WINDOWS:
             self._passed_over = samples
             return 0.0
         if self._passed_over is not None:  # what came right before belongs to what is heard now
@@ -147,7 +151,7 @@ LOWEST_PITCH, HIGHEST_PITCH = 70, 400
 
 
 @dataclass(frozen=True)
-class Traits:
+class WindowFeatures:
     """One window."""
 
     level_db: float
@@ -167,7 +171,7 @@ _FREQUENCIES = np.fft.rfftfreq(2 * WINDOW, 1 / RATE)
 _EDGES = np.searchsorted(_FREQUENCIES, BANDS)
 
 
-def traits(samples: Samples) -> Traits:
+def window_features(samples: Samples) -> WindowFeatures:
     """The traits of a window of 512 samples at 16 kHz."""
     level = 10.0 * float(np.log10(np.square(samples, dtype=np.float64).mean() + 1e-10))
     power = np.square(np.abs(np.fft.rfft(samples * _HANN, 2 * WINDOW))).astype(np.float64) + 1e-9
@@ -175,7 +179,7 @@ def traits(samples: Samples) -> Traits:
     total = float(bands.sum())
     inside = power[_EDGES[0] : _EDGES[-1]]
     periodicity, pitch = _periodicity(power)
-    return Traits(
+    return WindowFeatures(
         level_db=level,
         periodicity=periodicity,
         pitch=pitch,
@@ -185,8 +189,8 @@ def traits(samples: Samples) -> Traits:
     )
 
 
-def change(first: Traits, second: Traits) -> float:
-    """How much the sound's colour changed from one window to the next, in dB a band, loud bands counting most."""
+def spectral_change(first: WindowFeatures, second: WindowFeatures) -> float:
+    """Weighted spectral difference of two windows in dB a band; loud bands weigh more."""
     one, two = np.array(first.shape), np.array(second.shape)
     weight = 10.0 ** (np.maximum(one, two) / 20.0)
     return float((np.abs(np.maximum(one, -40) - np.maximum(two, -40)) * weight).sum() / weight.sum())
@@ -195,10 +199,10 @@ def change(first: Traits, second: Traits) -> float:
 def _periodicity(power: np.ndarray) -> tuple[float, float]:
     correlation = np.fft.irfft(power)[:WINDOW]
     taper = np.fft.irfft(np.square(np.abs(np.fft.rfft(_HANN, 2 * WINDOW))))[:WINDOW]
-    shortest, longest = RATE // HIGHEST_PITCH, RATE // LOWEST_PITCH
-    normal = correlation[shortest:longest] / correlation[0] / np.maximum(taper[shortest:longest] / taper[0], 0.05)
+    min_lag, max_lag = RATE // HIGHEST_PITCH, RATE // LOWEST_PITCH
+    normal = correlation[min_lag:max_lag] / correlation[0] / np.maximum(taper[min_lag:max_lag] / taper[0], 0.05)
     best = int(np.argmax(normal))
-    return float(np.clip(normal[best], 0.0, 1.0)), RATE / (shortest + best)
+    return float(np.clip(normal[best], 0.0, 1.0)), RATE / (min_lag + best)
 
 
 KEPT_SECONDS = 8.0
@@ -208,7 +212,7 @@ SMALLEST_GAP = 0.02  # seconds: what follows within it follows at once
 class OutputTimeline:
     """The last seconds of output at another rate, by the time at which they are played.
 
-    Sound is brought to that rate when somebody reads it: where no echo is looked for, nobody does.
+    Sound is resampled when it is read, so that it costs nothing where no echo is cancelled.
     """
 
     def __init__(self, output_rate: int, rate: int) -> None:

@@ -1,4 +1,4 @@
-"""What was said, in order: items that can be added, cut to what was heard, and taken out; their sound is bounded."""
+"""The items of a conversation in order: added, cut to what was heard, removed; stored audio is bounded."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from vivavoce.dialogue.events import AudioPart, Content, Item, Message, Samples, TextPart, ToolCall, ToolOutput
 from vivavoce.errors import InputError
 
-MOST_ITEMS = 2000
-MOST_SOUND_SECONDS = 900.0
+MAX_ITEMS = 2000
+MAX_SOUND_SECONDS = 900.0
 
 
 def new_id(kind: str) -> str:
@@ -102,31 +102,31 @@ class History:
 
     def find(self, id: str) -> Item:
         """The item of this id."""
-        return self._items[self._place(id)]
+        return self._items[self._index(id)]
 
     def previous(self, id: str) -> str | None:
         """The id of the item before."""
-        place = self._place(id)
-        return self._items[place - 1].id if place else None
+        index = self._index(id)
+        return self._items[index - 1].id if index else None
 
     def add(self, content: Content, id: str | None = None, after: str | None = None) -> tuple[Item, str | None]:
         """A new item and its predecessor; `after` "root" puts it first, None last."""
         if id is not None and any(item.id == id for item in self._items):
             raise InputError(f"an item {id!r} exists already; give another id")
-        place = len(self._items) if after is None else 0 if after == "root" else self._place(after) + 1
+        index = len(self._items) if after is None else 0 if after == "root" else self._index(after) + 1
         item = Item(id or new_id("item"), content)
-        self._items.insert(place, item)
+        self._items.insert(index, item)
         self._bound()
         return item, self.previous(item.id)
 
     def replace(self, item: Item) -> None:
         """Another content for an item that is there."""
-        self._items[self._place(item.id)] = item
+        self._items[self._index(item.id)] = item
         self._bound()
 
     def delete(self, id: str) -> Item:
         """Take an item out."""
-        return self._items.pop(self._place(id))
+        return self._items.pop(self._index(id))
 
     def keep_uncut(self, item: str, sound: Samples, rate: int, words: SpokenWords, is_whole: bool) -> None:
         """Remember all that was sent of a reply, for a later word on how much of it was heard."""
@@ -148,28 +148,28 @@ class History:
                 f"item {id!r} has {whole * 1e3:.0f} ms of sound, so it cannot be cut at {seconds * 1e3:.0f}"
             )
         words = SpokenWords(((0.0, audio.transcript or ""),)) if uncut is None else uncut.words
-        kept = sound[: round(seconds * rate)]
+        cut_sound = sound[: round(seconds * rate)]
         is_whole = uncut is None or uncut.is_whole
-        part = AudioPart(kept, rate, words.until(seconds, whole, is_whole) if words.text else audio.transcript)
-        cut = replace(item, content=replace(item.content, parts=(part,)), is_complete=len(kept) == len(sound))
+        part = AudioPart(cut_sound, rate, words.until(seconds, whole, is_whole) if words.text else audio.transcript)
+        cut = replace(item, content=replace(item.content, parts=(part,)), is_complete=len(cut_sound) == len(sound))
         self.replace(cut)
         return cut
 
-    def _place(self, id: str) -> int:
-        for place in range(len(self._items) - 1, -1, -1):
-            if self._items[place].id == id:
-                return place
+    def _index(self, id: str) -> int:
+        for index in range(len(self._items) - 1, -1, -1):
+            if self._items[index].id == id:
+                return index
         raise InputError(f"there is no item {id!r} in this conversation")
 
     def _bound(self) -> None:
-        """Forget the sound of old items beyond what is kept, and the oldest items beyond their number."""
-        del self._items[: max(0, len(self._items) - MOST_ITEMS)]
+        """Drop the audio of old items beyond MAX_SOUND_SECONDS, and the oldest items beyond MAX_ITEMS."""
+        del self._items[: max(0, len(self._items) - MAX_ITEMS)]
         seconds = 0.0
-        for place in range(len(self._items) - 1, -1, -1):
-            length = sound_seconds(self._items[place])
+        for index in range(len(self._items) - 1, -1, -1):
+            length = sound_seconds(self._items[index])
             seconds += length
-            if length and seconds > MOST_SOUND_SECONDS:
-                self._items[place] = without_sound(self._items[place])
+            if length and seconds > MAX_SOUND_SECONDS:
+                self._items[index] = without_sound(self._items[index])
 
 
 def sound_seconds(item: Item) -> float:

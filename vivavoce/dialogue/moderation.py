@@ -27,7 +27,7 @@ class Checker(Protocol):
 
 @dataclass(frozen=True)
 class Moderation:
-    """Who checks, and how much sound is held back so that the check comes first."""
+    """The checker, and how much sound is held back so that the check comes first."""
 
     checker: Checker
     window: float = 0.0

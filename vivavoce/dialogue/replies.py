@@ -1,14 +1,13 @@
 """The replies of one conversation: at most one is generated and one held at a time, others run out of band."""
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vivavoce.audio.player import Clock
-from vivavoce.dialogue.backend import ConversationState, Ended, Piece, ReplyPlan
+from vivavoce.dialogue.backend import ConversationState, ReplyPlan
 from vivavoce.dialogue.events import (
     ConversationSettings,
     Event,
@@ -21,31 +20,31 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.front_end import OutputTimeline
 from vivavoce.dialogue.history import History, new_id
-from vivavoce.dialogue.reply import ReplyContext, Speaking, SpeakingOptions
-from vivavoce.errors import InputError, VivaError
+from vivavoce.dialogue.reply import ActiveReply, ReplyContext, SpeakingOptions
+from vivavoce.errors import InputError
 
 MAX_COMPLETED_REPLIES = 8  # that are still known, because they may be playing
 MAX_OUT_OF_BAND = 16
-HARDLY_BEGUN_SECONDS = 0.25  # a reply of which so little was heard came too soon, and yields to any speech
+HARDLY_STARTED_SECONDS = 0.25  # a reply of which so little was heard came too soon, and yields to any speech
 
 
 @dataclass
-class Shared:
+class ConversationContext:
     """What the parts of one conversation share."""
 
     clock: Clock
-    mind: ConversationState
+    conversation_state: ConversationState
     history: History
     settings: ConversationSettings
     emit: Callable[[Event], None]
     timeline: OutputTimeline
     output_rate: int
     gain: float = 1.0
-    """How loud a reply is to be played now."""
+    """The gain at which replies are played now."""
 
     def remember(self) -> None:
-        """Tell the mind what the past is."""
-        self.mind.remember(self.history.items, self.settings)
+        """Pass the history and the settings to the backend."""
+        self.conversation_state.remember(self.history.items, self.settings)
 
 
 class Replies:
@@ -55,24 +54,24 @@ class Replies:
     `active` are all that are generated or played.
     """
 
-    def __init__(self, shared: Shared, options: SpeakingOptions) -> None:
-        self._shared, self._options = shared, options
-        self._generating: Speaking | None = None
-        self._held: Speaking | None = None
-        self._out_of_band: dict[str, Speaking] = {}
-        self._known: dict[str, Speaking] = {}
+    def __init__(self, shared: ConversationContext, options: SpeakingOptions) -> None:
+        self._context, self._options = shared, options
+        self._generating: ActiveReply | None = None
+        self._held: ActiveReply | None = None
+        self._out_of_band: dict[str, ActiveReply] = {}
+        self._known: dict[str, ActiveReply] = {}
         self._is_pending = False
         self._is_closed = False
 
     @property
-    def generating(self) -> Speaking | None:
+    def generating(self) -> ActiveReply | None:
         """The released reply of the conversation that is not complete yet."""
         return self._generating
 
     @property
-    def active(self) -> list[Speaking]:
+    def active(self) -> list[ActiveReply]:
         """Replies of the conversation that are generated or being played, oldest first."""
-        now = self._shared.clock.now()
+        now = self._context.clock.now()
         mine = (each for each in self._known.values() if not each.is_out_of_band)
         return [each for each in mine if each is self._generating or each.playback.is_playing(now)]
 
@@ -84,14 +83,14 @@ class Replies:
     @property
     def is_audible(self) -> bool:
         """Whether the user may be hearing a reply now."""
-        now = self._shared.clock.now()
+        now = self._context.clock.now()
         return any(each.playback.is_playing(now) for each in self._known.values())
 
     @property
-    def is_hardly_begun(self) -> bool:
+    def has_hardly_started(self) -> bool:
         """Whether so little of the reply was heard that it seems to have come too soon."""
         active = self.active
-        return bool(active) and active[0].playback.played(self._shared.clock.now()) < HARDLY_BEGUN_SECONDS
+        return bool(active) and active[0].playback.played(self._context.clock.now()) < HARDLY_STARTED_SECONDS
 
     def hold(self) -> None:
         """Start a reply to the open turn, and keep it back."""
@@ -146,20 +145,20 @@ class Replies:
             speaking.end("client_cancelled")
             self._cut_to_played(speaking)
             self.mute(speaking.spoken_item)
-        self._shared.remember()
+        self._context.remember()
 
     def mute(self, item: str) -> None:
         """The client plays no more of this item: what the user says now is not said over it."""
-        now = self._shared.clock.now()
+        now = self._context.clock.now()
         for speaking in self._known.values():
             if speaking.spoken_item == item and speaking.playback.is_playing(now):
                 speaking.playback.stop(now)
-                self._shared.timeline.stop(now)
+                self._context.timeline.stop(now)
 
     def interrupt(self) -> None:
         """Stop whatever is generated or played, and keep of it only what was heard."""
         self._is_pending = False
-        now = self._shared.clock.now()
+        now = self._context.clock.now()
         stopped = [each for each in self._known.values() if each.playback.is_playing(now)]
         if self._generating is not None and self._generating not in stopped:
             stopped.append(self._generating)
@@ -167,22 +166,22 @@ class Replies:
             speaking.end("turn_detected")
             self._silence(speaking)
         if stopped:
-            self._shared.remember()
+            self._context.remember()
 
     def set_gain(self, gain: float) -> None:
         """Play softer, or as before, at once: also what was handed out already and not played yet."""
-        if gain == self._shared.gain:
+        if gain == self._context.gain:
             return
-        self._shared.gain = gain
-        self._shared.timeline.set_gain(self._shared.clock.now(), gain)
+        self._context.gain = gain
+        self._context.timeline.set_gain(self._context.clock.now(), gain)
         for speaking in self.active:
-            if speaking.has_sounded:
-                self._shared.emit(ReplyAudio(speaking.reply, speaking.spoken_item, np.zeros(0, np.float32), gain))
+            if speaking.has_sound:
+                self._context.emit(ReplyAudio(speaking.reply, speaking.spoken_item, np.zeros(0, np.float32), gain))
 
     def played(self, reply: str, seconds: float) -> None:
         """The client has played this much of a reply; reports on replies long over are ignored."""
         if reply in self._known:
-            self._known[reply].playback.report(seconds, self._shared.clock.now())
+            self._known[reply].playback.report(seconds, self._context.clock.now())
 
     async def close(self) -> None:
         """End them all."""
@@ -194,8 +193,8 @@ class Replies:
         for speaking in last:
             await speaking.wait()
 
-    def _start(self, request: ReplyRequest, hears_turn: bool) -> Speaking:
-        shared = self._shared
+    def _start(self, request: ReplyRequest, hears_turn: bool) -> ActiveReply:
+        shared = self._context
         settings = request.settings or shared.settings
         reply, item = new_id("resp"), new_id("item")
         past: Sequence[Item] | None = None
@@ -215,9 +214,9 @@ class Replies:
             lambda: shared.gain,
             lambda: self._others_end(reply),
             self._on_sent,
-            self._on_over,
+            self._on_end,
         )
-        speaking = Speaking(reply, item, settings, shared.mind.reply(plan), context, self._options)
+        speaking = ActiveReply(reply, item, settings, shared.conversation_state.reply(plan), context, self._options)
         self._known[reply] = speaking
         under_way = (self._generating, self._held, *self._out_of_band.values())
         over = [each for each, known in self._known.items() if known not in under_way]
@@ -231,11 +230,11 @@ class Replies:
             return -math.inf
         return max((each.playback.ends for each in self.active if each.reply != reply), default=-math.inf)
 
-    def _on_sent(self, speaking: Speaking, samples: Samples) -> None:
-        starts = speaking.playback.ends - len(samples) / self._shared.output_rate
-        self._shared.timeline.play(starts, samples, self._shared.clock.now())
+    def _on_sent(self, speaking: ActiveReply, samples: Samples) -> None:
+        starts = speaking.playback.ends - len(samples) / self._context.output_rate
+        self._context.timeline.play(starts, samples, self._context.clock.now())
 
-    def _on_over(self, speaking: Speaking) -> None:
+    def _on_end(self, speaking: ActiveReply) -> None:
         self._out_of_band.pop(speaking.reply, None)
         if not speaking.is_released:
             self._known.pop(speaking.reply, None)
@@ -243,7 +242,7 @@ class Replies:
             self._generating = None
             if speaking.reason == "content_filter":
                 self._silence(speaking)
-            self._shared.remember()
+            self._context.remember()
             self._start_pending()
 
     def _start_pending(self) -> None:
@@ -252,44 +251,21 @@ class Replies:
             self._generating = self._start(ReplyRequest(), hears_turn=False)
             self._generating.release(None)
 
-    def _silence(self, speaking: Speaking) -> None:
+    def _silence(self, speaking: ActiveReply) -> None:
         """Drop what was handed out of it and not played, also from the history."""
-        now = self._shared.clock.now()
+        now = self._context.clock.now()
         played = speaking.playback.played(now)
         speaking.playback.stop(now)
-        self._shared.timeline.stop(now)
-        if speaking.has_sounded:
-            self._shared.emit(OutputCleared(speaking.reply))
+        self._context.timeline.stop(now)
+        if speaking.has_sound:
+            self._context.emit(OutputCleared(speaking.reply))
             cut = self._cut_to_played(speaking)
             if cut is not None:
-                self._shared.emit(ItemTruncated(cut, round(played * 1e3)))
+                self._context.emit(ItemTruncated(cut, round(played * 1e3)))
 
-    def _cut_to_played(self, speaking: Speaking) -> Item | None:
+    def _cut_to_played(self, speaking: ActiveReply) -> Item | None:
         """Cut its spoken item in the history to what was played; None where the history has no such item."""
-        history, item = self._shared.history, speaking.spoken_item
-        if not speaking.has_sounded or all(known.id != item for known in history):
+        history, item = self._context.history, speaking.spoken_item
+        if not speaking.has_sound or all(known.id != item for known in history):
             return None
-        return history.cut(item, speaking.playback.played(self._shared.clock.now()))
-
-
-MOST_WAITING = 16
-
-
-class PieceQueue(asyncio.Queue[Piece]):
-    """Pieces that were made and not taken yet; who is far ahead of the player waits."""
-
-    def __init__(self) -> None:
-        super().__init__(MOST_WAITING)
-
-    async def until_ended(self) -> AsyncIterator[Piece]:
-        """The pieces as they come, `Ended` the last."""
-        while True:
-            piece = await self.get()
-            yield piece
-            if isinstance(piece, Ended):
-                return
-
-
-def failed(error: Exception) -> Ended:
-    """The end of a reply that this kept from being made."""
-    return Ended("failed", str(error) if isinstance(error, VivaError) else f"{type(error).__name__}: {error}")
+        return history.cut(item, speaking.playback.played(self._context.clock.now()))

@@ -1,4 +1,4 @@
-"""One reply on its way out: held until it is meant, checked, paced, and ended exactly once."""
+"""One reply from its stream to events: held until its release, checked by guards and moderation, ended exactly once."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ MAX_AHEAD_SECONDS = 6.0
 
 @dataclass(frozen=True)
 class GuardLimits:
-    """What is too much. None: no limit."""
+    """When a reply is ended; None: no limit. The names are keys of the configuration file."""
 
     longest_seconds: float | None = 120.0
     silent_seconds: float | None = 4.0
@@ -62,7 +62,7 @@ class GuardState:
 
 
 class SoundGuard:
-    """Watches the sound of a reply as it is made."""
+    """Detects replies that are too long, silent or stuck."""
 
     def __init__(self, rate: int, limits: GuardLimits | None = None) -> None:
         self.limits = limits or GuardLimits()
@@ -117,10 +117,10 @@ class SoundGuard:
         return None
 
 
-def longest_loop(codes: list[int], most_period: int = 25) -> int:
+def loop_length(codes: list[int], max_period: int = 25) -> int:
     """How many codes at the end repeat what stood one period before, for the period that explains most of them."""
     best = 0
-    for period in range(1, min(most_period, len(codes) // 2) + 1):
+    for period in range(1, min(max_period, len(codes) // 2) + 1):
         run = 0
         while run + period < len(codes) and codes[-1 - run] == codes[-1 - run - period]:
             run += 1
@@ -160,12 +160,12 @@ class ReplyContext:
     gain: Callable[[], float]
     not_before: Callable[[], float]
     """When sound of the replies before it has been played."""
-    on_sound: Callable[["Speaking", Samples], None]
-    on_over: Callable[["Speaking"], None]
+    on_sent: Callable[["ActiveReply", Samples], None]
+    on_end: Callable[["ActiveReply"], None]
 
 
-class Speaking:
-    """A reply from its stream to events. `release` lets it out, `end` ends it; both at any moment."""
+class ActiveReply:
+    """A reply from its stream to events. `release` and `end` may come at any moment."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Speaking:
         item: str,
         settings: ConversationSettings,
         stream: ReplyStream,
-        around: ReplyContext,
+        context: ReplyContext,
         options: SpeakingOptions,
     ) -> None:
         self.reply, self.item, self.settings, self.stream = reply, item, settings, stream
@@ -182,17 +182,17 @@ class Speaking:
         self.words = SpokenWords()
         self.reason: EndReason | None = None
         self.is_released = False
-        self._around, self._options = around, options
-        self._guard = SoundGuard(around.rate, options.guards)
+        self._context, self._options = context, options
+        self._guard = SoundGuard(context.rate, options.guards)
         self._guard_state = self._guard.initial_state()
         self._held_back = np.zeros(0, np.float32)
-        self._made = 0.0
+        self._made_seconds = 0.0
         self._sent: list[Samples] = []
         self._call: ToolCall | None = None
-        self._open: str | None = None
+        self._open_item: str | None = None
         self._released = asyncio.Event()
-        self._sounded = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._carry())
+        self._has_output = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
     def is_over(self) -> bool:
@@ -200,35 +200,35 @@ class Speaking:
         return self.reason is not None
 
     @property
-    def has_sounded(self) -> bool:
+    def has_sound(self) -> bool:
         """Whether any of its sound went out."""
         return self.playback.sent > 0
 
     @property
     def is_out_of_band(self) -> bool:
         """Whether it leaves nothing in the history."""
-        return self._around.history is None
+        return self._context.history is None
 
     def release(self, turn: str | None) -> None:
-        """It is meant: tell that it begins, and let out what has been made. `turn`: the item it answers to."""
+        """Start to hand it out. `turn`: the item it answers to."""
         self.stream.release(turn)
         self.is_released = True
-        self._around.emit(ReplyStarted(self.reply))
+        self._context.emit(ReplyStarted(self.reply))
         self._released.set()
 
     def end(self, reason: EndReason, error: str | None = None) -> None:
-        """End it, once; a held one without a word."""
+        """End it, once; a held one emits nothing."""
         if self.is_over:
             return
         self.reason = reason
-        self._sounded.set()
+        self._has_output.set()
         self.stream.drop()
         if self._task is not asyncio.current_task():
             self._task.cancel()
         if self.is_released:
             self._close_item(is_complete=reason == "completed")
-            self._around.emit(ReplyDone(self.reply, reason, self.stream.usage, error))
-        self._around.on_over(self)
+            self._context.emit(ReplyDone(self.reply, reason, self.stream.usage, error))
+        self._context.on_end(self)
 
     @property
     def sound(self) -> Samples:
@@ -237,23 +237,23 @@ class Speaking:
 
     def content(self) -> Message:
         """What it said."""
-        if self.settings.modality == "text" and not self.has_sounded:
+        if self.settings.modality == "text" and not self.has_sound:
             return Message("assistant", (TextPart(self.words.text),))
-        return Message("assistant", (AudioPart(self.sound, self._around.rate, self.words.text),))
+        return Message("assistant", (AudioPart(self.sound, self._context.rate, self.words.text),))
 
-    async def until_sounding(self) -> None:
+    async def wait_for_output(self) -> None:
         """Until the first of it went out, or it is over."""
-        await self._sounded.wait()
+        await self._has_output.wait()
 
     async def wait(self) -> None:
         """Until its task has gone."""
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _carry(self) -> None:
+    async def _run(self) -> None:
         try:
             await self._released.wait()
             async for piece in self.stream.pieces():
-                await self._take(piece)
+                await self._handle_piece(piece)
                 if self.is_over:
                     return
             self.end("failed", "the reply broke off")
@@ -264,12 +264,12 @@ class Speaking:
             log_failure(logger, error, "a reply failed")
             self.end("failed", f"{type(error).__name__}: {error}")
 
-    async def _take(self, piece: Piece) -> None:
+    async def _handle_piece(self, piece: Piece) -> None:
         match piece:
             case Spoke(samples):
-                self._sound(samples)
+                self._handle_sound(samples)
             case Wrote(text, at):
-                await self._text(text, at)
+                await self._handle_text(text, at)
             case CallBegan(call_id, name):
                 self._begin_call(call_id, name)
             case CallArguments(delta):
@@ -278,15 +278,15 @@ class Speaking:
                 self._send(self._held_back)
                 self.end(reason, error)
 
-    def _sound(self, samples: Samples) -> None:
+    def _handle_sound(self, samples: Samples) -> None:
         complaint, self._guard_state = self._guard.step(self._guard_state, samples)
         if complaint is not None:
-            self._around.emit(Warned("reply_guard", complaint))
+            self._context.emit(Warned("reply_guard", complaint))
             self.end("max_output_tokens")
             return
-        self._made += len(samples) / self._around.rate
+        self._made_seconds += len(samples) / self._context.rate
         moderation = self._options.moderation
-        window = 0 if moderation is None else round(moderation.window * self._around.rate)
+        window = 0 if moderation is None else round(moderation.window * self._context.rate)
         waiting = np.concatenate([self._held_back, samples])
         ready = max(0, len(waiting) - window)
         self._held_back = waiting[ready:]
@@ -299,12 +299,12 @@ class Speaking:
         self._begin_message()
         samples = np.ascontiguousarray(samples, np.float32)
         self._sent.append(samples)
-        self.playback.feed(self._around.clock.now(), len(samples) / self._around.rate, self._around.not_before())
-        self._sounded.set()
-        self._around.on_sound(self, samples)
-        self._around.emit(ReplyAudio(self.reply, self.item, samples, self._around.gain()))
+        self.playback.feed(self._context.clock.now(), len(samples) / self._context.rate, self._context.not_before())
+        self._has_output.set()
+        self._context.on_sent(self, samples)
+        self._context.emit(ReplyAudio(self.reply, self.item, samples, self._context.gain()))
 
-    async def _text(self, text: str, at: float | None) -> None:
+    async def _handle_text(self, text: str, at: float | None) -> None:
         moderation = self._options.moderation
         if moderation is not None:
             verdict = await moderation.verdict(self.words.text + text)
@@ -312,17 +312,17 @@ class Speaking:
                 return
             if verdict is not None:
                 self._held_back = self._held_back[:0]
-                self._around.emit(Warned("content_filter", f"the reply was stopped: {verdict}"))
+                self._context.emit(Warned("content_filter", f"the reply was stopped: {verdict}"))
                 self.end("content_filter")
                 return
         self._begin_message()
-        self.words = self.words.add(self._made if at is None else at, text)
-        self._around.emit(ReplyText(self.reply, self.item, text))
+        self.words = self.words.add(self._made_seconds if at is None else at, text)
+        self._context.emit(ReplyText(self.reply, self.item, text))
         if self.settings.modality == "text":
-            self._sounded.set()
+            self._has_output.set()
 
     def _begin_message(self) -> None:
-        if self._open is None:
+        if self._open_item is None:
             self._begin_item(Message("assistant", ()), "message")
 
     def _begin_call(self, call_id: str, name: str) -> None:
@@ -335,30 +335,30 @@ class Speaking:
         self, content: Message | ToolCall, kind: str, name: str | None = None, call_id: str | None = None
     ) -> None:
         previous = None
-        if self._around.history is not None:
-            item, previous = self._around.history.add(content, self.item)
-            self._around.history.replace(Item(item.id, content, is_complete=False))
-        self._open = self.item
+        if self._context.history is not None:
+            item, previous = self._context.history.add(content, self.item)
+            self._context.history.replace(Item(item.id, content, is_complete=False))
+        self._open_item = self.item
         started = ReplyItemStarted(self.reply, self.item, "message", previous, name, call_id)
-        self._around.emit(started if kind == "message" else _as_call(started))
+        self._context.emit(started if kind == "message" else _as_call(started))
 
     def _arguments(self, delta: str) -> None:
         if self._call is not None:
             self._call = ToolCall(self._call.call_id, self._call.name, self._call.arguments + delta)
-            self._around.emit(ToolArguments(self.reply, self.item, delta))
+            self._context.emit(ToolArguments(self.reply, self.item, delta))
 
     def _close_item(self, is_complete: bool) -> None:
-        if self._open is None:
+        if self._open_item is None:
             return
         content = self._call if self._call is not None else self.content()
-        item = Item(self._open, content, is_complete)
-        history = self._around.history
+        item = Item(self._open_item, content, is_complete)
+        history = self._context.history
         if history is not None and any(known.id == item.id for known in history):
             history.replace(item)
             if self._call is None:
-                history.keep_uncut(item.id, self.sound, self._around.rate, self.words, is_complete)
-        self._around.emit(ReplyItemDone(self.reply, item))
-        self._open = self._call = None
+                history.keep_uncut(item.id, self.sound, self._context.rate, self.words, is_complete)
+        self._context.emit(ReplyItemDone(self.reply, item))
+        self._open_item = self._call = None
 
 
 def _as_call(started: ReplyItemStarted) -> ReplyItemStarted:

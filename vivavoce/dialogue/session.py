@@ -1,6 +1,6 @@
-"""A live conversation: sound and commands in, events out; no socket. The door of this room.
+"""A live conversation: audio and commands in, events out; no socket.
 
-`UserTurns` follows the user, `Replies` the machine; they share the history, the mind and the clock.
+`UserTurns` tracks the user, `Replies` the model; they share the history, the backend state and the clock.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.front_end import AudioFrontEnd, EchoRemover, OutputTimeline
 from vivavoce.dialogue.history import History
-from vivavoce.dialogue.replies import Replies, Shared
+from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.turns import LIKELY_END_MS
 from vivavoce.dialogue.user_turns import ListeningOptions, OpenTurn, UserTurns
@@ -45,7 +45,7 @@ class DialogueOptions:
     speaking: SpeakingOptions = field(default_factory=SpeakingOptions)
     ducked_gain: float = 0.25
     holds_replies: bool = True
-    """Whether a reply is begun at a likely end and held."""
+    """Whether a reply is started at a likely end of turn and held."""
     likely_end_ms: int = LIKELY_END_MS
     activity: VoiceActivity | None = None
     """None: Silero's network."""
@@ -53,15 +53,15 @@ class DialogueOptions:
     """None: the client takes care of its own echo."""
     judge: OverlapClassifier = field(default_factory=OverlapClassifier)
     turn_model: Callable[[Samples], float] | None = None
-    """How surely a turn, 16 kHz samples, is finished; asked at likely ends where the detector is semantic."""
+    """Probability that a turn, 16 kHz samples, is finished; used at likely ends by the semantic detector."""
     transcriber: ReplyTranscriber | None = None
-    """Hears the user's words where the pipeline does not."""
+    """Transcribes the user where the backend does not."""
     words_decide: bool = False
     """Whether the transcriber is asked what was said over a reply: for one that is quick, and right on single words."""
 
 
 class LiveConversation:
-    """One session on a pipeline; a `Conversation`. Made and used on one event loop."""
+    """A `Conversation` on a backend. Created and used on one event loop."""
 
     def __init__(
         self,
@@ -79,20 +79,20 @@ class LiveConversation:
         self._is_closed = False
         self._history = History()
         timeline = OutputTimeline(pipeline.output_rate, RATE)
-        self._mind = pipeline.open(self._heard_words)
-        self._shared = Shared(
+        self._state = pipeline.open(self._heard_words)
+        self._context = ConversationContext(
             clock or WallClock(),
-            self._mind,
+            self._state,
             self._history,
             settings or ConversationSettings(),
             self._emit,
             timeline,
             pipeline.output_rate,
         )
-        self._shared.remember()
-        self._replies = Replies(self._shared, options.speaking)
-        ear = AudioFrontEnd(input_rate, options.activity or voice_activity(), options.echo, timeline.read)
-        self._listening = UserTurns(self._shared, self._replies, ear, self._listening_options())
+        self._context.remember()
+        self._replies = Replies(self._context, options.speaking)
+        front_end = AudioFrontEnd(input_rate, options.activity or voice_activity(), options.echo, timeline.read)
+        self._listening = UserTurns(self._context, self._replies, front_end, self._listening_options())
 
     def _listening_options(self) -> ListeningOptions:
         options = self._options
@@ -109,7 +109,7 @@ class LiveConversation:
     @property
     def settings(self) -> ConversationSettings:
         """What is in force."""
-        return self._shared.settings
+        return self._context.settings
 
     @property
     def items(self) -> Sequence[Item]:
@@ -118,8 +118,8 @@ class LiveConversation:
 
     @property
     def gain(self) -> float:
-        """How loud the reply is to be played now, for a carrier that plays it itself."""
-        return self._shared.gain
+        """The current gain of replies, for a caller that plays them itself."""
+        return self._context.gain
 
     async def events(self) -> AsyncIterator[Event]:
         """What happens, until the conversation is closed; one reader."""
@@ -138,10 +138,10 @@ class LiveConversation:
     def update(self, change: Callable[[ConversationSettings], ConversationSettings]) -> None:
         """Change what is in force."""
         self._require_open()
-        before, self._shared.settings = self._shared.settings, change(self._shared.settings)
-        if self._shared.settings.turn != before.turn:
+        before, self._context.settings = self._context.settings, change(self._context.settings)
+        if self._context.settings.turn != before.turn:
             self._listening.settle()
-        self._shared.remember()
+        self._context.remember()
 
     def commit(self) -> Item:
         """End the user's turn by hand; `InputError` where nothing was heard."""
@@ -157,7 +157,7 @@ class LiveConversation:
         """A new item and its predecessor; `after` "root" puts it first, None last."""
         self._require_open()
         added = self._history.add(content, id, after)
-        self._shared.remember()
+        self._context.remember()
         return added
 
     def item(self, id: str) -> Item:
@@ -168,7 +168,7 @@ class LiveConversation:
         """Take an item out of the history."""
         self._require_open()
         self._history.delete(id)
-        self._shared.remember()
+        self._context.remember()
 
     def truncate(self, id: str, audio_end_ms: int) -> Item:
         """Cut a spoken reply to what was heard: sound, words, and the model's memory of it."""
@@ -181,7 +181,7 @@ class LiveConversation:
             generating.end("client_cancelled")
         item = self._history.cut(id, audio_end_ms / 1e3)
         self._replies.mute(id)
-        self._shared.remember()
+        self._context.remember()
         return item
 
     def reply(self, request: ReplyRequest | None = None) -> str:
@@ -205,11 +205,11 @@ class LiveConversation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await self._mind.close()
+            await self._state.close()
         finally:
             self._events.put_nowait(None)
 
-    # Words, and how a turn was said: asked for beside the sound.
+    # Transcripts and the turn model run beside the audio.
 
     def _turn_committed(self, item: Item, sound: Samples) -> None:
         transcriber = self._options.transcriber
@@ -217,9 +217,9 @@ class LiveConversation:
             self._start(self._transcribe(item.id, sound, transcriber))
 
     async def _transcribe(self, item: str, sound: Samples, transcriber: ReplyTranscriber) -> None:
-        """What was said, told after the reply can be heard: nobody waits for words as for an answer."""
+        """Transcribe a turn once the reply has sound: the reply is more urgent."""
         if self._replies.generating is not None:
-            await self._replies.generating.until_sounding()
+            await self._replies.generating.wait_for_output()
         try:
             text = await transcriber.transcribe(sound, RATE, self.settings.language)
         except Exception as error:  # whatever it raises costs the caption, not the conversation
@@ -262,7 +262,7 @@ class LiveConversation:
     def _ask_turn_model(self, turn: OpenTurn) -> None:
         async def ask() -> None:
             assert self._options.turn_model is not None
-            self._listening.told_finished(turn, await asyncio.to_thread(self._options.turn_model, turn.sound))
+            self._listening.set_finished_chance(turn, await asyncio.to_thread(self._options.turn_model, turn.sound))
 
         self._start(ask())
 

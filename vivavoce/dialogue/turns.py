@@ -12,7 +12,7 @@ from vivavoce.dialogue.events import TurnSettings
 WINDOW_MS = 32
 HYSTERESIS = 0.15
 LIKELY_END_MS = 72
-SHORTEST_SPEECH_MS = 64
+MIN_SPEECH_MS = 64
 # After how much silence a turn that the model thinks unfinished is over all the same.
 PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
 # Without a model, eagerness stretches the silence.
@@ -25,7 +25,7 @@ class TurnEvent(Enum):
     """What a window changed."""
 
     BEGAN = auto()
-    """Enough speech to be somebody speaking."""
+    """Enough speech to be a turn."""
     LIKELY_OVER = auto()
     WENT_ON = auto()
     """Speech after a likely end: it was none."""
@@ -62,7 +62,7 @@ class TurnTaker:
         stretch = STRETCH[settings.eagerness] if settings.detector == "semantic" else 1.0
         self.silence = windows(round(settings.silence_duration_ms * stretch))
         self.likely_ms = min(likely_end_ms, max(1, self.silence - 1) * WINDOW_MS)
-        self.shortest = windows(SHORTEST_SPEECH_MS)
+        self.min_windows = windows(MIN_SPEECH_MS)
 
     def step(
         self, state: TurnState, chance: float, finished: float | None = None, quiet_ms: int = 0
@@ -95,7 +95,7 @@ class TurnTaker:
             speech_from_ms=state.heard_ms - WINDOW_MS if first else state.speech_from_ms,
             speech_until_ms=state.heard_ms - min(quiet_ms, WINDOW_MS),
         )
-        if not state.has_begun and state.voiced_ms >= self.shortest * WINDOW_MS:
+        if not state.has_begun and state.voiced_ms >= self.min_windows * WINDOW_MS:
             return TurnEvent.BEGAN, replace(state, has_begun=True)
         if state.is_likely_over:
             return TurnEvent.WENT_ON, replace(state, is_likely_over=False)
@@ -121,7 +121,7 @@ class TurnTaker:
 
 
 def ended(state: TurnState) -> TurnState:
-    """The state after a turn: nobody speaks, and the time goes on."""
+    """The state after a turn; the time goes on."""
     return TurnState(heard_ms=state.heard_ms)
 
 

@@ -1,4 +1,4 @@
-"""What the user's side of a conversation does: turns as they begin, pause and end, and sounds made over a reply."""
+"""The user's side of a conversation: turns as they start, pause and end, and sound made over a reply."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import numpy as np
 
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.vad import RATE
-from vivavoce.dialogue.barge_in import Levels, OverlapClassifier, OverlapVerdict, OverlapWatch
+from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapVerdict, OverlapWatch, UserLevel
 from vivavoce.dialogue.events import (
     AudioPart,
     Item,
@@ -22,13 +22,13 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow
 from vivavoce.dialogue.history import new_id
-from vivavoce.dialogue.replies import Replies, Shared
+from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.turns import WINDOW_MS, TurnEvent, TurnState, TurnTaker, ended
 from vivavoce.errors import InputError
 
 RECENT_WINDOWS = 96  # about three seconds: the prefix of a turn, and what an undecided overlap may last
-LONGEST_TURN_SECONDS = 180.0
-WORDS_ASKED_MS = 224  # into a sound over a reply, where somebody can tell its words
+MAX_TURN_SECONDS = 180.0
+WORDS_ASKED_MS = 224  # into an overlap, where a transcriber is available
 
 
 @dataclass
@@ -56,20 +56,22 @@ class ListeningOptions:
     ducked_gain: float
     judge: OverlapClassifier
     asks_words: Callable[[OverlapWatch, Samples], None] | None
-    """Told of a sound over a reply whose words would help."""
+    """Requests a transcript of an overlap."""
     asks_turn_model: Callable[[OpenTurn], None] | None
-    """Told of a turn that is likely over, where it matters how it was said."""
+    """Requests the turn model for a turn that is likely over."""
     committed: Callable[[Item, Samples], None]
-    """Told of every spoken turn."""
+    """Called with every spoken turn."""
 
 
 class UserTurns:
-    """Steps by windows of sound; tells turns, begins held replies, ducks and interrupts."""
+    """Processes audio windows: emits turns, starts held replies, ducks and interrupts."""
 
-    def __init__(self, shared: Shared, replies: Replies, ear: AudioFrontEnd, options: ListeningOptions) -> None:
-        self._shared, self._replies, self._ear, self._options = shared, replies, ear, options
+    def __init__(
+        self, context: ConversationContext, replies: Replies, front_end: AudioFrontEnd, options: ListeningOptions
+    ) -> None:
+        self._context, self._replies, self._front_end, self._options = context, replies, front_end, options
         self._recent: deque[AudioWindow] = deque(maxlen=RECENT_WINDOWS)
-        self._levels = Levels()
+        self._user_level = UserLevel()
         self._turn = TurnState()
         self._open: OpenTurn | None = None
         self._overlap: OverlapWatch | None = None
@@ -79,17 +81,17 @@ class UserTurns:
 
     def settle(self) -> None:
         """The settings have changed."""
-        turn = self._shared.settings.turn
+        turn = self._context.settings.turn
         self._taker = TurnTaker(turn, self._options.likely_end_ms)
         if turn.detector == "none":
             self.drop_held()
 
     def hear(self, samples: Samples) -> None:
         """The next sound of the user."""
-        for window in self._ear.hear(samples, self._shared.clock.now()):
+        for window in self._front_end.hear(samples, self._context.clock.now()):
             self._window(window)
-        if self._open is not None and self._shared.settings.turn.detector != "none":
-            event, self._turn = self._taker.peek(self._turn, self._ear.quiet_ms, self._finished)
+        if self._open is not None and self._context.settings.turn.detector != "none":
+            event, self._turn = self._taker.peek(self._turn, self._front_end.quiet_ms, self._finished)
             self._pause(self._open, event)
 
     def commit(self) -> Item:
@@ -98,8 +100,8 @@ class UserTurns:
             raise InputError("nothing was heard since the last turn, so there is nothing to commit")
         self.drop_held()
         item = self._commit(self._open)
-        self._shared.mind.keep_turn(item.id)
-        self._shared.remember()
+        self._context.conversation_state.commit_turn(item.id)
+        self._context.remember()
         return item
 
     def clear(self) -> None:
@@ -107,31 +109,31 @@ class UserTurns:
         self.drop_held()
         if self._open is not None:
             self._open = None
-            self._shared.mind.forget_turn()
+            self._context.conversation_state.discard_turn()
         self._end_overlap()
         self._turn = ended(self._turn)
 
     def drop_held(self) -> None:
-        """The user goes on, or something else came: the held reply is nothing, and what waited for it is heard."""
+        """Drop the held reply and pass on the audio that waited for it."""
         self._replies.drop_held()
         if self._open is not None and self._open.waiting:
             self._pass_on(self._open)
 
-    def told_finished(self, turn: OpenTurn, chance: float) -> None:
+    def set_finished_chance(self, turn: OpenTurn, chance: float) -> None:
         """What the turn model says of a turn that was likely over."""
         if self._open is turn and self._turn.is_likely_over:
             self._finished = chance
 
     def _window(self, window: AudioWindow) -> None:
         self._recent.append(window)
-        if self._shared.settings.turn.detector == "none":
+        if self._context.settings.turn.detector == "none":
             self._turn = TurnState(heard_ms=self._turn.heard_ms + WINDOW_MS)
             self._listen(self._open or self._open_turn(prefix=0), window.samples)
             return
         event, self._turn = self._taker.step(self._turn, window.chance, self._finished, window.quiet_ms)
         is_audible = self._replies.is_audible
         if self._turn.is_speech and not is_audible and self._overlap is None:
-            self._levels.hear(rms_dbfs(window.samples))
+            self._user_level.hear(rms_dbfs(window.samples))
         if self._open is not None:
             self._in_turn(self._open, event, window)
         elif self._overlap is not None or (is_audible and self._turn.is_speech and self._may_interrupt):
@@ -143,7 +145,7 @@ class UserTurns:
 
     @property
     def _may_interrupt(self) -> bool:
-        return self._shared.settings.turn.interrupt_response
+        return self._context.settings.turn.interrupt_response
 
     def _in_turn(self, turn: OpenTurn, event: TurnEvent | None, window: AudioWindow) -> None:
         if event is TurnEvent.WENT_ON:
@@ -159,33 +161,33 @@ class UserTurns:
             self._end_turn(turn)
 
     def _likely_over(self, turn: OpenTurn) -> None:
-        settings = self._shared.settings.turn
+        settings = self._context.settings.turn
         if settings.detector == "semantic" and self._options.asks_turn_model is not None:
             self._options.asks_turn_model(turn)
         if self._options.holds_replies and settings.create_response:
             self._replies.hold()
 
     def _listen(self, turn: OpenTurn, samples: Samples) -> None:
-        """Take sound in; while a reply is held, it waits, for the reply may already have heard the turn's last word."""
+        """Add audio to the turn; while a reply is held it waits, as the reply may already have the whole turn."""
         turn.windows.append(samples)
         turn.waiting.append(samples)
         if not self._replies.is_held:
             self._pass_on(turn)
-        if len(turn.windows) * WINDOW_MS > LONGEST_TURN_SECONDS * 1e3:
-            self._shared.emit(Warned("turn_too_long", f"the turn was ended after {LONGEST_TURN_SECONDS:.0f} s"))
+        if len(turn.windows) * WINDOW_MS > MAX_TURN_SECONDS * 1e3:
+            self._context.emit(Warned("turn_too_long", f"the turn was ended after {MAX_TURN_SECONDS:.0f} s"))
             self._end_turn(turn)
 
     def _pass_on(self, turn: OpenTurn) -> None:
-        self._shared.mind.listen(np.concatenate(turn.waiting))
+        self._context.conversation_state.listen(np.concatenate(turn.waiting))
         turn.waiting.clear()
 
     def _in_overlap(self, window: AudioWindow) -> None:
-        """The user makes a sound while we speak: softer at once, then on or out."""
+        """Classify sound made while a reply plays: duck at once, then interrupt or play on."""
         if self._overlap is None:
             self._overlap = OverlapWatch(self._options.judge)
         watch, turn = self._overlap, self._turn
-        watch.step(window.samples, window.chance, window.echo, turn.is_speech, self._levels)
-        came_too_soon = self._replies.is_hardly_begun and turn.has_begun and not watch.is_ours
+        watch.step(window.samples, window.chance, window.echo, turn.is_speech, self._user_level)
+        came_too_soon = self._replies.has_hardly_started and turn.has_begun and not watch.is_ours
         disturbs_nothing = watch.verdict is None and not self._replies.is_audible and turn.has_begun
         if watch.verdict is OverlapVerdict.INTERRUPTION or came_too_soon or disturbs_nothing:
             self._begin_turn()
@@ -207,16 +209,16 @@ class UserTurns:
             self._idle_ms = 0
             return
         self._idle_ms += WINDOW_MS
-        limit = self._shared.settings.turn.idle_timeout_ms
+        limit = self._context.settings.turn.idle_timeout_ms
         if limit is not None and self._idle_ms >= limit:
             self._time_out(limit)
 
     def _begin_turn(self) -> None:
-        """Somebody speaks, and is meant to be heard."""
-        padding = self._shared.settings.turn.prefix_padding_ms
+        """Start a turn, interrupting replies where that is allowed."""
+        padding = self._context.settings.turn.prefix_padding_ms
         since = self._turn.heard_ms - self._turn.speech_from_ms + padding
         turn = self._open_turn(prefix=-(-since // WINDOW_MS))
-        self._shared.emit(SpeechStarted(turn.item, max(0, self._turn.speech_from_ms - padding)))
+        self._context.emit(SpeechStarted(turn.item, max(0, self._turn.speech_from_ms - padding)))
         if self._may_interrupt:
             self._replies.interrupt()
         self._end_overlap()
@@ -233,31 +235,31 @@ class UserTurns:
 
     def _end_turn(self, turn: OpenTurn) -> None:
         """The user has finished."""
-        self._shared.emit(SpeechStopped(turn.item, self._turn.heard_ms))
+        self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms))
         item = self._commit(turn)
         if not self._replies.release_held(item.id):
             self._answer(item)
 
     def _answer(self, item: Item) -> None:
-        self._shared.mind.keep_turn(item.id)
-        self._shared.remember()
-        if self._shared.settings.turn.create_response:
+        self._context.conversation_state.commit_turn(item.id)
+        self._context.remember()
+        if self._context.settings.turn.create_response:
             self._replies.request()
 
     def _commit(self, turn: OpenTurn) -> Item:
         """The open turn becomes an item."""
         self._open, self._finished = None, None
         self._turn = ended(self._turn)
-        item, previous = self._shared.history.add(Message("user", (AudioPart(turn.sound, RATE),)), turn.item)
-        self._shared.emit(TurnCommitted(item, previous))
+        item, previous = self._context.history.add(Message("user", (AudioPart(turn.sound, RATE),)), turn.item)
+        self._context.emit(TurnCommitted(item, previous))
         self._options.committed(item, turn.sound)
         return item
 
     def _time_out(self, limit: int) -> None:
-        """Nobody spoke: the silence becomes a turn, so that the machine may ask whether anybody is there."""
+        """Commit the silence as a turn, so that the model may ask whether the user is still there."""
         turn = self._open_turn(prefix=min(RECENT_WINDOWS, limit // WINDOW_MS))
         heard = self._turn.heard_ms
-        self._shared.emit(TurnTimedOut(turn.item, max(0, heard - limit), heard))
+        self._context.emit(TurnTimedOut(turn.item, max(0, heard - limit), heard))
         for samples in turn.prefix:
             self._listen(turn, samples)
         self._answer(self._commit(turn))

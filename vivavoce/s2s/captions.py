@@ -1,4 +1,4 @@
-"""The words of a reply that was made as sound."""
+"""Captions of spoken replies, and transcription by the speech-to-speech model itself."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,7 +23,7 @@ PAUSE_DBFS = -45.0
 
 
 class Captions:
-    """The words of a spoken reply, a stretch of it at a time, where somebody can tell them; its sound too, if asked."""
+    """Captions a spoken reply, a stretch at a time; with `words_first` it also hands out the sound after its words."""
 
     def __init__(self, pipeline: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
         self._captioner = pipeline.options.captioner
@@ -32,7 +32,7 @@ class Captions:
         self._stretch = round(pipeline.options.caption_seconds * VOICE_RATE)
         self._sound: list[Samples] = []
         self._codes: list[int] = []
-        self._told = 0  # samples
+        self._captioned = 0  # samples
         self._last: asyncio.Task[None] | None = None
 
     def hear(self, samples: Samples, codes: list[int]) -> None:
@@ -44,23 +44,23 @@ class Captions:
         length = sum(map(len, self._sound))
         pauses = rms_dbfs(samples[-VOICE_RATE // 12 :]) < PAUSE_DBFS
         if length >= 3 * self._stretch or (length >= self._stretch and pauses):
-            self._tell()
+            self._caption_held()
 
     async def finish(self) -> None:
-        """Tell the rest, and wait until all is told."""
+        """Caption the rest, and wait until all captions are out."""
         if self._sound:
-            self._tell()
+            self._caption_held()
         if self._last is not None:
             await self._last
 
     def stop(self) -> None:
-        """Nobody wants the words any more."""
+        """Cancel captions that are not out yet."""
         if self._last is not None:
             self._last.cancel()
 
-    def _tell(self) -> None:
+    def _caption_held(self) -> None:
         sound, codes = np.concatenate(self._sound), self._codes
-        at, self._told = self._told / VOICE_RATE, self._told + len(sound)
+        at, self._captioned = self._captioned / VOICE_RATE, self._captioned + len(sound)
         self._sound, self._codes = [], []
         self._last = asyncio.get_running_loop().create_task(self._caption(sound, codes, at, self._last))
 
@@ -79,8 +79,8 @@ class Captions:
 
 WRITE_DOWN = "Write down what is said."
 ROWS_PER_CODE = 2  # speech has at most a few letters in 80 ms
-FEWEST_ROWS = 16
-WORDS_URGENCY = 1.5  # seconds: nobody waits for words as for sound, so they are made in steps that sound needs
+MIN_ROWS = 16
+WORDS_URGENCY = 1.5  # seconds: captions are less urgent than sound, so they ride in steps that sound needs
 
 
 class MossSpeechTranscriber:
@@ -104,10 +104,10 @@ class MossSpeechTranscriber:
         rows = prompt.turn(Turn("system", self._instructions)) + prompt.turn(Turn("user", codes))
         sequence = await engine.open(rows + prompt.open_reply("text"))
         try:
-            most = FEWEST_ROWS + ROWS_PER_CODE * len(codes)
-            async with await engine.generate(sequence, Generation(GREEDY, max_new_rows=most)) as reply:
+            max_rows = MIN_ROWS + ROWS_PER_CODE * len(codes)
+            async with await engine.generate(sequence, Generation(GREEDY, max_new_rows=max_rows)) as reply:
                 reply.needed_by(asyncio.get_running_loop().time() + WORDS_URGENCY)
-                made = [row async for row in reply]
+                rows = [row async for row in reply]
         finally:
             await engine.close(sequence)
-        return self._pipeline.tokenizer.decode(model.written_ids(row for row in made if not model.ends(row))).strip()
+        return self._pipeline.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row))).strip()

@@ -1,6 +1,6 @@
-"""One conversation on MOSS-Speech: its past as rows of a sequence, the open turn prefilled as it is heard.
+"""One conversation on MOSS-Speech: its history as rows of a sequence, the open turn prefilled as it is heard.
 
-The mind always knows the rows its sequence should have: those of the past and of the open turn. Whatever changes (an
+The rows that the sequence should have are always known: those of the history and of the open turn. Whatever changes (an
 item cut, added or taken out, other instructions), the sequence is rewound to what is still right and appended the rest.
 """
 
@@ -39,7 +39,7 @@ LISTENING_URGENCY = 0.5  # seconds in which they are wanted; the end of a turn i
 
 @dataclass
 class EncodedTurn:
-    """The open turn: what the ear made of it so far, and sound that is not a whole code yet."""
+    """The open turn: its speech codes so far, and samples that are not a whole code yet."""
 
     ear: SpeechStreamState
     codes: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class EncodedTurn:
 
 
 class MossSpeechConversation:
-    """A `Mind`. Calls are queued and done in order by one task; the event loop is never held up."""
+    """A `ConversationState`. Calls are queued and done in order by one task; the event loop is never blocked."""
 
     def __init__(self, pipeline: "MossSpeechBackend") -> None:
         self._pipeline = pipeline
@@ -75,27 +75,27 @@ class MossSpeechConversation:
 
     @property
     def hears_turn(self) -> bool:
-        """Whether the user is speaking and no reply has been begun."""
+        """Whether the user is speaking and no reply has been started."""
         return self._turn is not None and not self._replies
 
     def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
-        """The past is this, whatever was before."""
-        self._order(lambda: self._remember(past, settings))
+        """Replace the history and the settings."""
+        self._order(lambda: self._set_history(past, settings))
 
     def listen(self, samples: Samples) -> None:
         """The next sound of the user's open turn."""
         self._order(lambda: self._listen(samples))
 
-    def forget_turn(self) -> None:
-        """The open turn was nothing."""
+    def discard_turn(self) -> None:
+        """Drop the open turn."""
         self._order(self._forget)
 
-    def keep_turn(self, item: str) -> None:
-        """The open turn is over and becomes this item."""
+    def commit_turn(self, item: str) -> None:
+        """End the open turn, which becomes this item."""
         self._order(lambda: self._keep(item))
 
     def reply(self, plan: ReplyPlan) -> ReplyStream:
-        """Begin a reply; held."""
+        """Start a reply; held."""
         reply = MossSpeechReply(self._pipeline, plan, self._order, self._adopt, self._ended)
         self._replies.add(reply)
         self._asked += 1
@@ -103,7 +103,7 @@ class MossSpeechConversation:
         return reply
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release what it holds."""
         for reply in list(self._replies):
             reply.drop()
         self._orders.put_nowait(None)
@@ -135,7 +135,7 @@ class MossSpeechConversation:
 
     # Orders, one after another.
 
-    async def _remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
+    async def _set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         self._past, self._settings = tuple(past), settings
         known = {item.id for item in past}
         self._rows_of = {id: rows for id, rows in self._rows_of.items() if id in known}
@@ -188,7 +188,7 @@ class MossSpeechConversation:
             reply.fail(error)
 
     async def _adopt(self, reply: MossSpeechReply, turn: str | None) -> None:
-        """A held reply is meant: its sequence becomes the conversation's."""
+        """A reply was released: its sequence becomes the conversation's."""
         if turn is not None and reply.turn_codes is not None:
             self._codes[turn] = reply.turn_codes
         if reply.plan.hears_turn:
@@ -215,7 +215,7 @@ class MossSpeechConversation:
     async def _settle(self) -> None:
         """Make the sequence what it should be."""
         if self._adopted is not None:
-            return  # it is being written to; when the reply is over, the past will be told
+            return  # it is being written to; the history is set again when the reply is over
         if self._asked and self._sequence is not None:
             return  # a reply is to begin: what is missing comes with it, so that it does not wait for another step
         engine = self._pipeline.engine
@@ -304,7 +304,7 @@ class MossSpeechConversation:
         prompt = self._pipeline.prompt
         return self._turn_head() + prompt.codes(codes) + prompt.close_speech() + prompt.close_turn()
 
-    # The ear.
+    # The speech encoder.
 
     async def _encode(self, turn: EncodedTurn) -> None:
         samples = torch.from_numpy(np.concatenate(turn.waiting))

@@ -97,7 +97,7 @@ def load_codec(folder: Path, place: Device) -> MossSpeechCodec:
     codec = MossSpeechCodec.load(folder, place.torch_device)
     choice = choose_moss_speech_codec(place)
     if choice.cls is GraphedCodec:
-        codec.flow.to(choice.dtype)  # what a reply keeps is read at every hop; the ear and the vocoder stay exact
+        codec.flow.to(choice.dtype)  # what a reply keeps is read at every hop; encoder and vocoder stay exact
         return GraphedCodec(codec)
     return CpuCodec(codec, choice.dtype) if choice.cls is CpuCodec else codec
 

@@ -1,7 +1,7 @@
-"""MOSS-Speech's codec at work for many conversations: one thread for ears, one for voices, on a GPU two.
+"""MOSS-Speech's codec for many conversations: dynamic batchers for the speech encoder and the vocoder.
 
-On a GPU each thread has a lane of its own, so that neither waits for the language model or the other. What somebody
-will hear in a moment, first sounds above all, goes another way than the long passes for those who have sound to spare.
+On a GPU each batcher has a CUDA stream of its own, so that none waits for the language model or another batcher, and
+the vocoder has two: urgent chunks, first ones above all, do not wait for the long passes of replies with a lead.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ EncoderResult = tuple[list[int], SpeechStreamState]
 VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
 VocoderResult = tuple[Tensor, SpokenState]
 EAR = "viva-ear"
-EARS_TOGETHER = 32
+MAX_ENCODER_BATCH = 32
 VOICES_TOGETHER = {"cpu": 4, "cuda": 32}
-QUICK_CHUNKS = 2  # who will soon run dry is not given longer hops, which are for who has sound to spare
-SOON_SECONDS = 1.0  # what is needed within this goes the quick way
-COMPANY_SECONDS = 2.0  # before it is needed, sound is made, with whoever came until then or as soon as a pass is full
+QUICK_CHUNKS = 2  # the longest hop for replies that soon run dry; longer ones are for replies with a lead
+SOON_SECONDS = 1.0  # what is needed within this uses the quick batcher
+COMPANY_SECONDS = 2.0  # sound is made this long before it is needed, or as soon as a batch is full
 
 
 def longest_quick(codec: MossSpeechCodec) -> int:
@@ -36,7 +36,7 @@ def longest_quick(codec: MossSpeechCodec) -> int:
 
 
 class VocoderBatcher:
-    """Codes become sound, on one way or on two. Works as a `DynamicBatcher` does."""
+    """Codes to sound by one or two batchers, with the interface of a `DynamicBatcher`."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class VocoderBatcher:
         quick: DynamicBatcher[VocoderJob, VocoderResult] | None,
         longest_quick: int = 0,
     ) -> None:
-        self._usual, self._quick, self._longest_quick = usual, quick, longest_quick
+        self._usual, self._quick, self._max_quick_codes = usual, quick, longest_quick
         self.first_sounds = 0
         """That are being made."""
         self.ways = [usual] if quick is None else [usual, quick]
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
         for way in self.ways:
             way.start()
 
@@ -61,12 +61,12 @@ class VocoderBatcher:
 
     @property
     def waiting(self) -> int:
-        """Jobs that nobody works on yet."""
+        """Jobs that wait."""
         return sum(way.waiting for way in self.ways)
 
     @property
     def jobs(self) -> int:
-        """Jobs that were begun."""
+        """Jobs that were started."""
         return sum(way.jobs for way in self.ways)
 
     @property
@@ -82,8 +82,8 @@ class VocoderBatcher:
     async def do(self, job: VocoderJob, urgency: float = 0.0) -> VocoderResult:
         """The sound of some codes, for which `urgency` seconds are left."""
         is_first = not isinstance(job[0], SpokenState)
-        # The quick way would cut a long hop into short ones, and everybody who presses would wait for them all.
-        is_long = not is_first and len(job[1]) > self._longest_quick
+        # The quick batcher would cut a long hop into short ones, and all urgent jobs would wait for them.
+        is_long = not is_first and len(job[1]) > self._max_quick_codes
         if self._quick is None or urgency >= SOON_SECONDS or is_long:
             return await self._usual.do(job, urgency)
         if not is_first:
@@ -98,7 +98,7 @@ class VocoderBatcher:
 
 
 class LocalCodec:
-    """Turns become codes and codes become sound, some together, what is due first first."""
+    """Turns to codes and codes to sound, batched, earliest deadline first."""
 
     def __init__(
         self,
@@ -109,33 +109,33 @@ class LocalCodec:
     ) -> None:
         self.codec, self.left_chunks = codec, left_chunks
         device = codec.ear.device
-        self._ear_lane, self._lanes = (
+        self._encoder_stream, self._vocoder_streams = (
             CudaStream(device, urgent=True),
             [CudaStream(device), CudaStream(device, urgent=True)],
         )
         together = voices_together or VOICES_TOGETHER.get(device.type, 16)
         self.ear: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
-            EAR, self._hear, EARS_TOGETHER, workers=workers, leaves_jobs=True
+            EAR, self._encode, MAX_ENCODER_BATCH, workers=workers, leaves_jobs=True
         )
         self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
             codec.vocoder.looks = False  # its sound is looked at when it is read
             self._codecs.append(codec.beside())
-            quick = DynamicBatcher("viva-quick", self._speaker(1), together, _pass, workers, leaves_jobs=True)
+            quick = DynamicBatcher("viva-quick", self._vocoder(1), together, _pass, workers, leaves_jobs=True)
             usual = DynamicBatcher(
                 "viva-voice",
-                self._speaker(0),
+                self._vocoder(0),
                 together,
                 _pass,
                 workers,
                 COMPANY_SECONDS,
-                # To first sounds alone: were it to whatever presses, a crowd that is late would make itself later.
+                # It yields to first chunks only: yielding to all urgent jobs would make late replies later.
                 lambda: self.voice.first_sounds > 0,
                 leaves_jobs=True,
             )
             self.voice = VocoderBatcher(usual, quick, longest_quick(codec))
         else:
-            usual = DynamicBatcher("viva-voice", self._speaker(0), together, _pass, workers, leaves_jobs=True)
+            usual = DynamicBatcher("viva-voice", self._vocoder(0), together, _pass, workers, leaves_jobs=True)
             self.voice = VocoderBatcher(usual, None)
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
@@ -151,31 +151,31 @@ class LocalCodec:
         torch.cuda.empty_cache()  # what only capturing needed
 
     @torch.inference_mode()
-    def _speak_once(self, voice: FlowVoice, longest: int) -> None:
+    def _speak_once(self, voice: FlowVoice, max_codes: int) -> None:
         """Make every kind of pass: a CPU's libraries get ready for a number of rows when they first see it."""
         codec, flow = self.codec, self.codec.flow
-        codes = torch.zeros(longest + flow.config.lookahead, dtype=torch.long)
+        codes = torch.zeros(max_codes + flow.config.lookahead, dtype=torch.long)
         first = codes[: flow.config.chunk + flow.config.lookahead]
         _, state = codec.step(codec.start(voice, self.left_chunks), first)
-        codec.step(state, codes[:longest])
+        codec.step(state, codes[:max_codes])
         for replies in range(2, self.voice.most + 1):
             flows = [flow.start(voice, self.left_chunks) for _ in range(replies)]
             _, flows = flow.step_batch(flows, [first] * replies)
-            flow.step_batch(flows, [codes[:longest]] * replies)
+            flow.step_batch(flows, [codes[:max_codes]] * replies)
 
     def _warm_up(
         self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int], codecs: Sequence[MossSpeechCodec]
     ) -> None:
-        with self._ear_lane():
+        with self._encoder_stream():
             cast(GraphedCodec, self.codec).encoder.warm_up(max(batches))
-        for place, (codec, lane) in enumerate(zip(codecs, self._lanes, strict=False)):
-            with torch.inference_mode(), lane():
+        for index, (codec, stream) in enumerate(zip(codecs, self._vocoder_streams, strict=False)):
+            with torch.inference_mode(), stream():
                 short = [size for size in sizes if size <= longest_quick(codec)]
-                cast(GraphedCodec, codec).warm_up(voice, batches, sizes if place == 0 else short, self.left_chunks)
+                cast(GraphedCodec, codec).warm_up(voice, batches, sizes if index == 0 else short, self.left_chunks)
 
     @property
     def spare_bytes(self) -> float:
-        """Memory that replies have left to those who come next."""
+        """Memory freed by replies and reserved for the next ones."""
         return self.codec.spare_bytes if isinstance(self.codec, GraphedCodec) else 0.0
 
     def reply_bytes(self, voice: FlowVoice) -> float:
@@ -184,18 +184,18 @@ class LocalCodec:
         return voice.cache.nbytes / voice.sink * window if voice.sink else 0.0
 
     @torch.inference_mode()
-    def _hear(self, jobs: Sequence[EncoderJob]) -> list[EncoderResult]:
-        with self._ear_lane():
+    def _encode(self, jobs: Sequence[EncoderJob]) -> list[EncoderResult]:
+        with self._encoder_stream():
             codes, states = self.codec.ear.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
-            self._ear_lane.wait()
+            self._encoder_stream.wait()
             return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
 
-    def _speaker(self, place: int) -> Callable[[Sequence[VocoderJob]], list[VocoderResult]]:
-        codec, lane = self._codecs[place], self._lanes[place]
+    def _vocoder(self, index: int) -> Callable[[Sequence[VocoderJob]], list[VocoderResult]]:
+        codec, stream = self._codecs[index], self._vocoder_streams[index]
 
         @torch.inference_mode()
         def speak(jobs: Sequence[VocoderJob]) -> list[VocoderResult]:
-            with lane():
+            with stream():
                 # A reply's state is made here: it is megabytes, for which the event loop has no time.
                 begun = [
                     each if isinstance(each, SpokenState) else codec.start(each, self.left_chunks)
@@ -203,7 +203,7 @@ class LocalCodec:
                 ]
                 sounds, states = codec.step_batch(begun, [codes for _, codes, _ in jobs], [last for _, _, last in jobs])
                 sound = torch.cat(sounds).float()
-                lane.wait()
+                stream.wait()
                 heard = _read_back(sound, list(map(len, sounds)))
             if isinstance(codec, GraphedCodec):
                 codec.give_back(begun, states)

@@ -1,4 +1,4 @@
-"""Speech to speech with MOSS-Speech: one engine, one ear and one voice, shared by all conversations."""
+"""Speech to speech with MOSS-Speech: one engine, one speech encoder and one vocoder, shared by all conversations."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
-from vivavoce.audio.chunking import ChunkBridge, Grain, LeadPolicy
+from vivavoce.audio.chunking import ChunkGapEstimate, Grain, LeadPolicy
 from vivavoce.audio.level import buzz
 from vivavoce.dialogue.backend import ConversationState, OnTranscript, ReplyPlan, ReplyTranscriber
 from vivavoce.dialogue.events import ConversationSettings
@@ -31,12 +31,12 @@ from vivavoce.s2s.local_codec import SOON_SECONDS, LocalCodec
 from vivavoce.s2s.reply import FirstSound, MossSpeechReply
 
 AS_EARLY_AS_CAN_BE = 3600.0  # seconds
-FIRST_SOUNDS_KEPT = 256
+MAX_FIRST_SOUNDS = 256
 MANY_BEGIN = 3  # replies of which nothing was heard yet: so many press on one another's next chunks
 CUSHION_SECONDS = 0.5  # that each of them has before it is heard: more than a first chunk
 CUSHION_SHARE = 1.6  # times as long as third chunks lately took after the second, for the next may take longer
-CROWD = 3.0  # replies from which on a CPU makes long chunks: short ones take twice as long for as much sound
-FEW_MINDS = 16  # so few do not fill passes of the ear, however long they wait for one another
+BUSY_REPLIES = 3.0  # replies from which on a CPU makes long chunks: short ones take twice as long for as much sound
+FEW_CONVERSATIONS = 16  # too few to fill batches of the speech encoder
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class MossSpeechOptions:
     captioner: ReplyTranscriber | Literal["model"] | None = None
     """Gives the words of a spoken reply, for captions and moderation; "model": the language model itself does."""
     caption_seconds: float = 1.6
-    """Words are told for at least so much sound, to its next pause, or three times as much."""
+    """Captions cover at least so much sound, to its next pause, or three times as much."""
     words_first: bool = False
     """Whether sound waits for its words, so that they can be checked before anybody hears it."""
     threads: int | None = None
     """Torch threads on a CPU; None: half its cores, for engine and voice work at the same time."""
     workers: int | None = None
-    """Threads that share engine, ears and voices; None: one for each, on a CPU not more than it has cores."""
+    """Threads shared by engine, speech encoder and vocoder; None: one for each, on a CPU at most its cores."""
     switch_seconds: float = 0.0005
     """For how long a thread that computes keeps those waiting that have the device to look after."""
     voices_together: int | None = None
@@ -75,7 +75,7 @@ class MossSpeechOptions:
 
 
 class MossSpeechBackend:
-    """Use as `async with`: it owns the threads on which engine, ears and voices work."""
+    """Use as `async with`: it owns the threads of engine, speech encoder and vocoder."""
 
     input_rate = EAR_RATE
     output_rate = VOICE_RATE
@@ -106,17 +106,17 @@ class MossSpeechBackend:
         is_graphed = isinstance(codec, GraphedCodec)
         self.policy = _policy(grain, core.runner.device.type, is_graphed)
         is_slow = core.runner.device.type == "cpu" and not is_graphed
-        self._crowded = replace(self.policy, later=2) if is_slow else self.policy
-        self.bridge = ChunkBridge(margin=0.13, are_together=True) if is_graphed else ChunkBridge()
-        self.third = replace(self.bridge)  # from the second chunk to the third
+        self._busy_policy = replace(self.policy, later=2) if is_slow else self.policy
+        self.second_chunk_gap = ChunkGapEstimate(margin=0.13, is_batched=True) if is_graphed else ChunkGapEstimate()
+        self.third_chunk_gap = replace(self.second_chunk_gap)  # from the second chunk to the third
         self._stack = ExitStack()  # what is given back when it closes
-        self._minds: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
-        self.first_sounds: deque[FirstSound] = deque(maxlen=FIRST_SOUNDS_KEPT)
+        self._conversations: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
+        self.first_sounds: deque[FirstSound] = deque(maxlen=MAX_FIRST_SOUNDS)
         """Of the latest replies, where their listeners' wait went."""
         self.speaking = 0
         """Replies whose sound is being made."""
         self.beginning: set[MossSpeechReply] = set()
-        """Those of them of which nothing was let out yet."""
+        """Those of them without output yet."""
         self.words = MossSpeechTranscriber(self)
         self.here = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, self.workers)
         self.ear, self.voice = self.here.ear, self.here.voice
@@ -138,57 +138,59 @@ class MossSpeechBackend:
         self._stack.close()
 
     def open(self, heard: OnTranscript) -> ConversationState:
-        """A mind without a past; `CapacityError` where there is no time, no room or no memory for one more."""
+        """The state of a new conversation; `CapacityError` where time, cache or memory do not allow one more."""
         if self.options.admission is not None:
             slack = self.core.slack.least(self.core.scheduler.now())
             voice = self.here.reply_bytes(self.voice_of(None))
             free = self.core.free_bytes + self.here.spare_bytes
             self.options.admission.check(slack, self.core.free_rows, free, voice)
-        mind = MossSpeechConversation(self)
-        self._minds.add(mind)
-        return mind
+        conversation = MossSpeechConversation(self)
+        self._conversations.add(conversation)
+        return conversation
 
     @property
-    def crowd(self) -> float:
-        """Replies that want sound now, and of the turns under way those that soon will, if every second does."""
-        return self.speaking + 0.5 * sum(mind.hears_turn for mind in self._minds)
+    def demand(self) -> float:
+        """Replies that need sound now, plus half of the turns under way, which soon will."""
+        return self.speaking + 0.5 * sum(conversation.hears_turn for conversation in self._conversations)
 
     @property
     def chunks(self) -> LeadPolicy:
         """How chunks grow now."""
-        # Only where it matters: counting the crowd takes the event loop a while where there are hundreds.
-        return self._crowded if self._crowded is not self.policy and self.crowd >= CROWD else self.policy
+        # Only where it matters: with hundreds of conversations, computing the demand takes a while.
+        return (
+            self._busy_policy if self._busy_policy is not self.policy and self.demand >= BUSY_REPLIES else self.policy
+        )
 
     @property
     def cushion(self) -> float:
-        """Seconds of sound a reply keeps back for before its first is let out, so that none in a crowd runs dry."""
-        if self.bridge.are_together:
-            lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.third.seconds)
+        """Seconds of sound that a reply buffers before its first output, so that none runs dry when many are made."""
+        if self.second_chunk_gap.is_batched:
+            lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.third_chunk_gap.seconds)
             return lasts if len(self.beginning) >= MANY_BEGIN else 0.0
         policy = self.chunks
         chunk = policy.later * policy.grain.frames * policy.grain.frame_seconds
-        return self.bridge.cushion(chunk, self.crowd) if policy.later > 1 else 0.0
+        return self.second_chunk_gap.cushion(chunk, self.demand) if policy.later > 1 else 0.0
 
     @property
     def hears_at_once(self) -> bool:
         """Whether every code of a turn is made as its sound comes, so that little is left to do when it ends."""
-        return isinstance(self.codec, GraphedCodec) and len(self._minds) <= FEW_MINDS
+        return isinstance(self.codec, GraphedCodec) and len(self._conversations) <= FEW_CONVERSATIONS
 
     async def warm_up(self) -> None:
         """Hear and say something once, so that the first caller does not wait for what is slow only at first."""
         await self.engine.warm_up()
         sizes = self.policy.sizes()
-        longest = max(self.voices.values(), key=lambda voice: voice.sink)
-        await asyncio.to_thread(self.here.warm_up, longest, self.options.warm_batches, sizes)
-        mind = self.open(lambda item, text, is_final: None)
+        widest = max(self.voices.values(), key=lambda voice: voice.sink)
+        await asyncio.to_thread(self.here.warm_up, widest, self.options.warm_batches, sizes)
+        conversation = self.open(lambda item, text, is_final: None)
         settings = ConversationSettings(most_output_tokens=3 * self.policy.grain.frames)
-        mind.remember((), settings)
-        mind.listen(buzz(1.0, EAR_RATE).samples[0])
-        reply = mind.reply(ReplyPlan("item_warm_up", settings, played=lambda: 0.0))
+        conversation.remember((), settings)
+        conversation.listen(buzz(1.0, EAR_RATE).samples[0])
+        reply = conversation.reply(ReplyPlan("item_warm_up", settings, played=lambda: 0.0))
         async for _ in reply.pieces():
             pass
         reply.drop()
-        await mind.close()
+        await conversation.close()
 
     def voice_of(self, name: str | None) -> FlowVoice:
         """The voice of this name; clients name voices of other services, so an unknown name is the first voice."""
@@ -196,7 +198,7 @@ class MossSpeechBackend:
 
 
 def _workers(device: str, threads: int | None) -> DeadlineExecutor:
-    """A thread each for engine, ears and voices; on a CPU they share as many as it has cores."""
+    """A thread each for engine, speech encoder and vocoder; on a CPU they share as many as it has cores."""
     if device == "cpu":
         return DeadlineExecutor("viva-model", threads or min(3, os.cpu_count() or 1))
     # Threads only wait for the device, on which work that begins early takes nothing from what is urgent.
@@ -206,7 +208,7 @@ def _workers(device: str, threads: int | None) -> DeadlineExecutor:
 
 
 def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
-    """How chunks grow: on a CPU one pass of two costs little more than of one; graphs serve a crowd by long hops."""
+    """How chunks grow: on a CPU a pass of two costs little more than of one; with CUDA graphs long hops cost least."""
     if is_graphed:
         return LeadPolicy(grain, share=0.8, doubles=True, making=SOON_SECONDS)
     if device == "cpu":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result", list[int], Tensor)
 Head = dict[str, Any]
 ANSWER_SECONDS = 30.0
-EAR, VOICE = "ear", "voice"  # the last words of their addresses
+EAR, VOICE = "ear", "voice"  # the last path segments of their URLs
 
 
 @dataclass(eq=False)
@@ -137,26 +137,26 @@ class RemoteGrain:
 
 @dataclass(frozen=True)
 class RemoteFlowInfo:
-    """As far as a pipeline asks."""
+    """The flow decoder, as far as a backend needs it."""
 
     config: RemoteGrain
 
 
 @dataclass(frozen=True)
 class RemoteStream:
-    """The ear, as far as a pipeline asks."""
+    """The speech encoder, as far as a backend needs it."""
 
     samples_per_code: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def initial_state(self) -> RemoteState:
-        """A turn that nobody has heard yet."""
+        """The state before the first sample of a turn."""
         return RemoteState()
 
 
 @dataclass(frozen=True)
 class RemoteCodec:
-    """A `MossSpeechCodec` elsewhere, as far as a pipeline asks."""
+    """A remote `MossSpeechCodec`, as far as a backend needs it."""
 
     find: Resolver
     ear: RemoteStream
@@ -174,7 +174,7 @@ class RemoteCodec:
 
 
 class RemoteCodecPipeline(MossSpeechBackend):
-    """MOSS-Speech, its ears and voices elsewhere."""
+    """MOSS-Speech with speech encoder and vocoder on another machine."""
 
     def __init__(
         self,

@@ -14,10 +14,9 @@ import torch
 from vivavoce.audio.chunking import next_chunk
 from vivavoce.audio.level import OnsetGate
 from vivavoce.audio.stretch import FASTEST, SLOWEST, TimeStretch
-from vivavoce.dialogue.backend import Ended, Piece, ReplyPlan, Spoke, Wrote
+from vivavoce.dialogue.backend import Ended, Piece, PieceQueue, ReplyPlan, Spoke, Wrote, failed
 from vivavoce.dialogue.events import Samples, Usage
-from vivavoce.dialogue.replies import PieceQueue, failed
-from vivavoce.dialogue.reply import longest_loop
+from vivavoce.dialogue.reply import loop_length
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import PlaybackDeadline
 from vivavoce.engine.sequence import Sequence as EngineSequence
@@ -96,7 +95,7 @@ class FirstSound:
     made: float = 0.0
     """The voice has made sound of them."""
     out: float = 0.0
-    """It was let out."""
+    """It was handed out."""
 
     PARTS: ClassVar = ("heard", "begun", "written", "made", "out")
 
@@ -109,9 +108,9 @@ class FirstSound:
 
 logger = logging.getLogger(__name__)
 
-MOST_UNREAD_ROWS = 24
-HELD_URGENCY = 0.1  # seconds: somebody's turn is likely over, but nobody hears a gap yet
-FIRST_URGENCY = 0.5  # who waits for a first sound lets those go first who would run dry within this
+MAX_UNREAD_ROWS = 24
+HELD_URGENCY = 0.1  # seconds: the turn is likely over, but a gap is not heard yet
+FIRST_URGENCY = 0.5  # seconds; replies that would run dry within this go before first chunks
 SAFETY_SECONDS = 0.05  # by which sound is made before the listener has heard the last of it
 VOICE_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be made of them
 
@@ -143,10 +142,10 @@ class MossSpeechReply:
         self.left_out = 0.0
         """Seconds of silence that its codes begin with and its sound does not."""
         self._made_seconds = 0.0
-        self._kept: list[Samples] = []
-        self._waiting: asyncio.TimerHandle | None = None  # until what is kept is let out
+        self._held_sound: list[Samples] = []
+        self._waiting: asyncio.TimerHandle | None = None  # until held sound is handed out
         self._made_chunks, self._made_at = 0, 0.0  # and when the last of them was
-        self._is_out = False  # whether any sound of it was let out
+        self._is_out = False  # whether any sound was handed out
         self._is_whole = False
         self._written: list[int] = []
         self.first = FirstSound(asyncio.get_running_loop().time())
@@ -156,12 +155,12 @@ class MossSpeechReply:
         return self._pieces.until_ended()
 
     def release(self, turn: str | None) -> None:
-        """It is meant."""
+        """Let the conversation adopt its sequence."""
         self.is_released = True
         self._order(lambda: self._adopt(self, turn))
 
     def drop(self) -> None:
-        """No more of it is wanted."""
+        """Stop making it."""
         if not self.is_dropped:
             self.is_dropped = True
             self._stop_waiting()
@@ -185,7 +184,7 @@ class MossSpeechReply:
         is_spoken = self.plan.settings.modality != "text"
         listener = self._listener() if is_spoken else None
         reply = await self._pipeline.engine.answer(
-            past, rows, same, self._generation(), MOST_UNREAD_ROWS, listener=listener
+            past, rows, same, self._generation(), MAX_UNREAD_ROWS, listener=listener
         )
         self.sequence = reply.sequence
         self.first.begun = asyncio.get_running_loop().time()
@@ -202,7 +201,7 @@ class MossSpeechReply:
             self._pieces.put_nowait(failed(error))
 
     async def closed(self) -> None:
-        """Until nothing of it is left but what the mind keeps."""
+        """Wait until it holds nothing but what the conversation has adopted."""
         self._stop_waiting()
         task, self._task = self._task, None  # a cancelled task keeps its frames, and they all that was spoken
         if task is not None:
@@ -237,15 +236,15 @@ class MossSpeechReply:
 
     async def _write(self, reply: Reply) -> None:
         """Text as it comes, in whole characters."""
-        told = 0
+        written_length = 0
         async for row in reply:
             if self._pipeline.model.ends(row):
                 continue
             self._written.append(row[TEXT])
             text = self._pipeline.tokenizer.decode(self._written)
-            if not text.endswith("\ufffd") and len(text) > told:
-                await self._pieces.put(Wrote(text[told:]))
-                told = len(text)
+            if not text.endswith("\ufffd") and len(text) > written_length:
+                await self._pieces.put(Wrote(text[written_length:]))
+                written_length = len(text)
 
     async def _speak(self, reply: Reply) -> None:
         """Codes to sound, in chunks that grow with the lead over the player."""
@@ -275,7 +274,7 @@ class MossSpeechReply:
                     self._made_seconds += len(samples) / VOICE_RATE
                     self._need_more(reply)
                     if not captions.are_first:
-                        await self._let_out(samples, is_last)
+                        await self._output(samples, is_last)
             await captions.finish()
         finally:
             self._pipeline.speaking -= 1
@@ -284,55 +283,55 @@ class MossSpeechReply:
 
     @property
     def _spare(self) -> float:
-        """Seconds until the listener needs sound, besides those of sound he has."""
+        """Seconds until sound is needed, besides the lead."""
         return (0.0 if self.is_released else HELD_URGENCY) + (0.0 if self._made_seconds else FIRST_URGENCY)
 
     def _need_more(self, reply: Reply, frames: int = 0) -> None:
-        """Say when codes are needed after these: soon enough before the listener has heard all that is made of them."""
+        """Set the deadline of the next codes: soon enough before the sound of these has been played."""
         now, played = asyncio.get_running_loop().time(), self.plan.played()
         made = self._made_seconds + frames * self._pipeline.policy.grain.frame_seconds
         reply.needed_by(now + made - played + self._spare - VOICE_SECONDS)
         if played:
             self._pipeline.engine.heard(reply.sequence, played)
 
-    async def _let_out(self, samples: Samples, is_last: bool) -> None:
-        """The next sound; a first chunk too short to last until the second comes waits for as long as it lacks.
+    async def _output(self, samples: Samples, is_last: bool) -> None:
+        """Hand sound out; a first chunk too short to last until the second comes is delayed by as much as it lacks.
 
-        In a crowd it waits for the second itself, or for more: how long that takes is too uncertain there, and a gap is
-        worse than a later beginning.
+        When many replies are made it waits for the second chunk itself, or for more: the time that takes is too
+        uncertain then, and a gap is worse than a later start.
         """
-        bridge, loop = self._pipeline.bridge, asyncio.get_running_loop()
-        crowd = 1.0 if bridge.are_together else self._pipeline.crowd
-        self._note_made(loop.time(), crowd)
-        self._kept.append(samples)
+        gap, loop = self._pipeline.second_chunk_gap, asyncio.get_running_loop()
+        demand = 1.0 if gap.is_batched else self._pipeline.demand
+        self._note_made(loop.time(), demand)
+        self._held_sound.append(samples)
         if not self._is_out and not is_last and self._made_seconds < self._pipeline.cushion:
             return
-        wait = bridge.wait(len(samples) / VOICE_RATE, crowd) if self._made_chunks == 1 and not is_last else 0.0
+        wait = gap.wait(len(samples) / VOICE_RATE, demand) if self._made_chunks == 1 and not is_last else 0.0
         if wait:
-            self._waiting = loop.call_later(wait, self._let_kept_out)
+            self._waiting = loop.call_later(wait, self._output_held)
             return
         self._stop_waiting()
-        self._note_out()
-        await self._pieces.put(Spoke(np.concatenate(self._kept)))
-        self._kept.clear()
+        self._note_output()
+        await self._pieces.put(Spoke(np.concatenate(self._held_sound)))
+        self._held_sound.clear()
 
-    def _note_made(self, now: float, crowd: float) -> None:
+    def _note_made(self, now: float, demand: float) -> None:
         """One more chunk was made: how long after the one before it."""
         if self._made_chunks == 0:
             self.first.made = now
         elif self._made_chunks == 1:
-            self._pipeline.bridge.note(now - self._made_at, crowd)
+            self._pipeline.second_chunk_gap.note(now - self._made_at, demand)
         elif self._made_chunks == 2:
-            self._pipeline.third.note(now - self._made_at, crowd)
+            self._pipeline.third_chunk_gap.note(now - self._made_at, demand)
         self._made_chunks, self._made_at = self._made_chunks + 1, now
 
-    def _let_kept_out(self) -> None:
+    def _output_held(self) -> None:
         if not self._pieces.full():
-            self._note_out()
-            self._pieces.put_nowait(Spoke(np.concatenate(self._kept)))
-            self._kept.clear()
+            self._note_output()
+            self._pieces.put_nowait(Spoke(np.concatenate(self._held_sound)))
+            self._held_sound.clear()
 
-    def _note_out(self) -> None:
+    def _note_output(self) -> None:
         self._is_out = True
         self._pipeline.beginning.discard(self)
         if not self.first.out:
@@ -353,4 +352,4 @@ class MossSpeechReply:
         limit = self._pipeline.options.longest_loop
         if limit is None or len(self.codes) % 8:
             return True
-        return longest_loop(self.codes[-limit - 32 :]) < limit
+        return loop_length(self.codes[-limit - 32 :]) < limit

@@ -1,4 +1,7 @@
-"""The way out of replies: events in order, sound in pieces at its time, and nothing after it was cleared."""
+"""Paced output: events in order, sound in pieces a little before it is played, nothing after it was cleared.
+
+This is the only place where sound is delayed.
+"""
 
 import asyncio
 import math
@@ -73,7 +76,7 @@ class Schedule:
 
 @dataclass
 class Volume:
-    """How loud the sound goes out; changes are ramped, so that they do not click."""
+    """Gain of the output; changes are ramped, so that they do not click."""
 
     rate: int
     gain: float = 1.0
@@ -92,10 +95,10 @@ class Volume:
         return samples * curve
 
 
-REPORT_SECONDS = 0.05  # how often it is told what was heard
+REPORT_SECONDS = 0.05  # between reports of what was played
 
 SendEvent = Callable[[], None]
-"""Tells events, built at the moment they go out."""
+"""Sends events, built when they are sent."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class PlayingReply:
 
 
 class ClientPlayer(Protocol):
-    """Who is told what leaves a lane."""
+    """Receives what leaves a `PacedOutput`."""
 
     def sound(self, piece: OutputPiece) -> None:
         """This sound goes out now."""
@@ -138,7 +141,7 @@ class ClientPlayer(Protocol):
 
 
 class PacedOutput:
-    """A queue with a clock. What waits behind no sound goes out at once."""
+    """A queue with a clock. Events with no sound before them are sent at once."""
 
     def __init__(self, listener: ClientPlayer, rate: int, lead: Callable[[float], float], piece_seconds: float) -> None:
         self._listener, self._rate, self._lead = listener, rate, lead
@@ -160,14 +163,14 @@ class PacedOutput:
         return not self._queue and not self._playing
 
     def tell(self, tell: SendEvent) -> None:
-        """These events come next."""
+        """Send events, after the sound that waits."""
         if self._queue:
             self._queue.append(tell)
         else:
             tell()
 
     def add(self, piece: OutputPiece, gain: float = 1.0) -> None:
-        """This sound comes next; its gain is in force at once, also for what waits already."""
+        """Queue sound; its gain applies at once, also to what waits already."""
         if piece.reply not in self._playing:
             self._playing[piece.reply] = PlayingReply(Schedule(self._lead(self._now())), Volume(self._rate))
         playing = self._playing[piece.reply]
@@ -195,7 +198,7 @@ class PacedOutput:
             entry for entry in self._queue if not (isinstance(entry, OutputPiece) and entry.reply == reply)
         )
         had_sound = was_playing or self.held_seconds < before
-        self._tell_up_to_sound()
+        self._send_events_before_sound()
         self._changed.set()
         return had_sound
 
@@ -213,11 +216,11 @@ class PacedOutput:
         return 0 if playing is None else round(playing.schedule.played(self._now()) * 1000)
 
     def pause(self) -> None:
-        """Nobody listens: sound waits here."""
+        """No client is connected: sound waits."""
         self._is_open = False
 
     def resume(self) -> None:
-        """Somebody listens again."""
+        """A client is connected again."""
         self._is_open = True
         for playing in self._playing.values():
             playing.schedule.resume(self._now())
@@ -235,13 +238,13 @@ class PacedOutput:
                 continue
 
     def _advance(self) -> float | None:
-        """Let out whatever is due; seconds until there is more to do, None if nothing waits for the clock."""
+        """Send what is due; seconds until there is more to do, None if nothing waits for the clock."""
         delays = [self._send_due(), self._report()]
         return min((delay for delay in delays if delay is not None), default=None)
 
     def _send_due(self) -> float | None:
         while self._queue:
-            self._tell_up_to_sound()
+            self._send_events_before_sound()
             if not self._queue or not self._is_open:
                 return None
             piece = self._queue[0]
@@ -274,7 +277,7 @@ class PacedOutput:
         return max((each.clock.ends for each in others if not each.is_cut), default=-math.inf)
 
     def _report(self) -> float | None:
-        """Tell what was heard since the last time, and forget replies that are over."""
+        """Report what was played since the last time, and drop replies that are over."""
         for reply, playing in list(self._playing.items()):
             milliseconds = self.heard_ms(reply)
             if milliseconds != playing.reported_ms:
@@ -285,7 +288,7 @@ class PacedOutput:
                 self._listener.finished(reply, playing.schedule)
         return REPORT_SECONDS if self._playing else None
 
-    def _tell_up_to_sound(self) -> None:
+    def _send_events_before_sound(self) -> None:
         while self._queue:
             entry = self._queue[0]
             if isinstance(entry, OutputPiece):
