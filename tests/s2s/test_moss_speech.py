@@ -133,7 +133,7 @@ class Caller:
         async def note():
             done.set()
 
-        self.conversation._mind._order(note)
+        self.conversation._state._order(note)
         await done.wait()
 
     async def close(self):
@@ -169,7 +169,7 @@ async def test_the_sound_is_what_the_codec_makes_of_the_codes(parts):
         await caller.hear(asked())
         await caller.until(ReplyDone)
         await caller.settled()
-        codes = caller.conversation._mind._codes[caller.all(ReplyAudio)[0].item]
+        codes = caller.conversation._state._codes[caller.all(ReplyAudio)[0].item]
         with torch.no_grad():
             whole = parts.codec.speak(torch.tensor(codes), parts.voice, left_chunks=10)
         np.testing.assert_allclose(caller.sound(), whole.numpy(), atol=2e-2)
@@ -186,7 +186,7 @@ async def test_the_engine_remembers_the_conversation_as_the_published_format_wri
             caller.clock.advance(2.0)  # until it has been played
         caller.conversation.add(Message("user", (TextPart("And in writing?"),)))
         await caller.settled()
-        mind = caller.conversation._mind
+        mind = caller.conversation._state
         turns = [Turn("system", DEFAULT_SYSTEM["speech"])]
         for item in caller.conversation.items[:-1]:
             turns.append(Turn(item.content.role, mind._codes[item.id]))
@@ -214,7 +214,7 @@ async def test_a_reply_begun_too_soon_costs_nothing_but_time(parts):
             await caller.until(ReplyDone)
             (item,) = [event.item for event in caller.all(TurnCommitted)]
             await caller.settled()
-            sounds.append((caller.conversation._mind._codes[item.id], caller.sound()))
+            sounds.append((caller.conversation._state._codes[item.id], caller.sound()))
             await caller.close()
             assert pages_held(pipeline) == 0
     held, plain = sounds
@@ -234,7 +234,7 @@ async def test_an_interrupted_reply_is_cut_to_the_codes_that_were_heard(parts):
         cut = caller.all(ItemTruncated)[0]
         assert cut.audio_end_ms == 1000
         await caller.settled()
-        mind, config = caller.conversation._mind, parts.model.config
+        mind, config = caller.conversation._state, parts.model.config
         made = mind._codes[cut.item.id]
         rows = mind._rows_of[cut.item.id][1]
         kept = [row[1] for row in rows if row[0] == config.modality_pad_token_id and row[1] != config.eosp_token_id]
@@ -265,7 +265,7 @@ async def test_sound_added_as_an_item_is_heard(parts, rate):
         item, _ = caller.conversation.add(Message("user", (AudioPart(sound, rate),)))
         caller.conversation.reply()
         await caller.until(ReplyDone)
-        assert len(caller.conversation._mind._codes[item.id]) == 10
+        assert len(caller.conversation._state._codes[item.id]) == 10
         await caller.close()
         assert pages_held(pipeline) == 0
 
@@ -295,12 +295,12 @@ async def test_a_reply_out_of_band_does_not_touch_the_conversation(parts):
         await caller.hear(asked())
         await caller.until(ReplyDone)
         await caller.settled()
-        before = list(caller.conversation._mind._rows)
+        before = list(caller.conversation._state._rows)
         question = Message("user", (TextPart("Was that polite?"),))
         caller.conversation.reply(ReplyRequest(is_out_of_band=True, input=[question]))
         await caller.until(ReplyDone, 2)
         await caller.settled()
-        assert caller.conversation._mind._rows == before
+        assert caller.conversation._state._rows == before
         assert len(pipeline.core.scheduler.sequences) == 1
         await caller.close()
         assert pages_held(pipeline) == 0
@@ -314,9 +314,9 @@ async def test_long_calls_drop_their_oldest_turns_and_keep_the_instructions(part
             await caller.hear(asked(turn, seconds=1.6))
             await caller.until(ReplyDone, turn + 1)
             await caller.settled()
-            assert len(caller.conversation._mind._rows) < 640
+            assert len(caller.conversation._state._rows) < 640
         assert {event.reason for event in caller.all(ReplyDone)} == {"max_output_tokens"}
-        mind = caller.conversation._mind
+        mind = caller.conversation._state
         assert (
             mind._first in [item.id for item in caller.conversation.items[1:]] and len(caller.conversation.items) == 16
         )
@@ -405,7 +405,7 @@ async def test_a_faster_voice_says_the_same_in_less_time(parts):
             await caller.hear(talk(1.0, seed=6))
             await caller.settled()
             item = caller.all(ItemTruncated)[0].item
-            rows = caller.conversation._mind._rows_of[item.id][1]
+            rows = caller.conversation._state._rows_of[item.id][1]
             pad = parts.model.config.modality_pad_token_id
             assert sum(row[0] == pad for row in rows) - 1 == round(10 * speed), "12.5 frames a second, faster"
             await caller.close()
@@ -475,7 +475,7 @@ async def test_the_model_itself_can_write_down_what_it_says_and_hears(parts):
         await caller.until(ReplyDone)
         await caller.until(InputTranscript)
         await caller.settled()
-        codes = caller.conversation._mind._codes[caller.all(ReplyAudio)[0].item]
+        codes = caller.conversation._state._codes[caller.all(ReplyAudio)[0].item]
         prompt = parts.prompt
         rows = prompt.turn(Turn("system", "Write down what is said.")) + prompt.turn(Turn("user", codes))
         alone = Engine(parts.model, pick("cpu"), limits=EngineLimits(cache_rows=1024))
