@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-from vivavoce.server.rest.page import MEDIA_TYPES, page_files
+from vivavoce.server.rest.http import MEDIA_TYPES, page_files
 
 
 async def test_the_page_is_at_the_root_with_a_strict_policy(server):

@@ -1,6 +1,7 @@
 """What may be chosen, in a file and by flags, and what is wrong with it in one line."""
 
 import json
+import pickle
 import re
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -18,8 +19,10 @@ from vivavoce.dialogue.events import TurnSettings
 from vivavoce.dialogue.moderation import HttpChecker, WordList
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
+from vivavoce.server import hosting
+from vivavoce.server.cluster.options import FleetOptions, PoolOptions
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.hosting.config import ModerationOptions, ServingOptions, read_choices
+from vivavoce.server.hosting.config import ModerationOptions, ServingOptions, read_serving_options
 
 TOML = """
 chat = "http://localhost:11434/v1"
@@ -70,7 +73,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("name", ["c.toml", "c.yaml"])
 async def test_a_file_says_everything(folder, name):
-    chosen = read_choices(folder / name, {})
+    chosen = read_serving_options(folder / name, {})
     assert chosen.cascade == CascadeParts(
         "openai/whisper-small", "http://localhost:11434/v1", "mini-tts", chat_model="qwen3"
     )
@@ -87,7 +90,7 @@ async def test_a_file_says_everything(folder, name):
 
 def test_conversations_and_the_engine_are_configured():
     conversation = {"echo_guard": False, "words_decide": True, "guards": {"longest_seconds": 9}}
-    chosen = read_choices(None, {"conversation": conversation, "engine": {"context": 64}})
+    chosen = read_serving_options(None, {"conversation": conversation, "engine": {"context": 64}})
     options, usual = chosen.dialogue(), ServingOptions().dialogue()
     assert options.echo is None and usual.echo is not None and options.words_decide and not usual.words_decide
     assert options.speaking.guards.longest_seconds == 9.0 and chosen.engine.context == 64
@@ -96,10 +99,37 @@ def test_conversations_and_the_engine_are_configured():
 
 def test_flags_override_the_file_and_leave_the_rest(folder):
     over = {"chat_model": None, "turn": {"silence_duration_ms": 500}, "server": {"port": 1, "api_keys": ["12345678"]}}
-    chosen = read_choices(folder / "c.toml", over)
+    chosen = read_serving_options(folder / "c.toml", over)
     assert chosen.turn == TurnSettings(detector="semantic", eagerness="high", silence_duration_ms=500)
     assert (chosen.server.port, chosen.server.idle_seconds, chosen.chat_model) == (1, 60.0, "qwen3")
     assert chosen.server.api_keys == ("12345678",)
+
+
+def test_former_names_of_options_work_and_are_logged(tmp_path, caplog):
+    file = tmp_path / "c.toml"
+    file.write_text("[server]\nmost_sessions = 3\nleast_lead_ms = 80\nport = 1\n", encoding="utf8")
+    chosen = read_serving_options(file, {"server": {"max_event_bytes": 5}})
+    assert chosen.server == ServerOptions(max_sessions=3, min_lead_ms=80, port=1, max_event_bytes=5)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert f"{file}: server: the option 'most_sessions' is deprecated, it is now called 'max_sessions'" in lines
+    with pytest.raises(InputError, match="'max_sessions' is given twice"):
+        read_serving_options(file, {"server": {"max_sessions": 5}})
+
+
+def test_former_names_work_in_python(caplog):
+    options = ServerOptions(most_sessions=3)
+    assert options == ServerOptions(max_sessions=3)
+    assert options.most_sessions == 3
+    assert replace(options, most_upload_bytes=7).max_upload_bytes == 7
+    assert "'most_sessions' is deprecated" in caplog.text
+    with pytest.raises(TypeError):
+        ServerOptions(most_ports=3)
+    fleet = FleetOptions.read({"speech": {"least": 2, "most": 4, "least_slack_ms": 5, "gpus": 1}})
+    assert fleet.pools["speech"] == PoolOptions(min_replicas=2, max_replicas=4, min_slack_ms=5.0, gpus=1.0)
+    assert hosting.ServingChoices is ServingOptions
+    assert hosting.read_choices is read_serving_options
+    assert pickle.loads(pickle.dumps(options)) == options
 
 
 @pytest.mark.parametrize(
@@ -116,7 +146,7 @@ def test_flags_override_the_file_and_leave_the_rest(folder):
 )
 def test_what_cannot_be_chosen_is_told_in_one_line(given, complaint):
     with pytest.raises(InputError, match=complaint) as told:
-        read_choices(None, given)
+        read_serving_options(None, given)
     assert "\n" not in str(told.value)
 
 
@@ -130,16 +160,16 @@ tables = st.recursive(
 @given(st.dictionaries(st.sampled_from(NAMES), tables, max_size=4))
 def test_any_table_is_taken_or_refused(given_table):
     with suppress(InputError):
-        assert isinstance(read_choices(None, given_table), ServingOptions)
+        assert isinstance(read_serving_options(None, given_table), ServingOptions)
 
 
 @pytest.mark.parametrize(("name", "content"), [("c.toml", "= 3"), ("c.yaml", "a: [b"), ("c.yml", "- a")])
 def test_files_that_are_none_are_told_in_one_line(tmp_path, name, content):
     (tmp_path / name).write_text(content, encoding="utf8")
     with pytest.raises(InputError, match=name.replace(".", r"\.")):
-        read_choices(tmp_path / name, {})
+        read_serving_options(tmp_path / name, {})
     with pytest.raises(InputError, match="cannot be read"):
-        read_choices(tmp_path / "absent.toml", {})
+        read_serving_options(tmp_path / "absent.toml", {})
 
 
 def test_who_checks_replies(folder):
@@ -172,10 +202,11 @@ def test_what_the_docs_say_may_be_chosen_may_be_chosen(tmp_path):
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf8")
     (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "as-written.toml").write_text(block, encoding="utf8")
-    assert read_choices(tmp_path / "as-written.toml", {}).moderation.regex == (r"\d{16}",)
+    assert read_serving_options(tmp_path / "as-written.toml", {}).moderation.regex == (r"\d{16}",)
     everything = re.sub(r"^# (\w+ = )", r"\1", block.replace('model = "mini-speech"', ""), flags=re.MULTILINE)
     (tmp_path / "everything.toml").write_text(everything, encoding="utf8")
-    assert read_choices(tmp_path / "everything.toml", {}).cascade.chat_model == "qwen3:8b"
+    assert read_serving_options(tmp_path / "everything.toml", {}).cascade.chat_model == "qwen3:8b"
     told = set(re.findall(r"`(--[a-z-]+)`", text.partition("The flags are")[2].partition("In Python")[0]))
     known = {option for each in get_command(app).commands["serve"].params for option in each.opts}
-    assert told == known - {"--config", "--show"}
+    former = {"--most-sessions"}
+    assert told == known - {"--config", "--show"} - former

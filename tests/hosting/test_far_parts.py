@@ -10,7 +10,7 @@ import torch
 
 from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from tests.server.harness import RunningServer, connected, eventually
-from tests.server.test_ray_ingress import NearRoll
+from tests.server.test_ray_ingress import LocalRegistry
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import buzz
 from vivavoce.cascade.remote import RemoteRecogniser, RemoteSynthesiser
@@ -29,7 +29,7 @@ from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 from vivavoce.s2s.remote_codec import RemoteCodec, RemoteCodecPipeline, RemoteSpeechEncoder, RemoteState, RemoteVocoder
 from vivavoce.server.app import build_app
 from vivavoce.server.cluster.registry import ReplicaRegistry, ReplicaReport
-from vivavoce.server.cluster.replica import InPool, with_pools
+from vivavoce.server.cluster.replica import PoolResolver, ReplicaMetrics, resolve_pools
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_audio, load_host
 from vivavoce.server.hosting.codec import CodecHost, codec_app
@@ -82,9 +82,9 @@ async def test_a_cascade_hears_and_speaks_through_servers_that_do_nothing_else(p
 
 
 async def told(transcriber, samples):
-    from vivavoce.server.rest.audio import RecognitionStream
+    from vivavoce.server.rest.audio import TranscriptionRequest
 
-    async for segment in transcriber.transcribe(samples, RecognitionStream()):
+    async for segment in transcriber.transcribe(samples, TranscriptionRequest()):
         yield segment.text
 
 
@@ -185,7 +185,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
             made, reply = await voices.do((reply, codes[start : start + 8], start == 8), urgency=0.1)
             wanted, spoken = await near.voice.do((spoken, codes[start : start + 8], start == 8))
             assert torch.equal(made, wanted)
-        assert host.begun == 2 and host.states > 0
+        assert host.started == 2 and host.states > 0
         del far, next_far, reply
         gc.collect()
         last, _ = await ears.do((RemoteState(), sound[:1280], True)), await voices.do((RemoteState(), codes[:8], True))
@@ -195,6 +195,21 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
             await ears.do((RemoteState(await at(server)(), "nobody"), sound[:1280], True))
         for desk in (ears, voices, near.ear, near.voice):
             await desk.close()
+
+
+async def test_a_codec_counts_its_jobs_and_the_exceptions_of_those_that_fail(codec):
+    async with codec_server(codec) as (_, server), aiohttp.ClientSession() as http:
+        encoder = RemoteSpeechEncoder(at(server), "ear")
+        encoder.start()
+        _, state = await encoder.do((RemoteState(), torch.zeros(1280), False))
+        with pytest.raises(VivaError, match="no state"):
+            await encoder.do((RemoteState(state.place, "nobody"), torch.zeros(1280), True))
+        await encoder.close()
+        async with http.get(f"{server.http}/metrics") as response:
+            page = await response.text()
+    assert ReplicaMetrics.read(page).sessions == 1 and ReplicaMetrics.read(page).opened == 1
+    assert "viva_queue_depth 0.0" in page
+    assert 'viva_exceptions_total{where="vivavoce.server.hosting.codec"} 1.0' in page
 
 
 async def test_a_language_model_alone_answers_as_with_its_codec_beside_it(codec, tmp_path):
@@ -210,24 +225,24 @@ async def test_a_language_model_alone_answers_as_with_its_codec_beside_it(codec,
         near = MossSpeechBackend(core(), codec[0], prompt, tokenizer, codec[1], options)
         one, other = await reply(near), await reply(far)
         assert len(one) > 0 and np.array_equal(one, other)
-        await eventually(lambda: host.begun >= 2, "ear and voice were asked elsewhere")
+        await eventually(lambda: host.started >= 2, "ear and voice were asked elsewhere")
 
 
 async def test_a_replica_finds_its_parts_in_other_pools_of_its_fleet(codec):
-    roll = ReplicaRegistry()
-    far = NearRoll(roll)
+    registry = ReplicaRegistry()
+    far = LocalRegistry(registry)
     with pytest.raises(CapacityError, match="no codec replica is ready"):
-        await InPool(far, "codec")()
+        await PoolResolver(far, "codec")()
     async with codec_server(codec) as (host, server), aiohttp.ClientSession() as http:
-        roll.report(ReplicaReport("one", "codec", server.http, KEY, 4, 0, 0))
-        options = await with_pools({"model": "mini-speech", "codec": "pool", "device": "cpu"}, far, http)
-        find, description = options.pop("codec")
+        registry.report(ReplicaReport("one", "codec", server.http, KEY, 4, 0, 0))
+        options = await resolve_pools({"model": "mini-speech", "codec": "pool", "device": "cpu"}, far, http)
+        resolver, description = options.pop("codec")
         assert options == {"model": "mini-speech", "device": "cpu"} and description == host.description()
-        assert RemoteCodec.told(find, description).samples_per_code == codec[0].samples_per_code
-        assert await find() == EndpointRef(f"{server.http}/v1", KEY, "one")
-        roll.report(ReplicaReport("two", "codec", server.http, KEY, 4, 0, 0))
-        assert {(await find()).name for _ in range(2)} == {"one", "two"}  # equals take turns
-        assert (await find(EndpointRef("", None, "one"))).name == "two"
+        assert RemoteCodec.told(resolver, description).samples_per_code == codec[0].samples_per_code
+        assert await resolver() == EndpointRef(f"{server.http}/v1", KEY, "one")
+        registry.report(ReplicaReport("two", "codec", server.http, KEY, 4, 0, 0))
+        assert {(await resolver()).name for _ in range(2)} == {"one", "two"}  # equals take turns
+        assert (await resolver(EndpointRef("", None, "one"))).name == "two"
 
 
 async def reply(pipeline) -> np.ndarray:

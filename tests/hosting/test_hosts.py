@@ -28,12 +28,13 @@ async def test_a_recogniser_and_a_voice_beside_speech_to_speech(parts):
     moderation = ModerationOptions(regex=("never",))
     host = host_of(ServingOptions(device="cpu", asr=parts["asr"], tts=parts["tts"], moderation=moderation))
     assert [card.id for card in host.models] == ["mini-speech"]
-    assert host.pipeline.options.words_first and host.pipeline.options.captioner is host.ear
+    assert host.pipeline.options.words_first and host.pipeline.options.captioner is host.recogniser
     assert host.gauges() == IDLE
     app = build_app(host, ServerOptions(), host.speech, host.transcriber)
-    async with host.ear, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    transport = httpx.ASGITransport(app)
+    async with host.recogniser, httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         conversation = host.open(ConversationSettings(), "mini-speech")
-        assert conversation._options.transcriber is host.ear
+        assert conversation._options.transcriber is host.recogniser
         models = (await http.get("/v1/models")).json()["data"]
         assert [model["viva"]["kind"] for model in models] == ["realtime", "speech", "transcription"]
         speech = await http.post("/v1/audio/speech", json={"input": "Good evening.", "response_format": "wav"})

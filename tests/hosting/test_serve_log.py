@@ -9,7 +9,7 @@ import pytest
 from tests.hosting.processes import viva_serve
 from tests.s2s.small_parts import small_asr
 from vivavoce.errors import InputError
-from vivavoce.server.hosting.config import read_choices
+from vivavoce.server.hosting.config import read_serving_options
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
@@ -38,4 +38,4 @@ def test_every_line_on_stderr_is_in_the_format_that_was_asked_for(tmp_path, form
 @pytest.mark.parametrize("wrong", [{"log_level": "loud"}, {"log_format": "xml"}])
 def test_a_level_or_format_that_does_not_exist_is_one_line(wrong):
     with pytest.raises(InputError, match=f"{next(iter(wrong))} is one of"):
-        read_choices(None, {"server": wrong})
+        read_serving_options(None, {"server": wrong})

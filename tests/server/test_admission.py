@@ -113,7 +113,7 @@ async def test_a_name_made_up_to_reach_loopback_is_refused(server):
 
 
 async def test_a_full_server_says_so_and_the_others_go_on(running):
-    server = await running(most_sessions=1)
+    server = await running(max_sessions=1)
     async with connected(server) as first:
         await first.until("session.created")
         async with connected(server) as second:
@@ -137,7 +137,7 @@ async def test_the_models_own_limit_is_the_same_error(running):
 
 
 async def test_a_waiting_session_gives_way_to_a_new_client(running):
-    server = await running(most_sessions=1)
+    server = await running(max_sessions=1)
     async with connected(server) as first:
         await first.until("session.created")
         first.socket.transport.abort()
@@ -186,7 +186,7 @@ async def test_a_session_ends_at_its_time(running):
 
 
 async def test_an_event_too_large(running):
-    server = await running(most_event_bytes=100_000)
+    server = await running(max_event_bytes=100_000)
     async with connected(server) as client:
         await client.send("input_audio_buffer.append", audio="A" * 200_000)
         assert (await client.error())["code"] == "event_too_large"
@@ -197,7 +197,7 @@ async def test_an_event_too_large(running):
 
 
 async def test_sound_that_nobody_commits_does_not_pile_up(running):
-    server = await running(most_pending_bytes=1 << 20)
+    server = await running(max_pending_bytes=1 << 20)
     async with connected(server) as client:
         await client.send("session.update", session={"audio": {"input": {"turn_detection": None}}})
         await client.until("session.updated")
@@ -214,7 +214,7 @@ async def test_sound_that_nobody_commits_does_not_pile_up(running):
 
 
 async def test_who_does_not_read_is_dropped_and_delays_nobody(running):
-    server = await running(stall_seconds=0.5, most_pending_bytes=4 << 20)
+    server = await running(stall_seconds=0.5, max_pending_bytes=4 << 20)
     async with connected(server, max_queue=1, close_timeout=0.1) as deaf, connected(server) as other:
         await deaf.until("session.created")
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * 500_000}]}

@@ -14,7 +14,8 @@ from vivavoce.audio.io import Sound, read, write
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.rest.audio import RecognitionStream, WireSegment, WireWord
+from vivavoce.server.rest.audio import TranscriptionRequest
+from vivavoce.server.rest.transcripts import WireSegment, WireWord
 
 RATE = 16_000
 
@@ -61,7 +62,7 @@ class AudioServer(RunningServer):
 
 @pytest.fixture
 async def audio():
-    async with AudioServer(ScriptedHost(), ServerOptions(most_upload_bytes=1 << 20)) as server:
+    async with AudioServer(ScriptedHost(), ServerOptions(max_upload_bytes=1 << 20)) as server:
         yield server
 
 
@@ -145,8 +146,8 @@ async def test_what_is_asked_of_a_recording_reaches_the_listener(audio, client):
     async with httpx.AsyncClient() as http:
         await http.post(f"{audio.http}/v1/audio/translations", files={"file": recording()})
     assert audio.listener.asked == [
-        RecognitionStream("fr", "Tones.", ("A", "B"), 0.4, True),
-        RecognitionStream(translates=True),
+        TranscriptionRequest("fr", "Tones.", ("A", "B"), 0.4, True),
+        TranscriptionRequest(translates=True),
     ]
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await client.audio.transcriptions.create(model="x", file=recording(), temperature=7)

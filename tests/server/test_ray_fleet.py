@@ -72,8 +72,9 @@ def configured(port: int) -> dict:
     config["http_options"]["port"] = port
     args = config["applications"][0]["args"]
     args["server"]["port"], args["drain_seconds"] = port, 30
-    args["speech"] |= {"sessions": PLACES, "wanted_sessions": 5, "least": 1, "most": 2, "cpus": 1, "gpus": 0}
-    args["speech"] |= {"grow_seconds": 0.5, "shrink_seconds": 1.0, "look_back_seconds": 1.5, "least_slack_ms": -1e6}
+    args["speech"] |= {"sessions": PLACES, "wanted_sessions": 5, "min_replicas": 1, "max_replicas": 2}
+    args["speech"] |= {"cpus": 1, "gpus": 0}
+    args["speech"] |= {"grow_seconds": 0.5, "shrink_seconds": 1.0, "look_back_seconds": 1.5, "min_slack_ms": -1e6}
     args["asr"] = {"model": {"asr": "mini-asr", "device": "cpu"}, "sessions": 1, "cpus": 0.5}
     return config
 
@@ -142,15 +143,15 @@ def kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-async def on_roll(method: str, *args):
+async def registry(method: str, *args):
     from ray import serve
 
-    return await serve.get_deployment_handle("roll", APP).ask.remote(method, *args)
+    return await serve.get_deployment_handle("registry", APP).call.remote(method, *args)
 
 
 async def home(caller: Caller) -> str | None:
     """The replica that has a session."""
-    found = await on_roll("where", caller.session)
+    found = await registry("locate", caller.session)
     return found and found[0].replica
 
 
@@ -163,7 +164,7 @@ async def until_members(count: int) -> list:
 
 
 async def speech_members() -> list:
-    return [each for each in await on_roll("fleet") if each.role == "speech" and not each.is_draining]
+    return [each for each in await registry("replicas") if each.role == "speech" and not each.is_draining]
 
 
 async def is_refused(url: str) -> bool:
@@ -196,11 +197,13 @@ async def test_conversations_outlive_their_replicas(fleet):
         late = [await callers.enter_async_context(calling(fleet)) for _ in range(2)]
         for caller in late:
             await caller.ask("a table for three please")
-        seats = [await on_roll("where", caller.session) for caller in (*first[:4], *late)]
-        assert [seat.replica == seats[0][0].replica for seat, _ in seats] == [True] * 4 + [False] * 2
+        placements = [await registry("locate", caller.session) for caller in (*first[:4], *late)]
+        assert [placement.replica == placements[0][0].replica for placement, _ in placements] == [True] * 4 + [
+            False
+        ] * 2
 
         # The new one is killed while it speaks.
-        doomed = seats[-1][1]
+        doomed = placements[-1][1]
         spoken = await asyncio.gather(
             *(caller.ask("what time is breakfast?", "audio") for caller in first[:4]),
             *(caller.ask("what time is breakfast?", "audio", lambda: kill(doomed.pid)) for caller in late),
@@ -209,7 +212,7 @@ async def test_conversations_outlive_their_replicas(fleet):
         assert [caller.errors for caller in (*first[:4], *late)] == [[]] * 4 + [["replica_lost"]] * 2
         for caller in late:
             assert (await caller.ask("how many did i say?"))[0] == undisturbed
-            assert await home(caller) == seats[0][0].replica
+            assert await home(caller) == placements[0][0].replica
         assert "seven" in (await late[0].ask("what time is breakfast?"))[0]
 
         # A replica takes the place of the dead one; with few callers one of the two goes, and takes nobody along.

@@ -25,7 +25,7 @@ from vivavoce.server.cluster.registry import RemoteRegistry, ReplicaRegistry, Re
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import ModelCard
 from vivavoce.server.realtime.audio_formats import WireFormat, decode
-from vivavoce.server.rest.audio import WireSegment
+from vivavoce.server.rest.transcripts import WireSegment
 
 pytest.importorskip("aiohttp", reason="an ingress needs what comes with Ray Serve: pip install 'vivavoce[ray]'")
 
@@ -33,28 +33,28 @@ RATE = 24_000
 INNER_KEY = "key-of-a-replica"
 
 
-class NearRoll(RemoteRegistry):
+class LocalRegistry(RemoteRegistry):
     """Asked as through a Ray handle, in this process."""
 
-    def __init__(self, roll: ReplicaRegistry) -> None:
-        class Desk:
-            class ask:
+    def __init__(self, registry: ReplicaRegistry) -> None:
+        class Handle:
+            class call:
                 @staticmethod
                 async def remote(method, *args):
-                    return getattr(roll, method)(*args)
+                    return getattr(registry, method)(*args)
 
-        super().__init__(Desk)
+        super().__init__(Handle)
 
 
 class Fleet(RunningServer):
-    """An ingress on a port, and servers behind it that report to its roll."""
+    """An ingress on a port, and servers behind it that report to its registry."""
 
     def __init__(self, server: dict, pools: dict) -> None:
-        self.roll, self.behind = ReplicaRegistry(), {}
+        self.registry, self.behind = ReplicaRegistry(), {}
         self.options = ServerOptions(port=0, **server)
         self.port = 0
         fleet = FleetOptions(pools={role: PoolOptions() for role in {"speech", *pools}}, server=self.options)
-        self.use(ingress_app(fleet, NearRoll(self.roll)))
+        self.use(ingress_app(fleet, LocalRegistry(self.registry)))
         self.draining: set[str] = set()
 
     async def report(self) -> None:
@@ -63,7 +63,7 @@ class Fleet(RunningServer):
             for name, (role, server, places) in self.behind.items():
                 opened = len(server.host.opened)
                 told = (len(server.sessions), opened, 0.0, name in self.draining)
-                self.roll.report(ReplicaReport(name, role, server.http, INNER_KEY, places, *told))
+                self.registry.report(ReplicaReport(name, role, server.http, INNER_KEY, places, *told))
             await asyncio.sleep(0.02)
 
     def kill(self, name: str) -> None:
@@ -75,7 +75,7 @@ class Fleet(RunningServer):
             connection.transport.abort()
 
     def home_of(self, session: str) -> str:
-        return self.roll.where(session)[0].replica
+        return self.registry.locate(session)[0].replica
 
 
 class Typist:
@@ -120,7 +120,7 @@ async def fleet_of():
             wanted = {f"speech-{number}": ("speech", many, {}) for number, many in enumerate(places)}
             wanted |= {role: (role, 4, makers) for role, makers in (pools or {}).items()}
             for name, (role, many, makers) in wanted.items():
-                inner = ServerOptions(api_keys=(INNER_KEY,), most_sessions=many, opens_per_minute=1e9)
+                inner = ServerOptions(api_keys=(INNER_KEY,), max_sessions=many, opens_per_minute=1e9)
                 host = ScriptedHost(models=(ModelCard(name),)) if makers else ScriptedHost()
                 behind = RunningServer(host, inner)
                 behind.use(build_app(host, replace(inner, port=0), **makers))
@@ -161,7 +161,7 @@ async def test_sessions_spread_and_stay_where_they_are(fleet_of):
         assert sorted(homes) == ["speech-0"] * 3 + ["speech-1"] * 3
         for number, client in enumerate(clients):
             assert await said(client, f"number {number}") == f"You said: number {number}"
-    await eventually(lambda: not any(each.sessions for each in fleet.roll.fleet()), "all have left")
+    await eventually(lambda: not any(each.sessions for each in fleet.registry.replicas()), "all have left")
 
 
 async def test_a_full_fleet_refuses_at_once_and_the_others_go_on(fleet_of):
@@ -177,7 +177,7 @@ async def test_a_full_fleet_refuses_at_once_and_the_others_go_on(fleet_of):
             refused = await http.post(f"{fleet.http}/v1/realtime/calls", content="v=0\r\n", headers=sdp)
             assert refused.status_code == 503 and refused.headers["retry-after"]
         assert await said(first, "hello") == "You said: hello"
-    await eventually(lambda: not any(each.sessions for each in fleet.roll.fleet()), "all have left")
+    await eventually(lambda: not any(each.sessions for each in fleet.registry.replicas()), "all have left")
     async with connected(fleet) as fourth:
         await fourth.until("session.created")
 
@@ -223,8 +223,8 @@ async def test_a_client_that_was_cut_off_comes_back_to_its_session(fleet_of):
 async def test_another_ingress_finds_the_session_too(fleet_of):
     fleet = await fleet_of(4, 4)
     other = Fleet({}, {})
-    other.roll = fleet.roll
-    other.use(ingress_app(FleetOptions(), NearRoll(fleet.roll)))
+    other.registry = fleet.registry
+    other.use(ingress_app(FleetOptions(), LocalRegistry(fleet.registry)))
     async with connected(fleet) as client:
         session, token = await started(client, "a long one")
         vanish(client)
@@ -386,6 +386,23 @@ async def test_each_pool_does_what_it_is_for(fleet_of, official):
     assert 'viva_fleet_capacity{replica="speech-0",role="speech"} 4.0' in figures
 
 
+async def test_a_request_that_fails_in_the_ingress_is_an_error_and_is_counted(fleet_of, monkeypatch):
+    fleet = await fleet_of(4)
+
+    def fail(role):
+        raise RuntimeError("the registry fails")
+
+    async with httpx.AsyncClient(base_url=fleet.http) as http:
+        assert "viva_exceptions_total{" not in (await http.get("/metrics")).text
+        with monkeypatch.context() as patch:
+            patch.setattr(fleet.registry, "pick", fail)
+            failed = await http.get("/v1/models")
+        assert failed.status_code == 500 and failed.json()["error"]["code"] == "internal_error"
+        page = (await http.get("/metrics")).text
+        assert 'viva_exceptions_total{where="vivavoce.server.rest.http"} 1.0' in page
+        assert (await http.get("/v1/models")).status_code == 200
+
+
 async def test_a_voice_is_added_to_all_who_speak(fleet_of):
     fleet = await fleet_of(4, pools={"tts": {"speech": Keeper()}})
     keeper = Keeper()
@@ -394,7 +411,7 @@ async def test_a_voice_is_added_to_all_who_speak(fleet_of):
     other.use(build_app(other.host, replace(inner, port=0), speech=keeper))
     async with other, httpx.AsyncClient(base_url=fleet.http) as http:
         fleet.behind["tts-2"] = ("tts", other, 4)
-        await eventually(lambda: len(fleet.roll.fleet()) == 3, "it reported")
+        await eventually(lambda: len(fleet.registry.replicas()) == 3, "it reported")
         asked = {"name": "anna", "consent": "she said yes"}
         silence = {"audio_sample": ("anna.wav", wave(np.zeros(RATE, np.float32)))}
         made = await http.post("/v1/audio/voices", data=asked, files=silence)
@@ -441,7 +458,7 @@ async def test_a_call_goes_to_a_replica_and_is_found_there(fleet_of, official):
         await client.realtime.calls.hangup(call)
         with pytest.raises(openai.NotFoundError):
             await client.realtime.calls.hangup("rtc_nobody")
-        await eventually(lambda: not any(each.sessions for each in fleet.roll.fleet()), "it hung up")
+        await eventually(lambda: not any(each.sessions for each in fleet.registry.replicas()), "it hung up")
     finally:
         await peer.close()
 

@@ -69,20 +69,20 @@ async def test_an_item_of_a_client_is_recognised_at_the_rate_of_its_format(host,
 @pytest.mark.parametrize("later", [None, {"type": "audio/pcmu"}])
 async def test_a_restored_session_hears_its_spoken_items_as_they_were(host, later):
     """Also where the client changed its format after the item was added."""
-    ledger = SessionMirror(kept_sound_seconds=60)
+    mirror = SessionMirror(kept_sound_seconds=60)
     async with connected(host) as client:
 
         async def send(message: str) -> None:
-            ledger.said(message)
+            mirror.client_sent(message)
             await client.socket.send(message)
 
         async def read_until(kind: str) -> None:
-            """Until this event has come and everything that the ledger asked for because of it."""
+            """Until this event has come and everything that the mirror asked for because of it."""
             has_come = False
-            while not (has_come and ledger.is_quiet):
+            while not (has_come and mirror.is_quiet):
                 event = await client.next()
                 has_come |= event["type"] == kind
-                for message in ledger.told(json.dumps(event, separators=(",", ":"))).ask:
+                for message in mirror.replica_sent(json.dumps(event, separators=(",", ":"))).to_replica:
                     await client.socket.send(message)
 
         await send(json.dumps({"type": "session.update", "session": input_format(PCM)}))
@@ -92,6 +92,6 @@ async def test_a_restored_session_hears_its_spoken_items_as_they_were(host, late
             await send(json.dumps({"type": "session.update", "session": input_format(later)}))
             await read_until("session.updated")
     async with connected(host) as client:
-        for message in ledger.history():
+        for message in mirror.history():
             await client.socket.send(message)
         assert await reply_text(client) == f"You said: {HEARD}."

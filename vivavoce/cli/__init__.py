@@ -1,4 +1,4 @@
-"""`viva …`: parses, calls the API, prints. With --json, stdout holds one JSON value and nothing else."""
+"""The command line `viva`. With --json, stdout holds one JSON value and nothing else."""
 
 import logging
 import os
@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce import __version__, log
-from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, train, transcribe, verify
-from vivavoce.cli import bench_capacity as capacity
-from vivavoce.cli import bench_serve as crowd
+from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, train, transcribe
 from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
 from vivavoce.errors import InputError, VivaError, missing_dependency
 
@@ -28,11 +26,9 @@ app = typer.Typer(
 )
 app.add_typer(codecs.app)
 app.add_typer(say.app)
-app.add_typer(verify.app)
 app.add_typer(models.app, name="models")
+app.command()(models.verify)
 app.add_typer(bench.app, name="bench")
-capacity.add_to(bench.app)
-crowd.add_to(bench.app)
 app.add_typer(train.app, name="train")
 app.command()(serve.serve)
 app.command()(transcribe.transcribe)
@@ -42,10 +38,10 @@ app.add_typer(export.app, name="export")
 
 
 def main() -> None:
-    """Run the command line; an error a user can act on is one line on stderr and exit code 1."""
+    """Run the command line; an error that a user can act on is one line on stderr and exit code 1."""
     if os.environ.get("VIVA_DEBUG") == "1":
         log.configure("debug")
-    else:  # a command that fails says so in one line; `viva serve` configures its own log
+    else:  # a command that fails prints one line; `viva serve` configures its own log
         logging.getLogger("vivavoce").addHandler(logging.NullHandler())
     try:
         app()
@@ -64,7 +60,7 @@ def main() -> None:
 
 
 def _fault(error: Exception) -> str:
-    return f"{type(error).__name__}: {error} (a fault of viva; VIVA_DEBUG=1 shows where)"
+    return f"{type(error).__name__}: {error} (internal error; run with VIVA_DEBUG=1 for the traceback, and report it)"
 
 
 def _fail(error: Exception, line: str) -> None:
@@ -112,7 +108,7 @@ def doctor(
 @app.command()
 def demo(
     wav: Annotated[Path | None, typer.Option(dir_okay=False, help="A spoken question of your own.")] = None,
-    microphone: Annotated[float | None, typer.Option(min=1.0, max=30.0, help="Record so many seconds.")] = None,
+    microphone: Annotated[float | None, typer.Option(min=1.0, max=30.0, help="Record this many seconds.")] = None,
     model: Annotated[
         str | None, typer.Option(help="A speech-to-speech model that carries its codec. Default: mini-speech.")
     ] = None,
@@ -130,7 +126,7 @@ def demo(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask the bundled miniature a spoken question and hear it answer, offline, in real time."""
+    """Ask the bundled miniature a spoken question and play its answer, offline, in real time."""
     if cascade and model is not None:
         raise InputError(f"a cascade is not one model: leave out --model {model}, or --cascade")
     if chat is not None and not cascade:

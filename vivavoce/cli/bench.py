@@ -1,4 +1,4 @@
-"""`viva bench …`."""
+"""`viva bench …`: each command measures one part and writes JSON and a plot."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,7 @@ import typer
 from vivavoce.cli.options import DeviceSpec, Json, Padding, ShapeOption, made_folder, print_json, progress_to
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine; every figure in the docs names such a command.")
+Model = Annotated[str, typer.Option(help="A speech-to-speech model that carries its codec.")]
 Out = Annotated[
     Path | None, typer.Option(file_okay=False, callback=made_folder, help="Folder for the JSON and the plot.")
 ]
@@ -65,15 +66,15 @@ def bench_codec(
     ] = ShapeOption.true,
     sessions: Annotated[str, typer.Option(callback=_batches, help="Sessions at once, separated by commas.")] = "1,8,32",
     hops: Annotated[int, typer.Option(min=10, help="Hops of the long reply.")] = 200,
-    left_chunks: Annotated[int, typer.Option(min=0, help="Chunks the flow looks back.")] = 8,
+    left_chunks: Annotated[int, typer.Option(min=0, help="Left context of the flow decoder, in chunks.")] = 8,
     speech: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A recording to measure the ear with.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A recording to measure the speech encoder with.")
     ] = None,
     pace: Annotated[float, typer.Option(min=0.1, help="Milliseconds in which the language model makes a code.")] = 7.0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """MOSS-Speech's voice: time to first sound, cost per hop over a long reply, sessions at once, chunk policies."""
+    """MOSS-Speech's codec: time to first audio, cost per hop over a long reply, sessions at once, chunk policies."""
     with progress_to(as_json):
         from vivavoce.bench.codec import run
 
@@ -96,10 +97,13 @@ def bench_codec(
 def bench_answer(
     model: Annotated[str, typer.Option(help="A speech-to-speech model that carries its codec.")] = "mini-speech",
     moonshine: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to hear the replies with.")
+        Path | None,
+        typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to transcribe the replies with."),
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Speak so many questions; else the bundled ones.")] = None,
-    snr: Annotated[float | None, typer.Option(help="Add noise at so many decibels below the speech.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Synthesize this many questions; else the bundled ones.")
+    ] = None,
+    snr: Annotated[float | None, typer.Option(help="Add noise at this signal-to-noise ratio in dB.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = 0,
     device: DeviceSpec = "auto",
     out: Out = None,
@@ -170,7 +174,7 @@ def bench_tts(
         str | None, typer.Option(help="Texts at once, separated by commas; else 1,16,64 where there is a GPU.")
     ] = None,
     frames: Annotated[int, typer.Option(min=5, help="Frames of each text, 80 ms each.")] = 60,
-    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to see whether all of it runs.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to check that everything runs.")] = False,
     model: Annotated[str | None, typer.Option(help="A model by name, instead of the published shape.")] = None,
     onnx: Annotated[
         Path | None, typer.Option(file_okay=False, help="Measure ONNX Runtime too; its graphs are kept in this folder.")
@@ -201,7 +205,7 @@ def bench_tts(
 def bench_cosyvoice(
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to see whether all of it runs.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to check that everything runs.")] = False,
     streams: Annotated[str, typer.Option(callback=_batches, help="Texts at once, separated by commas.")] = "1,16",
     only: Annotated[str, typer.Option(help="Some of finite,hops,first_sound,together,parts,memory.")] = "",
     out: Out = None,
@@ -222,11 +226,13 @@ def bench_asr(
     model: Annotated[str, typer.Option(help="Bundled name, folder or hub id of a Whisper.")] = "mini-asr",
     draft: Annotated[list[str] | None, typer.Option(help="A draft's folder; may be given again.")] = None,
     heads: Annotated[str | None, typer.Option(help="A folder of `viva train medusa`.")] = None,
-    width: Annotated[int, typer.Option(min=1, help="Also let heads branch so many ways at every place.")] = 1,
+    width: Annotated[int, typer.Option(min=1, help="Also let the heads branch this many ways at every position.")] = 1,
     speech: Annotated[
         Path | None, typer.Option(help="A folder of sounds with texts, or a corpus; else bundled.")
     ] = None,
-    most: Annotated[int | None, typer.Option(min=1, help="Hear no more recordings than so many.")] = None,
+    max_recordings: Annotated[
+        int | None, typer.Option("--max-recordings", "--most", min=1, help="Use at most this many recordings.")
+    ] = None,
     batch: Annotated[str, typer.Option(callback=_batches, help="Recordings in flight at once.")] = "1,4,16",
     padding: Annotated[Padding, typer.Option(help="The other is measured beside it.")] = Padding.trim,
     moonshine: Annotated[Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine.")] = None,
@@ -251,8 +257,103 @@ def bench_asr(
             from vivavoce.bench.asr import run
 
             result = run(
-                model, draft or (), heads, width, speech, most, batches, moonshine, device, dtype, peer, live,
+                model, draft or (), heads, width, speech, max_recordings, batches, moonshine, device, dtype, peer, live,
                 padding.value, out,
             )  # fmt: skip
+    if as_json:
+        print_json(result)
+
+
+@app.command("serve")
+def bench_serve(
+    device: DeviceSpec = "auto",
+    dtype: Annotated[str, typer.Option(help="Of the language model: auto, float32, bfloat16 or float16.")] = "auto",
+    shape: Annotated[
+        str,
+        typer.Option(help="true: the published shape, random weights; tiny: an untrained one; mini: mini-speech."),
+    ] = "true",
+    sessions: Annotated[
+        str, typer.Option(callback=_batches, help="Sessions at once, level by level, separated by commas.")
+    ] = "1,8,32,64,128",
+    seconds: Annotated[float, typer.Option(min=0.4, help="Length of each reply, and of a level.")] = 60.0,
+    question: Annotated[float, typer.Option(min=0.08, help="Length of each question.")] = 2.0,
+    spread: Annotated[float, typer.Option(min=0.0, help="Seconds over which the sessions start.")] = 4.0,
+    newcomers: Annotated[int, typer.Option(min=0, help="Sessions that start while all others speak.")] = 8,
+    left_chunks: Annotated[int, typer.Option(min=1, help="Left context of the vocoder, in chunks.")] = 8,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Continue after a level with a gap.")] = False,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate", "--rehearse", help="In virtual time, by a table of an H200's times; ignores device and shape."
+        ),
+    ] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Concurrent conversations on one device until playback underruns: latency, underruns, memory, power."""
+    with progress_to(as_json):
+        from vivavoce.bench import serve, serve_simulation
+
+        counts = [int(part) for part in sessions.split(",")]
+        if simulate:
+            script = serve.Script(question, seconds, spread, newcomers)
+            result = serve_simulation.run(counts, script, keep_going, out=out)
+        else:
+            result = serve.run(
+                device, dtype, shape, counts, seconds, question, spread, newcomers, left_chunks, keep_going, out
+            )
+    if as_json:
+        print_json(result)
+
+
+@app.command("budget")
+def bench_budget(
+    model: Model = "mini-speech",
+    sessions: Annotated[int, typer.Option(min=1, help="Conversations at once.")] = 8,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """CPU time of every stage of a conversation, and how many conversations fit on this machine."""
+    with progress_to(as_json):
+        from vivavoce.bench.budget import run
+
+        result = run(model, sessions, out)
+    if as_json:
+        print_json(result)
+
+
+@app.command("sessions")
+def bench_sessions(
+    model: Model = "mini-speech",
+    count: Annotated[int, typer.Option(min=2, help="Sessions, a few at a time.")] = 200,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Memory of a server over many sessions, some of which end in the middle of a reply."""
+    with progress_to(as_json):
+        from vivavoce.bench.sessions import run
+
+        result = run(model, count, out=out)
+    if as_json:
+        print_json(result)
+
+
+@app.command("simulate")
+@app.command("rehearsal", hidden=True)  # the former name
+def bench_simulate(
+    model: Model = "mini-speech",
+    scene: Annotated[list[str] | None, typer.Option(help="A scene of `viva bench turn`; may be given again.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each scene and call.")] = 3,
+    sessions: Annotated[int, typer.Option(min=1, help="Calls at once, besides the scenes.")] = 8,
+    silence_ms: Annotated[int, typer.Option(min=0, help="Silence that ends a turn.")] = 200,
+    slowdown: Annotated[float, typer.Option(min=0.05, help="Factor by which the simulated CPU is slower.")] = 1.0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Calls to a server in this process, in virtual time that advances with CPU time: as on an idle machine."""
+    with progress_to(as_json):
+        from vivavoce.bench.simulation import run
+
+        result = run(model, scene, turns, sessions, silence_ms, slowdown, out)
     if as_json:
         print_json(result)

@@ -1,7 +1,7 @@
 """`viva demo`: a spoken question to the bundled miniature, answered in speech, offline, in real time.
 
-The question is played to a live conversation as a microphone would bring it: voice activity, ear and prefill run while
-it is still being asked, the reply is begun at its likely end and let out when the end is certain.
+The question is streamed to a live conversation at the pace of a microphone: voice activity detection, speech encoder
+and prefill run while it is still being asked; the reply starts at its likely end and is played once the end is certain.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 
 from vivavoce import hub
 from vivavoce.audio.io import Sound, read, write
@@ -43,7 +44,7 @@ from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 QUESTIONS = hub.BUNDLED / "questions"
 DEFAULT_QUESTION = "15-breakfast.opus"  # one that the miniature answers; `viva bench answer` asks them all
 PACKET_SECONDS = 0.02
-LONGEST_WAIT = 20.0  # seconds after the question
+MAX_WAIT_SECONDS = 20.0  # after the question
 QUIET = 10 ** (-40 / 20)  # of the loudest sample: below it there is no voice
 TURN_SILENCE_MS = 200
 FOR_ONE = MossSpeechOptions(captioner="model", voices_together=2, warm_batches=(1, 2))
@@ -51,7 +52,7 @@ FOR_ONE = MossSpeechOptions(captioner="model", voices_together=2, warm_batches=(
 
 @dataclass
 class DemoResult:
-    """What one conversation told, with the time of each event on the clock of the microphone."""
+    """The outcome of one conversation, with the time of each event on the clock of the microphone."""
 
     times: dict[str, float] = field(default_factory=dict)
     heard: str = ""
@@ -64,11 +65,11 @@ class DemoResult:
 
     @property
     def sound(self) -> Sound:
-        """The whole reply."""
+        """The audio of the reply."""
         return Sound(np.concatenate(self.pieces) if self.pieces else np.zeros(1, np.float32), self.rate)
 
     def take(self, event: Event, now: float) -> None:
-        """Note an event."""
+        """Record an event."""
         match event:
             case SpeechStopped():
                 self.times["turn_end"] = now
@@ -89,7 +90,7 @@ class DemoResult:
 
 @dataclass(frozen=True)
 class DemoSubject:
-    """Who is asked: its pipeline, and what its stages cost by themselves afterwards, in figures and in words."""
+    """The pipeline that is asked, and the measurement of its stages, as figures and as a line of text."""
 
     name: str
     pipeline: MossSpeechBackend | LoadedCascade
@@ -117,22 +118,24 @@ def run(
 def demonstrate(
     load: Callable[[], DemoSubject], wav: Path | None, microphone: float | None, out: Path | None
 ) -> dict[str, Any]:
-    """The same for anybody who can be asked."""
+    """Ask any subject, print and return the figures; with `out`, write the reply."""
     question, expected = _question(wav, microphone)
     if not question.samples.any():
         raise InputError("the question is silent; is the microphone on, is it the right file?")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     subject = load()
-    _say(f"{subject.name} loaded in {time.perf_counter() - begun:.1f} s; asking {question.seconds:.1f} s of speech …")
-    told, voiced_end = asyncio.run(_ask(subject, question))
-    if told.error is not None:
-        raise InputError(f"no answer came: {told.error}")
-    if told.reason not in ("completed", "max_output_tokens") or "first_sound" not in told.times:
-        raise InputError(f"no answer came ({told.reason or 'nothing was heard as speech'}); is there speech in it?")
-    result = _report(told, voiced_end, subject.costs(question, told), expected)
-    _show(result, subject.cost_line(result), question, told.sound, voiced_end + result["v2v_ms"] / 1e3)
+    _print_line(
+        f"{subject.name} loaded in {time.perf_counter() - started:.1f} s; asking {question.seconds:.1f} s of speech …"
+    )
+    answer, voiced_end = asyncio.run(_ask(subject, question))
+    if answer.error is not None:
+        raise InputError(f"no answer came: {answer.error}")
+    if answer.reason not in ("completed", "max_output_tokens") or "first_sound" not in answer.times:
+        raise InputError(f"no answer came ({answer.reason or 'nothing was heard as speech'}); is there speech in it?")
+    result = _report(answer, voiced_end, subject.costs(question, answer), expected)
+    _show(result, subject.cost_line(result), question, answer.sound, voiced_end + result["v2v_ms"] / 1e3)
     if out is not None:
-        _write(out, question, told.sound, result)
+        _write(out, question, answer.sound, result)
     return result
 
 
@@ -151,106 +154,106 @@ def _record(seconds: float) -> Sound:
         import sounddevice
     except (ImportError, OSError) as error:
         raise MissingDependencyError("the microphone needs sounddevice: pip install 'vivavoce[microphone]'") from error
-    _say(f"speak now, {seconds:.0f} s …")
-    taken = sounddevice.rec(int(seconds * EAR_RATE), EAR_RATE, channels=1, dtype="float32", blocking=True)
-    return Sound(np.ascontiguousarray(taken[:, 0]), EAR_RATE)
+    _print_line(f"speak now, {seconds:.0f} s …")
+    recorded = sounddevice.rec(int(seconds * EAR_RATE), EAR_RATE, channels=1, dtype="float32", blocking=True)
+    return Sound(np.ascontiguousarray(recorded[:, 0]), EAR_RATE)
 
 
 async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float]:
-    """Play the question in real time; what came back, and when its last voiced sample was spoken."""
+    """Stream the question in real time; the answer, and the time of the last voiced sample."""
     samples = question.mono().resampled(EAR_RATE).samples[0]
     voiced_end = (np.flatnonzero(np.abs(samples) > QUIET * np.abs(samples).max())[-1] + 1) / EAR_RATE
     turn = TurnSettings(silence_duration_ms=TURN_SILENCE_MS)
     settings = replace(subject.settings, transcribe_input=True, turn=turn)
     pipeline = subject.pipeline
-    told = DemoResult(rate=pipeline.output_rate)
+    answer = DemoResult(rate=pipeline.output_rate)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(pipeline)
         await (pipeline.warm_up(settings) if isinstance(pipeline, LoadedCascade) else pipeline.warm_up())
         stack.enter_context(frozen_heap())
         options = DialogueOptions(transcriber=pipeline.words)
         conversation = LiveConversation(pipeline, settings, options, input_rate=EAR_RATE)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         over = asyncio.Event()
 
         async def listen() -> None:
             async for event in conversation.events():
-                told.take(event, time.perf_counter() - begun)
-                if told.reason is not None and told.heard:
+                answer.take(event, time.perf_counter() - started)
+                if answer.reason is not None and answer.heard:
                     over.set()
 
         listening = asyncio.create_task(listen())
-        await _play(conversation, samples, begun, over)
+        await _play(conversation, samples, started, over)
         await conversation.close()
         await listening
-    told.player.finish(time.perf_counter() - begun)
-    return told, float(voiced_end)
+    answer.player.finish(time.perf_counter() - started)
+    return answer, float(voiced_end)
 
 
-async def _play(conversation: LiveConversation, samples: Samples, begun: float, over: asyncio.Event) -> None:
-    """The question, then silence, packet by packet at their times, until the reply is over."""
+async def _play(conversation: LiveConversation, samples: Samples, started: float, over: asyncio.Event) -> None:
+    """Send the question, then silence, in packets at the pace of a microphone, until the reply is over."""
     packet = int(PACKET_SECONDS * EAR_RATE)
     number = 0
-    while not over.is_set() and number * PACKET_SECONDS < len(samples) / EAR_RATE + LONGEST_WAIT:
+    while not over.is_set() and number * PACKET_SECONDS < len(samples) / EAR_RATE + MAX_WAIT_SECONDS:
         piece = samples[number * packet : (number + 1) * packet]
         number += 1
-        await asyncio.sleep(max(0.0, begun + number * PACKET_SECONDS - time.perf_counter()))
+        await asyncio.sleep(max(0.0, started + number * PACKET_SECONDS - time.perf_counter()))
         conversation.hear(np.pad(piece, (0, packet - len(piece))))
 
 
 @torch.no_grad()
 def _stage_costs(pipeline: MossSpeechBackend, question: Sound) -> dict[str, float]:
-    """What each stage costs by itself, measured on the same question after the conversation."""
+    """The time of each stage by itself, measured on the same question after the conversation."""
     codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
-    begun = time.perf_counter()
+    started = time.perf_counter()
     codes = codec.encode(question)
-    ear = (time.perf_counter() - begun) / max(1, len(codes))
+    encoder = (time.perf_counter() - started) / max(1, len(codes))
     turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes.tolist())]
     sequence = core.open(prompt.rows(turns, "speech"))
     core.step()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     rows = core.complete(sequence, Generation(pipeline.options.sampling, max_new_rows=250))
-    frame = (time.perf_counter() - begun) / len(rows)
+    frame = (time.perf_counter() - started) / len(rows)
     core.close(sequence)
     spoken = torch.tensor(pipeline.model.spoken_codes(rows))
     config = codec.flow.config
     state = codec.start(pipeline.voice_of(None), pipeline.options.left_chunks)
     first = config.chunk + config.lookahead
-    begun = time.perf_counter()
+    started = time.perf_counter()
     sound, state = codec.step(state, spoken[:first])
-    chunk = time.perf_counter() - begun
+    chunk = time.perf_counter() - started
     rest, _ = codec.step(state, spoken[first:], final=True)
     seconds = (len(sound) + len(rest)) / VOICE_RATE
-    voice = time.perf_counter() - begun
+    vocoder = time.perf_counter() - started
     return {
-        "ear_ms_per_frame": ear * 1e3,
+        "ear_ms_per_frame": encoder * 1e3,
         "lm_ms_per_frame": frame * 1e3,
         "first_chunk_ms": chunk * 1e3,
-        "rtf": (frame * len(rows) + voice) / seconds,
+        "rtf": (frame * len(rows) + vocoder) / seconds,
     }
 
 
 def _report(
-    told: DemoResult, voiced_end: float, costs: dict[str, float], about: dict[str, Any] | None
+    answer: DemoResult, voiced_end: float, costs: dict[str, float], about: dict[str, Any] | None
 ) -> dict[str, Any]:
-    after = {name: (moment - voiced_end) * 1e3 for name, moment in told.times.items()}
+    after = {name: (moment - voiced_end) * 1e3 for name, moment in answer.times.items()}
     return {
-        "heard": told.heard,
-        "said": told.said.strip(),
+        "heard": answer.heard,
+        "said": answer.said.strip(),
         "expected": None if about is None else {"heard": about["text"], "said": about["reply"]},
         "turn_end_ms": after.get("turn_end", 0.0),
         "first_sound_ms": after["first_sound"],
         "v2v_ms": after.get("first_voice", after["first_sound"]),
-        "seconds_of_speech": told.sound.seconds,
-        "underruns": told.player.underruns,
+        "seconds_of_speech": answer.sound.seconds,
+        "underruns": answer.player.underruns,
         **costs,
     }
 
 
 def _cost_line(result: dict[str, Any]) -> str:
     return (
-        f"cost: ear {result['ear_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms a frame of "
-        f"80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
+        f"cost: encoder {result['ear_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms "
+        f"a frame of 80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
     )
 
 
@@ -258,22 +261,22 @@ def _show(result: dict[str, Any], cost_line: str, question: Sound, reply: Sound,
     expected = result["expected"]
     asked = "" if expected is None else f"  [dim](asked: {expected['heard']})[/dim]"
     right = "" if expected is None else f"  [dim](right: {expected['said']})[/dim]"
-    _say(f"heard: {result['heard']}{asked}")
-    _say(f"said:  {result['said']}{right}")
-    _say(
+    _print_line(f"heard: {result['heard']}{asked}")
+    _print_line(f"said:  {result['said']}{right}")
+    _print_line(
         f"after the last voiced sample: end of turn {result['turn_end_ms']:.0f} ms, first sound "
         f"{result['first_sound_ms']:.0f} ms, V2V {result['v2v_ms']:.0f} ms; {result['underruns']} underruns"
     )
-    _say(cost_line)
+    _print_line(cost_line)
     columns = 72
     seconds = max(question.seconds, reply_begins + reply.seconds)
-    _say("you    " + _bars(question, 0.0, seconds, columns), markup=False)
-    _say("reply  " + _bars(reply, reply_begins, seconds, columns), markup=False)
-    _say(f"       0 s{f'{seconds:.1f} s':>{columns - 3}}", markup=False)
+    _print_line("you    " + _bars(question, 0.0, seconds, columns), markup=False)
+    _print_line("reply  " + _bars(reply, reply_begins, seconds, columns), markup=False)
+    _print_line(f"       0 s{f'{seconds:.1f} s':>{columns - 3}}", markup=False)
 
 
 def _bars(sound: Sound, begins: float, seconds: float, columns: int) -> str:
-    """Loudness over time, a character a step."""
+    """Loudness over time, one character a step."""
     samples = sound.mono().samples[0]
     edges = (np.linspace(0, seconds, columns + 1) - begins) * sound.rate
     levels = []
@@ -289,10 +292,8 @@ def _write(out: Path, question: Sound, reply: Sound, result: dict[str, Any]) -> 
     write(out / "question.wav", question)
     write(out / "reply.wav", reply)
     (out / "demo.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf8")
-    _say(f"question, reply and figures are in {out}")
+    _print_line(f"question, reply and figures are in {out}")
 
 
-def _say(line: str, markup: bool = True) -> None:
-    from rich.console import Console
-
+def _print_line(line: str, markup: bool = True) -> None:
     Console(soft_wrap=True).print(f"• {line}" if markup else line, highlight=False, markup=markup)

@@ -1,4 +1,4 @@
-"""`viva demo --cascade`: the same question to an ear, a chat model and a voice in a row, with the same figures."""
+"""`viva demo --cascade`: the same question to a recogniser, a chat model and a TTS model, with the same figures."""
 
 import asyncio
 import time
@@ -44,61 +44,63 @@ def run(
     def load() -> DemoSubject:
         cascade = load_cascade(chosen, device)
         if not (isinstance(cascade.ear, LocalRecogniser) and isinstance(cascade.voice, TTSSynthesiser)):
-            raise InputError("a demo measures each part where it is; name models for ear and voice, not addresses")
+            raise InputError(
+                "the demo measures each part in this process; name models for recogniser and TTS, not addresses"
+            )
         name = f"{chosen.asr} → {chosen.chat} → {chosen.tts}"
 
-        def costs(question: Sound, told: DemoResult) -> dict[str, float]:
-            return _stage_costs(cascade, question, told)
+        def costs(question: Sound, answer: DemoResult) -> dict[str, float]:
+            return _stage_costs(cascade, question, answer)
 
         return DemoSubject(name, cascade, costs, _cost_line, settings)
 
     return demonstrate(load, wav, microphone, out)
 
 
-def _stage_costs(cascade: LoadedCascade, question: Sound, told: DemoResult) -> dict[str, float]:
-    """What each stage costs by itself, measured on the same question after the conversation."""
+def _stage_costs(cascade: LoadedCascade, question: Sound, answer: DemoResult) -> dict[str, float]:
+    """The time of each stage by itself, measured on the same question after the conversation."""
     assert isinstance(cascade.ear, LocalRecogniser)
     assert isinstance(cascade.voice, TTSSynthesiser)
     samples = torch.from_numpy(question.mono().resampled(cascade.input_rate).samples[0])
-    begun = time.perf_counter()
+    started = time.perf_counter()
     list(
         cascade.ear.listener.segments(
             samples, TranscriptionOptions(padding="trim", timestamps=False, temperatures=(0.0,))
         )
     )
-    ear = time.perf_counter() - begun
-    first_words, thinking = asyncio.run(_thinking(cascade.chat, told.heard))
-    begun = time.perf_counter()
+    recogniser = time.perf_counter() - started
+    first_words, chat = asyncio.run(_chat_times(cascade.chat, answer.heard))
+    started = time.perf_counter()
     first_sound, seconds = 0.0, 0.0
-    for piece in cascade.voice.speaker.stream(told.said or "Yes."):
-        first_sound = first_sound or time.perf_counter() - begun
+    for piece in cascade.voice.speaker.stream(answer.said or "Yes."):
+        first_sound = first_sound or time.perf_counter() - started
         seconds += piece.shape[-1] / cascade.output_rate
-    voice = time.perf_counter() - begun
+    tts = time.perf_counter() - started
     return {
-        "ear_ms": ear * 1e3,
+        "ear_ms": recogniser * 1e3,
         "first_words_ms": first_words * 1e3,
         "first_piece_ms": first_sound * 1e3,
-        "rtf": (thinking + voice) / seconds,
+        "rtf": (chat + tts) / seconds,
     }
 
 
-async def _thinking(chat: ChatModel, heard: str) -> tuple[float, float]:
-    """Seconds to the first words of a reply and to its last, with the instructions read before."""
+async def _chat_times(chat: ChatModel, heard: str) -> tuple[float, float]:
+    """Seconds to the first text of a reply and to its end, with the instructions prefilled."""
     messages = [{"role": "system", "content": FRONT_DESK}, {"role": "user", "content": heard}]
     async with AsyncExitStack() as stack:
         if isinstance(chat, LocalChat):  # its thread has ended with the conversation
             local = await stack.enter_async_context(LocalChat(chat.core, chat.tokenizer, chat.options))
             await local.read(messages[:1])
             chat = local
-        begun, first = time.perf_counter(), 0.0
+        started, first = time.perf_counter(), 0.0
         async for piece in chat.reply(messages, ConversationSettings()):
             if isinstance(piece, ChatText):
-                first = first or time.perf_counter() - begun
-        return first, time.perf_counter() - begun
+                first = first or time.perf_counter() - started
+        return first, time.perf_counter() - started
 
 
 def _cost_line(result: dict[str, Any]) -> str:
     return (
-        f"cost: ear {result['ear_ms']:.0f} ms a turn, first words {result['first_words_ms']:.0f} ms, "
+        f"cost: recogniser {result['ear_ms']:.0f} ms a turn, first words {result['first_words_ms']:.0f} ms, "
         f"first piece of sound {result['first_piece_ms']:.0f} ms; RTF {result['rtf']:.2f}"
     )

@@ -1,12 +1,13 @@
-"""`viva models …`."""
+"""`viva models …` and `viva verify`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from vivavoce.cli.options import Json, ModelName, Offline, gigabytes, print_json, table
+from vivavoce.cli.options import Json, ModelName, Offline, gigabytes, made_folder, print_json, progress_to, table
 from vivavoce.errors import VivaError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="The models that can be run: list, 
 
 @app.command("list")
 def models_list(as_json: Json = False) -> None:
-    """The models that are known, which of them are here, and where."""
+    """List the known models, and where those on this machine are."""
     from vivavoce import hub
 
     local = hub.local_models()
@@ -27,9 +28,9 @@ def models_list(as_json: Json = False) -> None:
         return
     listed = table("Models", "model", "what", "size", "here")
     for model in hub.KNOWN:
-        places = [found for found in local if found.name in (model.name, *model.mirrors)]
-        here = "\n".join(f"{found.path}{' (not whole)' if found.missing else ''}" for found in places)
-        listed.add_row(model.name, model.what, gigabytes(model.bytes), here or "no")
+        copies = [found for found in local if found.name in (model.name, *model.mirrors)]
+        paths = "\n".join(f"{found.path}{' (not whole)' if found.missing else ''}" for found in copies)
+        listed.add_row(model.name, model.what, gigabytes(model.bytes), paths or "no")
     for found in local:
         if found.source == "bundled":
             listed.add_row(found.name, "bundled", "", str(found.path))
@@ -45,7 +46,7 @@ def models_fetch(
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch a model, or go on with a fetch that was cut short, and check it."""
+    """Fetch a model, or continue an interrupted fetch, and check it."""
     from vivavoce import hub
 
     path = hub.resolve(name, revision, offline=offline or None)
@@ -54,7 +55,7 @@ def models_fetch(
 
 @app.command("check")
 def models_check(name: ModelName, as_json: Json = False) -> None:
-    """Whether a model on this machine is whole; nothing is fetched."""
+    """Check whether a model on this machine is complete; nothing is fetched."""
     from vivavoce import hub
 
     path = hub.resolve(name, offline=True)
@@ -77,3 +78,43 @@ def _report_check(name: str, report: "CheckReport", as_json: bool) -> None:
         raise VivaError(
             f"{report.path}: {len(report.problems)} of its files are damaged or missing; fetch {name} again"
         )
+
+
+def report_path(context: typer.Context, out: Path | None) -> Path | None:
+    """The path of the report; its folder is created before anything is run."""
+    if out is not None and out.suffix == ".json":
+        made_folder(context, out.parent)
+        if out.is_dir():
+            raise typer.BadParameter(f"{out} is a folder; name a file, or a folder without .json at its end")
+        return out
+    return made_folder(context, out)
+
+
+def verify(
+    model: ModelName,
+    devices: Annotated[str, typer.Option(help="Separated by commas: cpu, cuda, cuda:1, npu, mps.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Of the devices: auto, float32, bfloat16, float16 or int8.")] = "auto",
+    text: Annotated[str | None, typer.Option(help="The text, where the model speaks.")] = None,
+    voice: Annotated[
+        str | None, typer.Option(help="A voice by name, or a recording to speak like or to transcribe.")
+    ] = None,
+    skip_absent: Annotated[
+        bool, typer.Option("--skip-absent", help="Devices that this machine lacks do not fail.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="report.json; a plot goes beside it.", callback=report_path),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a model on each device with the CPU in float32; the exit status is the verdict."""
+    with progress_to(as_json):
+        from vivavoce.bench.verify import run
+        from vivavoce.bench.verify_subjects import TEXT, Question
+
+        names = [name.strip() for name in devices.split(",") if name.strip()]
+        result = run(model, names, dtype, Question(text or TEXT, voice), skip_absent, out)
+    if as_json:
+        print_json(result)
+    if not result["passed"]:
+        raise typer.Exit(1)

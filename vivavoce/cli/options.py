@@ -1,4 +1,4 @@
-"""What many commands share: their options, and how they print."""
+"""Options and printing that the commands share."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from rich.table import Table
 
 
 class ShapeOption(StrEnum):
-    """How large a model a benchmark builds."""
+    """The size of the model that a benchmark builds."""
 
     true = "true"
     small = "small"
@@ -53,7 +53,7 @@ ModelName = Annotated[
 
 
 def made_folder(context: typer.Context, folder: Path | None) -> Path | None:
-    """The folder, made now: nobody should measure for minutes and then have no place for it."""
+    """Create the folder when options are parsed, so that a long command does not fail at its end."""
     if folder is not None and not context.resilient_parsing:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def made_folder(context: typer.Context, folder: Path | None) -> Path | None:
 
 
 def progress_to(as_json: bool) -> AbstractContextManager[object]:
-    """What is printed meanwhile goes to stdout, or to stderr where stdout holds the JSON and nothing else."""
+    """Progress goes to stdout, or to stderr where stdout holds only the JSON."""
     return redirect_stdout(sys.stderr if as_json else sys.stdout)
 
 

@@ -1,5 +1,6 @@
-"""`viva quantize`."""
+"""`viva quantize`: quantised models, their sensitivity scan, report and memory plan."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,9 +23,9 @@ def quantize(
         str, typer.Option(help="fp16, bf16, int8-dynamic, int8-static, int8-weight, int4-weight, fp8 or qat.")
     ] = "int8-dynamic",
     out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the quantised model.")] = None,
-    parts: Annotated[list[str] | None, typer.Option(help="Parts to round, such as lm or flow.")] = None,
+    parts: Annotated[list[str] | None, typer.Option(help="Parts to quantise, such as lm or flow.")] = None,
     keep: Annotated[list[str] | None, typer.Option(help="Pattern of tensors to leave as they are.")] = None,
-    also: Annotated[list[str] | None, typer.Option(help="Pattern of tensors to round too.")] = None,
+    also: Annotated[list[str] | None, typer.Option(help="Pattern of tensors to quantise too.")] = None,
     eight_bits: Annotated[list[str] | None, typer.Option(help="Pattern of tensors not to take below 8 bits.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="Recordings, or a .jsonl of audio and text.")] = None,
     items: Annotated[int, typer.Option(min=1, help="Items of it to use.")] = 12,
@@ -38,79 +39,117 @@ def quantize(
     steps: Annotated[int, typer.Option(min=1, help="Of fine-tuning, for qat.")] = 300,
     scan: Annotated[
         Path | None,
-        typer.Option(file_okay=False, callback=made_folder, help="Only tell which layers hurt most, into this folder."),
+        typer.Option(
+            file_okay=False, callback=made_folder, help="Only measure the sensitivity of the layers, into this folder."
+        ),
     ] = None,
     report: Annotated[
         Path | None,
         typer.Option(file_okay=False, callback=made_folder, help="Compare with float into this folder afterwards."),
     ] = None,
     moonshine: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to hear sounds with.")
+        Path | None,
+        typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to transcribe the audio with."),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check a quantised folder against its manifest.")] = False,
     plan: Annotated[
-        str | None, typer.Option(help="Only tell what MOSS-Speech takes on a card of this memory, such as 24GB.")
+        str | None, typer.Option(help="Only print what MOSS-Speech needs on a card of this memory, such as 24GB.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it exists.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a model smaller, and tell in numbers and sounds what that cost."""
+    """Quantise a model, and report in figures and recordings what that costs."""
     with progress_to(as_json):
-        from vivavoce.quant.manifest import verify as check
-        from vivavoce.quant.plan import byte_count
-        from vivavoce.quant.qat import FineTuning
-        from vivavoce.quant.run import Wishes, quantize, sensitivity
-
-        result: Any
         if plan is not None:
-            from vivavoce.quant.plan import plan as fits
-
-            found = fits(byte_count(plan))
-            _print_plan(plan, found)
-            result = [asdict(fit) for fit in found]
+            result: Any = _plan(plan)
         elif model is None:
             raise InputError("name a model to quantise, such as mini-speech, or ask for --plan 24GB")
         elif verify:
-            result = asdict(check(Path(model)))
-            Console().print(f"[green]whole[/green] {model}: {result['method']} of a {result['kind']} model")
+            result = _verify(model)
         else:
-            wishes = Wishes(
-                parts or (), keep or (), also or (), eight_bits or (), calibration, items, observer,
-                None if budget is None else byte_count(budget), max_drop, FineTuning(steps), overwrite,
-            )  # fmt: skip
-            if scan is not None:
-                result = sensitivity(model, scan, wishes)
-                _print_costs(result)
-            else:
-                if out is None:
-                    raise InputError("say where the quantised model goes: --out FOLDER")
-                manifest = quantize(model, method, out, wishes)
-                result = asdict(manifest)
-                _print_manifest(result, out)
-                if report is not None:
-                    result |= {"report": _report(model, out, report, wishes, moonshine)}
+            patterns = (parts or (), keep or (), also or (), eight_bits or ())
+            options = _options(patterns, calibration, items, observer, budget, max_drop, steps, overwrite)
+            result = _quantize(model, method, out, options, scan, report, moonshine)
     if as_json:
         print_json(result)
 
 
-def _report(model: str, out: Path, folder: Path, wishes: Any, moonshine: Path | None) -> Any:
+def _options(
+    patterns: tuple[Sequence[str], Sequence[str], Sequence[str], Sequence[str]],
+    calibration: Path | None,
+    items: int,
+    observer: str,
+    budget: str | None,
+    max_drop: float | None,
+    steps: int,
+    overwrite: bool,
+) -> Any:
+    from vivavoce.quant.plan import byte_count
+    from vivavoce.quant.qat import FineTuning
+    from vivavoce.quant.run import Wishes
+
+    size = None if budget is None else byte_count(budget)
+    return Wishes(*patterns, calibration, items, observer, size, max_drop, FineTuning(steps), overwrite)
+
+
+def _quantize(
+    model: str,
+    method: str,
+    out: Path | None,
+    options: Any,
+    scan: Path | None,
+    report: Path | None,
+    moonshine: Path | None,
+) -> Any:
+    """Write the quantised model and, where a folder is given, its report; or only scan the layers."""
+    from vivavoce.quant.run import quantize, sensitivity
+
+    if scan is not None:
+        costs = sensitivity(model, scan, options)
+        _print_costs(costs)
+        return costs
+    if out is None:
+        raise InputError("say where the quantised model goes: --out FOLDER")
+    result = asdict(quantize(model, method, out, options))
+    _print_manifest(result, out)
+    return result if report is None else result | {"report": _report(model, out, report, options, moonshine)}
+
+
+def _verify(folder: str) -> dict[str, Any]:
+    from vivavoce.quant.manifest import verify as check
+
+    manifest = asdict(check(Path(folder)))
+    Console().print(f"[green]whole[/green] {folder}: {manifest['method']} of a {manifest['kind']} model")
+    return manifest
+
+
+def _plan(memory: str) -> list[dict[str, Any]]:
+    from vivavoce.quant.plan import byte_count
+    from vivavoce.quant.plan import plan as fits
+
+    found = fits(byte_count(memory))
+    _print_plan(memory, found)
+    return [asdict(fit) for fit in found]
+
+
+def _report(model: str, out: Path, folder: Path, options: Any, moonshine: Path | None) -> Any:
     from vivavoce import hub
     from vivavoce.quant.manifest import Manifest
     from vivavoce.quant.report import write_report
     from vivavoce.quant.run import speech_for
 
-    speech = speech_for(Manifest.read(out).kind, wishes)
+    speech = speech_for(Manifest.read(out).kind, options)
     figures = write_report(hub.resolve(model), out, folder, speech, moonshine)
     Console(soft_wrap=True, highlight=False).print(f"{figures['verdict']}\n→ {folder / 'report.md'}")
     return figures
 
 
-def _print_manifest(made: dict[str, Any], out: Path) -> None:
-    kept = ", ".join(f"{count} as {scheme}" for scheme, count in made["tensors"].items())
-    before, after = gigabytes(made["bytes_before"]), gigabytes(made["bytes_after"])
-    Console(soft_wrap=True, highlight=False).print(f"{out}: {kept}; {before} → {after}")
-    if made["training"] is not None:
-        training = made["training"]
+def _print_manifest(manifest: dict[str, Any], out: Path) -> None:
+    counts = ", ".join(f"{count} as {scheme}" for scheme, count in manifest["tensors"].items())
+    before, after = gigabytes(manifest["bytes_before"]), gigabytes(manifest["bytes_after"])
+    Console(soft_wrap=True, highlight=False).print(f"{out}: {counts}; {before} → {after}")
+    if manifest["training"] is not None:
+        training = manifest["training"]
         Console(soft_wrap=True, highlight=False).print(
             f"divergence on held-out replies {training['divergence_before']:.5f} → {training['divergence_after']:.5f}"
         )

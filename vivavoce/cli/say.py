@@ -1,8 +1,8 @@
-"""`viva say` and `viva voices …`."""
+"""`viva say` and `viva voices …`: speech synthesis, and the voices stored on this machine."""
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from vivavoce.tts.output import SoundSink
 
 app = typer.Typer()
-voices = typer.Typer(no_args_is_help=True, help="Voices kept on this machine: add, list and remove them.")
+voices = typer.Typer(no_args_is_help=True, help="Voices stored on this machine: add, list and remove them.")
 app.add_typer(voices, name="voices")
 
 SpeechModelName = Annotated[
     str, typer.Option("--model", help="Bundled name, folder or hub id.", autocompletion=complete_model)
 ]
-VoiceFolder = Annotated[Path | None, typer.Option("--voices", file_okay=False, help="Another folder of kept voices.")]
+VoiceFolder = Annotated[Path | None, typer.Option("--voices", file_okay=False, help="Another folder of stored voices.")]
 STANDARD_STREAM = "-"
 SHORTEST_LETTER = 0.02  # seconds, of the fastest speaker
 
@@ -48,10 +48,10 @@ def say(
     ] = None,
     mono: Annotated[bool, typer.Option("--mono", help="One channel.")] = False,
     continues: Annotated[
-        bool, typer.Option("--continue", help="Go on from the voice's recording; its words must be kept with it.")
+        bool, typer.Option("--continue", help="Continue the voice's recording; its transcript must be stored with it.")
     ] = False,
     instructions: Annotated[
-        str, typer.Option(help="How to say it, for models that can be told: happy, sichuan, or in your own words.")
+        str, typer.Option(help="Speaking style, for models that take one: happy, sichuan, or in your own words.")
     ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another take.")] = 0,
     model: SpeechModelName = "mini-tts",
@@ -60,50 +60,68 @@ def say(
     device: DeviceSpec = "auto",
     as_json: Json = False,
 ) -> None:
-    """Say a text: its sound goes to a file, to standard output or to the loudspeaker from the first frame on."""
+    """Speak a text: to a file, to standard output or to the loudspeaker, streamed from the first frame on."""
     from vivavoce.tts.frame_model import FrameTTS
     from vivavoce.tts.interface import SpeakingStyle, open_speech_model, read_text
     from vivavoce.tts.output import shaped
-    from vivavoce.tts.style import told as told_to
+    from vivavoce.tts.style import told as directed
     from vivavoce.tts.voices import VoiceStore
 
-    wanted = read_text(text, file, sys.stdin.buffer.read)
-    started = time.monotonic()
-    speaks = open_speech_model(model, device, dtype)
+    words = read_text(text, file, sys.stdin.buffer.read)
+    clock = SpeechClock()
+    tts = open_speech_model(model, device, dtype)
     if voice_folder is not None:
-        speaks.shelf = VoiceStore(speaks.shelf.built_in, voice_folder)
-    tuned = ExitStack()
-    if isinstance(speaks, FrameTTS):
-        speaks.warm_up()
-        tuned.enter_context(speaks.tuned_threads())
-    loaded = time.monotonic()
-    at, channels = rate or speaks.rate, 1 if mono else speaks.channels
-    manner = told_to(speaks, instructions, SpeakingStyle(speed, pause, seed, continues=continues))
-    pieces = shaped(speaks.stream(wanted, _voice(voice, speaks), manner), speaks.channels, speaks.rate, at, mono)
-    target, first, samples = _target(out, format, at, channels), None, 0
-    try:
-        for piece in pieces:
-            first = first or time.monotonic()
-            samples += piece.shape[1]
-            target.write(piece)
-    finally:
-        target.close()
-        tuned.close()
-    seconds, ended = samples / at, time.monotonic()
-    told = {
-        "seconds": seconds, "rate": at, "channels": channels, "load_seconds": loaded - started,
-        "first_sound_seconds": (first or ended) - loaded, "real_time_factor": (ended - loaded) / max(seconds, 1e-9),
-    }  # fmt: skip
-    if as_json and out != STANDARD_STREAM:
-        print_json(told)
-    else:
-        Console(stderr=True, highlight=False).print(
-            f"{seconds:.2f} s at {at} Hz, first sound after {told['first_sound_seconds'] * 1e3:.0f} ms, "
-            f"RTF {told['real_time_factor']:.2f}"
-        )
-    if seconds * speed < SHORTEST_LETTER * len(wanted):
-        words = "; --continue needs the very words of the recording" if continues else ""
-        Console(stderr=True, highlight=False).print(f"→ too short to be all of the text: try another --seed{words}")
+        tts.shelf = VoiceStore(tts.shelf.built_in, voice_folder)
+    with ExitStack() as stack:
+        if isinstance(tts, FrameTTS):
+            tts.warm_up()
+            stack.enter_context(tts.tuned_threads())
+        clock.loaded = time.monotonic()
+        out_rate, channels = rate or tts.rate, 1 if mono else tts.channels
+        style = directed(tts, instructions, SpeakingStyle(speed, pause, seed, continues=continues))
+        chunks = shaped(tts.stream(words, _voice(voice, tts), style), tts.channels, tts.rate, out_rate, mono)
+        target = stack.enter_context(closing(_target(out, format, out_rate, channels)))
+        for chunk in chunks:
+            clock.wrote(chunk.shape[1])
+            target.write(chunk)
+    figures = clock.figures(out_rate, channels)
+    _report(figures, as_json and out != STANDARD_STREAM)
+    if figures["seconds"] * speed < SHORTEST_LETTER * len(words):
+        hint = "; --continue needs the very words of the recording" if continues else ""
+        Console(stderr=True, highlight=False).print(f"→ too short to be all of the text: try another --seed{hint}")
+
+
+class SpeechClock:
+    """Times and samples of one synthesis."""
+
+    def __init__(self) -> None:
+        self.started = self.loaded = time.monotonic()
+        self._first: float | None = None
+        self._samples = 0
+
+    def wrote(self, samples: int) -> None:
+        """Note that samples are ready to be written."""
+        self._first = self._first or time.monotonic()
+        self._samples += samples
+
+    def figures(self, rate: int, channels: int) -> dict[str, float]:
+        """The figures that `viva say` prints, at the end of the synthesis."""
+        seconds, ended = self._samples / rate, time.monotonic()
+        return {
+            "seconds": seconds, "rate": rate, "channels": channels, "load_seconds": self.loaded - self.started,
+            "first_sound_seconds": (self._first or ended) - self.loaded,
+            "real_time_factor": (ended - self.loaded) / max(seconds, 1e-9),
+        }  # fmt: skip
+
+
+def _report(figures: dict[str, float], as_json: bool) -> None:
+    if as_json:
+        print_json(figures)
+        return
+    Console(stderr=True, highlight=False).print(
+        f"{figures['seconds']:.2f} s at {figures['rate']} Hz, first sound after "
+        f"{figures['first_sound_seconds'] * 1e3:.0f} ms, RTF {figures['real_time_factor']:.2f}"
+    )
 
 
 def _target(out: str | None, format: str | None, rate: int, channels: int) -> "SoundSink":
@@ -117,9 +135,9 @@ def _target(out: str | None, format: str | None, rate: int, channels: int) -> "S
     return sink(file, format or file.suffix.removeprefix(".").lower() or "wav", rate, channels)
 
 
-def _voice(given: str | None, speaks: "SpeechModel") -> "str | Sound | None":
-    """A kept voice's name, or the sound of a recording."""
-    if given is None or given in speaks.shelf or not Path(given).is_file():
+def _voice(given: str | None, tts: "SpeechModel") -> "str | Sound | None":
+    """A stored voice's name, or the audio of a recording."""
+    if given is None or given in tts.shelf or not Path(given).is_file():
         return given
     from vivavoce.audio.io import read
 
@@ -142,7 +160,7 @@ def voices_add(
     device: DeviceSpec = "auto",
     as_json: Json = False,
 ) -> None:
-    """Keep a voice of a recording; any model here can speak with it then."""
+    """Store a voice made of a recording; any model on this machine can then use it."""
     from vivavoce.audio.io import read
     from vivavoce.tts.interface import open_speech_model
     from vivavoce.tts.voices import VoiceStore
@@ -150,38 +168,38 @@ def voices_add(
     file = recording or wav
     if file is None or (recording and wav):
         raise InputError("a voice is made of one recording; give it as FILE or with --wav")
-    speaks = open_speech_model(model, device)
+    tts = open_speech_model(model, device)
     if voice_folder is not None:
-        speaks.shelf = VoiceStore(speaks.shelf.built_in, voice_folder)
-    kept = speaks.add_voice(name, read(file, mono=False), consent, text)
+        tts.shelf = VoiceStore(tts.shelf.built_in, voice_folder)
+    stored = tts.add_voice(name, read(file, mono=False), consent, text)
     if as_json:
-        print_json({"name": kept.name, "frames": len(kept.codes), "consent": kept.consent, "text": kept.text})
+        print_json({"name": stored.name, "frames": len(stored.codes), "consent": stored.consent, "text": stored.text})
         return
-    Console(highlight=False).print(f"{escape(name)} is kept in {escape(str(speaks.shelf.folder))}")
+    Console(highlight=False).print(f"{escape(name)} is kept in {escape(str(tts.shelf.folder))}")
     if not consent:
         Console(stderr=True).print("→ note the speaker's agreement with --consent: nobody's voice without their word")
 
 
 @voices.command("list")
 def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None:
-    """The voices that were added here, and who agreed to what."""
+    """List the voices that were added, with the consent of their speakers."""
     from vivavoce.tts.voices import VoiceStore
 
-    shelf = VoiceStore(folder=voice_folder)
-    kept = [shelf.get(name) for name in shelf.names()]
+    store = VoiceStore(folder=voice_folder)
+    stored = [store.get(name) for name in store.names()]
     if as_json:
         columns = ("name", "codec", "consent", "created", "text")
-        print_json([{column: getattr(voice, column) for column in columns} for voice in kept])
+        print_json([{column: getattr(voice, column) for column in columns} for voice in stored])
         return
-    listed = table(f"Voices in {shelf.folder}", "voice", "added", "consent", "says")
-    for voice in kept:
+    listed = table(f"Voices in {store.folder}", "voice", "added", "consent", "says")
+    for voice in stored:
         listed.add_row(voice.name, time.strftime("%Y-%m-%d", time.localtime(voice.created)), voice.consent, voice.text)
     Console().print(listed)
 
 
 @voices.command("remove")
 def voices_remove(name: str, voice_folder: VoiceFolder = None) -> None:
-    """Forget a voice and its recording."""
+    """Remove a voice and its recording."""
     from vivavoce.tts.voices import VoiceStore
 
     VoiceStore(folder=voice_folder).remove(name)

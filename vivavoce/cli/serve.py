@@ -2,17 +2,27 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from vivavoce.cli.options import complete_device, complete_model, print_json
 from vivavoce.log import configure
-from vivavoce.runtime import event_loop as quick_loop
+
+if TYPE_CHECKING:
+    from vivavoce.server.hosting import ServingOptions
 
 MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
+SERVING_FLAGS = (  # flags with the names of `ServingOptions`
+    *("model", "codec", "voice", "device", "instructions", "chat", "chat_model", "chat_key", "asr", "tts"),
+    *("asr_backend", "asr_gate", "audio_only", "smart_turn"),
+)
+SERVER_FLAGS = (  # flags with the names of `ServerOptions`
+    *("host", "port", "max_sessions", "idle_seconds", "resume_seconds"),
+    *("log_level", "log_format", "log_content"),
+)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", dir_okay=False, help="A TOML or YAML file; flags override it.")
@@ -36,7 +46,7 @@ Chat = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=MODELS,
-        help="Serve a cascade that thinks with this: an address such as http://localhost:11434/v1, smollm2, a .gguf "
+        help="Serve a cascade with this chat model: an address such as http://localhost:11434/v1, smollm2, a .gguf "
         "file or a folder.",
     ),
 ]
@@ -49,7 +59,7 @@ Asr = Annotated[
     typer.Option(
         rich_help_panel=MODELS,
         autocompletion=complete_model,
-        help="A recogniser: the cascade's ear (default mini-asr; may be an address), and /v1/audio/transcriptions.",
+        help="A recogniser, of the cascade (default mini-asr; may be an address) and of /v1/audio/transcriptions.",
     ),
 ]
 AsrGate = Annotated[
@@ -69,7 +79,7 @@ Tts = Annotated[
     typer.Option(
         rich_help_panel=MODELS,
         autocompletion=complete_model,
-        help="A text-to-speech model: the cascade's voice (default mini-tts; may be an address), and /v1/audio/speech.",
+        help="A text-to-speech model, of the cascade (default mini-tts; may be an address) and of /v1/audio/speech.",
     ),
 ]
 AudioOnly = Annotated[
@@ -84,18 +94,20 @@ OneDevice = Annotated[
 ]
 Instructions = Annotated[
     str | None,
-    typer.Option(rich_help_panel=MODELS, help="What the model is told first, unless a client says; @FILE reads it."),
+    typer.Option(rich_help_panel=MODELS, help="Instructions for clients that send none; @FILE reads them."),
 ]
 Detector = Annotated[str | None, typer.Option(rich_help_panel=TURNS, help="How a turn ends: silence or semantic.")]
 SilenceMs = Annotated[
     int | None, typer.Option(rich_help_panel=TURNS, min=0, help="Silence that ends a turn. Default: 240.")
 ]
 Threshold = Annotated[
-    float | None, typer.Option(rich_help_panel=TURNS, min=0.0, max=1.0, help="Chance that counts as speech: 0.5.")
+    float | None, typer.Option(rich_help_panel=TURNS, min=0.0, max=1.0, help="Probability that counts as speech: 0.5.")
 ]
 KeysAndValues = Annotated[
     str | None,
-    typer.Option("--kv", rich_help_panel=MODELS, help="MOSS-Speech's keys and values: float, or fp8 in half the room."),
+    typer.Option(
+        "--kv", rich_help_panel=MODELS, help="MOSS-Speech's keys and values: float, or fp8 in half the memory."
+    ),
 ]
 Eagerness = Annotated[str | None, typer.Option(rich_help_panel=TURNS, help="Of semantic: low, medium, high or auto.")]
 SmartTurn = Annotated[
@@ -120,12 +132,14 @@ HoldMs = Annotated[
     typer.Option(
         rich_help_panel=MODERATION,
         min=0,
-        help="Sound held back besides; it waits for the check of its words anyway.",
+        help="Audio held back in addition; it waits for the check of its text anyway.",
     ),
 ]
 PassOnFailure = Annotated[
     bool | None,
-    typer.Option("--moderate-pass-on-failure", rich_help_panel=MODERATION, help="Go on where the check fails."),
+    typer.Option(
+        "--moderate-pass-on-failure", rich_help_panel=MODERATION, help="Let replies pass where the check fails."
+    ),
 ]
 Address = Annotated[
     str | None,
@@ -134,17 +148,23 @@ Address = Annotated[
 Port = Annotated[int | None, typer.Option(rich_help_panel=SERVER, min=0, max=65535, help="Default: 8000.")]
 ApiKeys = Annotated[
     list[str] | None,
-    typer.Option(rich_help_panel=SERVER, envvar="VIVA_API_KEY", help="A key clients must show."),
+    typer.Option(rich_help_panel=SERVER, envvar="VIVA_API_KEY", help="A key that clients must send."),
 ]
 Origins = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="A browser origin to admit.")]
 Hosts = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="A name this server is called by.")]
-MostSessions = Annotated[
+MaxSessions = Annotated[
     int | None,
-    typer.Option(rich_help_panel=SERVER, min=1, help="Conversations at once; more are told to come back. Default: 64."),
+    typer.Option(
+        "--max-sessions",
+        "--most-sessions",
+        rich_help_panel=SERVER,
+        min=1,
+        help="Concurrent sessions; more are refused. Default: 64.",
+    ),
 ]
 IdleSeconds = Annotated[float | None, typer.Option(rich_help_panel=SERVER, min=1.0, help="Default: 300.")]
 ResumeSeconds = Annotated[
-    float | None, typer.Option(rich_help_panel=SERVER, min=0.0, help="How long a lost client may come back: 30.")
+    float | None, typer.Option(rich_help_panel=SERVER, min=0.0, help="How long a lost client may reconnect: 30.")
 ]
 IceServers = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="A STUN or TURN address.")]
 LogLevel = Annotated[
@@ -154,12 +174,15 @@ LogFormat = Annotated[str | None, typer.Option(rich_help_panel=SERVER, help="tex
 LogContent = Annotated[bool | None, typer.Option("--log-content", rich_help_panel=SERVER, help="Log what is said.")]
 OnRay = Annotated[bool, typer.Option("--ray", rich_help_panel=SERVER, help="Serve by replicas on Ray.")]
 Replicas = Annotated[
-    int, typer.Option(rich_help_panel=SERVER, min=1, help="With --ray: how many at most; sessions are for each.")
+    int,
+    typer.Option(
+        rich_help_panel=SERVER, min=1, help="With --ray: maximum number of replicas; --max-sessions is for each."
+    ),
 ]
 RayAddress = Annotated[
     str | None, typer.Option(rich_help_panel=SERVER, help="With --ray: a cluster's address. Default: this machine.")
 ]
-Show = Annotated[bool, typer.Option("--show", help="Print what would be served as JSON, load nothing, and leave.")]
+Show = Annotated[bool, typer.Option("--show", help="Print the options as JSON and exit, without loading anything.")]
 
 
 def serve(
@@ -194,7 +217,7 @@ def serve(
     api_key: ApiKeys = None,
     allow_origin: Origins = None,
     allow_host: Hosts = None,
-    most_sessions: MostSessions = None,
+    max_sessions: MaxSessions = None,
     idle_seconds: IdleSeconds = None,
     resume_seconds: ResumeSeconds = None,
     ice_server: IceServers = None,
@@ -207,52 +230,63 @@ def serve(
     show: Show = False,
 ) -> None:
     """Serve conversations over the OpenAI Realtime protocol (WebSocket, WebRTC), with a page to speak to."""
-    from vivavoce.server.hosting import load, read_choices, serve_fleet
-    from vivavoce.server.hosting import serve as run
+    flags = _option_table(locals())
+    from vivavoce.server.hosting import read_serving_options
 
-    semantic = "semantic" if eagerness is not None or smart_turn is not None else None
-    flags = {
-        **{"model": model, "codec": codec, "voice": voice, "device": device, "instructions": instructions},
-        **{"chat": chat, "chat_model": chat_model, "chat_key": chat_key, "asr": asr, "tts": tts},
-        "asr_backend": asr_backend,
-        "asr_gate": asr_gate,
-        "audio_only": audio_only,
-        "smart_turn": smart_turn,
-        "engine": {"kv": kv},
+    options = read_serving_options(config, flags)
+    options.server.check()
+    if show:
+        print_json(_without_secrets(asdict(options)))
+    else:
+        configure(options.server.log_level, options.server.log_format)
+        _run(options, replicas if ray else None, ray_address)
+
+
+def _run(options: "ServingOptions", replicas: int | None, ray_address: str | None) -> None:
+    """Serve in this process, or by replicas on Ray."""
+    from vivavoce.runtime import event_loop
+    from vivavoce.server.hosting import load, serve, serve_fleet
+
+    address = f"http://{options.server.host}:{options.server.port}"
+    if replicas is not None:
+        Console(highlight=False).print(f"a fleet on {address}; Ctrl-C ends it")
+        serve_fleet(options, replicas, ray_address)
+        return
+    options.server.check_address()
+    hosted = load(options)
+    Console(highlight=False).print(f"{hosted.name} on {address} — open it in a browser and speak")
+    event_loop.run(serve(hosted, options.server))
+
+
+def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags of `viva serve` as a table of `ServingOptions`, in which None is not set."""
+    is_semantic = flags["eagerness"] is not None or flags["smart_turn"] is not None
+    return {
+        **{name: flags[name] for name in SERVING_FLAGS},
+        "engine": {"kv": flags["kv"]},
         "turn": {
-            **{"detector": turn or semantic, "silence_duration_ms": silence_ms},
-            **{"threshold": threshold, "eagerness": eagerness},
+            "detector": flags["turn"] or ("semantic" if is_semantic else None),
+            "silence_duration_ms": flags["silence_ms"],
+            "threshold": flags["threshold"],
+            "eagerness": flags["eagerness"],
         },
         "moderation": {
-            **{"words": moderate_words, "regex": moderate_regex or None, "url": moderate_url, "key": moderate_key},
-            **{"hold_ms": moderate_hold_ms, "passes_on_failure": moderate_pass_on_failure},
+            **{name: flags[f"moderate_{name}"] for name in ("words", "url", "key", "hold_ms")},
+            "regex": flags["moderate_regex"] or None,
+            "passes_on_failure": flags["moderate_pass_on_failure"],
         },
         "server": {
-            **{"host": host, "port": port, "api_keys": api_key or None, "allowed_origins": allow_origin or None},
-            **{"allowed_hosts": allow_host or None, "most_sessions": most_sessions, "idle_seconds": idle_seconds},
-            **{"resume_seconds": resume_seconds, "ice_servers": ice_server or None, "log_content": log_content},
-            **{"log_level": log_level, "log_format": log_format},
+            **{name: flags[name] for name in SERVER_FLAGS},
+            "api_keys": flags["api_key"] or None,
+            "allowed_origins": flags["allow_origin"] or None,
+            "allowed_hosts": flags["allow_host"] or None,
+            "ice_servers": flags["ice_server"] or None,
         },
     }
-    choices = read_choices(config, flags)
-    choices.server.check()
-    if show:
-        print_json(_without_secrets(asdict(choices)))
-        return
-    configure(choices.server.log_level, choices.server.log_format)
-    address = f"http://{choices.server.host}:{choices.server.port}"
-    if ray:
-        Console(highlight=False).print(f"a fleet on {address}; Ctrl-C ends it")
-        serve_fleet(choices, replicas, ray_address)
-        return
-    choices.server.check_address()
-    hosted = load(choices)
-    Console(highlight=False).print(f"{hosted.name} on {address} — open it in a browser and speak")
-    quick_loop.run(run(hosted, choices.server))
 
 
-def _without_secrets(choices: dict[str, Any]) -> dict[str, Any]:
-    choices["chat_key"] = choices["chat_key"] and HIDDEN
-    choices["moderation"]["key"] = choices["moderation"]["key"] and HIDDEN
-    choices["server"]["api_keys"] = [HIDDEN for _ in choices["server"]["api_keys"]]
-    return choices
+def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
+    options["chat_key"] = options["chat_key"] and HIDDEN
+    options["moderation"]["key"] = options["moderation"]["key"] and HIDDEN
+    options["server"]["api_keys"] = [HIDDEN for _ in options["server"]["api_keys"]]
+    return options

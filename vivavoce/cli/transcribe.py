@@ -1,4 +1,4 @@
-"""`viva transcribe FILE…`: what is said in files, folders or standard input, written down."""
+"""`viva transcribe FILE…`: transcripts of files, folders or standard input."""
 
 import sys
 import time
@@ -26,7 +26,7 @@ SOUND_ENDINGS = frozenset(
 
 
 class Format(StrEnum):
-    """How a transcript is written."""
+    """The format of a transcript."""
 
     text = "text"
     json = "json"
@@ -36,7 +36,7 @@ class Format(StrEnum):
 
 
 class BackendChoice(StrEnum):
-    """Who transcribes."""
+    """The implementation that transcribes."""
 
     auto = "auto"
     ours = "ours"
@@ -49,72 +49,72 @@ def transcribe(
     model: Annotated[
         str, typer.Option(help="Bundled name, folder, OpenAI's .pt file or hub id.", autocompletion=complete_model)
     ] = "mini-asr",
-    backend: Annotated[BackendChoice, typer.Option(help="Who transcribes.")] = BackendChoice.auto,
-    language: Annotated[str | None, typer.Option(help="A code such as en or zh; else the model listens first.")] = None,
+    backend: Annotated[BackendChoice, typer.Option(help="The implementation that transcribes.")] = BackendChoice.auto,
+    language: Annotated[str | None, typer.Option(help="A code such as en or zh; else the model detects it.")] = None,
     translate: Annotated[bool, typer.Option("--translate", help="Into English, where the model can.")] = False,
-    format: Annotated[Format, typer.Option("--format", "-f", help="What is written.")] = Format.text,
+    format: Annotated[Format, typer.Option("--format", "-f", help="The format of the transcript.")] = Format.text,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", "-o", file_okay=False, callback=made_folder, help="A folder for a file each; else stdout."
         ),
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="Text taken to stand before the sound: names, spellings.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Text that the sound surely begins with.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text assumed to precede the audio: names, spellings.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Text that the transcript begins with.")] = None,
     hotword: Annotated[list[str] | None, typer.Option(help="A word that is expected; may be given again.")] = None,
     word_times: Annotated[bool, typer.Option("--word-times", help="The time of every word (verbose_json).")] = False,
-    beams: Annotated[int, typer.Option(min=1, help="Texts followed side by side; 1 is greedy.")] = 1,
-    padding: Annotated[Padding, typer.Option(help="trim: short sounds do not pay for a whole window.")] = Padding.full,
+    beams: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
+    padding: Annotated[Padding, typer.Option(help="trim: short audio does not cost a whole window.")] = Padding.full,
     draft: Annotated[
         str | None, typer.Option(help="mini-asr-draft, a folder of `viva train draft`, or a smaller Whisper.")
     ] = None,
     heads: Annotated[str | None, typer.Option(help="mini-asr-heads, or a folder of `viva train medusa`.")] = None,
-    lookup: Annotated[bool, typer.Option("--lookup", help="Guess that the text goes on as it did before.")] = False,
+    lookup: Annotated[
+        bool, typer.Option("--lookup", help="Draft by prompt lookup: repeats of the text so far.")
+    ] = False,
     gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Leave out text where no speech is detected.")] = True,
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16; int8 with faster-whisper.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Write down what is said in files, folders or standard input; a file that fails does not stop the others."""
+    """Transcribe files, folders or standard input; a file that fails does not stop the others."""
     from vivavoce.asr.drafts import DraftChoice
     from vivavoce.asr.transcriber import Transcriber
 
-    found = list(sounds_of(files))
-    began = time.monotonic()
+    sources = list(sounds_of(files))
+    started = time.monotonic()
     choice = DraftChoice(draft, heads, lookup)
-    listener = Transcriber.load(model, backend.value, device, dtype, choice, gate)
-    loaded = time.monotonic() - began
-    wish: dict[str, Any] = {
+    transcriber = Transcriber.load(model, backend.value, device, dtype, choice, gate)
+    loaded = time.monotonic() - started
+    options: dict[str, Any] = {
         "language": language, "task": "translate" if translate else "transcribe", "prompt": prompt, "prefix": prefix,
         "hotwords": hotword or (), "word_times": word_times, "padding": padding.value, "beams": beams,
     }  # fmt: skip
-    results, failed = [], 0
+    results = []
     with progress() as bar:
-        for name, source in found:
-            try:
-                result = _transcribed(name, source, listener, wish, bar)
-            except VivaError as error:
-                failed += 1
-                told_of = str(error) if name in str(error) else f"{name}: {error}"
-                Console(stderr=True, highlight=False, soft_wrap=True).print(told_of, markup=False)
-                results.append({"file": name, "error": str(error)})
-                continue
-            results.append(result | {"transcript": None})
-            _deliver(name, result, format, out, len(found) > 1, word_times, quiet=as_json)
-            results[-1] = {key: value for key, value in result.items() if key != "transcript"}
-    told: dict[str, Any] = {"model": model, "load_seconds": round(loaded, 3), "files": results}
-    if choice.is_any:
-        report = listener.report()
-        told["drafts"] = report.as_dict()
-        Console(stderr=True, highlight=False, soft_wrap=True).print(report.line())
+        for name, source in sources:
+            result = _transcribe_file(name, source, transcriber, options, bar)
+            if (transcript := result.pop("transcript", None)) is not None:
+                _deliver(name, render_as(transcript, format, word_times), format, out, len(sources) > 1, as_json)
+            results.append(result)
+    summary = {"model": model, "load_seconds": round(loaded, 3), "files": results}
+    _finish(summary, transcriber if choice.is_any else None, as_json)
+
+
+def _finish(summary: dict[str, Any], drafting: "Transcriber | None", as_json: bool) -> None:
+    """Print the report of drafts and the JSON; exit code 1 where a file failed."""
+    if drafting is not None:
+        report = drafting.report()
+        summary["drafts"] = report.as_dict()
+        _print_error(report.line())
     if as_json:
-        print_json(told)
-    if failed:
+        print_json(summary)
+    if any("error" in result for result in summary["files"]):
         raise typer.Exit(1)
 
 
 def sounds_of(names: list[str]) -> Iterator[tuple[str, Path | bytes]]:
-    """Every sound that is named, by its name: files, those of folders in order, and standard input."""
+    """Name and source of every audio file: files, those in folders in order, and standard input."""
     for name in names:
         path = Path(name).expanduser()
         if name == STANDARD_INPUT:
@@ -130,30 +130,34 @@ def sounds_of(names: list[str]) -> Iterator[tuple[str, Path | bytes]]:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A bar on stderr where somebody watches."""
+    """A progress bar on stderr, where that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} s"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
 
 
-def _transcribed(
-    name: str, source: Path | bytes, listener: "Transcriber", wish: dict[str, Any], bar: Progress
+def _transcribe_file(
+    name: str, source: Path | bytes, transcriber: "Transcriber", options: dict[str, Any], bar: Progress
 ) -> dict[str, Any]:
-    """One sound's transcript with its figures."""
+    """The transcript of one file with its figures, or its error, which is printed."""
     from vivavoce.asr import RATE, transcribe
     from vivavoce.audio.io import read
 
-    sound = read(source, rate=RATE)
-    task: TaskID = bar.add_task(name, total=sound.seconds)
-    began = time.monotonic()
     try:
-        transcript = transcribe(
-            sound, listener, **wish, on_segment=lambda segment: bar.update(task, completed=segment.end)
-        )
-    finally:
-        bar.remove_task(task)
-    seconds = time.monotonic() - began
+        sound = read(source, rate=RATE)
+        task: TaskID = bar.add_task(name, total=sound.seconds)
+        started = time.monotonic()
+        try:
+            transcript = transcribe(
+                sound, transcriber, **options, on_segment=lambda segment: bar.update(task, completed=segment.end)
+            )
+        finally:
+            bar.remove_task(task)
+    except VivaError as error:
+        _print_error(str(error) if name in str(error) else f"{name}: {error}")
+        return {"file": name, "error": str(error)}
+    seconds = time.monotonic() - started
     return {
         "file": name,
         "text": transcript.text,
@@ -169,24 +173,25 @@ def _transcribed(
     }
 
 
-def _deliver(
-    name: str, result: dict[str, Any], format: Format, out: Path | None, many: bool, word_times: bool, quiet: bool
-) -> None:
+def _print_error(line: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(line, markup=False)
+
+
+def _deliver(name: str, rendered: str, format: Format, out: Path | None, has_several: bool, is_quiet: bool) -> None:
     """Write a transcript to its file, or to stdout under its name."""
-    written = written_as(result["transcript"], format, word_times)
     if out is not None:
         ending = {"text": "txt", "verbose_json": "json"}.get(format.value, format.value)
         stem = "stdin" if name == STANDARD_INPUT else Path(name).stem
-        (out / f"{stem}.{ending}").write_text(written, encoding="utf8")
-    elif not quiet:
-        typer.echo((f"{name}: " if many and format is Format.text else "") + written.rstrip("\n"))
+        (out / f"{stem}.{ending}").write_text(rendered, encoding="utf8")
+    elif not is_quiet:
+        typer.echo((f"{name}: " if has_several and format is Format.text else "") + rendered.rstrip("\n"))
 
 
-def written_as(transcript: "Transcript", format: Format, word_times: bool = False) -> str:
+def render_as(transcript: "Transcript", format: Format, word_times: bool = False) -> str:
     """A transcript in one of the formats."""
     import json
 
-    from vivavoce.server.rest.audio import WireSegment, WireWord, rendered
+    from vivavoce.server.rest.transcripts import WireSegment, WireWord, render
 
     segments = [
         WireSegment(
@@ -198,5 +203,5 @@ def written_as(transcript: "Transcript", format: Format, word_times: bool = Fals
         )
         for segment in transcript.segments
     ]
-    made = rendered(segments, format.value, transcript.seconds, word_times)
-    return made if isinstance(made, str) else json.dumps(made, ensure_ascii=False, indent=2) + "\n"
+    result = render(segments, format.value, transcript.seconds, word_times)
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Who may come in: API keys, short-lived browser keys bound to a session, and which pages may ask."""
+"""Authentication: API keys, short-lived browser keys bound to a session, and checks of the Host and Origin headers."""
 
 import hashlib
 import hmac
@@ -14,13 +14,13 @@ from vivavoce.server.wire_error import WireError
 
 Wire = dict[str, Any]
 BROWSER_KEY = "ek_"
-PROTOCOL_KEY = "openai-insecure-api-key."  # how a browser, which cannot set headers on a socket, sends its key
-MOST_BROWSER_KEYS = 10_000
+PROTOCOL_KEY = "openai-insecure-api-key."  # a browser cannot set headers on a socket and sends its key like this
+MAX_BROWSER_KEYS = 10_000
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Somebody who was let in."""
+    """An authenticated caller."""
 
     session: Wire | None = None
     """The session a browser key is bound to."""
@@ -29,14 +29,14 @@ class Identity:
 
 @dataclass(frozen=True)
 class BrowserKey:
-    """A key that a browser may hold."""
+    """A short-lived key for a browser."""
 
     session: Wire
     expires_at: float
 
 
 class Keys:
-    """The keys of one server. Browser keys are kept by their hash, and forgotten when they expire."""
+    """The keys of one server. Browser keys are stored as hashes until they expire."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
@@ -44,7 +44,7 @@ class Keys:
         self._browser_keys: dict[bytes, BrowserKey] = {}
 
     def admit(self, key: str | None) -> Identity:
-        """Who holds this key; WireError 401 for nobody. Without API keys everyone is let in."""
+        """The caller with this key; WireError 401 for an unknown key. Without API keys every caller is admitted."""
         if key is not None and key.startswith(BROWSER_KEY):
             found = self._browser_keys.get(_digest(key))
             if found is not None and found.expires_at > time.time():
@@ -52,8 +52,8 @@ class Keys:
             raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
         if not self._digests:
             return Identity()
-        given = _digest(key or "")
-        matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, in constant time
+        digest = _digest(key or "")
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, in constant time
         if not any(matches):
             problem = "no API key was given" if key is None else "the API key is not one of this server's"
             raise WireError(f"{problem}; send it as Authorization: Bearer", "invalid_api_key", status=401)
@@ -63,7 +63,7 @@ class Keys:
         """A new browser key for a session, and when it expires."""
         now = time.time()
         self._browser_keys = {digest: key for digest, key in self._browser_keys.items() if key.expires_at > now}
-        if len(self._browser_keys) >= MOST_BROWSER_KEYS:
+        if len(self._browser_keys) >= MAX_BROWSER_KEYS:
             raise WireError("too many browser keys are in use; wait", "too_many_keys", status=429)
         key = BROWSER_KEY + secrets.token_urlsafe(32)
         expires_at = int(now + (seconds or self._options.browser_key_seconds))
@@ -71,7 +71,7 @@ class Keys:
         return key, expires_at
 
 
-def key_of(headers: Mapping[str, str]) -> str | None:
+def request_key(headers: Mapping[str, str]) -> str | None:
     """The key in a request's headers: Bearer, or among the offered WebSocket protocols."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
@@ -87,8 +87,8 @@ def offered_protocols(headers: Mapping[str, str]) -> list[str]:
     return [name.strip() for name in headers.get("sec-websocket-protocol", "").split(",") if name.strip()]
 
 
-def check_place(headers: Mapping[str, str], options: ServerOptions) -> None:
-    """Refuse a page that was not let in, and a name that is not this server's (which a page could have made up)."""
+def check_origin(headers: Mapping[str, str], options: ServerOptions) -> None:
+    """WireError 403 for a page whose origin is not allowed, and for a Host header that does not name this server."""
     host = headers.get("host", "")
     if not _is_known_host(host, options):
         raise WireError(f"this server is not called {host!r}; --allow-host lets a name in", "unknown_host", status=403)
@@ -98,7 +98,7 @@ def check_place(headers: Mapping[str, str], options: ServerOptions) -> None:
 
 
 def is_allowed_origin(origin: str, host: str, options: ServerOptions) -> bool:
-    """Whether a page may talk to us: ours, one on this machine, or one that was named."""
+    """Whether a page may connect: our own, one on this machine, or one of the allowed origins."""
     if "*" in options.allowed_origins or origin in options.allowed_origins:
         return True
     parts = urlsplit(origin)
@@ -106,7 +106,7 @@ def is_allowed_origin(origin: str, host: str, options: ServerOptions) -> bool:
 
 
 def _is_known_host(host: str, options: ServerOptions) -> bool:
-    """On loopback a browser could be led here under any name (DNS rebinding); elsewhere a key is needed anyway."""
+    """On loopback a browser could be led here under any name (DNS rebinding); elsewhere a key is required anyway."""
     if not is_loopback(options.host) or "*" in options.allowed_hosts:
         return True
     name = urlsplit(f"//{host}").hostname or ""

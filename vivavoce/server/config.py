@@ -1,20 +1,92 @@
-"""What the one who runs the server may choose."""
+"""Options of a server, the reader of option tables (TOML, YAML, flags), and the rate limits the options set."""
 
 import asyncio
+import functools
+import logging
 import socket
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from ipaddress import ip_address
+from pathlib import Path
+from types import UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vivavoce.errors import InputError
 from vivavoce.log import LogFormat, LogLevel
 
+logger = logging.getLogger(__name__)
+
+Table = TypeVar("Table")
+Value = TypeVar("Value")
+
 MEBIBYTE = 1 << 20
+MAX_ADDRESSES = 4096
+
+# Former names of options, accepted for one release in configuration files and as keyword arguments.
+FORMER_NAMES = {
+    "most_sessions": "max_sessions",
+    "most_event_bytes": "max_event_bytes",
+    "most_pending_bytes": "max_pending_bytes",
+    "most_upload_bytes": "max_upload_bytes",
+    "least_lead_ms": "min_lead_ms",
+    "least_slack_ms": "min_slack_ms",
+    "least": "min_replicas",
+    "most": "max_replicas",
+    "longest_seconds": "max_seconds",
+}
 
 
+class FormerName(Generic[Value]):
+    """Reads an option under its former name; for one release."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Value:
+        """The value of the option under its present name."""
+        value: Value = getattr(instance, self._name)
+        return value
+
+
+def accept_former_names(options: type[Table]) -> type[Table]:
+    """Class decorator: the constructor of a dataclass takes `FORMER_NAMES` too, and logs each use."""
+    construct = options.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        # A former name wins over the present one: `dataclasses.replace` passes both.
+        former = {name: value for name, value in kwargs.items() if _present_name(options, name) != name}
+        present = {name: value for name, value in kwargs.items() if name not in former}
+        construct(self, *args, **(present | with_present_names(options, former, options.__name__)))
+
+    options.__init__ = __init__  # type: ignore[method-assign]
+    return options
+
+
+def with_present_names(options: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A table with former option names replaced by the present ones; each is logged as deprecated."""
+    result: dict[str, Any] = {}
+    for name, value in given.items():
+        present = _present_name(options, name)
+        if present != name:
+            logger.warning("%s: the option %r is deprecated, it is now called %r", where, name, present)
+        if present in result:
+            raise InputError(f"{where}: {present!r} is given twice, once under a former name")
+        result[present] = value
+    return result
+
+
+def _present_name(options: type, name: str) -> str:
+    known = {each.name for each in fields(options)}
+    renamed = FORMER_NAMES.get(name)
+    return renamed if name not in known and renamed in known else name
+
+
+@accept_former_names
 @dataclass(frozen=True)
 class ServerOptions:
-    """Loopback, no key and moderate limits unless told otherwise."""
+    """Options of one server. By default it listens on loopback, without keys."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -22,41 +94,47 @@ class ServerOptions:
     allowed_origins: tuple[str, ...] = ()
     """Browser origins besides our own page and loopback; "*" admits all."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names this server is called by besides its address and loopback; "*" admits all."""
+    """Host names of this server besides its address and loopback; "*" admits all."""
     browser_key_seconds: float = 600.0
 
-    most_sessions: int = 64
+    max_sessions: int = 64
     opens_per_minute: float = 120.0
-    """Sessions one client address may open in a minute."""
-    most_event_bytes: int = 15 * MEBIBYTE
-    most_pending_bytes: int = 16 * MEBIBYTE
-    """Sound waiting for a commit, and events waiting for a reader."""
-    most_upload_bytes: int = 64 * MEBIBYTE
+    """Sessions that one client address may open in a minute."""
+    max_event_bytes: int = 15 * MEBIBYTE
+    max_pending_bytes: int = 16 * MEBIBYTE
+    """Audio waiting for a commit, and events not yet read by the client."""
+    max_upload_bytes: int = 64 * MEBIBYTE
     idle_seconds: float = 300.0
     session_seconds: float | None = None
     resume_seconds: float = 30.0
     stall_seconds: float = 15.0
-    """How long a client may leave its socket unread, or what it is sending unfinished."""
+    """How long a client may leave its socket unread, or a request body unfinished."""
     events_per_second: float = 500.0
     sound_per_second: float = 20.0
-    """Seconds of sound taken in a second, after a burst of a few minutes; the rest waits in the socket."""
+    """Seconds of audio accepted per second, after a burst of a few minutes; the rest waits in the socket."""
 
     lead_ms: int = 300
-    """How far ahead of the listener sound is sent at most, after the first piece at once."""
-    least_lead_ms: int = 60
-    """The same at least: to it is added by how much the client's own sound comes unevenly."""
+    """Upper limit of how far ahead of playback audio is sent, after the first chunk."""
+    min_lead_ms: int = 60
+    """Lower limit of the lead; the measured jitter of the client's own audio is added to it."""
     piece_ms: int = 40
     call_lead_ms: int = 60
-    """The same for WebRTC, whose own clock paces the packets."""
+    """Lead of WebRTC calls, whose own clock paces the packets."""
     call_piece_ms: int = 20
     ice_servers: tuple[str, ...] = ()
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_content: bool = False
-    """Only for finding faults: the events, without their sound, go to the log."""
+    """For debugging only: log the events, without their audio."""
+
+    most_sessions = FormerName[int]("max_sessions")
+    most_event_bytes = FormerName[int]("max_event_bytes")
+    most_pending_bytes = FormerName[int]("max_pending_bytes")
+    most_upload_bytes = FormerName[int]("max_upload_bytes")
+    least_lead_ms = FormerName[int]("min_lead_ms")
 
     def check(self) -> None:
-        """Raise InputError for what must not be served."""
+        """Raise InputError for options that must not be served."""
         if not self.api_keys and not is_loopback(self.host):
             raise InputError(
                 f"binding to {self.host} lets other machines in without a key; give --api-key, or bind 127.0.0.1"
@@ -65,14 +143,14 @@ class ServerOptions:
             raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
 
     def check_address(self) -> None:
-        """Raise InputError, before anything is loaded, where nobody can listen at this address."""
+        """Raise InputError where this address cannot be bound; called before models are loaded."""
         try:
             family, kind, _, _, address = socket.getaddrinfo(
                 self.host.strip("[]"), self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            with socket.socket(family, kind) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                tried.bind(address)
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
         except OSError as error:
             raise InputError(
                 f"cannot listen on {self.host}:{self.port}: {error.strerror}; give another --port or --host"
@@ -89,25 +167,68 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-MOST_ADDRESSES = 4096
+# Tables of options
+
+
+def read_options(kind: type[Table], given: Mapping[str, Any], where: str) -> Table:
+    """A dataclass of options with these values; InputError names the first one that it does not take."""
+    hints, known = get_type_hints(kind), [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    given = with_present_names(kind, given, where)
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise InputError(f"{where}: {unknown[0]!r} is none of {', '.join(known)}")
+    return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in given.items()})
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    if is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where} is a table of names and values, not {value!r}")
+        return read_options(kind, value, where)
+    origin, choices = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        types = [each for each in choices if each is not type(None)]
+        return None if value is None else _value(types[0], value, where)
+    if origin is Literal:
+        if value not in choices:
+            raise InputError(f"{where} is one of {', '.join(map(str, choices))}, not {value!r}")
+        return value
+    if origin is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(_value(choices[0], each, where) for each in items)
+    return _scalar(origin or kind, value, where)
+
+
+def _scalar(kind: type, value: Any, where: str) -> Any:
+    """A text, number, flag, path or plain mapping; an integer is accepted for a float."""
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(f"{where} is to be {kind.__name__}, not {value!r}")
+    return value
+
+
+# Rate limits
 
 
 class Bucket:
-    """Fills at `rate` up to `burst`; who takes more than is there waits until it is paid back."""
+    """A token bucket: fills at `rate` tokens a second up to `burst`; it may be overdrawn by one take."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self.rate, self.burst = rate, burst
-        self._level, self._at = burst, _now()
+        self._level, self._updated_at = burst, _now()
 
     def take(self, amount: float) -> float:
-        """Take it; seconds to wait before going on."""
+        """Take tokens; the seconds to wait before going on."""
         now = _now()
-        self._level = min(self.burst, self._level + (now - self._at) * self.rate) - amount
-        self._at = now
+        self._level = min(self.burst, self._level + (now - self._updated_at) * self.rate) - amount
+        self._updated_at = now
         return max(-self._level / self.rate, 0.0)
 
     def try_take(self, amount: float) -> bool:
-        """Take it if it is there."""
+        """Take tokens if there are enough."""
         if self.take(amount) == 0:
             return True
         self._level += amount
@@ -115,17 +236,17 @@ class Bucket:
 
 
 class OpenRate:
-    """How often each address may open a session; the addresses seen last are remembered."""
+    """Limits how often each client address may open a session; an LRU of token buckets."""
 
     def __init__(self, per_minute: float) -> None:
         self._per_minute = per_minute
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def admits(self, address: str) -> bool:
-        """Whether this address may open one more now."""
+        """Whether this address may open one more session now."""
         bucket = self._buckets.pop(address, None) or Bucket(self._per_minute / 60, self._per_minute)
         self._buckets[address] = bucket
-        if len(self._buckets) > MOST_ADDRESSES:
+        if len(self._buckets) > MAX_ADDRESSES:
             self._buckets.popitem(last=False)
         return bucket.try_take(1)
 

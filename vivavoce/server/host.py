@@ -1,4 +1,4 @@
-"""Who a server serves: the models behind it, and a conversation for whoever connects."""
+"""The interface between the server and the models it serves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ STOCK_VOICES = ("alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "v
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model as `/v1/models` tells of it."""
+    """A model in `/v1/models`."""
 
     id: str
     created: int = 0
@@ -20,11 +20,11 @@ class ModelCard:
 
 
 class Host(Protocol):
-    """What the wire needs of the house. The first model is the one served when a client names another."""
+    """What the server needs of its models. The first model is served when a client names an unknown one."""
 
     @property
     def models(self) -> Sequence[ModelCard]:
-        """The models that can be conversed with."""
+        """The conversation models."""
         ...
 
     @property
@@ -39,13 +39,13 @@ class Host(Protocol):
 
     @property
     def settings(self) -> ConversationSettings:
-        """What is in force for a client that asks for nothing."""
+        """The session settings of a client that sends none."""
         ...
 
     def open(self, settings: ConversationSettings, model: str) -> Conversation:
-        """A new conversation; `CapacityError` where there is no room for one more."""
+        """A new conversation; `CapacityError` where the models cannot take one more."""
         ...
 
     def gauges(self) -> Mapping[str, float]:
-        """Figures of the moment for /metrics, such as queue_depth and kv_used_ratio."""
+        """Current values for /metrics, such as queue_depth and kv_used_ratio."""
         ...

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: sessions, latencies, missed deadlines, underruns, the event loop's lag, the host's own."""
+"""Prometheus metrics of a server, the turn latencies of its sessions, and OpenTelemetry spans of replies."""
 
 import asyncio
 import logging
@@ -9,100 +9,93 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from vivavoce.errors import MissingDependencyError
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
 from vivavoce.server.host import Host
 from vivavoce.server.realtime.jitter import Arrivals
 from vivavoce.server.realtime.output import Schedule
 
+try:  # tracing is optional and belongs to no extra
+    from opentelemetry import trace
+except ImportError:
+    IS_TRACING = False
+else:
+    IS_TRACING = True
+
 LATENCY_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 LAG_SECONDS = 0.1
 SLACK_SECONDS = 15.0
-ARRIVALS = 2048  # pieces of sound whose time of arrival is remembered
+ARRIVALS = 2048  # audio chunks whose time of arrival is kept
+COUNTED_LOGGERS = ("vivavoce", "asyncio", "uvicorn")
 
 
 class Metrics:
-    """The figures of one server."""
+    """The metrics of one server."""
 
     def __init__(self, host: Host) -> None:
-        try:
-            import prometheus_client as prometheus
-        except ImportError as error:
-            raise MissingDependencyError("serving needs prometheus-client: pip install 'vivavoce[server]'") from error
-        self.registry = prometheus.CollectorRegistry()
+        self.registry = CollectorRegistry()
         common: Any = {"registry": self.registry, "namespace": "viva"}
-        self.sessions = prometheus.Gauge("sessions", "Sessions that are open.", **common)
-        self.detached = prometheus.Gauge("sessions_detached", "Sessions that wait for their client.", **common)
-        self.opened = prometheus.Counter("sessions_opened", "Sessions opened.", ["transport"], **common)
-        self.tidied = prometheus.Counter("sessions_tidied", "Ended sessions whose memory was given back.", **common)
-        self.refused = prometheus.Counter("sessions_refused", "Sessions refused.", ["reason"], **common)
-        self.resumed = prometheus.Counter("sessions_resumed", "Clients that came back.", **common)
-        self.dropped = prometheus.Counter("connections_dropped", "Connections cut by us.", ["reason"], **common)
-        self.replies = prometheus.Counter("replies", "Replies told to their end.", ["reason"], **common)
-        self.errors = prometheus.Counter("errors", "Error events sent.", ["code"], **common)
-        self.ttfa = prometheus.Histogram(
+        self.sessions = Gauge("sessions", "Sessions that are open.", **common)
+        self.detached = Gauge("sessions_detached", "Sessions that wait for their client.", **common)
+        self.opened = Counter("sessions_opened", "Sessions opened.", ["transport"], **common)
+        self.tidied = Counter("sessions_tidied", "Ended sessions whose memory was released.", **common)
+        self.refused = Counter("sessions_refused", "Sessions refused.", ["reason"], **common)
+        self.resumed = Counter("sessions_resumed", "Sessions resumed by their client.", **common)
+        self.dropped = Counter("connections_dropped", "Connections closed by the server.", ["reason"], **common)
+        self.replies = Counter("replies", "Replies that ended.", ["reason"], **common)
+        self.errors = Counter("errors", "Error events sent.", ["code"], **common)
+        self.ttfa = Histogram(
             "ttfa_seconds",
-            "From the end of a turn, or the request, to the first sound sent.",
+            "From the end of a turn, or the request, to the first audio sent.",
             buckets=LATENCY_BUCKETS,
             **common,
         )
-        self.v2v = prometheus.Histogram(
+        self.v2v = Histogram(
             "v2v_seconds",
-            "From the arrival of a turn's last sample to the first sound sent.",
+            "From the arrival of a turn's last sample to the first audio sent.",
             buckets=LATENCY_BUCKETS,
             **common,
         )
-        self.sound = prometheus.Counter("sound_sent_seconds", "Sound of replies sent.", **common)
-        self.missed = prometheus.Counter("deadlines_missed", "Pieces of sound sent late.", **common)
-        self.underruns = prometheus.Counter("underruns", "Times a listener ran dry within a reply.", **common)
-        self.slack = prometheus.Gauge(
-            "slack_seconds", "Least time left before a listener ran dry, of the replies of the last moments.", **common
+        self.sound = Counter("sound_sent_seconds", "Audio of replies sent.", **common)
+        self.missed = Counter("deadlines_missed", "Audio chunks sent late.", **common)
+        self.underruns = Counter("underruns", "Playback underruns within a reply.", **common)
+        self.slack = Gauge(
+            "slack_seconds",
+            f"Minimum time before an underrun, of replies of the last {SLACK_SECONDS:g} s.",
+            **common,
         )
-        self.slack.set_function(self._least_slack)
-        self._slacks: deque[tuple[float, float]] = deque()  # when a reply was over, and its slack
-        self.lag = prometheus.Histogram(
+        self.slack.set_function(self._min_slack)
+        self._slacks: deque[tuple[float, float]] = deque()  # when a reply ended, and its slack
+        self.lag = Histogram(
             "event_loop_lag_seconds",
             "Lateness of a timer.",
             buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5),
             **common,
         )
-        self.exceptions = prometheus.Counter(
-            "exceptions", "Exceptions that were logged, by logger.", ["where"], **common
-        )
+        self.exceptions = ExceptionCounter(self.registry)
         self.registry.register(_HostGauges(host))
 
-    @contextmanager
-    def counting_exceptions(self) -> Iterator[None]:
-        """Count the exceptions that are logged by the package, the event loop and uvicorn."""
-        counter = _ExceptionCounter(self.exceptions)
-        loggers = [logging.getLogger(name) for name in ("vivavoce", "asyncio", "uvicorn")]
-        for logger in loggers:
-            logger.addHandler(counter)
-        try:
-            yield
-        finally:
-            for logger in loggers:
-                logger.removeHandler(counter)
-
     def sound_sent(self, schedule: Schedule) -> None:
-        """All sound of a reply went out."""
+        """Count a reply whose audio was sent completely."""
         self.sound.inc(schedule.sent)
         self.missed.inc(schedule.missed)
         self.underruns.inc(schedule.underruns)
         if schedule.slack < math.inf:
             self._slacks.append((time.monotonic(), schedule.slack))
 
-    def _least_slack(self) -> float:
-        """Not a number where nobody was spoken to."""
+    def _min_slack(self) -> float:
+        """NaN where no reply ended lately."""
         while self._slacks and self._slacks[0][0] < time.monotonic() - SLACK_SECONDS:
             self._slacks.popleft()
         return min((slack for _, slack in self._slacks), default=math.nan)
 
     def replied(self, reason: str) -> None:
-        """A reply was told to its end."""
+        """Count a reply that ended."""
         self.replies.labels(reason).inc()
 
     async def watch_loop(self) -> None:
-        """Measure, for ever, how late the event loop is."""
+        """Measure the lag of the event loop until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_SECONDS
@@ -110,43 +103,53 @@ class Metrics:
             self.lag.observe(max(loop.time() - due, 0.0))
 
     def page(self) -> tuple[bytes, str]:
-        """The figures as Prometheus reads them, and their content type."""
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
+        """The metrics in Prometheus' text format, and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
-class _ExceptionCounter(logging.Handler):
-    """Counts records that carry an exception, from warnings upwards: below, they are no faults."""
+class ExceptionCounter(logging.Handler):
+    """`viva_exceptions_total`: log records with an exception, at warning level or above, by logger."""
 
-    def __init__(self, counter: Any) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__(logging.WARNING)
-        self._counter = counter
+        self.metric = Counter(
+            "exceptions", "Exceptions that were logged, by logger.", ["where"], namespace="viva", registry=registry
+        )
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what the package, the event loop and uvicorn log."""
+        loggers = [logging.getLogger(name) for name in COUNTED_LOGGERS]
+        for logger in loggers:
+            logger.addHandler(self)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and record.exc_info[0] is not None:
-            self._counter.labels(record.name).inc()
+            self.metric.labels(record.name).inc()
 
 
 class _HostGauges:
-    """What the host says of itself, asked when the page is read."""
+    """The gauges of the host, read when the metrics are collected."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def collect(self) -> Iterable[Any]:
-        from prometheus_client.core import GaugeMetricFamily
-
         for name, value in self._host.gauges().items():
-            yield GaugeMetricFamily(f"viva_{name}", "Told by the models' host.", value)
+            yield GaugeMetricFamily(f"viva_{name}", "Reported by the models' host.", value)
 
 
 class TurnClock:
-    """How long one session's user waits for an answer."""
+    """How long the user of one session waits for a reply."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._arrivals: deque[tuple[float, float]] = deque(maxlen=ARRIVALS)  # milliseconds heard, and when
+        self._arrivals: deque[tuple[float, float]] = deque(maxlen=ARRIVALS)  # milliseconds received, and when
         self.arrivals = Arrivals()
         self._heard_ms = 0.0
         self._ended: float | None = None
@@ -155,32 +158,32 @@ class TurnClock:
 
     @property
     def heard_ms(self) -> float:
-        """Milliseconds of sound that came in."""
+        """Milliseconds of audio received."""
         return self._heard_ms
 
     @property
     def waiting_seconds(self) -> float:
-        """How long the user has been waiting for an answer."""
+        """How long the user has been waiting for a reply."""
         return 0.0 if self._ended is None else self._now() - self._ended
 
     def heard(self, seconds: float) -> None:
-        """Sound came in."""
+        """Note received audio."""
         self._heard_ms += seconds * 1000
         self._arrivals.append((self._heard_ms, self._now()))
         self.arrivals.note(self._now(), self._heard_ms / 1000)
 
     def turn_ended(self, last_voice_ms: int) -> None:
-        """The user's turn is over; its last voiced sample was so far into the sound."""
+        """Note the end of a turn whose last voiced sample is at this time of the received audio."""
         self._ended = self._now()
         arrived = [at for heard_ms, at in self._arrivals if heard_ms >= last_voice_ms]
         self._last_voice = arrived[0] if arrived else self._ended
 
     def asked(self) -> None:
-        """The client asked for a reply."""
+        """Note that the client requested a reply."""
         self._ended, self._last_voice = self._now(), None
 
     def sounded(self) -> None:
-        """The first sound of a reply goes out."""
+        """Note that the first audio of a reply is sent."""
         if self._ended is not None:
             self.last_ttfa = self._now() - self._ended
             self._metrics.ttfa.observe(self.last_ttfa)
@@ -194,19 +197,19 @@ class TurnClock:
 
 
 class TraceSpan(Protocol):
-    """A reply as it is traced."""
+    """The trace of one reply."""
 
     def sounded(self) -> None:
-        """Its first sound went out."""
+        """The first audio was sent."""
         ...
 
     def end(self, reason: str) -> None:
-        """It is over."""
+        """The reply ended."""
         ...
 
 
 class NoSpan:
-    """Where nobody traces."""
+    """Used where OpenTelemetry is not installed."""
 
     def sounded(self) -> None:
         pass
@@ -216,11 +219,11 @@ class NoSpan:
 
 
 class OpenTelemetrySpan:
-    """A span of the OpenTelemetry API; without an SDK it goes nowhere."""
+    """A span of the OpenTelemetry API; without an SDK it is not exported."""
 
     def __init__(self, tracer: Any, session: str, reply: str, waited_seconds: float) -> None:
-        began = time.time_ns() - round(waited_seconds * 1e9)
-        self._span = tracer.start_span("viva.reply", start_time=began)
+        start = time.time_ns() - round(waited_seconds * 1e9)
+        self._span = tracer.start_span("viva.reply", start_time=start)
         self._span.set_attribute("viva.session", session)
         self._span.set_attribute("viva.reply", reply)
 
@@ -233,9 +236,7 @@ class OpenTelemetrySpan:
 
 
 def new_span(session: str, reply: str, waited_seconds: float) -> TraceSpan:
-    """A span for a reply that somebody has been waiting for. It never holds what is said."""
-    try:
-        from opentelemetry import trace
-    except ImportError:
+    """A span for a reply the user has been waiting for; it never holds what is said."""
+    if not IS_TRACING:
         return NoSpan()
     return OpenTelemetrySpan(trace.get_tracer("vivavoce.server"), session, reply, waited_seconds)

@@ -1,69 +1,63 @@
-"""What the one who runs a fleet may choose; the same words in Python and in the YAML of `serve deploy`."""
+"""Options of a fleet, the same in Python and in the YAML of `serve deploy`, and the autoscaling policy of its pools."""
 
-import hashlib
-import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from vivavoce.errors import InputError, VivaError
-from vivavoce.log import log_failure
-from vivavoce.server.app import Answer, Handler
-from vivavoce.server.auth import BROWSER_KEY, Identity, Keys, check_place, key_of
-from vivavoce.server.cluster.registry import RemoteRegistry
-from vivavoce.server.config import OpenRate, ServerOptions
-from vivavoce.server.realtime.sessions import RETRY_AFTER_SECONDS
-from vivavoce.server.rest.http import error_answer
-from vivavoce.server.wire_error import WireError
+from vivavoce.errors import CapacityError, InputError
+from vivavoce.server.config import FormerName, ServerOptions, accept_former_names, read_options
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-
-SERVING = "vivavoce.server.hosting"
-LOADERS = {  # of each pool: who loads, and who serves what was loaded
-    "speech": (f"{SERVING}:load_host", f"{SERVING}:serve"),
-    "asr": (f"{SERVING}:load_audio", f"{SERVING}:serve"),
-    "tts": (f"{SERVING}:load_audio", f"{SERVING}:serve"),
-    "codec": (f"{SERVING}.codec_serving:load_codec", f"{SERVING}.codec_serving:serve_codec"),
+HOSTING = "vivavoce.server.hosting"
+LOADERS = {  # of each pool: the function that loads its models, and the one that serves them
+    "speech": (f"{HOSTING}:load_host", f"{HOSTING}:serve"),
+    "asr": (f"{HOSTING}:load_audio", f"{HOSTING}:serve"),
+    "tts": (f"{HOSTING}:load_audio", f"{HOSTING}:serve"),
+    "codec": (f"{HOSTING}.codec:load_codec", f"{HOSTING}.codec:serve_codec"),
 }
 POOL = "pool"
 PARTS = ("asr", "tts", "codec")
 
 
+@accept_former_names
 @dataclass(frozen=True)
 class PoolOptions:
-    """Replicas of one kind: what each runs, how many sessions it takes, and how many of them there are."""
+    """Replicas of one kind: what each runs, how many sessions it takes, and how many replicas there are."""
 
     model: Mapping[str, Any] = field(default_factory=dict)
-    """What `load` is called with, such as `{"model": "mini-speech", "device": "cpu"}`."""
+    """Arguments of `load`, such as `{"model": "mini-speech", "device": "cpu"}`."""
     load: str | None = None
-    """Makes the host, such as `vivavoce.server.hosting:load_host`. None: the default of its pool."""
+    """Loads the host, such as `vivavoce.server.hosting:load_host`. None: the default of the pool."""
     serve: str | None = None
-    """Serves a host with `ServerOptions`, for ever."""
+    """Serves a host with `ServerOptions` until cancelled. None: the default of the pool."""
     sessions: int = 16
-    """The most a replica takes; more are refused. In the pools asr and tts a request counts as one."""
+    """Capacity of a replica; more sessions are refused. In the pools asr and tts a request counts as one."""
     wanted_sessions: float | None = None
-    """How many a replica should have; a pool grows beyond, and shrinks below. None: three quarters of the most."""
+    """Target sessions of a replica, by which the pool grows and shrinks. None: three quarters of the capacity."""
     late_share: float = 0.02
-    """A pool also grows where more than this share of the pieces of sound go out late."""
-    least_slack_ms: float = 120.0
-    """And where a listener was nearer than this to running dry."""
-    least: int = 1
-    most: int = 1
+    """The pool also grows where more than this share of audio chunks is sent late."""
+    min_slack_ms: float = 120.0
+    """And where playback was closer than this to an underrun."""
+    min_replicas: int = 1
+    max_replicas: int = 1
     cpus: float = 1.0
     gpus: float = 0.0
     grow_seconds: float = 5.0
-    """How long it must be too small before it grows."""
+    """How long a pool must be too small before it grows."""
     shrink_seconds: float = 300.0
     look_back_seconds: float = 15.0
 
+    least_slack_ms = FormerName[float]("min_slack_ms")
+    least = FormerName[int]("min_replicas")
+    most = FormerName[int]("max_replicas")
+
     def check(self, role: str) -> None:
         """Raise InputError for what cannot be deployed."""
-        if not 0 < self.least <= self.most:
-            raise InputError(f"{role}: least {self.least} and most {self.most} replicas; 1 <= least <= most is needed")
+        if not 0 < self.min_replicas <= self.max_replicas:
+            raise InputError(
+                f"{role}: min_replicas {self.min_replicas} and max_replicas {self.max_replicas}; "
+                "1 <= min_replicas <= max_replicas is needed"
+            )
         if self.sessions < 1:
             raise InputError(f"{role}: sessions is {self.sessions}; a replica must take at least one")
         for name in ("load", "serve"):
@@ -71,29 +65,29 @@ class PoolOptions:
             if path is not None and ":" not in path:
                 raise InputError(f"{role}.{name} is {path!r}; it must be like package.module:function")
 
-    def of(self, role: str) -> "PoolOptions":
-        """With what such a pool usually has."""
+    def with_defaults(self, role: str) -> "PoolOptions":
+        """With the loader and the server of such a pool."""
         load, serve = LOADERS[role]
         return replace(self, load=self.load or load, serve=self.serve or serve)
 
     @property
     def target(self) -> float:
-        """How many sessions a replica should have."""
+        """Sessions that a replica should have."""
         return self.wanted_sessions or 0.75 * self.sessions
 
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """An ingress and pools of replicas behind it."""
+    """Ingresses and the pools of replicas behind them."""
 
     pools: Mapping[str, PoolOptions] = field(default_factory=lambda: {"speech": PoolOptions()})
     server: ServerOptions = field(default_factory=ServerOptions)
     ingresses: int = 1
     ingress_cpus: float = 0.5
     drain_seconds: float = 600.0
-    """How long a replica that is to go may keep the sessions that cannot be moved."""
+    """How long a replica that is removed may keep the sessions that cannot be moved."""
     kept_sound_seconds: float = 120.0
-    """Sound of the history kept outside the replica, for the day it dies; what is older is kept as words."""
+    """Audio of the history that the ingress keeps for a failover; older items are restored as text."""
 
     def check(self) -> None:
         """Raise InputError for what must not be deployed."""
@@ -110,95 +104,56 @@ class FleetOptions:
         if self.ingresses < 1:
             raise InputError(f"ingresses is {self.ingresses}; at least one is needed")
 
+    def check_capacity(self, resources: Mapping[str, float]) -> None:
+        """Raise CapacityError where a Ray cluster can never hold the smallest fleet; Ray would wait for ever."""
+        pools = self.pools.values()
+        needed = {
+            "CPU": self.ingresses * self.ingress_cpus + sum(pool.min_replicas * pool.cpus for pool in pools),
+            "GPU": sum(pool.min_replicas * pool.gpus for pool in pools),
+        }
+        for name, count in needed.items():
+            have = resources.get(name, 0.0)
+            if count > have:
+                what = f"{have:g} {name}s" if have else f"no {name}s"
+                raise CapacityError(
+                    f"the fleet needs {count:g} {name}s and the cluster has {what}; add nodes or ask less"
+                )
+
     @classmethod
-    def read(cls, wire: Mapping[str, Any]) -> "FleetOptions":
-        """From the `args` of a Serve config; a name that is not known is an InputError."""
-        rest = dict(wire)
-        server = _made(ServerOptions, rest.pop("server", None) or {}, "server")
-        server = replace(server, **{name: tuple(getattr(server, name)) for name in _LISTS})
-        pools = {role: _made(PoolOptions, rest.pop(role) or {}, role) for role in LOADERS if role in rest}
-        fleet = _made(cls, rest | {"server": server} | ({"pools": pools} if pools else {}), "fleet")
+    def read(cls, args: Mapping[str, Any]) -> "FleetOptions":
+        """From the `args` of a Serve config; InputError for an unknown name or a wrong value."""
+        pools = {role: _table(PoolOptions, args[role], role) for role in LOADERS if role in args}
+        server = _table(ServerOptions, args.get("server"), "server")
+        rest = {name: value for name, value in args.items() if name not in (*LOADERS, "server")}
+        fleet = replace(read_options(cls, rest, "fleet"), server=server)
+        fleet = replace(fleet, pools=pools) if pools else fleet
         fleet.check()
         return fleet
 
 
-_LISTS = ("api_keys", "allowed_origins", "allowed_hosts", "ice_servers")
-
-
-def _made(kind: Any, wire: Any, place: str) -> Any:
-    if not isinstance(wire, Mapping):
-        raise InputError(f"{place} must be a mapping of options, not {wire!r}")
-    known = [each.name for each in fields(kind)]
-    strange = [str(name) for name in wire if name not in known]
-    if strange:
-        raise InputError(f"{place} has no option {', '.join(strange)}; it has {', '.join(known)}")
-    return kind(**wire)
-
-
-logger = logging.getLogger(__name__)
-
-
-class AdmissionGate:
-    """Stands before an ingress."""
-
-    def __init__(self, options: ServerOptions, roll: RemoteRegistry) -> None:
-        self._options, self._roll = options, roll
-        self._keys, self._rate = Keys(options), OpenRate(options.opens_per_minute)
-
-    async def admit(self, headers: Any) -> Identity:
-        """Who comes with these headers; WireError 401 or 403 for those who may not."""
-        check_place(headers, self._options)
-        key = key_of(headers)
-        if key is None or not key.startswith(BROWSER_KEY):
-            return self._keys.admit(key)
-        session = await self._roll.key(digest(key))
-        if session is None:
-            raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
-        return Identity(session, is_browser=True)
-
-    def check_rate(self, client: Any) -> None:
-        """WireError 429 for an address that opens too many sessions."""
-        address = client.host if client else "unknown"
-        if not self._rate.admits(address):
-            message = f"{address} opened too many sessions; try again in {RETRY_AFTER_SECONDS} s"
-            raise WireError(message, "rate_limit_exceeded", status=429, kind="server_error")
-
-    def answering(self, answer: Handler) -> Answer:
-        """The answer, for those who may have it; errors as the protocol says them."""
-
-        async def guarded(request: "Request") -> "Response":
-            try:
-                return await answer(request, await self.admit(request.headers))
-            except WireError as error:
-                return error_answer(error)
-            except VivaError as error:
-                log_failure(logger, error, "a request was refused")
-                return error_answer(WireError(str(error)))
-
-        return guarded
-
-
-def digest(key: str) -> str:
-    """What the roll knows of a browser key."""
-    return hashlib.sha256(key.encode("utf8", "surrogatepass")).hexdigest()
+def _table(kind: type[Any], given: Any, where: str) -> Any:
+    """Options of a mapping; None, as an empty YAML entry is read, stands for the defaults."""
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"{where} must be a mapping of options, not {given!r}")
+    return read_options(kind, given or {}, where)
 
 
 class SessionPolicy:
-    """Enough replicas that each has the sessions it should have, and one more while sound is late or nearly is."""
+    """Autoscaling: replicas by the target of sessions, and one more while audio is late or close to an underrun."""
 
-    def __init__(self, target: float, late_share: float, least_slack: float) -> None:
-        self.target, self.late_share, self.least_slack = target, late_share, least_slack
+    def __init__(self, target: float, late_share: float, min_slack: float) -> None:
+        self.target, self.late_share, self.min_slack = target, late_share, min_slack
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """The number of replicas for what they report."""
-        told = context.aggregated_metrics or {}
-        sessions = sum((told.get("sessions") or {}).values())
-        late = max((told.get("late_share") or {}).values(), default=0.0)
-        slack = min((told.get("slack") or {}).values(), default=math.inf)
+        """The number of replicas for the metrics that they report."""
+        metrics = context.aggregated_metrics or {}
+        sessions = sum((metrics.get("sessions") or {}).values())
+        late = max((metrics.get("late_share") or {}).values(), default=0.0)
+        slack = min((metrics.get("slack") or {}).values(), default=math.inf)
         return self.wanted(sessions, late, slack, context.current_num_replicas), {}
 
     def wanted(self, sessions: float, late_share: float, slack: float, running: int) -> int:
-        """Replicas for so many sessions, of which so many pieces of sound go out late, and all so near to it."""
+        """The number of replicas for these sessions, the share of late audio chunks and the minimum slack."""
         wanted = max(1, math.ceil(sessions / self.target))
-        is_pressed = late_share > self.late_share or slack < self.least_slack
-        return max(wanted, running + 1) if is_pressed else wanted
+        is_overloaded = late_share > self.late_share or slack < self.min_slack
+        return max(wanted, running + 1) if is_overloaded else wanted

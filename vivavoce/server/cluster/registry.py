@@ -1,6 +1,6 @@
-"""The roll of a fleet: which replicas there are, how full they are, and where a session sits.
+"""The replica registry of a fleet: which replicas there are, how full they are, and which one has a session.
 
-All of it is told again by those who know it, so a roll that is lost fills itself anew within a heartbeat or two.
+Replicas and ingresses report everything again, so a registry that restarts is complete within a heartbeat or two.
 """
 
 import time
@@ -9,135 +9,138 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-SILENT_SECONDS = 3.0  # a replica that reported nothing for so long is not given sessions
-PENDING_SECONDS = 5.0  # a place that was given and not taken is free again
-GONE_SECONDS = 60.0
-MOST_SEATS = 200_000
-MOST_KEYS = 10_000
+STALE_SECONDS = 3.0  # a replica that reported nothing for so long gets no sessions
+PENDING_SECONDS = 5.0  # a reservation that is not used is released
+FORGET_SECONDS = 60.0
+MAX_PLACEMENTS = 200_000
+MAX_KEYS = 10_000
 
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """What a replica says of itself, several times a second."""
+    """The state that a replica reports several times a second."""
 
     replica: str
     role: str
     url: str
     key: str
-    """Opens its private port."""
+    """The API key of its private port."""
     capacity: int
     sessions: int
     opened: int
-    """Sessions opened since it began."""
+    """Sessions opened since it started."""
     late_share: float = 0.0
     is_draining: bool = False
     pid: int = 0
     slack: float | None = None
-    """Seconds by which its last sound came before its listener ran dry, at worst."""
+    """Minimum seconds by which its latest audio was ahead of an underrun."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a session is, under the id and the token its client knows; what that replica calls it may be another."""
+    """Where a session is. `session` and `token` are those of the client; the replica's own may differ after a move."""
 
     session: str
     token: str
     replica: str
-    sitting: str
-    sitting_token: str
-    first_event: str = ""
-    """The last event of this replica that the client was not told, because it only brought the session there."""
+    replica_session: str
+    replica_token: str
+    restore_event: str = ""
+    """The last event of this replica that was not forwarded, because it only restored the session there."""
 
 
 @dataclass
 class Member:
-    """A replica as the roll knows it."""
+    """A replica in the registry."""
 
     report: ReplicaReport
-    seen: float
+    last_seen: float
     pending: deque[float] = field(default_factory=deque)
-    """When places were given that the replica has not reported as taken yet."""
-    asked: int = 0
-    """Which single request it was sent last, so that equals take turns."""
+    """When capacity was reserved that the replica has not reported as used yet."""
+    last_request: int = 0
+    """Number of the last single request it was picked for: replicas with equal load take turns."""
 
-    def taken(self, now: float) -> int:
-        """Places that are not free."""
+    def occupied(self, now: float) -> int:
+        """Sessions and reservations."""
         while self.pending and now - self.pending[0] > PENDING_SECONDS:
             self.pending.popleft()
         return self.report.sessions + len(self.pending)
 
 
 class ReplicaRegistry:
-    """Who is there."""
+    """Replicas, placements of sessions and browser keys of one fleet."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._requests = clock, 0
         self._members: dict[str, Member] = {}
-        self._seats: OrderedDict[str, Placement] = OrderedDict()
+        self._placements: OrderedDict[str, Placement] = OrderedDict()
         self._keys: OrderedDict[str, tuple[dict[str, Any], float]] = OrderedDict()
 
     def report(self, report: ReplicaReport) -> None:
-        """A replica is alive, and this is how it is."""
+        """Update a replica; sessions it opened use up its reservations."""
         member = self._members.setdefault(report.replica, Member(report, self._clock()))
         for _ in range(min(report.opened - member.report.opened, len(member.pending))):
             member.pending.popleft()
-        member.report, member.seen = report, self._clock()
-        self._members = {name: each for name, each in self._members.items() if self._clock() - each.seen < GONE_SECONDS}
+        member.report, member.last_seen = report, self._clock()
+        self._members = {
+            name: each for name, each in self._members.items() if self._clock() - each.last_seen < FORGET_SECONDS
+        }
 
-    def lost(self, replica: str) -> None:
-        """Somebody found a replica dead."""
+    def mark_lost(self, replica: str) -> None:
+        """Remove a replica that does not answer."""
         self._members.pop(replica, None)
 
     def admit(self, role: str, avoid: Iterable[str] = ()) -> ReplicaReport | None:
-        """A place for one more session, at the replica that is least full; None where all are full."""
-        free = [each for each in self._alive(role, set(avoid)) if each.taken(self._clock()) < each.report.capacity]
+        """Reserve one session at the least occupied replica; None where all are full."""
+        now = self._clock()
+        free = [each for each in self._available(role, set(avoid)) if each.occupied(now) < each.report.capacity]
         if not free:
             return None
-        chosen = min(free, key=lambda each: each.taken(self._clock()) / each.report.capacity)
-        chosen.pending.append(self._clock())
+        chosen = min(free, key=lambda each: each.occupied(now) / each.report.capacity)
+        chosen.pending.append(now)
         return chosen.report
 
-    def somebody(self, role: str) -> ReplicaReport | None:
-        """A replica for a single request, which takes no place."""
-        alive = self._alive(role, set())
-        if not alive:
+    def pick(self, role: str) -> ReplicaReport | None:
+        """A replica for a single request, without a reservation."""
+        available = self._available(role, set())
+        if not available:
             return None
-        chosen = min(alive, key=lambda each: (each.taken(self._clock()), each.asked))
+        chosen = min(available, key=lambda each: (each.occupied(self._clock()), each.last_request))
         self._requests += 1
-        chosen.asked = self._requests
+        chosen.last_request = self._requests
         return chosen.report
 
-    def fleet(self) -> list[ReplicaReport]:
-        """Everybody who is alive, also those who are to go."""
+    def replicas(self) -> list[ReplicaReport]:
+        """All live replicas, those that drain included."""
         return [each.report for each in self._members.values() if self._is_alive(each)]
 
-    def seat(self, seat: Placement) -> None:
-        """A session, or a call, is at this replica."""
-        self._seats[seat.session] = seat
-        self._seats.move_to_end(seat.session)
-        if len(self._seats) > MOST_SEATS:
-            self._seats.popitem(last=False)
+    def place(self, placement: Placement) -> None:
+        """Record which replica has a session or a call."""
+        self._placements[placement.session] = placement
+        self._placements.move_to_end(placement.session)
+        if len(self._placements) > MAX_PLACEMENTS:
+            self._placements.popitem(last=False)
 
-    def where(self, session: str) -> tuple[Placement, ReplicaReport] | None:
-        """The seat of a session and the replica that has it, if it is alive."""
-        seat = self._seats.get(session)
-        member = None if seat is None else self._members.get(seat.replica)
-        if seat is None or member is None or not self._is_alive(member):
+    def locate(self, session: str) -> tuple[Placement, ReplicaReport] | None:
+        """The placement of a session and its replica, if that is alive."""
+        placement = self._placements.get(session)
+        member = None if placement is None else self._members.get(placement.replica)
+        if placement is None or member is None or not self._is_alive(member):
             return None
-        return seat, member.report
+        return placement, member.report
 
-    def keep_key(self, digest: str, session: dict[str, Any], expires_at: float) -> None:
-        """A browser key opens this session until it expires; only its hash is known here."""
+    def store_key(self, digest: str, session: dict[str, Any], expires_at: float) -> None:
+        """Bind a browser key, of which only the hash is known, to a session."""
         self._keys[digest] = (session, expires_at)
-        if len(self._keys) > MOST_KEYS:
+        if len(self._keys) > MAX_KEYS:
             self._keys.popitem(last=False)
 
-    def key(self, digest: str) -> dict[str, Any] | None:
-        """The session that a browser key opens."""
+    def session_of_key(self, digest: str) -> dict[str, Any] | None:
+        """The session that a browser key is bound to, until the key expires."""
         session, expires_at = self._keys.get(digest, (None, 0.0))
         return session if expires_at > time.time() else None
 
-    def _alive(self, role: str, avoid: set[str]) -> list[Member]:
+    def _available(self, role: str, avoid: set[str]) -> list[Member]:
         return [
             each
             for each in self._members.values()
@@ -148,54 +151,53 @@ class ReplicaRegistry:
         ]
 
     def _is_alive(self, member: Member) -> bool:
-        return self._clock() - member.seen < SILENT_SECONDS
+        return self._clock() - member.last_seen < STALE_SECONDS
 
 
 class RegistryActor:
-    """The roll as a Ray Serve deployment: asked one thing at a time, in one thread."""
+    """The registry as a Ray Serve deployment; its calls run one at a time on one event loop."""
 
     def __init__(self) -> None:
-        self._roll = ReplicaRegistry()
+        self._registry = ReplicaRegistry()
 
-    async def ask(self, method: str, *args: Any) -> Any:
-        """What a method of the roll answers."""
-        return getattr(self._roll, method)(*args)
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of `ReplicaRegistry`."""
+        return getattr(self._registry, method)(*args)
 
 
 @dataclass(frozen=True)
 class RemoteRegistry:
-    """The roll, asked through a handle of its desk."""
+    """The methods of `ReplicaRegistry`, called through a Ray handle of `RegistryActor`."""
 
-    desk: Any
+    handle: Any
 
     async def report(self, report: ReplicaReport) -> None:
-        """As `ReplicaRegistry.report`, and so on."""
-        await self.desk.ask.remote("report", report)
+        await self.handle.call.remote("report", report)
 
-    async def lost(self, replica: str) -> None:
-        await self.desk.ask.remote("lost", replica)
+    async def mark_lost(self, replica: str) -> None:
+        await self.handle.call.remote("mark_lost", replica)
 
     async def admit(self, role: str, avoid: Iterable[str] = ()) -> ReplicaReport | None:
-        found: ReplicaReport | None = await self.desk.ask.remote("admit", role, list(avoid))
+        found: ReplicaReport | None = await self.handle.call.remote("admit", role, list(avoid))
         return found
 
-    async def somebody(self, role: str) -> ReplicaReport | None:
-        found: ReplicaReport | None = await self.desk.ask.remote("somebody", role)
+    async def pick(self, role: str) -> ReplicaReport | None:
+        found: ReplicaReport | None = await self.handle.call.remote("pick", role)
         return found
 
-    async def fleet(self) -> list[ReplicaReport]:
-        return list(await self.desk.ask.remote("fleet"))
+    async def replicas(self) -> list[ReplicaReport]:
+        return list(await self.handle.call.remote("replicas"))
 
-    async def seat(self, seat: Placement) -> None:
-        await self.desk.ask.remote("seat", seat)
+    async def place(self, placement: Placement) -> None:
+        await self.handle.call.remote("place", placement)
 
-    async def where(self, session: str) -> tuple[Placement, ReplicaReport] | None:
-        found: tuple[Placement, ReplicaReport] | None = await self.desk.ask.remote("where", session)
+    async def locate(self, session: str) -> tuple[Placement, ReplicaReport] | None:
+        found: tuple[Placement, ReplicaReport] | None = await self.handle.call.remote("locate", session)
         return found
 
-    async def keep_key(self, digest: str, session: dict[str, Any], expires_at: float) -> None:
-        await self.desk.ask.remote("keep_key", digest, session, expires_at)
+    async def store_key(self, digest: str, session: dict[str, Any], expires_at: float) -> None:
+        await self.handle.call.remote("store_key", digest, session, expires_at)
 
-    async def key(self, digest: str) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = await self.desk.ask.remote("key", digest)
+    async def session_of_key(self, digest: str) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = await self.handle.call.remote("session_of_key", digest)
         return found

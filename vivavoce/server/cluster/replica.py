@@ -1,4 +1,4 @@
-"""A replica: the whole server of one model on a private port, and what the fleet needs to know of it."""
+"""A replica: the whole server of one model on a private port, whose load is reported to the registry."""
 
 import asyncio
 import logging
@@ -10,7 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import aiohttp
+import ray
+from ray import serve
 
 from vivavoce.dialogue.backend import EndpointRef
 from vivavoce.errors import CapacityError, InputError
@@ -19,74 +23,70 @@ from vivavoce.server.cluster.options import PARTS, POOL, PoolOptions
 from vivavoce.server.cluster.registry import RemoteRegistry, ReplicaReport
 from vivavoce.server.config import ServerOptions
 
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
-
-LOOK_SECONDS = 0.25
-
-
-class InPool:
-    """A `Find`: whoever of a pool is least busy."""
-
-    def __init__(self, roll: RemoteRegistry, role: str) -> None:
-        self._roll, self.role = roll, role
-
-    async def __call__(self, gone: EndpointRef | None = None) -> EndpointRef:
-        """A replica of the pool; CapacityError where there is none."""
-        if gone is not None:
-            await self._roll.lost(gone.name)
-        report = await self._roll.somebody(self.role)
-        if report is None:
-            raise CapacityError(f"no {self.role} replica is ready")
-        return EndpointRef(f"{report.url}/v1", report.key, report.replica)
-
-    async def wait(self) -> EndpointRef:
-        """The same, however long its models take to load."""
-        while True:
-            try:
-                return await self()
-            except CapacityError:
-                await asyncio.sleep(LOOK_SECONDS)
-
-    def __str__(self) -> str:
-        return f"the {self.role} pool"
-
-
-async def with_pools(model: Mapping[str, Any], roll: RemoteRegistry, http: "ClientSession") -> dict[str, Any]:
-    """A model's options with its parts that are in other pools, once those are there."""
-    options = dict(model)
-    for name in PARTS:
-        if options.get(name) == POOL:
-            find = options[name] = InPool(roll, name)
-            place = await find.wait()
-            if name == "codec":
-                async with http.get(f"{place.url}/codec") as answer:
-                    options[name] = (find, await answer.json())
-    return options
-
-
 logger = logging.getLogger(__name__)
 
+POLL_SECONDS = 0.25
 HEARTBEAT_SECONDS = 1.0
 READY_SECONDS = 1800.0  # a large model is read from a slow disk
 UNLIMITED = 1e9
 
 
+class PoolResolver:
+    """A `Resolver`: the least busy replica of a pool."""
+
+    def __init__(self, registry: RemoteRegistry, role: str) -> None:
+        self._registry, self.role = registry, role
+
+    async def __call__(self, gone: EndpointRef | None = None) -> EndpointRef:
+        """A replica of the pool; CapacityError where there is none."""
+        if gone is not None:
+            await self._registry.mark_lost(gone.name)
+        report = await self._registry.pick(self.role)
+        if report is None:
+            raise CapacityError(f"no {self.role} replica is ready")
+        return EndpointRef(f"{report.url}/v1", report.key, report.replica)
+
+    async def wait(self) -> EndpointRef:
+        """A replica of the pool, however long its models take to load."""
+        while True:
+            try:
+                return await self()
+            except CapacityError:
+                await asyncio.sleep(POLL_SECONDS)
+
+    def __str__(self) -> str:
+        return f"the {self.role} pool"
+
+
+async def resolve_pools(
+    model: Mapping[str, Any], registry: RemoteRegistry, http: aiohttp.ClientSession
+) -> dict[str, Any]:
+    """A model's options in which parts of other pools are resolvers, once those pools are ready."""
+    options = dict(model)
+    for name in PARTS:
+        if options.get(name) == POOL:
+            resolver = options[name] = PoolResolver(registry, name)
+            endpoint = await resolver.wait()
+            if name == "codec":
+                async with http.get(f"{endpoint.url}/codec") as response:
+                    options[name] = (resolver, await response.json())
+    return options
+
+
 @dataclass(frozen=True)
-class Figures:
-    """What a server's own metrics say."""
+class ReplicaMetrics:
+    """The load of a server, read from its own `/metrics`."""
 
     sessions: int = 0
-    """And requests under way."""
+    """Sessions and requests in progress."""
     opened: int = 0
     missed: float = 0.0
     sound_seconds: float = 0.0
     slack: float | None = None
-    """Seconds by which sound, or the engine's rows, came before a listener ran dry, at worst; None: nobody listened."""
+    """Minimum seconds by which audio, or rows of the engine, were ahead of an underrun; None: no playback."""
 
     @classmethod
-    def read(cls, page: str) -> "Figures":
+    def read(cls, page: str) -> "ReplicaMetrics":
         """From the text of `/metrics`."""
         values: dict[str, float] = {}
         for line in page.splitlines():
@@ -103,24 +103,21 @@ class Figures:
             slack,
         )
 
-    def late_share(self, before: "Figures", piece_seconds: float) -> float:
-        """Of the pieces sent since, the share that went out late."""
+    def late_share(self, before: "ReplicaMetrics", piece_seconds: float) -> float:
+        """The share of the audio chunks sent since `before` that were late."""
         pieces = (self.sound_seconds - before.sound_seconds) / piece_seconds
         return min((self.missed - before.missed) / pieces, 1.0) if pieces >= 1 else 0.0
 
 
 class Replica:
-    """A Ray Serve deployment. It is running once its model is warm, and goes when its sessions have gone."""
+    """A Ray Serve deployment. It is running once its model is warm, and ends when its sessions have left."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, role: str, pool: PoolOptions, options: ServerOptions, desk: Any, drain_seconds: float
+        self, role: str, pool: PoolOptions, options: ServerOptions, registry: Any, drain_seconds: float
     ) -> None:
-        import aiohttp
-        import ray
-        from ray import serve
-
         configure(options.log_level, options.log_format)
-        self.role, self.pool, self._roll, self._drain_seconds = role, pool, RemoteRegistry(desk), drain_seconds
+        self.role, self.pool, self._drain_seconds = role, pool, drain_seconds
+        self._registry = RemoteRegistry(registry)
         self.name = serve.get_replica_context().replica_id.unique_id
         self.key = secrets.token_urlsafe(32)
         address = ray.util.get_node_ip_address()
@@ -129,91 +126,97 @@ class Replica:
             host=address,
             port=_free_port(address),
             api_keys=(self.key,),
-            most_sessions=pool.sessions,
-            opens_per_minute=UNLIMITED,  # all come from the ingress
+            max_sessions=pool.sessions,
+            opens_per_minute=UNLIMITED,  # all sessions come from the ingresses
         )
         self.url = f"http://{address}:{self._options.port}"
         self.is_draining = False
-        self._figures = self._before = Figures()
+        self._metrics = self._scaling_metrics = ReplicaMetrics()
         self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self.key}"})
         self._server = asyncio.create_task(self._serve())
-        await self._until_ready()
+        await self._wait_until_ready()
         self._reporting = asyncio.create_task(self._report())
 
     async def check_health(self) -> None:
-        """Raise where the server is no more, so that another replica takes this one's place."""
+        """Raise where the server has ended, so that Ray replaces this replica."""
         if self._server.done() or self._reporting.done():
             raise RuntimeError(f"the server of replica {self.name} ended")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the pool grows and shrinks by."""
-        before, self._before = self._before, self._figures
-        late = self._figures.late_share(before, self._options.piece_ms / 1000)
-        told = {"sessions": float(self._figures.sessions), "late_share": late}
-        return told if self._figures.slack is None else told | {"slack": self._figures.slack}
+        """The metrics by which the pool is scaled."""
+        before, self._scaling_metrics = self._scaling_metrics, self._metrics
+        late = self._metrics.late_share(before, self._options.piece_ms / 1000)
+        stats = {"sessions": float(self._metrics.sessions), "late_share": late}
+        return stats if self._metrics.slack is None else stats | {"slack": self._metrics.slack}
 
     async def __del__(self) -> None:
-        """Drain: the ingresses move sessions away when they are quiet; those that cannot be moved may end."""
+        """Drain: the ingresses move idle sessions away; the others may end by themselves."""
         self.is_draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds):
-                await self._tell_roll()
-                while self._figures.sessions:
-                    await asyncio.sleep(LOOK_SECONDS)
+                await self._send_report()
+                while self._metrics.sessions:
+                    await asyncio.sleep(POLL_SECONDS)
         for task in (self._reporting, self._server):
             task.cancel()
         await asyncio.gather(self._reporting, self._server, return_exceptions=True)
         await self._http.close()
 
     async def _serve(self) -> None:
-        pool = self.pool.of(self.role)
+        pool = self.pool.with_defaults(self.role)
         assert pool.load is not None
         assert pool.serve is not None
-        model = await with_pools(pool.model, self._roll, self._http)
-        host = await asyncio.to_thread(named(pool.load), **model)
-        run: Callable[[Any, ServerOptions], Awaitable[None]] = named(pool.serve)
+        model = await resolve_pools(pool.model, self._registry, self._http)
+        host = await asyncio.to_thread(import_object(pool.load), **model)
+        run: Callable[[Any, ServerOptions], Awaitable[None]] = import_object(pool.serve)
         await run(host, self._options)
 
-    async def _until_ready(self) -> None:
-        import aiohttp
-
+    async def _wait_until_ready(self) -> None:
         async with asyncio.timeout(READY_SECONDS):
             while not self._server.done():
                 with suppress(aiohttp.ClientError):
-                    async with self._http.get(f"{self.url}/readyz") as answer:
-                        if answer.status == 200:
+                    async with self._http.get(f"{self.url}/readyz") as response:
+                        if response.status == 200:
                             return
                 await asyncio.sleep(0.05)
         error = self._server.exception()
         raise CapacityError(f"the {self.role} server ended before it was ready: {error}") from error
 
     async def _report(self) -> None:
-        import aiohttp
-
-        loop, told_at = asyncio.get_running_loop(), -HEARTBEAT_SECONDS
+        loop, reported_at = asyncio.get_running_loop(), -HEARTBEAT_SECONDS
         while True:
-            before = self._figures
+            before = self._metrics
             with suppress(aiohttp.ClientError, TimeoutError):
-                async with self._http.get(f"{self.url}/metrics") as answer:
-                    self._figures = Figures.read(await answer.text())
-                has_changed = (before.sessions, before.opened) != (self._figures.sessions, self._figures.opened)
-                if has_changed or loop.time() - told_at >= HEARTBEAT_SECONDS:
-                    told_at = loop.time()
-                    await self._tell_roll()
-            await asyncio.sleep(LOOK_SECONDS)
+                async with self._http.get(f"{self.url}/metrics") as response:
+                    self._metrics = ReplicaMetrics.read(await response.text())
+                has_changed = (before.sessions, before.opened) != (self._metrics.sessions, self._metrics.opened)
+                if has_changed or loop.time() - reported_at >= HEARTBEAT_SECONDS:
+                    reported_at = loop.time()
+                    await self._send_report()
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def _tell_roll(self) -> None:
-        figures, late = self._figures, self._figures.late_share(self._before, self._options.piece_ms / 1000)
-        told = (figures.sessions, figures.opened, late, self.is_draining, os.getpid())
-        report = ReplicaReport(self.name, self.role, self.url, self.key, self.pool.sessions, *told, figures.slack)
+    async def _send_report(self) -> None:
+        report = ReplicaReport(
+            replica=self.name,
+            role=self.role,
+            url=self.url,
+            key=self.key,
+            capacity=self.pool.sessions,
+            sessions=self._metrics.sessions,
+            opened=self._metrics.opened,
+            late_share=self._metrics.late_share(self._scaling_metrics, self._options.piece_ms / 1000),
+            is_draining=self.is_draining,
+            pid=os.getpid(),
+            slack=self._metrics.slack,
+        )
         try:
-            await self._roll.report(report)
-        except Exception:  # a roll that is being restarted; the next report comes soon
+            await self._registry.report(report)
+        except Exception:  # the registry is being restarted; the next report comes soon
             logger.warning("replica %s could not report", self.name, exc_info=True)
 
 
-def named(path: str) -> Any:
-    """What a path such as `package.module:function` names."""
+def import_object(path: str) -> Any:
+    """The object of a path such as `package.module:function`."""
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)

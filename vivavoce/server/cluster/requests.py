@@ -1,154 +1,200 @@
-"""HTTP at an ingress: each request goes to the replica that has the call, to any of the right kind, or to all."""
+"""HTTP of an ingress: admission, and forwarding to the replica that has the call, to one of a pool, or to all."""
 
+import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vivavoce.server.auth import Identity
-from vivavoce.server.cluster.options import AdmissionGate, digest
+import aiohttp
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from vivavoce.server.auth import BROWSER_KEY, Identity, Keys, check_origin, request_key
 from vivavoce.server.cluster.registry import Placement, RemoteRegistry, ReplicaReport
-from vivavoce.server.cluster.router import ReplicaRouter, no_room
-from vivavoce.server.rest.http import body, json_answer, json_object
+from vivavoce.server.cluster.router import ReplicaRouter, capacity_error
+from vivavoce.server.config import OpenRate, ServerOptions
+from vivavoce.server.metrics import ExceptionCounter
+from vivavoce.server.realtime.sessions import RETRY_AFTER_SECONDS
+from vivavoce.server.rest.http import Endpoint, Handler, authenticated, json_object, json_response, read_body
 from vivavoce.server.wire_error import WireError
-
-if TYPE_CHECKING:
-    from aiohttp import ClientResponse
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 Wire = dict[str, Any]
 HOP_BY_HOP = {"connection", "content-length", "date", "host", "keep-alive", "server", "transfer-encoding", "upgrade"}
-ELSEWHERE = {
+POOL_OF_PATH = {
     "/v1/audio/transcriptions": "asr",
     "/v1/audio/translations": "asr",
     "/v1/audio/speech": "tts",
 }
-ANSWERED_BY = "x-viva-replica"
+REPLICA_HEADER = "x-viva-replica"
+REPLICA_GAUGES = {
+    "sessions": "Sessions of a replica.",
+    "capacity": "Sessions that a replica takes.",
+    "late_share": "Share of the audio chunks that were sent late.",
+    "slack": "Minimum seconds by which audio was ahead of an underrun.",
+    "is_draining": "Whether a replica is being removed.",
+}
 
 
-@dataclass
-class Requests:
-    """What an ingress answers over HTTP."""
+class AdmissionGate:
+    """Authentication and rate limit of an ingress."""
 
-    roll: RemoteRegistry
-    doors: ReplicaRouter
-    gate: AdmissionGate
-    pools: Collection[str]
-    most_bytes: int
-    """Of a body that is kept to be sent on more than once."""
+    def __init__(self, options: ServerOptions, registry: RemoteRegistry) -> None:
+        self._options, self._registry = options, registry
+        self._keys, self._rate = Keys(options), OpenRate(options.opens_per_minute)
 
-    async def call(self, request: "Request", caller: Identity) -> "Response":
-        """A WebRTC call: its sound goes straight to the replica that takes it."""
-        self.gate.check_rate(request.client)
-        replica = await self.roll.admit("speech")
+    async def admit(self, headers: Any) -> Identity:
+        """The caller with these headers; WireError 401 or 403 where it is not admitted."""
+        check_origin(headers, self._options)
+        key = request_key(headers)
+        if key is None or not key.startswith(BROWSER_KEY):
+            return self._keys.admit(key)
+        session = await self._registry.session_of_key(digest(key))
+        if session is None:
+            raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
+        return Identity(session, is_browser=True)
+
+    def check_rate(self, client: Any) -> None:
+        """WireError 429 for an address that opens too many sessions."""
+        address = client.host if client else "unknown"
+        if not self._rate.admits(address):
+            message = f"{address} opened too many sessions; try again in {RETRY_AFTER_SECONDS} s"
+            raise WireError(message, "rate_limit_exceeded", status=429, kind="server_error")
+
+    def endpoint(self, handler: Handler) -> Endpoint:
+        """A route's endpoint for admitted callers."""
+        return authenticated(handler, self._admit_request)
+
+    async def _admit_request(self, request: Request) -> Identity:
+        return await self.admit(request.headers)
+
+
+def digest(key: str) -> str:
+    """The hash by which the registry knows a browser key."""
+    return hashlib.sha256(key.encode("utf8", "surrogatepass")).hexdigest()
+
+
+class RequestForwarder:
+    """The HTTP handlers of an ingress."""
+
+    def __init__(
+        self,
+        registry: RemoteRegistry,
+        router: ReplicaRouter,
+        gate: AdmissionGate,
+        pools: Collection[str],
+        max_bytes: int,
+        exceptions: ExceptionCounter,
+    ) -> None:
+        self._registry, self._router, self._gate, self._pools = registry, router, gate, pools
+        self._max_bytes, self._exceptions = max_bytes, exceptions  # `max_bytes`: of a body that is sent more than once
+
+    async def create_call(self, request: Request, caller: Identity) -> Response:
+        """Open a WebRTC call; its audio goes directly to the replica."""
+        self._gate.check_rate(request.client)
+        replica = await self._registry.admit("speech")
         if replica is None:
-            raise no_room(await self.roll.fleet(), "speech")
-        answer = await self._forward(request, replica, caller.session)
-        call = answer.headers.get("location", "").rpartition("/")[2]
+            raise capacity_error(await self._registry.replicas(), "speech")
+        response = await self._forward(request, replica, caller.session)
+        call = response.headers.get("location", "").rpartition("/")[2]
         if call:
-            await self.roll.seat(Placement(call, "", replica.replica, call, ""))
-        return answer
+            await self._registry.place(Placement(call, "", replica.replica, call, ""))
+        return response
 
-    async def hang_up(self, request: "Request", caller: Identity) -> "Response":
-        """End a call, where it is."""
+    async def hang_up(self, request: Request, caller: Identity) -> Response:
+        """End a call at its replica."""
         call = request.path_params["call_id"]
-        found = await self.roll.where(call)
+        found = await self._registry.locate(call)
         if found is None:
             raise WireError(f"there is no call {call}", "call_not_found", status=404)
         return await self._forward(request, found[1])
 
-    async def browser_key(self, request: "Request", caller: Identity) -> "Response":
-        """A replica checks the session and makes the key; all ingresses know it."""
+    async def create_browser_key(self, request: Request, caller: Identity) -> Response:
+        """A replica validates the session and mints the key; the registry makes it known to all ingresses."""
         if caller.is_browser:
             raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
-        data = await body(request)
-        asked = json_object(data.decode("utf8", "replace")) if data.strip() else {}
-        answer = await self._forward(request, await self._somebody(self._first_pool), data=data)
-        if answer.status_code == 200:
-            made = json_object(bytes(answer.body).decode())
-            secret = made.get("client_secret") or made
-            session = made.get("session") or made
-            wanted = asked.get("session") or {name: value for name, value in asked.items() if name != "client_secret"}
+        data = await read_body(request)
+        params = json_object(data.decode("utf8", "replace")) if data.strip() else {}
+        response = await self._forward(request, await self._pick(self._main_pool), data=data)
+        if response.status_code == 200:
+            body = json_object(bytes(response.body).decode())
+            secret, session = body.get("client_secret") or body, body.get("session") or body
+            wanted = params.get("session") or {name: each for name, each in params.items() if name != "client_secret"}
             bound = wanted | {"type": session["type"], "model": session.get("model")}
-            await self.roll.keep_key(digest(secret["value"]), bound, float(secret["expires_at"]))
-        return answer
+            await self._registry.store_key(digest(secret["value"]), bound, float(secret["expires_at"]))
+        return response
 
-    async def anywhere(self, request: "Request", caller: Identity) -> "Response":
-        """A request that any replica of the right kind can answer; a pool of its own takes as many as it has places."""
-        role = ELSEWHERE.get(request.url.path, "speech")
-        if role not in self.pools:
-            return await self._forward(request, await self._somebody(self._first_pool))
-        replica = await self.roll.admit(role)
+    async def forward_to_one(self, request: Request, caller: Identity) -> Response:
+        """Forward to a replica of the right pool; a pool of its own admits as many requests as it has capacity."""
+        role = POOL_OF_PATH.get(request.url.path, "speech")
+        if role not in self._pools:
+            return await self._forward(request, await self._pick(self._main_pool))
+        replica = await self._registry.admit(role)
         if replica is None:
-            self.doors.figures["refused"] += 1
-            raise no_room(await self.roll.fleet(), role)
+            self._router.counters["refused"] += 1
+            raise capacity_error(await self._registry.replicas(), role)
         return await self._forward(request, replica)
 
-    async def everywhere(self, request: "Request", caller: Identity) -> "Response":
-        """A change that all who speak must make, as of their voices; the answer of one that could not is the answer."""
+    async def forward_to_all(self, request: Request, caller: Identity) -> Response:
+        """Forward a change, as of voices, to all replicas of a pool; the first failure is the response."""
         if caller.is_browser:
             raise WireError("a browser key cannot change this; use an API key", "invalid_api_key", status=403)
-        data, role = await body(request, self.most_bytes), "tts" if "tts" in self.pools else "speech"
-        answer = await self._forward(request, await self._somebody(role), data=data)
-        done = {answer.headers.get(ANSWERED_BY)}
-        for replica in await self.roll.fleet():
-            if answer.status_code < 400 and replica.role == role and replica.replica not in done:
-                answer = await self._forward(request, replica, data=data)
-        return answer
+        data, role = await read_body(request, self._max_bytes), "tts" if "tts" in self._pools else "speech"
+        response = await self._forward(request, await self._pick(role), data=data)
+        done = {response.headers.get(REPLICA_HEADER)}
+        for replica in await self._registry.replicas():
+            if response.status_code < 400 and replica.role == role and replica.replica not in done:
+                response = await self._forward(request, replica, data=data)
+        return response
 
-    async def models(self, request: "Request", caller: Identity) -> "Response":
-        """The models of all pools."""
+    async def models(self, request: Request, caller: Identity) -> Response:
+        """`/v1/models` of all pools."""
         cards: dict[str, Wire] = {}
-        for role in (role for role in self.pools if role != "codec"):
-            replica = await self._somebody(role)
+        for role in (role for role in self._pools if role != "codec"):
+            replica = await self._pick(role)
             headers = {"Authorization": f"Bearer {replica.key}"}
-            async with self.doors.http.get(f"{replica.url}/v1/models", headers=headers) as answer:
-                cards |= {card["id"]: card for card in (await answer.json())["data"]}
+            async with self._router.http.get(f"{replica.url}/v1/models", headers=headers) as response:
+                cards |= {card["id"]: card for card in (await response.json())["data"]}
         id = request.path_params.get("id")
         if id is None:
-            return json_answer({"object": "list", "data": list(cards.values())})
+            return json_response({"object": "list", "data": list(cards.values())})
         if id not in cards:
             raise WireError(f"there is no model {id!r} here", "model_not_found", "model", 404)
-        return json_answer(cards[id])
+        return json_response(cards[id])
 
-    async def healthy(self, request: "Request") -> "Response":
+    async def healthy(self, request: Request) -> Response:
         """Whether this ingress is alive."""
-        return json_answer({"status": "ok"})
+        return json_response({"status": "ok"})
 
-    async def ready(self, request: "Request") -> "Response":
+    async def ready(self, request: Request) -> Response:
         """Whether there is a replica for clients."""
-        is_ready = await self.roll.somebody(self._first_pool) is not None
-        return json_answer({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+        is_ready = await self._registry.pick(self._main_pool) is not None
+        return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    async def figures(self, request: "Request", caller: Identity) -> "Response":
-        """The fleet for Prometheus; each replica has its own figures at its private port."""
-        from prometheus_client import CONTENT_TYPE_LATEST
-        from starlette.responses import Response
-
-        return Response(fleet_figures(await self.roll.fleet(), self.doors.figures), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, request: Request, caller: Identity) -> Response:
+        """The fleet for Prometheus; each replica has metrics of its own at its private port."""
+        page = fleet_metrics(await self._registry.replicas(), self._router.counters, self._exceptions)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     @property
-    def _first_pool(self) -> str:
-        return "speech" if "speech" in self.pools else next(iter(self.pools))
+    def _main_pool(self) -> str:
+        return "speech" if "speech" in self._pools else next(iter(self._pools))
 
-    async def _somebody(self, role: str) -> ReplicaReport:
-        replica = await self.roll.somebody(role)
+    async def _pick(self, role: str) -> ReplicaReport:
+        replica = await self._registry.pick(role)
         if replica is None:
-            raise no_room([], role)
+            raise capacity_error([], role)
         return replica
 
     async def _forward(
-        self, request: "Request", replica: ReplicaReport, bound: Wire | None = None, data: bytes | None = None
-    ) -> "Response":
-        """The request at a replica, and its answer; what streams is streamed."""
-        import aiohttp
-        from starlette.responses import Response, StreamingResponse
-
-        key = replica.key if bound is None else await self.doors.bound_key(replica, bound)
-        headers = {name: value for name, value in request.headers.items() if name not in HOP_BY_HOP}
-        headers = {name: value for name, value in headers.items() if name not in ("origin", "authorization")}
+        self, request: Request, replica: ReplicaReport, bound_session: Wire | None = None, data: bytes | None = None
+    ) -> Response:
+        """The response of a replica to the request; a stream is streamed."""
+        router = self._router
+        key = replica.key if bound_session is None else await router.mint_bound_key(replica, bound_session)
+        dropped = HOP_BY_HOP | {"origin", "authorization"}
+        headers = {name: value for name, value in request.headers.items() if name not in dropped}
         try:
-            answer = await self.doors.http.request(
+            response = await router.http.request(
                 request.method,
                 f"{replica.url}{request.url.path}",
                 params=dict(request.query_params),
@@ -156,42 +202,33 @@ class Requests:
                 data=request.stream() if data is None else data,
             )
         except aiohttp.ClientError as error:
-            await self.doors.lost(replica)
-            raise WireError(
-                f"the replica does not answer: {error}", "replica_lost", None, 503, "server_error"
-            ) from error
-        kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
-        kept[ANSWERED_BY] = replica.replica
-        if answer.content_length is not None:
-            return Response(await answer.read(), answer.status, kept)
-        return StreamingResponse(_pieces(answer), answer.status, kept)
+            await router.mark_lost(replica)
+            message = f"the replica does not answer: {error}"
+            raise WireError(message, "replica_lost", None, 503, "server_error") from error
+        passed = {name: value for name, value in response.headers.items() if name.lower() not in HOP_BY_HOP}
+        passed[REPLICA_HEADER] = replica.replica
+        if response.content_length is not None:
+            return Response(await response.read(), response.status, passed)
+        return StreamingResponse(_chunks(response), response.status, passed)
 
 
-async def _pieces(answer: "ClientResponse") -> AsyncIterator[bytes]:
-    """What streams, as it comes; a client that goes ends the making."""
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """A streamed body; where the client disconnects, the replica's response is closed and its work cancelled."""
     try:
-        async for piece in answer.content.iter_any():
-            yield piece
+        async for chunk in response.content.iter_any():
+            yield chunk
     finally:
-        answer.close()
+        response.close()
 
 
-def fleet_figures(fleet: list[ReplicaReport], counts: Mapping[str, int]) -> bytes:
-    """Gauges of every replica and counters of this ingress, as Prometheus reads them."""
-    from prometheus_client import CollectorRegistry, Gauge, generate_latest
-
+def fleet_metrics(replicas: list[ReplicaReport], counters: Mapping[str, int], exceptions: ExceptionCounter) -> bytes:
+    """Gauges of every replica and counters of this ingress, in Prometheus' text format."""
     registry = CollectorRegistry()
-    what = {
-        "sessions": "Sessions that a replica has.",
-        "capacity": "Sessions that a replica takes.",
-        "late_share": "Share of the pieces of sound that went out late.",
-        "slack": "Seconds by which the last sound came before its listener ran dry, at worst.",
-        "is_draining": "Whether a replica is to go.",
-    }
-    for name, meaning in what.items():
+    for name, meaning in REPLICA_GAUGES.items():
         gauge = Gauge(f"viva_fleet_{name}", meaning, ["role", "replica"], registry=registry)
-        for each in (each for each in fleet if getattr(each, name) is not None):
-            gauge.labels(each.role, each.replica).set(float(getattr(each, name)))
-    for name, count in counts.items():
+        for replica in (replica for replica in replicas if getattr(replica, name) is not None):
+            gauge.labels(replica.role, replica.replica).set(float(getattr(replica, name)))
+    for name, count in counters.items():
         Gauge(f"viva_ingress_{name}", f"Sessions {name}, or replicas, by this ingress.", registry=registry).set(count)
+    registry.register(exceptions.metric)
     return generate_latest(registry)

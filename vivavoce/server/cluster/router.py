@@ -1,27 +1,26 @@
-"""From an ingress to the replicas: a place for a session, a socket to it, and a session opened again elsewhere."""
+"""From an ingress to the replicas: picks a replica for a session, opens its socket, and restores sessions elsewhere."""
 
 import asyncio
 import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import aiohttp
 
 from vivavoce.server.cluster.registry import Placement, RemoteRegistry, ReplicaReport
 from vivavoce.server.cluster.session_mirror import SessionMirror
 from vivavoce.server.realtime.sessions import RETRY_AFTER_SECONDS
 from vivavoce.server.wire_error import WireError
 
-if TYPE_CHECKING:
-    from aiohttp import ClientSession, ClientWebSocketResponse
-
 logger = logging.getLogger(__name__)
 
 Wire = dict[str, Any]
-HEARTBEAT_SECONDS = 6.0  # a replica whose machine is gone is missed after one and a half
+HEARTBEAT_SECONDS = 6.0  # a replica whose machine is gone is noticed after one and a half
 ANSWER_SECONDS = 10.0
 TRIES = 3
-RESUME_LATER = 4000  # not one of the codes by which a client says that it will not come back
+RESUME_LATER = 4000  # a close code after which the replica keeps the session
 
 
 @dataclass
@@ -29,9 +28,9 @@ class Upstream:
     """A socket to a replica."""
 
     replica: ReplicaReport
-    socket: "ClientWebSocketResponse"
+    socket: aiohttp.ClientWebSocketResponse
 
-    async def next(self) -> Wire:
+    async def next_event(self) -> Wire:
         """The next event, while the session is being opened; ConnectionError where the replica is gone."""
         async with asyncio.timeout(ANSWER_SECONDS):
             while True:
@@ -43,7 +42,7 @@ class Upstream:
                     raise ConnectionResetError(f"replica {self.replica.replica} closed")
 
     async def send(self, message: str | bytes) -> None:
-        """To the replica; ConnectionError where it is gone."""
+        """Send to the replica; ConnectionError where it is gone."""
         if self.socket.closed:
             raise ConnectionResetError(f"replica {self.replica.replica} is gone")
         await (self.socket.send_str(message) if isinstance(message, str) else self.socket.send_bytes(message))
@@ -51,87 +50,85 @@ class Upstream:
 
 @dataclass
 class SessionRequest:
-    """What a client connected with; it is asked again wherever the session moves."""
+    """What a client connected with; repeated at every replica the session moves to."""
 
     role: str
     query: Mapping[str, str]
     protocols: tuple[str, ...] = ()
-    bound: Wire | None = None
-    """The session its browser key is bound to."""
+    bound_session: Wire | None = None
+    """The session that the client's browser key is bound to."""
 
 
 @dataclass
 class HeldPlacement:
     """A session whose socket passes, or passed, through this ingress."""
 
-    asked: SessionRequest
-    ledger: SessionMirror
+    request: SessionRequest
+    mirror: SessionMirror
     replica: ReplicaReport
     is_call: bool = False
-    """A look at a WebRTC call, whose sound goes elsewhere: it ends with its replica."""
-    ends_at: float | None = None
-    """When it is forgotten, while its client is away."""
+    """A sideband socket of a WebRTC call, which ends with its replica."""
+    expires_at: float | None = None
+    """When it is dropped, while its client is disconnected."""
 
 
 @dataclass
 class ReplicaRouter:
-    """Opens sessions at replicas."""
+    """Opens, resumes and restores sessions at replicas."""
 
-    roll: RemoteRegistry
+    registry: RemoteRegistry
     kept_sound_seconds: float
-    http: "ClientSession" = field(init=False)
+    http: aiohttp.ClientSession = field(init=False)
     """Set once the ingress runs."""
-    figures: dict[str, int] = field(default_factory=lambda: {"refused": 0, "lost": 0, "moved": 0, "restored": 0})
+    counters: dict[str, int] = field(default_factory=lambda: {"refused": 0, "lost": 0, "moved": 0, "restored": 0})
 
-    async def open(self, asked: SessionRequest) -> tuple[HeldPlacement, Upstream, str]:
-        """A new session, its socket, and its greeting as told; WireError 503 where there is no room."""
-        upstream, greeting = await self._admitted(asked, set())
-        held = HeldPlacement(asked, SessionMirror(self.kept_sound_seconds), upstream.replica)
-        text = json.dumps(greeting, separators=(",", ":"), ensure_ascii=False)
-        held.ledger.told(text)
-        await self._seat(held)
+    async def open(self, request: SessionRequest) -> tuple[HeldPlacement, Upstream, str]:
+        """A new session, its socket, and its first event; WireError 503 where all replicas are full."""
+        upstream, created = await self._open_at_replica(request, set())
+        held = HeldPlacement(request, SessionMirror(self.kept_sound_seconds), upstream.replica)
+        text = json.dumps(created, separators=(",", ":"), ensure_ascii=False)
+        held.mirror.replica_sent(text)
+        await self._record(held)
         return held, upstream, text
 
     async def restore(self, held: HeldPlacement, avoid: set[str]) -> Upstream:
-        """The session of a ledger at another replica; WireError 503 where there is no room."""
-        upstream, greeting = await self._admitted(held.asked, avoid)
-        ledger = held.ledger
-        for message in ledger.history():
+        """The mirrored session at another replica; WireError 503 where all are full."""
+        upstream, created = await self._open_at_replica(held.request, avoid)
+        mirror = held.mirror
+        for message in mirror.history():
             await upstream.send(message)
-        await upstream.send('{"type":"input_audio_buffer.clear"}')  # answered when all before it is done
-        event = await upstream.next()
+        await upstream.send('{"type":"input_audio_buffer.clear"}')  # its answer says that the history is complete
+        event = await upstream.next_event()
         while event["type"] != "input_audio_buffer.cleared":
-            event = await upstream.next()
-        ledger.seat(greeting)
-        ledger.moved()
-        ledger.first_event = event["event_id"]
-        for tail in ledger.tail:
-            await upstream.send(tail)
+            event = await upstream.next_event()
+        mirror.attach(created)
+        mirror.reset_after_move()
+        mirror.restore_event = event["event_id"]
+        for pending in mirror.tail:
+            await upstream.send(pending)
         held.replica = upstream.replica
-        await self._seat(held)
-        self.figures["restored"] += 1
+        await self._record(held)
+        self.counters["restored"] += 1
         return upstream
 
     async def resume(self, held: HeldPlacement, last_event_id: str | None) -> Upstream:
-        """A socket to the session as it sits, reading on after an event; ConnectionError where its replica is gone."""
-        ledger = held.ledger
-        tag = f"event_{ledger.sitting[5:13]}_"
-        known = last_event_id if last_event_id and last_event_id.startswith(tag) else ledger.first_event
-        query = {"session_id": ledger.sitting, "resume_token": ledger.sitting_token}
-        query |= {"last_event_id": known} if known else {}
-        return await self.connect(held.replica, query, held.asked.protocols)
+        """A socket to the session at its replica, from an event on; ConnectionError where the replica is gone."""
+        mirror = held.mirror
+        prefix = f"event_{mirror.replica_session[5:13]}_"
+        last = last_event_id if last_event_id and last_event_id.startswith(prefix) else mirror.restore_event
+        query = {"session_id": mirror.replica_session, "resume_token": mirror.replica_token}
+        query |= {"last_event_id": last} if last else {}
+        return await self.connect(held.replica, query, held.request.protocols)
 
     async def connect(
         self,
         replica: ReplicaReport,
         query: Mapping[str, str],
         protocols: tuple[str, ...] = (),
-        bound: Wire | None = None,
+        bound_session: Wire | None = None,
     ) -> Upstream:
         """A socket to one replica."""
-        import aiohttp
-
-        key = replica.key if bound is None else await self.bound_key(replica, bound)
+        key = replica.key if bound_session is None else await self.mint_bound_key(replica, bound_session)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 socket = await self.http.ws_connect(
@@ -146,60 +143,69 @@ class ReplicaRouter:
             raise ConnectionResetError(f"replica {replica.replica} does not answer: {type(error).__name__}") from error
         return Upstream(replica, socket)
 
-    async def lost(self, replica: ReplicaReport) -> None:
-        """A replica was found dead."""
-        self.figures["lost"] += 1
-        await self.roll.lost(replica.replica)
+    async def mark_lost(self, replica: ReplicaReport) -> None:
+        """Remove a replica that does not answer from the registry."""
+        self.counters["lost"] += 1
+        await self.registry.mark_lost(replica.replica)
 
-    async def _admitted(self, asked: SessionRequest, avoid: set[str]) -> tuple[Upstream, Wire]:
-        """A session at the least full replica, and its greeting; one that is full after all, or gone, is passed by."""
+    async def mint_bound_key(self, replica: ReplicaReport, session: Wire) -> str:
+        """A browser key of this replica, bound to the same session as the client's key."""
+        headers = {"Authorization": f"Bearer {replica.key}"}
+        url = f"{replica.url}/v1/realtime/client_secrets"
+        async with self.http.post(url, json={"session": session}, headers=headers) as response:
+            body = await response.json()
+        if response.status != 200:
+            error = body["error"]
+            raise WireError(error["message"], error["code"], error.get("param"), response.status)
+        return str(body["value"])
+
+    async def _open_at_replica(self, request: SessionRequest, avoid: set[str]) -> tuple[Upstream, Wire]:
+        """A session at the least occupied replica, and its first event; full and lost replicas are skipped."""
         refusal: WireError | None = None
         for _ in range(TRIES):
-            replica = await self.roll.admit(asked.role, avoid)
+            replica = await self.registry.admit(request.role, avoid)
             if replica is None:
                 break
             try:
-                upstream = await self.connect(replica, asked.query, asked.protocols, asked.bound)
-                greeting = await upstream.next()
+                upstream = await self.connect(replica, request.query, request.protocols, request.bound_session)
+                event = await upstream.next_event()
             except (ConnectionError, TimeoutError) as error:
                 logger.warning("replica %s takes no session: %s", replica.replica, type(error).__name__)
                 avoid = avoid | {replica.replica}
                 continue
-            if greeting["type"] == "session.created":
-                return upstream, greeting
+            if event["type"] == "session.created":
+                return upstream, event
             await upstream.socket.close()
-            refusal = _as_error(greeting)
+            refusal = _wire_error(event)
             avoid = avoid | {replica.replica}
-        self.figures["refused"] += 1
-        raise refusal or no_room(await self.roll.fleet(), asked.role)
+        self.counters["refused"] += 1
+        raise refusal or capacity_error(await self.registry.replicas(), request.role)
 
-    async def _seat(self, held: HeldPlacement) -> None:
-        ledger = held.ledger
-        sitting = (ledger.sitting, ledger.sitting_token, ledger.first_event)
-        await self.roll.seat(Placement(ledger.id, ledger.token, held.replica.replica, *sitting))
-
-    async def bound_key(self, replica: ReplicaReport, session: Wire) -> str:
-        """A browser key of this replica, bound to the session that the client's key was bound to."""
-        headers = {"Authorization": f"Bearer {replica.key}"}
-        url = f"{replica.url}/v1/realtime/client_secrets"
-        async with self.http.post(url, json={"session": session}, headers=headers) as answer:
-            made = await answer.json()
-        if answer.status != 200:
-            raise WireError(made["error"]["message"], made["error"]["code"], made["error"].get("param"), answer.status)
-        return str(made["value"])
+    async def _record(self, held: HeldPlacement) -> None:
+        mirror = held.mirror
+        await self.registry.place(
+            Placement(
+                session=mirror.id,
+                token=mirror.token,
+                replica=held.replica.replica,
+                replica_session=mirror.replica_session,
+                replica_token=mirror.replica_token,
+                restore_event=mirror.restore_event,
+            )
+        )
 
 
-def no_room(fleet: list[ReplicaReport], role: str) -> WireError:
-    """Why nobody takes one more session."""
-    members = [each for each in fleet if each.role == role and not each.is_draining]
+def capacity_error(replicas: list[ReplicaReport], role: str) -> WireError:
+    """Why no replica takes one more session."""
+    members = [each for each in replicas if each.role == role and not each.is_draining]
     places = sum(each.capacity for each in members)
     message = f"all {places} places are taken" if members else f"no {role} replica is ready"
     code = "session_limit_reached" if members else "server_not_ready"
     return WireError(f"{message}; try again in {RETRY_AFTER_SECONDS} s", code, status=503, kind="server_error")
 
 
-def _as_error(greeting: Wire) -> WireError:
-    told = greeting.get("error") or {}
-    is_full = told.get("type") == "server_error"
-    message, code = told.get("message", "the session was refused"), told.get("code", "refused")
-    return WireError(message, code, told.get("param"), 503 if is_full else 400, told.get("type", "server_error"))
+def _wire_error(event: Wire) -> WireError:
+    error = event.get("error") or {}
+    is_full = error.get("type") == "server_error"
+    message, code = error.get("message", "the session was refused"), error.get("code", "refused")
+    return WireError(message, code, error.get("param"), 503 if is_full else 400, error.get("type", "server_error"))

@@ -1,7 +1,7 @@
-"""What is known of a session outside the replica that has it: enough to open it again elsewhere.
+"""A copy of a session outside its replica, complete enough to restore it at another.
 
-It reads along on the wire. Items with sound are asked of the replica as soon as they are whole; a reply under way is
-kept as far as it was told; the user's sound since the last turn is kept as it came.
+The ingress passes it every event of both directions. Items with audio are retrieved from the replica as soon as they
+are complete; a reply in progress is stored as far as it was sent, the user's audio since the last turn as received.
 """
 
 import base64
@@ -17,53 +17,52 @@ from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
 from vivavoce.server.realtime.session_types import AudioFormat
 
 Wire = dict[str, Any]
-BEGIN = '{"type":"'  # how every event of our journal begins
-MOST_UPDATES = 256
+EVENT_PREFIX = '{"type":"'  # of every event of our server
+MAX_UPDATES = 256
 TAIL_SECONDS = 20.0
-SOUND_DELTA = "response.output_audio.delta"
+AUDIO_DELTA = "response.output_audio.delta"
 RESUMED = "viva.session.resumed"
-OURS = "viva_ledger_"  # begins the ids of the events that we send ourselves
-ANSWERS = {  # what a client sends, and what tells that it is done
+OWN_PREFIX = "viva_mirror_"  # of the ids of events that the mirror sends
+ANSWERS = {  # events of the client, and the event that confirms each
     "conversation.item.create": "conversation.item.added",
     "conversation.item.truncate": "conversation.item.truncated",
     "conversation.item.delete": "conversation.item.deleted",
     "input_audio_buffer.commit": "input_audio_buffer.committed",
     "response.create": "response.created",
 }
-CLOCKED = {"audio_start_ms", "audio_end_ms"}
+AUDIO_TIMES = {"audio_start_ms", "audio_end_ms"}
 
 
 @dataclass
 class ActiveReply:
-    """A reply that has not ended yet."""
+    """A reply in progress."""
 
     response: Wire
     items: dict[str, Wire] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
-    sound: dict[str, list[str]] = field(default_factory=dict)
-    """Events with the sound of each item, as they were told."""
+    text: dict[str, str] = field(default_factory=dict)
+    audio: dict[str, list[str]] = field(default_factory=dict)
+    """The audio events of each item, as they were sent."""
 
 
 @dataclass(frozen=True)
 class MirroredEvents:
-    """What becomes of an event of the replica."""
+    """What to do about an event of the replica."""
 
-    forward: str | None
-    ask: tuple[str, ...] = ()
-    """Events that the replica is to be sent."""
+    to_client: str | None
+    to_replica: tuple[str, ...] = ()
 
 
 @dataclass
 class SessionMirror:
-    """One session. `id` and `token` are those its client knows; `sitting` is what the present replica calls it."""
+    """One session. `id` and `token` are those of the client; the replica's own may differ after a move."""
 
     kept_sound_seconds: float
     id: str = ""
     token: str = ""
-    sitting: str = ""
-    sitting_token: str = ""
-    first_event: str = ""
-    """The last event that the client was not told because it only brought the session here."""
+    replica_session: str = ""
+    replica_token: str = ""
+    restore_event: str = ""
+    """The last event of the replica that was not forwarded, because it only restored the session."""
     session: Wire = field(default_factory=dict)
     updates: list[str] = field(default_factory=list)
     last_client_event: str | None = None
@@ -73,26 +72,26 @@ class SessionMirror:
     _replies: dict[str, ActiveReply] = field(default_factory=dict)
     _tail: deque[tuple[str | bytes, float]] = field(default_factory=deque)
     _tail_ms: float = 0.0
-    _heard_ms: float = 0.0
+    _received_ms: float = 0.0
     _offset_ms: int = 0
     _unanswered: list[tuple[str, str]] = field(default_factory=list)
-    """Events of the client that the replica has not answered yet, and their kinds."""
-    _asked: Counter[str] = field(default_factory=Counter)
-    _wanted: Counter[str] = field(default_factory=Counter)
-    """Items whose sound the client, and we, wait for."""
+    """Kind and text of the client's events that the replica has not confirmed."""
+    _client_retrievals: Counter[str] = field(default_factory=Counter)
+    _own_retrievals: Counter[str] = field(default_factory=Counter)
+    """Items that the client, and the mirror, have requested from the replica."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nobody would notice that the session moves."""
-        is_waiting = bool(self._wanted or self._unanswered)
+        """Whether the session can move without an effect on the client."""
+        is_waiting = bool(self._own_retrievals or self._unanswered)
         return not self._replies and not self.is_user_speaking and not is_waiting
 
-    # What the client sends
+    # Events of the client
 
-    def said(self, message: str | bytes) -> None:
-        """An event, or a binary frame of sound, goes to the replica."""
+    def client_sent(self, message: str | bytes) -> None:
+        """Record an event, or a binary audio frame, that was sent to the replica."""
         if isinstance(message, bytes):
-            self._hear(message, self._binary_ms(message))
+            self._record_audio(message, self._binary_ms(message))
             return
         try:
             event = json.loads(message)
@@ -103,92 +102,94 @@ class SessionMirror:
         kind = event.get("type")
         self.last_client_event = event.get("event_id") or self.last_client_event
         if kind == "input_audio_buffer.append" and isinstance(event.get("audio"), str):
-            self._hear(message, len(event["audio"]) * 0.75 / _bytes_per_ms(self.input_format))
+            self._record_audio(message, len(event["audio"]) * 0.75 / _bytes_per_ms(self.input_format))
         elif kind == "input_audio_buffer.clear":
-            self._forget_tail()
-        elif kind == "session.update" and len(self.updates) < MOST_UPDATES:
+            self._clear_tail()
+        elif kind == "session.update" and len(self.updates) < MAX_UPDATES:
             self.updates.append(message)
         elif kind == "conversation.item.retrieve" and isinstance(event.get("item_id"), str):
-            self._asked[event["item_id"]] += 1
+            self._client_retrievals[event["item_id"]] += 1
         elif kind in ANSWERS:
             self._unanswered.append((kind, message))
 
-    # What the replica tells
+    # Events of the replica
 
-    def told(self, text: str) -> MirroredEvents:
-        """An event of the replica: what the client gets of it, and what the replica is asked."""
-        kind = text[len(BEGIN) : text.find('"', len(BEGIN))] if text.startswith(BEGIN) else ""
-        if kind == SOUND_DELTA:
-            self._sounded(text)
+    def replica_sent(self, text: str) -> MirroredEvents:
+        """Record an event of the replica; what to send to the client, and what to the replica."""
+        kind = text[len(EVENT_PREFIX) : text.find('"', len(EVENT_PREFIX))] if text.startswith(EVENT_PREFIX) else ""
+        if kind == AUDIO_DELTA:
+            self._record_reply_audio(text)
             return MirroredEvents(text)
         event = json.loads(text)
-        self._answered(kind, event)
-        ask = _READERS[kind](self, event) if kind in _READERS else ()
-        return MirroredEvents(None) if ask is None else MirroredEvents(self._renamed(text, event), ask)
+        self._confirm(kind, event)
+        requests = _HANDLERS[kind](self, event) if kind in _HANDLERS else ()
+        return MirroredEvents(None) if requests is None else MirroredEvents(self._translate(text, event), requests)
 
-    def _answered(self, kind: str, event: Wire) -> None:
-        """What the client sent is done. An error may mean any of it: rather not done than done twice."""
+    def _confirm(self, kind: str, event: Wire) -> None:
+        """Remove what the event confirms. An error may belong to any event: better none is repeated than one twice."""
         if kind == "error":
             self._unanswered.clear()
         is_reply = kind == "conversation.item.added" and event["item"].get("status") == "in_progress"
-        for place, (asked, _) in enumerate(self._unanswered):
-            if ANSWERS[asked] == kind and not is_reply:
-                del self._unanswered[place]
+        for index, (sent, _) in enumerate(self._unanswered):
+            if ANSWERS[sent] == kind and not is_reply:
+                del self._unanswered[index]
                 return
 
     def _session_created(self, event: Wire) -> tuple[str, ...]:
-        self.seat(event)
-        self.id, self.token = self.sitting, self.sitting_token
+        self.attach(event)
+        self.id, self.token = self.replica_session, self.replica_token
         return ()
 
     def _session_updated(self, event: Wire) -> tuple[str, ...]:
         before, self.session = self.session, event["session"]
         if before and _formats(before) == _formats(self.session):
             return ()
-        return tuple(ask for id in self._drop_sound() for ask in self._want(id))
+        return tuple(request for id in self._drop_audio() for request in self._retrieve(id))
 
-    def _drop_sound(self) -> list[str]:
-        """Forget stored audio, which is encoded in a format no longer in force; the ids of its items."""
+    def _drop_audio(self) -> list[str]:
+        """Drop stored audio, which is in a format no longer configured; the ids of its items."""
         dropped = []
         for id, item in self._items.items():
-            had_sound = [part.pop("audio", None) for part in item.get("content", ())]
-            if any(had_sound):
+            audio = [part.pop("audio", None) for part in item.get("content", ())]
+            if any(audio):
                 dropped.append(id)
         return dropped
 
     def _item_added(self, event: Wire) -> tuple[str, ...]:
         item, previous = event["item"], event.get("previous_item_id")
         if item["id"] not in self._items:
-            place = self._order.index(previous) + 1 if previous in self._items else 0 if previous is None else None
-            self._order.insert(len(self._order) if place is None else place, item["id"])
+            index = 0 if previous is None else len(self._order)
+            if previous in self._items:
+                index = self._order.index(previous) + 1
+            self._order.insert(index, item["id"])
         self._items[item["id"]] = item
         return ()
 
     def _item_done(self, event: Wire) -> tuple[str, ...]:
         self._item_added(event)
-        has_sound = any(part["type"].endswith("_audio") for part in event["item"].get("content", ()))
-        return self._want(event["item"]["id"]) if has_sound else ()
+        has_audio = any(part["type"].endswith("_audio") for part in event["item"].get("content", ()))
+        return self._retrieve(event["item"]["id"]) if has_audio else ()
 
     def _item_retrieved(self, event: Wire) -> tuple[str, ...] | None:
-        """None for what only we had asked for."""
+        """None, so that it is not forwarded, for an item that only the mirror requested."""
         id = event["item"]["id"]
         if id in self._items:
             self._items[id] = event["item"]
-            self._bound_sound()
-        is_ours = self._wanted[id] > 0
-        _take(self._wanted if is_ours else self._asked, id)
-        return None if is_ours else ()
+            self._limit_audio()
+        is_own = self._own_retrievals[id] > 0
+        _decrement(self._own_retrievals if is_own else self._client_retrievals, id)
+        return None if is_own else ()
 
     def _error(self, event: Wire) -> tuple[str, ...] | None:
-        """None where an item that we asked for has gone."""
-        asked = event["error"].get("event_id") or ""
-        if not asked.startswith(OURS):
+        """None, so that it is not forwarded, where an item that the mirror requested was deleted."""
+        request = event["error"].get("event_id") or ""
+        if not request.startswith(OWN_PREFIX):
             return ()
-        _take(self._wanted, asked.removeprefix(OURS))
+        _decrement(self._own_retrievals, request.removeprefix(OWN_PREFIX))
         return None
 
     def _item_truncated(self, event: Wire) -> tuple[str, ...]:
-        return self._want(event["item_id"]) if event["item_id"] in self._items else ()
+        return self._retrieve(event["item_id"]) if event["item_id"] in self._items else ()
 
     def _item_deleted(self, event: Wire) -> tuple[str, ...]:
         if self._items.pop(event["item_id"], None) is not None:
@@ -207,7 +208,7 @@ class SessionMirror:
 
     def _committed(self, event: Wire) -> tuple[str, ...]:
         self.is_user_speaking = False
-        self._forget_tail()
+        self._clear_tail()
         return ()
 
     def _response_created(self, event: Wire) -> tuple[str, ...]:
@@ -226,59 +227,58 @@ class SessionMirror:
             reply.items.pop(event["item"]["id"], None)
         return ()
 
-    def _words_told(self, event: Wire) -> tuple[str, ...]:
+    def _text_delta(self, event: Wire) -> tuple[str, ...]:
         reply, item = self._replies.get(event["response_id"]), event["item_id"]
         if reply is not None:
-            reply.words[item] = reply.words.get(item, "") + event["delta"]
+            reply.text[item] = reply.text.get(item, "") + event["delta"]
         return ()
 
     def _response_done(self, event: Wire) -> tuple[str, ...]:
         self._replies.pop(event["response"]["id"], None)
         return ()
 
-    # To open it elsewhere
+    # Restoring the session elsewhere
 
-    def seat(self, created: Wire) -> None:
-        """It sits at a replica that greeted with this `session.created`."""
+    def attach(self, created: Wire) -> None:
+        """Take over the ids of the replica that sent this `session.created`."""
         self.session = created["session"]
-        self.sitting, self.sitting_token = self.session["id"], self.session["viva"]["resume_token"]
+        self.replica_session, self.replica_token = self.session["id"], self.session["viva"]["resume_token"]
 
-    def moved(self) -> None:
-        """It sits elsewhere from now on: what was asked of the last replica is not answered, and its clock begins."""
+    def reset_after_move(self) -> None:
+        """Forget the requests to the last replica, and offset the audio clock, which starts anew at this one."""
         self.is_user_speaking = False
-        self._offset_ms = round(self._heard_ms - self._tail_ms)
-        self._asked.clear()
-        self._wanted.clear()
+        self._offset_ms = round(self._received_ms - self._tail_ms)
+        self._client_retrievals.clear()
+        self._own_retrievals.clear()
 
     def history(self) -> Iterator[str]:
-        """Events that bring the settings and the history to a new session."""
+        """Events that restore the settings and the history in a new session."""
         yield from self.updates
         for id in self._order:
-            item = self._restored(self._items[id])
+            item = self._creatable(self._items[id])
             if item is not None:
                 yield json.dumps({"type": "conversation.item.create", "item": item})
 
     @property
     def tail(self) -> list[str | bytes]:
-        """The user's sound since the last turn, and what the client sent that was not answered."""
+        """The user's audio since the last turn, and the events of the client that were not confirmed."""
         return [*(message for message, _ in self._tail), *(message for _, message in self._unanswered)]
 
-    def resumed(self) -> str:
-        """The greeting of a client that comes back to a session that was opened again meanwhile."""
-        session = self.session | {"id": self.id}
-        told: Wire = {"lost_events": 0, "received_audio_ms": round(self._heard_ms)}
-        told["last_client_event_id"] = self.last_client_event
-        return json.dumps({"type": RESUMED, "event_id": self.first_event, "session": session, **told})
+    def resumed_event(self) -> str:
+        """The first event for a client that reconnects to a session that was restored meanwhile."""
+        event: Wire = {"type": RESUMED, "event_id": self.restore_event, "session": self.session | {"id": self.id}}
+        event |= {"lost_events": 0, "received_audio_ms": round(self._received_ms)}
+        return json.dumps(event | {"last_client_event_id": self.last_client_event})
 
-    def cut_short(self) -> list[Wire]:
-        """The replies under way end here: the events that tell it. What was told of them becomes history."""
+    def fail_active_replies(self) -> list[Wire]:
+        """End the replies in progress: the events for the client. What was sent of them becomes history."""
         events: list[Wire] = []
         for reply in self._replies.values():
             for id, item in reply.items.items():
-                whole = self._as_told(reply, id, item)
+                whole = self._as_sent(reply, id, item)
                 if id in self._items:
                     self._items[id] = whole
-                shown = whole | {"content": [_without_sound(part) for part in whole.get("content", [])]}
+                shown = whole | {"content": [_without_audio(part) for part in whole.get("content", [])]}
                 events.append({"type": "response.output_item.done", "response_id": reply.response["id"]})
                 events[-1] |= {"output_index": 0, "item": shown}
             error = {"type": "server_error", "code": "replica_lost", "message": "the reply was lost with its replica"}
@@ -290,54 +290,54 @@ class SessionMirror:
 
     @property
     def input_format(self) -> WireFormat:
-        """How the client's sound comes."""
+        """The format of the client's audio."""
         return _format(self.session, "input") if self.session else WireFormat()
 
-    def _as_told(self, reply: ActiveReply, id: str, item: Wire) -> Wire:
-        words, sound = reply.words.get(id, ""), reply.sound.get(id)
+    def _as_sent(self, reply: ActiveReply, id: str, item: Wire) -> Wire:
+        text, audio = reply.text.get(id, ""), reply.audio.get(id)
         if item.get("type") != "message":
             return item | {"status": "incomplete"}
-        if sound is None:
-            return item | {"status": "incomplete", "content": [{"type": "output_text", "text": words}]}
-        data = b"".join(base64.b64decode(json.loads(text)["delta"]) for text in sound)
-        part = {"type": "output_audio", "transcript": words or None, "audio": base64.b64encode(data).decode("ascii")}
+        if audio is None:
+            return item | {"status": "incomplete", "content": [{"type": "output_text", "text": text}]}
+        data = b"".join(base64.b64decode(json.loads(event)["delta"]) for event in audio)
+        part = {"type": "output_audio", "transcript": text or None, "audio": base64.b64encode(data).decode("ascii")}
         return item | {"status": "incomplete", "content": [part]}
 
-    def _restored(self, item: Wire) -> Wire | None:
-        """An item as a client would create it; None where neither its sound nor its words are known."""
+    def _creatable(self, item: Wire) -> Wire | None:
+        """An item as a client would create it; None where neither its audio nor its text is known."""
         if item["type"] != "message":
             return {name: value for name, value in item.items() if name not in ("object", "status")}
-        parts = [part for part in map(self._restored_part, item["content"]) if part is not None]
+        parts = [part for part in map(self._creatable_part, item["content"]) if part is not None]
         return {"id": item["id"], "type": "message", "role": item["role"], "content": parts} if parts else None
 
-    def _restored_part(self, part: Wire) -> Wire | None:
-        is_ours = part["type"].startswith("output_")
+    def _creatable_part(self, part: Wire) -> Wire | None:
+        is_output = part["type"].startswith("output_")
         if part["type"].endswith("_text"):
             return part if part["text"] else None
-        is_readable = not is_ours or self.input_format == _format(self.session, "output")
+        is_readable = not is_output or self.input_format == _format(self.session, "output")
         if part.get("audio") and is_readable:
             return part
-        words = part.get("transcript")
-        return {"type": "output_text" if is_ours else "input_text", "text": words} if words else None
+        text = part.get("transcript")
+        return {"type": "output_text" if is_output else "input_text", "text": text} if text else None
 
-    def _want(self, id: str) -> tuple[str, ...]:
-        self._wanted[id] += 1
-        return (json.dumps({"type": "conversation.item.retrieve", "item_id": id, "event_id": OURS + id}),)
+    def _retrieve(self, id: str) -> tuple[str, ...]:
+        self._own_retrievals[id] += 1
+        return (json.dumps({"type": "conversation.item.retrieve", "item_id": id, "event_id": OWN_PREFIX + id}),)
 
-    def _sounded(self, text: str) -> None:
+    def _record_reply_audio(self, text: str) -> None:
         event = json.loads(text)
         reply = self._replies.get(event["response_id"])
         if reply is not None:
-            reply.sound.setdefault(event["item_id"], []).append(text)
+            reply.audio.setdefault(event["item_id"], []).append(text)
 
-    def _hear(self, message: str | bytes, milliseconds: float) -> None:
-        self._heard_ms += milliseconds
+    def _record_audio(self, message: str | bytes, milliseconds: float) -> None:
+        self._received_ms += milliseconds
         self._tail_ms += milliseconds
         self._tail.append((message, milliseconds))
         while self._tail_ms > TAIL_SECONDS * 1000 and len(self._tail) > 1:
             self._tail_ms -= self._tail.popleft()[1]
 
-    def _forget_tail(self) -> None:
+    def _clear_tail(self) -> None:
         self._tail.clear()
         self._tail_ms = 0.0
 
@@ -345,8 +345,8 @@ class SessionMirror:
         is_opus = (self.session.get("viva") or {}).get("binary") == "opus"
         return 20.0 if is_opus else len(message) / _bytes_per_ms(self.input_format)
 
-    def _bound_sound(self) -> None:
-        """Sound beyond what is kept goes, the oldest first; its words stay."""
+    def _limit_audio(self) -> None:
+        """Drop audio beyond `kept_sound_seconds`, the oldest first; its text stays."""
         left = self.kept_sound_seconds * 1000
         for id in reversed(self._order):
             for part in self._items[id].get("content", ()):
@@ -355,16 +355,16 @@ class SessionMirror:
                 if left < 0:
                     part.pop("audio", None)
 
-    def _renamed(self, text: str, event: Wire) -> str:
-        """The event under the ids and the clock that the client knows."""
-        if self._offset_ms and CLOCKED & event.keys() and event["type"].startswith("input_audio_buffer."):
-            text = json.dumps(event | {name: event[name] + self._offset_ms for name in CLOCKED & event.keys()})
-        if event["type"] == RESUMED and str(event["last_client_event_id"]).startswith(OURS):
+    def _translate(self, text: str, event: Wire) -> str:
+        """The event with the ids and the audio clock of the client."""
+        if self._offset_ms and AUDIO_TIMES & event.keys() and event["type"].startswith("input_audio_buffer."):
+            text = json.dumps(event | {name: event[name] + self._offset_ms for name in AUDIO_TIMES & event.keys()})
+        if event["type"] == RESUMED and str(event["last_client_event_id"]).startswith(OWN_PREFIX):
             text = json.dumps(event | {"last_client_event_id": self.last_client_event})
-        return text if self.sitting == self.id else text.replace(self.sitting[5:], self.id[5:])
+        return text if self.replica_session == self.id else text.replace(self.replica_session[5:], self.id[5:])
 
 
-_READERS: dict[str, Callable[[SessionMirror, Wire], tuple[str, ...] | None]] = {
+_HANDLERS: dict[str, Callable[[SessionMirror, Wire], tuple[str, ...] | None]] = {
     "session.created": SessionMirror._session_created,
     "session.updated": SessionMirror._session_updated,
     "conversation.item.added": SessionMirror._item_added,
@@ -378,15 +378,15 @@ _READERS: dict[str, Callable[[SessionMirror, Wire], tuple[str, ...] | None]] = {
     "response.created": SessionMirror._response_created,
     "response.output_item.added": SessionMirror._output_item_added,
     "response.output_item.done": SessionMirror._output_item_done,
-    "response.output_audio_transcript.delta": SessionMirror._words_told,
-    "response.output_text.delta": SessionMirror._words_told,
+    "response.output_audio_transcript.delta": SessionMirror._text_delta,
+    "response.output_text.delta": SessionMirror._text_delta,
     "response.done": SessionMirror._response_done,
     "error": SessionMirror._error,
 }
 
 
-def _take(counter: Counter[str], id: str) -> None:
-    """One less; nothing is kept of what is zero."""
+def _decrement(counter: Counter[str], id: str) -> None:
+    """Subtract one, and remove the key at zero."""
     counter[id] -= 1
     if counter[id] <= 0:
         del counter[id]
@@ -405,5 +405,5 @@ def _bytes_per_ms(format: WireFormat) -> float:
     return format.rate * format.bytes_per_sample / 1000
 
 
-def _without_sound(part: Wire) -> Wire:
+def _without_audio(part: Wire) -> Wire:
     return {name: value for name, value in part.items() if name != "audio"}

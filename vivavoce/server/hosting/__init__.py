@@ -1,27 +1,48 @@
-"""`viva serve`: models loaded by name, hosted on the wire."""
+"""`viva serve`: loads models by name and serves them, in this process or as replicas on Ray."""
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import uvicorn
 
 from vivavoce.cascade.loading import DEFAULT_CHAT_MODEL
 from vivavoce.device import pick
 from vivavoce.dialogue.backend import Resolver
-from vivavoce.errors import MissingDependencyError
+from vivavoce.errors import optional_packages
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.app import build_app, uvicorn_config
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.audio import AudioHost
-from vivavoce.server.hosting.config import ServingOptions, read_choices
+from vivavoce.server.hosting.config import ServingOptions, read_serving_options
 from vivavoce.server.hosting.conversations import SpeechHost, host_of
 
-__all__ = ["ServingChoices", "SpeechHost", "load", "load_audio", "load_host", "read_choices", "serve", "serve_fleet"]
+__all__ = [
+    "ServingOptions",
+    "SpeechHost",
+    "load",
+    "load_audio",
+    "load_host",
+    "read_serving_options",
+    "serve",
+    "serve_fleet",
+]
 
+logger = logging.getLogger(__name__)
 
 Served = SpeechHost | AudioHost
+FORMER_NAMES: dict[str, Any] = {"ServingChoices": ServingOptions, "read_choices": read_serving_options}
+
+
+def __getattr__(name: str) -> Any:
+    """Former names, for one release."""
+    if name not in FORMER_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    logger.warning("%s.%s is deprecated, it is now called %s", __name__, name, FORMER_NAMES[name].__name__)
+    return FORMER_NAMES[name]
 
 
 def load_host(
@@ -35,9 +56,9 @@ def load_host(
     chat_model: str = DEFAULT_CHAT_MODEL,
     chat_key: str | None = None,
 ) -> Served:
-    """The host of a model by name, folder or hub id (`mini-speech` unless named), or of a cascade.
+    """The host of a model by name, folder or hub id (`mini-speech` by default), or of a cascade.
 
-    A cascade's `asr` and `tts` may be addresses; a `codec` elsewhere is where it is, and how it describes itself.
+    A cascade's `asr` and `tts` may be addresses; a remote `codec` is given as its resolver and its description.
     """
     return load(
         ServingOptions(
@@ -55,36 +76,33 @@ def load_host(
 
 
 def load_audio(asr: str | None = None, tts: str | None = None, device: str = "auto") -> Served:
-    """A host without conversations: it writes down what `asr` hears, says what `tts` is given, or both."""
+    """A host without conversations: `asr` transcribes, `tts` speaks, or both."""
     return load(ServingOptions(asr=asr, tts=tts, device=device, audio_only=True))
 
 
-def load(choices: ServingOptions) -> Served:
-    """The host that is chosen; it is ready once its pipeline is entered and warm."""
-    if find_spec("uvicorn") is None:
-        raise MissingDependencyError("serving needs uvicorn: pip install 'vivavoce[server]'")
-    return host_of(choices)
+def load(options: ServingOptions) -> Served:
+    """The host of these options, its models loaded; it is ready once its parts are entered and warm."""
+    return host_of(options)
 
 
-def serve_fleet(choices: ServingOptions, replicas: int, address: str | None = None) -> None:
+def serve_fleet(options: ServingOptions, replicas: int, address: str | None = None) -> None:
     """Serve by replicas on Ray, at a cluster's address or on this machine, until interrupted."""
-    from vivavoce.server.cluster.app import run
-    from vivavoce.server.cluster.options import FleetOptions, PoolOptions
+    with optional_packages():
+        from vivavoce.server.cluster.app import run
+        from vivavoce.server.cluster.options import FleetOptions, PoolOptions
 
     pool = PoolOptions(
-        {"choices": choices},
+        {"options": options},
         load=f"{__name__}:{load.__name__}",
-        sessions=choices.server.most_sessions,
-        most=replicas,
-        gpus=float(pick(choices.device).kind == "cuda"),
+        sessions=options.server.max_sessions,
+        max_replicas=replicas,
+        gpus=float(pick(options.device).kind == "cuda"),
     )
-    run(FleetOptions({"speech": pool}, choices.server), address)
+    run(FleetOptions({"speech": pool}, options.server), address)
 
 
 async def serve(host: Served, options: ServerOptions) -> None:
     """Serve until interrupted; `/readyz` says when the models are warm."""
-    import uvicorn
-
     app = build_app(host, options, host.speech, host.transcriber)
     server = uvicorn.Server(uvicorn_config(app, options))
     async with AsyncExitStack() as stack:
@@ -98,6 +116,6 @@ async def serve(host: Served, options: ServerOptions) -> None:
 
 
 async def _warm_up(host: Served, stack: AsyncExitStack) -> None:
-    """Warm up, and then keep what is loaded from the garbage collector: while it walks, every session waits."""
+    """Warm up, then exclude loaded objects from garbage collection: a full collection would stall every session."""
     await host.warm_up()
     stack.enter_context(frozen_heap())

@@ -1,4 +1,4 @@
-"""`/v1/audio/*` filled: a text-to-speech model that speaks, a recogniser that writes down."""
+"""The models behind `/v1/audio/*`: a TTS model, a recogniser, and a host that has only these."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,35 +12,35 @@ from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.models.whisper.windows import TranscriptionOptions
-from vivavoce.models.whisper.windows import TranscriptSegment as HeardSegment
+from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
 from vivavoce.server.host import ModelCard
-from vivavoce.server.rest.audio import RecognitionStream, WireSegment, WireWord
+from vivavoce.server.rest.audio import TranscriptionRequest
+from vivavoce.server.rest.transcripts import WireSegment, WireWord
 
-Piece = TypeVar("Piece")
+Item = TypeVar("Item")
 
 
-class Busy:
-    """How many requests are under way, and how many there have been."""
+class RequestCounter:
+    """How many requests are in progress, and how many were started."""
 
     def __init__(self) -> None:
-        self.now = self.begun = 0
+        self.active = self.started = 0
 
-    async def with_each(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
-        """The pieces of one request, counted until they end or nobody wants more."""
-        self.now, self.begun = self.now + 1, self.begun + 1
+    async def counted(self, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
+        """The results of one request, which counts as active until the iterator ends or is closed."""
+        self.active, self.started = self.active + 1, self.started + 1
         try:
-            async for piece in pieces:
-                yield piece
+            async for item in items:
+                yield item
         finally:
-            self.now -= 1
+            self.active -= 1
 
 
 class TTSEndpoint:
-    """A `SpeechMaker` and a `VoiceKeeper`."""
+    """A `SpeechMaker` and a `VoiceRegistry`."""
 
     def __init__(self, model: str, voice: TTSSynthesiser) -> None:
-        self.model, self.voice, self.busy = model, voice, Busy()
+        self.model, self.voice, self.requests = model, voice, RequestCounter()
         self.rate = voice.rate
 
     @property
@@ -49,60 +49,59 @@ class TTSEndpoint:
         return self.voice.voices
 
     def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
-        """The sound as it is made; a model that cannot speak as it is told to says so."""
-        return self.busy.with_each(self.voice.told(instructions).speak(words, voice, speed))
+        """The audio as it is generated; InputError where the model takes no such instructions."""
+        return self.requests.counted(self.voice.told(instructions).speak(words, voice, speed))
 
     def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
-        """Keep a voice on this machine."""
+        """Store a voice on this machine."""
         self.voice.speaker.add_voice(name, sound, consent, text)
 
     def remove_voice(self, name: str) -> None:
-        """Forget a voice that was added."""
+        """Remove a stored voice."""
         self.voice.speaker.shelf.remove(name)
 
 
 class ASREndpoint:
-    """A `Transcriber`."""
+    """A `FileTranscriber`."""
 
-    def __init__(self, model: str, ear: LocalRecogniser) -> None:
-        self.model, self.ear, self.busy = model, ear, Busy()
-        self.rate = ear.rate
+    def __init__(self, model: str, recogniser: LocalRecogniser) -> None:
+        self.model, self.recogniser, self.requests = model, recogniser, RequestCounter()
+        self.rate = recogniser.rate
 
-    def transcribe(self, samples: Samples, listening: RecognitionStream) -> AsyncIterator[WireSegment]:
-        """What is said, segment by segment."""
-        return self.busy.with_each(self._segments(samples, listening))
+    def transcribe(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
+        """The transcript, segment by segment."""
+        return self.requests.counted(self._segments(samples, request))
 
-    async def _segments(self, samples: Samples, listening: RecognitionStream) -> AsyncIterator[WireSegment]:
-        temperature = listening.temperature
-        wish = TranscriptionOptions(
-            listening.language,
-            task="translate" if listening.translates else "transcribe",
-            prompt=listening.prompt or None,
-            hotwords=listening.keywords,
-            word_times=listening.with_words,
-            temperatures=None if not temperature else (temperature,),
+    async def _segments(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
+        options = TranscriptionOptions(
+            request.language,
+            task="translate" if request.translates else "transcribe",
+            prompt=request.prompt or None,
+            hotwords=request.keywords,
+            word_times=request.with_words,
+            temperatures=(request.temperature,) if request.temperature else None,
         )
-        async for segment in self.ear.segments(samples, wish):
-            yield _on_the_wire(segment)
+        async for segment in self.recogniser.segments(samples, options):
+            yield _wire_segment(segment)
 
 
-def requests(*makers: TTSEndpoint | ASREndpoint | None) -> dict[str, float]:
-    """Requests of `/v1/audio/*` that are under way, and those that have been."""
-    busy = [maker.busy for maker in makers if maker is not None]
-    now, begun = sum(each.now for each in busy), sum(each.begun for each in busy)
-    return {"audio_requests": float(now), "audio_requests_begun": float(begun)}
+def request_gauges(*endpoints: TTSEndpoint | ASREndpoint | None) -> dict[str, float]:
+    """Requests of `/v1/audio/*` in progress and started, for `/metrics`."""
+    counters = [endpoint.requests for endpoint in endpoints if endpoint is not None]
+    active, started = sum(each.active for each in counters), sum(each.started for each in counters)
+    return {"audio_requests": float(active), "audio_requests_begun": float(started)}
 
 
-def _on_the_wire(segment: HeardSegment) -> WireSegment:
+def _wire_segment(segment: TranscriptSegment) -> WireSegment:
     words = tuple(WireWord(word.text.strip(), word.start, word.end) for word in segment.words)
     return WireSegment(segment.text, segment.start, segment.end, words, segment.language)
 
 
 @dataclass
 class AudioHost:
-    """A `Host` without conversations: it writes down, it speaks, or both; sessions may be transcribed."""
+    """A `Host` without conversations: it transcribes, speaks, or both; transcription sessions are possible."""
 
-    ear: LocalRecogniser | None = None
+    recogniser: LocalRecogniser | None = None
     speech: TTSEndpoint | None = None
     transcriber: ASREndpoint | None = None
     options: DialogueOptions = field(default_factory=DialogueOptions)
@@ -111,57 +110,57 @@ class AudioHost:
 
     @property
     def name(self) -> str:
-        """Its models."""
+        """The names of its models."""
         return " and ".join(card.id for card in self.models)
 
     @property
     def models(self) -> Sequence[ModelCard]:
-        """Who listens, and who speaks."""
+        """The recogniser and the TTS model."""
         return [ModelCard(each.model) for each in (self.transcriber, self.speech) if each is not None]
 
     @property
     def voices(self) -> Sequence[str]:
-        """None: nobody converses."""
+        """None: there are no conversations."""
         return []
 
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
-        """What runs while it is served."""
-        return [] if self.ear is None else [self.ear]
+        """What must be entered while the host is served."""
+        return [] if self.recogniser is None else [self.recogniser]
 
     def open(self, settings: ConversationSettings, model: str) -> Conversation:
-        """A conversation in which nobody answers: the user's words are all there is of it."""
-        if self.ear is None:
-            raise CapacityError("this server speaks and hears nobody: there are no sessions here")
-        listening = CascadeBackend(WholeTurns(self.ear), NOBODY, NOBODY)
-        return LiveConversation(listening, settings, replace(self.options, transcriber=self.ear))
+        """A conversation that is only transcribed."""
+        if self.recogniser is None:
+            raise CapacityError("this server only speaks: there are no sessions here")
+        backend = CascadeBackend(WholeTurns(self.recogniser), NO_CONVERSATION, NO_CONVERSATION)
+        return LiveConversation(backend, settings, replace(self.options, transcriber=self.recogniser))
 
     def gauges(self) -> Mapping[str, float]:
-        """What waits, and what is being done."""
-        waiting = 0 if self.ear is None else self.ear.waiting
-        return {"queue_depth": float(waiting), **requests(self.speech, self.transcriber)}
+        """Queue depth and requests."""
+        waiting = 0 if self.recogniser is None else self.recogniser.waiting
+        return {"queue_depth": float(waiting), **request_gauges(self.speech, self.transcriber)}
 
     async def warm_up(self) -> None:
-        """Let everything work once; then clients may come."""
-        if self.ear is not None:
-            await self.ear.warm_up()
+        """Run every model once; then the host is ready."""
+        if self.recogniser is not None:
+            await self.recogniser.warm_up()
         if self.speech is not None:
             await self.speech.voice.warm_up()
         self.is_ready = True
 
 
 class NoConversationBackend:
-    """The chat model and the voice of a server that only listens."""
+    """The chat model and the synthesiser of a server that only transcribes."""
 
     rate = 24_000
 
     def reply(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
-        """Says so."""
-        raise InputError("this server writes down what it hears and answers nobody; ask for a transcription session")
+        """Raise InputError."""
+        raise InputError("this server only transcribes and gives no replies; ask for a transcription session")
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
-        """Says so."""
-        raise InputError("this server writes down what it hears and has no voice")
+        """Raise InputError."""
+        raise InputError("this server only transcribes and has no voice")
 
 
-NOBODY = NoConversationBackend()
+NO_CONVERSATION = NoConversationBackend()

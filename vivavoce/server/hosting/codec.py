@@ -1,15 +1,23 @@
-"""A codec as a deployment of its own: what `s2s/remote_codec.py` asks is done here, and states are kept."""
+"""A codec as a deployment of its own: runs the jobs of `s2s/remote_codec.py` and keeps their streaming states."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from vivavoce import hub
 from vivavoce.device import pick
@@ -22,76 +30,90 @@ from vivavoce.s2s.local_codec import LocalCodec
 from vivavoce.s2s.moss_speech import MossSpeechOptions
 from vivavoce.s2s.remote_codec import EAR, unpacked
 from vivavoce.server.app import uvicorn_config
-from vivavoce.server.auth import Keys, key_of
+from vivavoce.server.auth import Keys, request_key
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.metrics import ExceptionCounter
 from vivavoce.server.wire_error import WireError
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 logger = logging.getLogger(__name__)
 
-FORGOTTEN_SECONDS = 600.0  # a state that nobody went on from: its holder is gone
+STATE_SECONDS = 600.0  # a state that was not used for so long has lost its client
 
 
 @dataclass
 class CodecHost:
-    """Ears and voices for language models elsewhere."""
+    """The speech encoder and the vocoder for language models in other processes."""
 
     here: LocalCodec
     voices: Mapping[str, FlowVoice]
     _states: dict[str, tuple[Any, float]] = field(default_factory=dict)
-    begun: int = 0
+    started: int = 0
+    """Turns and replies started."""
 
     def description(self) -> dict[str, Any]:
-        """What a pipeline must know of it."""
+        """What a remote pipeline must know of the codec."""
         codec = self.here.codec
-        grain = {"chunk": codec.flow.config.chunk, "lookahead": codec.flow.config.lookahead}
+        chunks = {"chunk": codec.flow.config.chunk, "lookahead": codec.flow.config.lookahead}
         sizes = {"samples_per_code": codec.samples_per_code, "ear_samples_per_code": codec.ear.samples_per_code}
-        return {**grain, **sizes, "voices": list(self.voices)}
+        return {**chunks, **sizes, "voices": list(self.voices)}
 
     @property
     def states(self) -> int:
-        """Turns and replies that stand here."""
+        """Streaming states of turns and replies that are stored."""
         return len(self._states)
 
+    @property
+    def waiting(self) -> int:
+        """Jobs that are queued."""
+        return self.here.ear.waiting + self.here.voice.waiting
+
     async def do(self, what: str, request: bytes) -> bytes:
-        """One job: the state it goes on from, its numbers, and what the state after it is to be called."""
-        head, numbers = unpacked(request)
-        self._forget(head["left"])
-        state = self._state(what, head)
+        """Run one job. Its header names the state it continues and the state after it."""
+        header, payload = unpacked(request)
+        self._forget(header["left"])
+        state = self._state(what, header)
         following: Any
         if what == EAR:
-            samples = torch.from_numpy(np.frombuffer(numbers, np.float32).copy())
-            codes, following = await self.here.ear.do((state, samples, head["is_last"]), head["urgency"])
-            answer = np.asarray(codes, np.int64).tobytes()
+            samples = torch.from_numpy(np.frombuffer(payload, np.float32).copy())
+            codes, following = await self.here.ear.do((state, samples, header["is_last"]), header["urgency"])
+            result = np.asarray(codes, np.int64).tobytes()
         else:
-            given = torch.from_numpy(np.frombuffer(numbers, np.int64).copy())
-            sound, following = await self.here.voice.do((state, given, head["is_last"]), head["urgency"])
-            answer = sound.numpy().tobytes()
-        self._states[head["next"]] = (following, time.monotonic())
-        return answer
+            given = torch.from_numpy(np.frombuffer(payload, np.int64).copy())
+            sound, following = await self.here.voice.do((state, given, header["is_last"]), header["urgency"])
+            result = sound.numpy().tobytes()
+        self._states[header["next"]] = (following, time.monotonic())
+        return result
 
-    def _state(self, what: str, head: Mapping[str, Any]) -> Any:
-        if not head["state"]:
-            self.begun += 1
+    def _state(self, what: str, header: Mapping[str, Any]) -> Any:
+        if not header["state"]:
+            self.started += 1
             if what == EAR:
                 return self.here.codec.ear.initial_state()
-            return self.voices.get(head["voice"]) or next(iter(self.voices.values()))
-        if head["state"] not in self._states:
-            raise VivaError(f"there is no state {head['state']} here")
-        return self._states[head["state"]][0]
+            return self.voices.get(header["voice"]) or next(iter(self.voices.values()))
+        if header["state"] not in self._states:
+            raise VivaError(f"there is no state {header['state']} here")
+        return self._states[header["state"]][0]
 
-    def _forget(self, left: list[str]) -> None:
-        oldest = time.monotonic() - FORGOTTEN_SECONDS
-        gone = {*left, *(name for name, (_, touched) in self._states.items() if touched < oldest)}
-        self._states = {name: kept for name, kept in self._states.items() if name not in gone}
+    def _forget(self, released: list[str]) -> None:
+        oldest = time.monotonic() - STATE_SECONDS
+        gone = {*released, *(name for name, (_, used_at) in self._states.items() if used_at < oldest)}
+        self._states = {name: state for name, state in self._states.items() if name not in gone}
+
+
+class _CodecGauges:
+    """The gauges of a codec, read when the metrics are collected; a replica reports its load by them."""
+
+    def __init__(self, host: CodecHost) -> None:
+        self._host = host
+
+    def collect(self) -> Iterable[Any]:
+        yield GaugeMetricFamily("viva_audio_requests", "Streaming states stored.", self._host.states)
+        yield GaugeMetricFamily("viva_audio_requests_begun", "Turns and replies started.", self._host.started)
+        yield GaugeMetricFamily("viva_queue_depth", "Jobs that are queued.", self._host.waiting)
 
 
 def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> CodecHost:
-    """The codec of a bundled name, folder or hub id; of a model that carries one, that one."""
+    """The codec of a bundled name, folder or hub id; of a model that contains one, that one."""
     folder, place = hub.resolve(codec), pick(device)
     options = own_options(folder, MossSpeechOptions())
     if (folder / CODEC_FOLDER).is_dir():
@@ -102,8 +124,6 @@ def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> C
 
 async def serve_codec(host: CodecHost, options: ServerOptions) -> None:
     """Serve until interrupted."""
-    import uvicorn
-
     host.here.ear.start()
     host.here.voice.start()
     try:
@@ -112,17 +132,16 @@ async def serve_codec(host: CodecHost, options: ServerOptions) -> None:
         await asyncio.gather(host.here.ear.close(), host.here.voice.close())
 
 
-def codec_app(host: CodecHost, options: ServerOptions) -> "Starlette":
+def codec_app(host: CodecHost, options: ServerOptions) -> Starlette:
     """The ASGI application of a codec."""
-    from starlette.applications import Starlette
-    from starlette.responses import JSONResponse, PlainTextResponse, Response
-    from starlette.routing import Route
-
     keys = Keys(options)
+    registry = CollectorRegistry()
+    registry.register(_CodecGauges(host))
+    exceptions = ExceptionCounter(registry)
 
-    async def job(request: "Request") -> "Response":
+    async def job(request: Request) -> Response:
         try:
-            keys.admit(key_of(request.headers))
+            keys.admit(request_key(request.headers))
             return Response(await host.do(request.path_params["what"], await request.body()))
         except WireError as error:
             return PlainTextResponse(str(error), error.status)
@@ -130,17 +149,19 @@ def codec_app(host: CodecHost, options: ServerOptions) -> "Starlette":
             log_failure(logger, error, "a job of the codec failed")
             return PlainTextResponse(str(error), 404)
 
-    async def description(request: "Request") -> "Response":
+    async def description(request: Request) -> Response:
         return JSONResponse(host.description())
 
-    async def ready(request: "Request") -> "Response":
+    async def ready(request: Request) -> Response:
         return JSONResponse({"status": "ready"})
 
-    async def figures(request: "Request") -> "Response":
-        waiting = host.here.ear.waiting + host.here.voice.waiting
-        told = {"viva_audio_requests": host.states, "viva_audio_requests_begun": host.begun}
-        told["viva_queue_depth"] = waiting
-        return PlainTextResponse("".join(f"{name} {value}\n" for name, value in told.items()))
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        with exceptions.counting():
+            yield
 
     return Starlette(
         routes=[
@@ -148,6 +169,7 @@ def codec_app(host: CodecHost, options: ServerOptions) -> "Starlette":
             Route("/v1/codec/{what}", job, methods=["POST"]),
             Route("/readyz", ready),
             Route("/healthz", ready),
-            Route("/metrics", figures),
-        ]
+            Route("/metrics", metrics),
+        ],
+        lifespan=lifespan,
     )

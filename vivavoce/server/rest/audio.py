@@ -1,18 +1,26 @@
-"""`/v1/audio/speech`, `transcriptions` and `translations`, for whoever can speak and whoever can listen."""
+"""`/v1/audio/speech`, `transcriptions`, `translations` and `voices`, and the encoding of audio as it is generated."""
 
 import asyncio
+import io
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from fractions import Fraction
+from typing import Any, Protocol, runtime_checkable
 
-from vivavoce.audio.io import read
+import av
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from vivavoce.audio.io import Sound, float_to_pcm16, read, write
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.auth import Identity
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.host import STOCK_VOICES
+from vivavoce.server.host import STOCK_VOICES, Host
+from vivavoce.server.realtime.audio_formats import FormatWriter, SoundWriter, WireFormat, resampler
 from vivavoce.server.realtime.server_events import DurationUsage
-from vivavoce.server.rest.audio_stream import CONTENT_TYPES, encoded
-from vivavoce.server.rest.http import json_answer, json_body, one_of, text, uploaded, within
+from vivavoce.server.rest.http import json_body, json_response, one_of, read_upload, text, within
 from vivavoce.server.rest.stream_events import (
     SpeechAudioDelta,
     SpeechAudioDone,
@@ -22,120 +30,40 @@ from vivavoce.server.rest.stream_events import (
     TranscriptTextSegment,
     sse,
 )
+from vivavoce.server.rest.transcripts import FORMATS, WireSegment, render, whole_text
 from vivavoce.server.wire_error import WireError
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-
 Wire = dict[str, Any]
-FORMATS = ("json", "text", "srt", "verbose_json", "vtt", "diarized_json")
-
-
-@dataclass(frozen=True)
-class WireWord:
-    """A word and its time in seconds."""
-
-    text: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
-class WireSegment:
-    """A stretch of speech; `text` as it stands in the whole, with its spaces."""
-
-    text: str
-    start: float
-    end: float
-    words: tuple[WireWord, ...] = ()
-    language: str | None = None
-    speaker: str | None = None
-
-
-def whole_text(segments: Sequence[WireSegment]) -> str:
-    """All that was said."""
-    return "".join(segment.text for segment in segments).strip()
-
-
-def rendered(segments: Sequence[WireSegment], format: str, seconds: float, with_words: bool) -> str | Wire:
-    """The transcript in one of FORMATS: text, or what becomes JSON."""
-    usage = {"type": "duration", "seconds": round(seconds)}
-    if format == "text":
-        return whole_text(segments) + "\n"
-    if format == "srt":
-        return _subtitles(segments, ",", numbered=True)
-    if format == "vtt":
-        return "WEBVTT\n\n" + _subtitles(segments, ".", numbered=False)
-    if format == "verbose_json":
-        return _verbose(segments, seconds, with_words) | {"usage": usage}
-    if format == "diarized_json":
-        parts = [_diarized(segment, index) for index, segment in enumerate(segments)]
-        return {
-            "task": "transcribe",
-            "duration": seconds,
-            "text": whole_text(segments),
-            "segments": parts,
-            "usage": usage,
-        }
-    return {"text": whole_text(segments), "usage": usage}
-
-
-def _diarized(segment: WireSegment, index: int) -> Wire:
-    """A segment with its speaker."""
-    times = {"start": segment.start, "end": segment.end}
-    kind = {"type": "transcript.text.segment", "id": f"seg_{index}"}
-    return kind | times | {"speaker": segment.speaker or "A", "text": segment.text.strip()}
-
-
-def _verbose(segments: Sequence[WireSegment], seconds: float, with_words: bool) -> Wire:
-    language = next((segment.language for segment in segments if segment.language), "")
-    result: Wire = {"task": "transcribe", "language": language, "duration": seconds, "text": whole_text(segments)}
-    if with_words:
-        words = [word for segment in segments for word in segment.words]
-        result["words"] = [{"word": word.text, "start": word.start, "end": word.end} for word in words]
-    unknown = {"tokens": [], "temperature": 0.0, "avg_logprob": 0.0, "compression_ratio": 1.0, "no_speech_prob": 0.0}
-    result["segments"] = [
-        {"id": index, "seek": 0, "start": segment.start, "end": segment.end, "text": segment.text} | unknown
-        for index, segment in enumerate(segments)
-    ]
-    return result
-
-
-def _subtitles(segments: Sequence[WireSegment], point: str, numbered: bool) -> str:
-    blocks = []
-    for index, segment in enumerate(segments, 1):
-        number = f"{index}\n" if numbered else ""
-        blocks.append(
-            f"{number}{_time(segment.start, point)} --> {_time(segment.end, point)}\n{segment.text.strip()}\n"
-        )
-    return "\n".join(blocks)
-
-
-def _time(seconds: float, point: str) -> str:
-    milliseconds = round(seconds * 1000)
-    minutes, rest = divmod(milliseconds, 60_000)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{point}{rest % 1000:03}"
-
-
-LONGEST_INPUT = 4096
+MAX_INPUT = 4096
 GRANULARITIES = ("word", "segment")
 STREAM_FORMATS = ("audio", "sse")
+CONTENT_TYPES = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+}
+ENCODED = {  # FFmpeg's container and codec, and the sample rate it is given
+    "mp3": ("mp3", "libmp3lame", 24_000),
+    "opus": ("ogg", "libopus", 48_000),
+    "aac": ("adts", "aac", 24_000),
+}
+UNKNOWN_SIZE = 0xFFFF_FFFF  # the size field of a WAV whose length is not known yet
 
 
 class SpeechMaker(Protocol):
-    """Text to sound."""
+    """A text-to-speech model behind `/v1/audio/speech`."""
 
     @property
     def model(self) -> str:
-        """Its name, as `/v1/models` tells it."""
+        """Its name in `/v1/models`."""
         ...
 
     @property
     def rate(self) -> int:
-        """Samples a second of what it says."""
+        """Sample rate of its audio."""
         ...
 
     @property
@@ -144,40 +72,53 @@ class SpeechMaker(Protocol):
         ...
 
     def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
-        """The sound, piece by piece as it is made; closing the iterator stops the making."""
+        """The audio, chunk by chunk as it is generated; closing the iterator cancels the generation."""
+        ...
+
+
+@runtime_checkable
+class VoiceRegistry(Protocol):
+    """Stores voices made of recordings."""
+
+    def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
+        """Store a voice; `text` is the transcript of the recording, where it is known."""
+        ...
+
+    def remove_voice(self, name: str) -> None:
+        """Remove a stored voice."""
         ...
 
 
 @dataclass(frozen=True)
-class RecognitionStream:
-    """How a recording is to be written down."""
+class TranscriptionRequest:
+    """How a recording is to be transcribed."""
 
     language: str | None = None
-    """None: the one that is heard."""
+    """None: detected by the model."""
     prompt: str = ""
     keywords: tuple[str, ...] = ()
     temperature: float = 0.0
     with_words: bool = False
-    """Whether words have times of their own."""
+    """Whether words get timestamps."""
     translates: bool = False
     """Into English."""
 
 
 class FileTranscriber(Protocol):
-    """Sound to text."""
+    """A recogniser behind `/v1/audio/transcriptions`."""
 
     @property
     def model(self) -> str:
-        """Its name, as `/v1/models` tells it."""
+        """Its name in `/v1/models`."""
         ...
 
     @property
     def rate(self) -> int:
-        """Samples a second that it wants."""
+        """Sample rate of the audio it takes."""
         ...
 
-    def transcribe(self, samples: Samples, listening: RecognitionStream) -> AsyncIterator[WireSegment]:
-        """What is said, segment by segment; times in seconds."""
+    def transcribe(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
+        """The transcript, segment by segment; times in seconds."""
         ...
 
 
@@ -187,19 +128,17 @@ class SpeechApi:
     def __init__(self, maker: SpeechMaker) -> None:
         self.maker = maker
 
-    async def speak(self, request: "Request", caller: Identity) -> "Response":
-        """A sound file, or events with its pieces, while it is being made."""
-        from starlette.responses import StreamingResponse
-
+    async def speak(self, request: Request, caller: Identity) -> Response:
+        """An audio file, or events with its chunks, streamed while the audio is generated."""
         body = await json_body(request)
         words = _words(body)
         format = one_of(body.get("response_format") or "mp3", CONTENT_TYPES, "response_format")
         stream_format = one_of(body.get("stream_format") or "audio", STREAM_FORMATS, "stream_format")
         speed = 1.0 if body.get("speed") is None else within(0.25, 4.0)(body["speed"], "speed")
         instructions = text(body.get("instructions") or "", "instructions")
-        pieces = self.maker.speak(words, self._voice(body.get("voice")), speed, instructions)
-        sound = encoded(pieces, self.maker.rate, format)
-        first = await anext(sound, b"")  # what goes wrong at once is still an error, not half a file
+        chunks = self.maker.speak(words, self._voice(body.get("voice")), speed, instructions)
+        sound = encode(chunks, self.maker.rate, format)
+        first = await anext(sound, b"")  # a failure before the first chunk is still an error response
         if stream_format == "sse":
             return StreamingResponse(_speech_events(first, sound, len(words)), media_type="text/event-stream")
         return StreamingResponse(_with_first(first, sound), media_type=CONTENT_TYPES[format])
@@ -220,61 +159,116 @@ class TranscriptionApi:
     def __init__(self, transcriber: FileTranscriber, options: ServerOptions) -> None:
         self.transcriber, self.options = transcriber, options
 
-    async def transcribe(self, request: "Request", caller: Identity) -> "Response":
-        """What is said in an uploaded file."""
-        return await self._write_down(request, translates=False)
+    async def transcribe(self, request: Request, caller: Identity) -> Response:
+        """The transcript of an uploaded file."""
+        return await self._respond(request, translates=False)
 
-    async def translate(self, request: "Request", caller: Identity) -> "Response":
-        """The same in English, as far as the model can."""
-        return await self._write_down(request, translates=True)
+    async def translate(self, request: Request, caller: Identity) -> Response:
+        """The transcript in English, as far as the model can translate."""
+        return await self._respond(request, translates=True)
 
-    async def _write_down(self, request: "Request", translates: bool) -> "Response":
-        from starlette.responses import PlainTextResponse, StreamingResponse
-
-        async with request.form(max_files=1, max_part_size=self.options.most_upload_bytes) as form:
+    async def _respond(self, request: Request, translates: bool) -> Response:
+        async with request.form(max_files=1, max_part_size=self.options.max_upload_bytes) as form:
             fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
-            data = await uploaded(form, "file", self.options.most_upload_bytes)
-        asked = dict(fields)
-        format = one_of(asked.get("response_format") or "json", FORMATS, "response_format")
-        listening = _listening(asked, fields, translates)
+            data = await read_upload(form, "file", self.options.max_upload_bytes)
+        values = dict(fields)
+        format = one_of(values.get("response_format") or "json", FORMATS, "response_format")
+        wanted = _transcription_request(values, fields, translates)
         sound = await asyncio.to_thread(read, data, self.transcriber.rate)
-        found = self.transcriber.transcribe(sound.samples[0], listening)
-        if asked.get("stream", "").lower() == "true":
+        found = self.transcriber.transcribe(sound.samples[0], wanted)
+        if values.get("stream", "").lower() == "true":
             return StreamingResponse(
                 _transcript_events(found, sound.seconds, format == "diarized_json"), media_type="text/event-stream"
             )
         segments = [segment async for segment in found]
-        result = rendered(segments, format, sound.seconds, listening.with_words)
-        return PlainTextResponse(result) if isinstance(result, str) else json_answer(result)
+        result = render(segments, format, sound.seconds, wanted.with_words)
+        return PlainTextResponse(result) if isinstance(result, str) else json_response(result)
 
 
-def _listening(asked: Mapping[str, str], fields: Sequence[tuple[str, str]], translates: bool) -> RecognitionStream:
-    """What the fields of a form ask for; lists come as fields of the same name."""
-    listed = {
-        name: tuple(value for field, value in fields if field in (name, f"{name}[]"))
-        for name in ("timestamp_granularities", "keywords", "languages")
-    }
-    for unit in listed["timestamp_granularities"]:
-        one_of(unit, GRANULARITIES, "timestamp_granularities")
-    try:
-        temperature = float(asked.get("temperature") or 0)
-    except ValueError as error:
-        raise WireError(f"temperature is {asked['temperature']!r}, no number", param="temperature") from error
-    return RecognitionStream(
-        language=asked.get("language") or next(iter(listed["languages"]), None),
-        prompt=asked.get("prompt", ""),
-        keywords=listed["keywords"],
-        temperature=within(0.0, 1.0)(temperature, "temperature"),
-        with_words="word" in listed["timestamp_granularities"],
-        translates=translates,
-    )
+class VoicesApi:
+    """`/v1/audio/voices`: lists voices, and adds and removes them where the TTS model can make them of recordings."""
+
+    def __init__(self, host: Host, speech: SpeechMaker | None, options: ServerOptions) -> None:
+        self.host, self.speech, self.options = host, speech, options
+
+    async def list(self, request: Request, caller: Identity) -> Response:
+        """The voices of conversations by name, and those of all models."""
+        named = [(card.id, name) for card in self.host.models[:1] for name in self.host.voices]
+        if self.speech is not None:
+            named += [(self.speech.model, name) for name in self.speech.voices]
+        data = [_wire_voice(name) | {"model": model} for model, name in named]
+        return json_response({"object": "list", "data": data, "voices": [*self.host.voices]})
+
+    async def create(self, request: Request, caller: Identity) -> Response:
+        """A new voice of a recording whose speaker has consented."""
+        registry = self._registry(caller)
+        async with request.form(max_files=1, max_part_size=self.options.max_upload_bytes) as form:
+            fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+            data = await read_upload(form, "audio_sample", self.options.max_upload_bytes)
+        name, consent = fields.get("name", "").strip(), fields.get("consent", "").strip()
+        if not name:
+            raise WireError("a voice needs a name", param="name")
+        if not consent:
+            raise WireError(
+                "a voice is kept only with its speaker's consent: say which it is, in words or by its id",
+                "consent_required",
+                "consent",
+            )
+        sound = await asyncio.to_thread(read, data)
+        await asyncio.to_thread(registry.add_voice, name, sound, consent, fields.get("text", ""))
+        return json_response(_wire_voice(name))
+
+    async def delete(self, request: Request, caller: Identity) -> Response:
+        """Remove a voice that was added."""
+        registry, name = self._registry(caller), request.path_params["id"]
+        await asyncio.to_thread(registry.remove_voice, name)
+        return json_response({"id": name, "object": "audio.voice.deleted", "deleted": True})
+
+    def _registry(self, caller: Identity) -> VoiceRegistry:
+        if caller.is_browser:
+            raise WireError("a browser key cannot change voices; use an API key", "invalid_api_key", status=403)
+        registry: object = self.speech
+        if not isinstance(registry, VoiceRegistry):
+            raise WireError("no model here keeps voices; serve one with --tts", "not_found", status=404)
+        return registry
+
+
+def _wire_voice(name: str) -> Wire:
+    return {"id": name, "object": "audio.voice", "name": name}
 
 
 def _words(body: Mapping[str, Any]) -> str:
     words = text(body.get("input"), "input")
-    if not words.strip() or len(words) > LONGEST_INPUT:
-        raise WireError(f"input must have 1 to {LONGEST_INPUT} characters, not {len(words)}", param="input")
+    if not words.strip() or len(words) > MAX_INPUT:
+        raise WireError(f"input must have 1 to {MAX_INPUT} characters, not {len(words)}", param="input")
     return words
+
+
+def _transcription_request(
+    values: Mapping[str, str], fields: Sequence[tuple[str, str]], translates: bool
+) -> TranscriptionRequest:
+    """The request of a form; a list is sent as several fields of the same name."""
+    lists = {
+        name: tuple(value for field, value in fields if field in (name, f"{name}[]"))
+        for name in ("timestamp_granularities", "keywords", "languages")
+    }
+    for unit in lists["timestamp_granularities"]:
+        one_of(unit, GRANULARITIES, "timestamp_granularities")
+    try:
+        temperature = float(values.get("temperature") or 0)
+    except ValueError as error:
+        raise WireError(f"temperature is {values['temperature']!r}, no number", param="temperature") from error
+    return TranscriptionRequest(
+        language=values.get("language") or next(iter(lists["languages"]), None),
+        prompt=values.get("prompt", ""),
+        keywords=lists["keywords"],
+        temperature=within(0.0, 1.0)(temperature, "temperature"),
+        with_words="word" in lists["timestamp_granularities"],
+        translates=translates,
+    )
+
+
+# Server-sent events
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -302,3 +296,99 @@ async def _transcript_events(
         segments.append(segment)
         yield sse(TranscriptTextDelta(delta))
     yield sse(TranscriptTextDone(whole_text(segments), DurationUsage(round(seconds))))
+
+
+# Audio files
+
+
+async def encode(chunks: AsyncIterator[Samples], rate: int, format: str) -> AsyncIterator[bytes]:
+    """The bytes of an audio file, while its samples are still being generated."""
+    writer = _writer(rate, format)
+    if format == "wav":
+        yield wav_header(WireFormat().rate)
+    async for samples in chunks:
+        for data in writer.write(samples):
+            yield data
+    for data in writer.flush():
+        yield data
+
+
+def _writer(rate: int, format: str) -> SoundWriter:
+    if format == "flac":
+        return FlacWriter(rate)
+    return FFmpegWriter(rate, format) if format in ENCODED else FormatWriter(rate, WireFormat())
+
+
+def wav_header(rate: int) -> bytes:
+    """The header of a mono 16-bit WAV of unknown length."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * 2, 2, 16)
+    return struct.pack("<4sI4s", b"RIFF", UNKNOWN_SIZE, b"WAVE") + form + struct.pack("<4sI", b"data", UNKNOWN_SIZE)
+
+
+class FlacWriter:
+    """Sends a FLAC when it is complete: libsndfile reads only files whose header has the length."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._chunks: list[Samples] = []
+
+    def write(self, samples: Samples) -> list[bytes]:
+        """Nothing yet."""
+        self._chunks.append(samples)
+        return []
+
+    def flush(self) -> list[bytes]:
+        """The whole file."""
+        file = io.BytesIO()
+        write(file, Sound(np.concatenate(self._chunks), self._rate), "flac")
+        return [file.getvalue()]
+
+
+class _MuxerOutput:
+    """A file object that collects what the muxer writes."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def take(self) -> list[bytes]:
+        taken, self._pieces = [piece for piece in self._pieces if piece], []
+        return taken
+
+
+class FFmpegWriter:
+    """One audio file through FFmpeg's encoder and muxer."""
+
+    def __init__(self, rate: int, format: str) -> None:
+        container, codec, self._rate = ENCODED[format]
+        self._output = _MuxerOutput()
+        self._file: Any = av.open(self._output, "w", format=container)
+        self._stream: Any = self._file.add_stream(codec, rate=self._rate, layout="mono")
+        self._resampler = resampler(rate, self._rate)
+        self._state = self._resampler.initial_state()
+        self._encoded_samples = 0
+
+    def write(self, samples: Samples) -> list[bytes]:
+        """The bytes that these samples complete."""
+        output, self._state = self._resampler.step(self._state, samples[None])
+        self._encode(output[0])
+        return self._output.take()
+
+    def flush(self) -> list[bytes]:
+        """The end of the file."""
+        self._encode(self._resampler.flush(self._state)[0])
+        self._file.mux(self._stream.encode(None))
+        self._file.close()
+        return self._output.take()
+
+    def _encode(self, samples: Samples) -> None:
+        if not len(samples):
+            return
+        pcm = np.ascontiguousarray(float_to_pcm16(samples)[None])
+        frame = av.AudioFrame.from_ndarray(pcm, format="s16", layout="mono")
+        frame.sample_rate, frame.time_base, frame.pts = self._rate, Fraction(1, self._rate), self._encoded_samples
+        self._encoded_samples += len(samples)
+        self._file.mux(self._stream.encode(frame))

@@ -1,68 +1,159 @@
-"""Bodies of requests, read within limits."""
+"""HTTP of the server: handlers with authentication and error responses, bodies within limits, the files of the page."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vivavoce.errors import VivaError
+from vivavoce.log import log_failure
+from vivavoce.server.auth import Identity
 from vivavoce.server.realtime.client_events import decode_json
 from vivavoce.server.wire_error import WireError
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
+logger = logging.getLogger(__name__)
 
 Wire = dict[str, Any]
-LARGEST_BODY = 1 << 20
+Endpoint = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request, Identity], Awaitable[Response]]
+MAX_BODY = 1 << 20
+
+MEDIA_TYPES = {  # the system's own table may differ
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",  # cached, but validated: an old page never talks to a newer server
+    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
-class UnstalledBodies:
-    """ASGI middleware: a body of which nothing more comes for so long is refused, and its connection closed."""
+# Handlers
 
-    def __init__(self, app: "ASGIApp", seconds: float) -> None:
+
+def authenticated(handler: Handler, admit: Callable[[Request], Awaitable[Identity]]) -> Endpoint:
+    """A route's endpoint: `admit` identifies the caller, exceptions become error bodies of the protocol."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(request, await admit(request))
+        except WireError as error:
+            logger.debug("%s was refused: %s", _route(request), error.code)
+            return error_response(error)
+        except VivaError as error:
+            log_failure(logger, error, "%s was refused", _route(request))
+            return error_response(WireError(str(error)))
+        except HTTPException as error:
+            return http_exception_response(request, error)
+        except ClientDisconnect:  # while it sent the body; the response is not read
+            return error_response(WireError("the body ended too soon", "incomplete_body"))
+        except Exception as error:
+            log_failure(logger, error, "%s failed", _route(request))
+            message = f"the request could not be handled: {type(error).__name__}"
+            return error_response(WireError(message, "internal_error", status=500, kind="server_error"))
+
+    return endpoint
+
+
+def _route(request: Request) -> str:
+    """The route of a request; its path is text of the client and is not logged."""
+    return f"{request.method} {getattr(request.scope.get('route'), 'path', '?')}"
+
+
+def http_exception_response(request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses, such as an unknown path, as an error body of the protocol."""
+    status, detail = getattr(error, "status_code", 400), getattr(error, "detail", str(error))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
+    return error_response(WireError(f"{request.method} {request.url.path}: {detail}", code, status=status))
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON body."""
+    return JSONResponse(body, status, headers)
+
+
+def error_response(error: WireError) -> Response:
+    """The protocol's error body."""
+    headers = {"Retry-After": "5"} if error.status in (429, 503) else None
+    if error.status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
+    if error.status == 408:  # the rest of the body would be read as the next request
+        headers = {"Connection": "close"}
+    return json_response({"error": error.as_error()}, error.status, headers)
+
+
+# Bodies
+
+
+class BodyTimeout:
+    """ASGI middleware: refuses a body of which nothing arrives for some seconds."""
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
         self.app, self.seconds = app, seconds
 
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """A request; sockets are none of its business."""
-        is_whole = scope["type"] != "http"
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request; WebSockets pass through."""
+        is_complete = scope["type"] != "http"
 
-        async def received() -> "Message":
-            nonlocal is_whole
-            if is_whole:
+        async def receive_in_time() -> Message:
+            nonlocal is_complete
+            if is_complete:
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), self.seconds)
             except TimeoutError as error:
-                told = f"nothing more of the body came for {self.seconds:g} s"
-                raise WireError(told, "request_timeout", status=408) from error
-            is_whole = not message.get("more_body", False)
+                problem = f"nothing more of the body came for {self.seconds:g} s"
+                raise WireError(problem, "request_timeout", status=408) from error
+            is_complete = not message.get("more_body", False)
             return message
 
-        await self.app(scope, received, send)
+        await self.app(scope, receive_in_time, send)
 
 
-async def json_body(request: "Request") -> Wire:
-    """The object in a body; an empty body is an empty object."""
-    data = await body(request)
+async def json_body(request: Request) -> Wire:
+    """The JSON object in a body; an empty body is an empty object."""
+    data = await read_body(request)
     return json_object(data.decode("utf8", "replace")) if data.strip() else {}
 
 
-async def body(request: "Request", most: int = LARGEST_BODY) -> bytes:
-    """The bytes of a body, if they are not too many."""
-    pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > most:
-            raise WireError(f"a body of more than {most} bytes", "body_too_large", status=413)
-        pieces.append(piece)
-    return b"".join(pieces)
+async def read_body(request: Request, max_bytes: int = MAX_BODY) -> bytes:
+    """The bytes of a body; WireError 413 beyond the limit."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise WireError(f"a body of more than {max_bytes} bytes", "body_too_large", status=413)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def json_object(written: str) -> Wire:
-    """The JSON object that a text is."""
+    """The JSON object in a text."""
     value = decode_json(written)
     if not isinstance(value, dict):
         raise WireError("the body must be a JSON object", "invalid_type")
@@ -95,29 +186,51 @@ def within(low: float, high: float) -> Callable[[Any, str], float]:
     return check
 
 
-async def uploaded(form: Mapping[str, Any], name: str, most_bytes: int) -> bytes:
-    """The bytes of a form's file; WireError where there is none, or too much of it."""
+async def read_upload(form: Mapping[str, Any], name: str, max_bytes: int) -> bytes:
+    """The bytes of a form's file; WireError where it is missing or too large."""
     upload = form.get(name)
     if upload is None or isinstance(upload, str):
         raise WireError(f"there is no {name}", "missing_file", name)
-    data = bytes(await upload.read(most_bytes + 1))
-    if len(data) > most_bytes:
-        raise WireError(f"a file of more than {most_bytes >> 20} MiB", "file_too_large", name, 413)
+    data = bytes(await upload.read(max_bytes + 1))
+    if len(data) > max_bytes:
+        raise WireError(f"a file of more than {max_bytes >> 20} MiB", "file_too_large", name, 413)
     return data
 
 
-def json_answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> "Response":
-    """A JSON body."""
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(body, status, headers)
+# The page
 
 
-def error_answer(error: WireError) -> "Response":
-    """The protocol's error body."""
-    headers = {"Retry-After": "5"} if error.status in (429, 503) else None
-    if error.status == 401:
-        headers = {"WWW-Authenticate": "Bearer"}
-    if error.status == 408:  # what may still come of the body is nobody's
-        headers = {"Connection": "close"}
-    return json_answer({"error": error.as_error()}, error.status, headers)
+@dataclass(frozen=True)
+class PageFile:
+    """One file of the page."""
+
+    content: bytes
+    media_type: str
+
+    @property
+    def etag(self) -> str:
+        """A hash of the content."""
+        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+
+    async def respond(self, request: Request) -> Response:
+        """The file, or 304 where the browser's copy is current."""
+        headers = PAGE_HEADERS | {"ETag": self.etag}
+        if self.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, headers=headers, media_type=self.media_type)
+
+
+def page_files() -> dict[str, PageFile]:
+    """The files of the page by name; all come from the package."""
+    found: dict[str, PageFile] = {}
+    for file in files("vivavoce.server").joinpath("page").iterdir():
+        media_type = MEDIA_TYPES.get(file.name[file.name.rfind(".") :])
+        if media_type is not None:
+            found[file.name] = PageFile(file.read_bytes(), media_type)
+    return found
+
+
+def page_routes() -> list[Any]:
+    """Routes of the page, which need no key."""
+    paths = {"/" if name == "index.html" else f"/{name}": file for name, file in page_files().items()}
+    return [Route(path, file.respond) for path, file in paths.items()]
