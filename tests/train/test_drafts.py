@@ -105,7 +105,7 @@ def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_
     states = batch["states"].float()
     prompt = listener.tokens.prompt("en")
     rules = listener.rules(TranscriptionOptions(language="en", timestamps=False))
-    most = COURSE.shapes[0].places - len(prompt)
+    most = COURSE.shapes[0].positions - len(prompt)
     texts = decode(
         listener.model,
         listener.tokens,

@@ -88,7 +88,7 @@ def test_the_commands_run_from_words_to_figures(tmp_path, monkeypatch, capsys):
     assert {"speech_speech", "speech_text_15dB", "transcribe", "read"} <= figures.keys()
     assert figures["speech_speech"]["questions"] == 8
     assert (tmp_path / "lm" / "curves.png").is_file()
-    assert "exam speech_text" in capsys.readouterr().out
+    assert "evaluation speech_text" in capsys.readouterr().out
     config = MossSpeechConfig.read(tmp_path / "lm")
     assert config.audio_pad_token_id > config.eosp_token_id, "no code is taken for filler"
 

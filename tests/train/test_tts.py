@@ -115,7 +115,7 @@ def test_without_a_reference_the_reply_voice_speaks_or_any_voice_goes_on_from_it
     seen = {tuple(frames.flatten()): voice for frames, voice in zip(spoken.frames, spoken.voices, strict=True)}
     alone, continued = set(), set()
     for index in list(range(len(spoken))) * 6:
-        prompt, frames = sequences._lesson(index, BatchShape(1, 1000, 100), random)
+        prompt, frames = sequences._example(index, BatchShape(1, 1000, 100), random)
         if (prompt[:, 0] == TINY_LM.audio_user_slot_token_id).any():
             assert np.array_equal(frames, spoken.frames[index])
         elif tuple(frames.flatten()) in seen:

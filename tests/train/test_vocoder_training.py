@@ -122,7 +122,7 @@ def test_sidebands_of_the_lowest_harmonics_are_heard():
 
 
 def test_judges_learn_to_tell_sounds_apart(speech, lesson):
-    learner = Learner({"judges": lesson.judges}, lesson.of_discriminators, 2e-3, betas=(0.8, 0.99))
+    learner = Learner({"judges": lesson.discriminators}, lesson.of_discriminators, 2e-3, betas=(0.8, 0.99))
     losses = []
     for step in range(15):
         batch = _batch(speech, seed=step)

@@ -320,7 +320,7 @@ class TranscribingEngine:
                     if on_segment is not None:
                         on_segment(number, item)
             finally:
-                for job in jobs if left else ():
+                for job in jobs if left else jobs[:0]:
                     job.cancel()
         return segments
 

@@ -1,7 +1,7 @@
 """Recognition for a server: recordings and live streams on one engine, for coroutines."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
 from typing import TypeVar
@@ -49,7 +49,7 @@ class RecognitionService:
 
     async def segments(
         self, samples: NDArray[np.float32], options: TranscriptionOptions | None = None
-    ) -> AsyncIterator[TranscriptSegment]:
+    ) -> AsyncGenerator[TranscriptSegment, None]:
         """Segments of samples at 16 kHz as they become final; leaving the loop cancels the rest.  # [time]"""
         async with aclosing(self._run(self.engine.begin(_tensor(samples), options))) as segments:
             async for segment in segments:
@@ -77,7 +77,7 @@ class RecognitionService:
                 pass
         return job.result or LiveGuess()
 
-    async def _run(self, job: Transcription[Result]) -> AsyncIterator[TranscriptSegment]:
+    async def _run(self, job: Transcription[Result]) -> AsyncGenerator[TranscriptSegment, None]:
         try:
             async with aclosing(on_a_thread(lambda: iter(job))) as segments:
                 async for segment in segments:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ def _factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-MOST_WAITING = 16
+MAX_WAITING = 16
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class _Over:
     error: Exception | None = None
 
 
-async def on_a_thread(make: Callable[[], Iterator[Item]], most_waiting: int = MOST_WAITING) -> AsyncIterator[Item]:
+async def on_a_thread(make: Callable[[], Iterator[Item]], max_waiting: int = MAX_WAITING) -> AsyncGenerator[Item, None]:
     """The items of an iterator; leaving it stops the thread after the item it is at, a slow reader makes it wait."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Item | _Over] = asyncio.Queue()
-    room = threading.Semaphore(most_waiting)
+    room = threading.Semaphore(max_waiting)
     is_left = threading.Event()
 
     def tell(item: Item | _Over) -> None:

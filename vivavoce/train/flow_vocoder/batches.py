@@ -225,7 +225,7 @@ class FlowBatches:
     ) -> None:
         needed = max(shape.codes for shape in shapes) + config.lookahead
         if len(speech.codes) <= needed:
-            raise InputError(f"the corpus has {len(speech.codes)} codes; a sequence needs {needed}: use a larger one")
+            raise InputError(f"the corpus has {len(speech.codes)} codes; a sequence needs {needed}: give a larger one")
         self.speech, self.config, self.shapes, self.options = speech, config, shapes, options
         self.solver_times, self.solver_share = solver_times, solver_share
 
