@@ -146,7 +146,7 @@ async def test_a_thread_s_items_come_in_order_and_its_errors_too():
         yield from range(40)
         raise InputError("no more")
 
-    items = on_a_thread(numbers, most_waiting=3)
+    items = on_a_thread(numbers, max_waiting=3)
     assert [await anext(items) for _ in range(40)] == list(range(40))
     with pytest.raises(InputError, match="no more"):
         await anext(items)
@@ -163,7 +163,7 @@ async def test_a_thread_that_is_left_ends():
         finally:
             loop.call_soon_threadsafe(ended.set)
 
-    items = on_a_thread(endless, most_waiting=2)
+    items = on_a_thread(endless, max_waiting=2)
     await anext(items)
     await items.aclose()
     async with asyncio.timeout(20):

@@ -99,6 +99,8 @@ def assert_said(sounds, wanted):
 
 
 def assert_nothing_is_left(mouth):
+    mouth.call(lambda: None)
+    mouth.driver.call(lambda: None)
     assert not mouth._active and not mouth.engine.scheduler.sequences
     assert mouth.engine.scheduler.pool.free == mouth.engine.scheduler.pool.size
 

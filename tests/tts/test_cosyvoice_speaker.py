@@ -139,6 +139,7 @@ class TestSound:
         with closing(speaker.stream(TEXT, "ann")) as pieces:
             next(pieces)
             assert len(engine.scheduler.sequences) == 1
+        speaker.mouth.driver.call(lambda: None)
         assert not engine.scheduler.sequences
         assert engine.scheduler.pool.free == free
 
@@ -204,6 +205,7 @@ class TestGrowingText:
     def test_no_text_is_refused(self, speaker):
         with pytest.raises(InputError, match="no text to say"):
             list(speaker.stream(iter([]), "ann"))
+        speaker.mouth.driver.call(lambda: None)
         assert not speaker.mouth.engine.scheduler.sequences
 
 

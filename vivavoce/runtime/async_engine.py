@@ -5,7 +5,6 @@ A step advances every sequence that has work; the most urgent of them decides wh
 
 import asyncio
 import logging
-import queue
 import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sequential
@@ -20,12 +19,12 @@ from vivavoce.engine.step import Failure, StepResult
 from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.nn.cuda_graphs import CudaStream
-from vivavoce.runtime.executor import DeadlineExecutor, executor_for
-from vivavoce.runtime.reply import BlockingReply, Delivery, Reply, WeakReply, hand_over
+from vivavoce.runtime.executor import Actions, DeadlineExecutor, executor_for
+from vivavoce.runtime.reply import BlockingReply, Delivery, Receiver, Reply, WeakReply, hand_over
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-AnyReply = TypeVar("AnyReply", Reply, BlockingReply)
+AnyReply = TypeVar("AnyReply", bound=Receiver)
 AT_ONCE = float("-inf")
 FIRST_SOUND_SECONDS = 0.3  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
 
@@ -36,14 +35,22 @@ class AsyncEngine:
     Coroutines use it as `async with` and await `open`, `generate`, …; threads without an event loop use `start`,
     `call`, `submit`, `prefill`, `stream` and `shutdown`. Both may be used at once. It is a task of the executor
     `workers`; unless one is given, of that which all models of its device share. An `eager` one steps whenever there is
-    work and has deadlines only for its rank among other tasks; else steps wait until a deadline is near.
+    work and has deadlines only for its rank among other tasks; else steps wait until a deadline is near. While
+    `gives_way` is true it takes no step.
     """
 
     name = "viva-engine"
 
-    def __init__(self, engine: Engine, workers: DeadlineExecutor | None = None, eager: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        workers: DeadlineExecutor | None = None,
+        eager: bool = False,
+        gives_way: Callable[[], bool] | None = None,
+    ) -> None:
+        self._gives_way = gives_way or (lambda: False)
         self._engine, self._is_eager = engine, eager
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands = Actions()
         self._replies: dict[int, WeakReply] = {}
         self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
         self._executor = workers or executor_for(engine.runner.device)
@@ -80,7 +87,7 @@ class AsyncEngine:
             return
         self._is_closed = True
         self._executor.remove(self)
-        self._run_commands()
+        self._commands.run_all()
         for handle in list(self._replies.values()):
             self._end_reply(handle.sequence, "cancelled")
         for sequence_id in list(self._prefills):
@@ -199,17 +206,8 @@ class AsyncEngine:
         """Run an action on the engine's thread between two steps; it may use `engine`, `prefill` and `stream`."""
         if not self._is_running():
             raise VivaError("the engine is not running")
-        done: Future[Result] = Future()
-
-        def run() -> None:
-            if not done.set_running_or_notify_cancel():
-                return
-            try:
-                done.set_result(action())
-            except BaseException as error:
-                done.set_exception(error)
-
-        self._post(run)
+        done = self._commands.submit(action)
+        self._executor.wake(self)
         if not self._is_running() and done.cancel():  # meanwhile, and nothing runs commands any more
             raise VivaError("the engine is not running")
         return done
@@ -268,6 +266,14 @@ class AsyncEngine:
 
         return self.call(start)
 
+    def deliver_to(self, receiver: Receiver, generation: Generation) -> None:
+        """Start a reply of the receiver's sequence, whose rows it gets on the engine's thread. Use it within `call`.
+
+        The reply is stopped when the receiver is dropped.
+        """
+        self._engine.generate(receiver.sequence, generation)
+        self._register(receiver)
+
     def _is_running(self) -> bool:
         return self._is_started and not self._is_closed and self._executor.is_open
 
@@ -320,20 +326,25 @@ class AsyncEngine:
 
     def due(self) -> float | None:
         """When the most urgent sequence must have moved on."""
-        if not self._commands.empty():
+        if self._commands:
             return AT_ONCE
+        if self._gives_way():
+            return None
         rests = self._engine.rests
         if rests:
             return self._executor.now() + rests + self._executor.early
         busy = (each for each in self._engine.scheduler.sequences.values() if each.has_work)
         due = min((self._due.get(each.id, _due(each)) for each in busy), default=None)
-        return min(due, self._stepped + self._executor.early) if due is not None and self._is_eager else due
+        if due is None or not self._is_eager:
+            return due
+        # After a step, what has waited for longer than since its end goes first.
+        return min(max(due, self._stepped), self._stepped + self._executor.early)
 
     def do_next(self) -> None:
         """Run what is queued, and step if it is time."""
         self._thread = threading.get_ident()
         try:
-            self._run_commands()
+            self._commands.run_all()
             self._step_if_due()
         finally:
             self._thread = None
@@ -355,14 +366,6 @@ class AsyncEngine:
         self._hand_over(result.emissions)
         self._hand_over_failures(result.failures)
         self._end_finished_prefills()
-
-    def _run_commands(self) -> None:
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
-            command()
 
     def _hand_over(self, emissions: list[Emission]) -> None:
         """To whoever reads the replies; one wake-up for each event loop, not for each row."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from vivavoce.errors import VivaError
-from vivavoce.runtime.executor import DeadlineExecutor
+from vivavoce.runtime.executor import Actions, DeadlineExecutor
 
 logger = logging.getLogger(__name__)
 Job = TypeVar("Job")
@@ -70,7 +69,7 @@ class DynamicBatcher(Generic[Job, Result]):
         self.work, self._kind = work, kind or (lambda job: None)
         self._early, self._gives_way = early, gives_way or (lambda: False)
         self._waiting: list[_Waiting[Job, Result]] = []
-        self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._actions = Actions()
         self._list = threading.Lock()
         self._workers, self._owns_workers = workers or DeadlineExecutor(name), workers is None
         self._is_open = self._is_working = False
@@ -105,18 +104,10 @@ class DynamicBatcher(Generic[Job, Result]):
 
     def call(self, action: Callable[[], Returned]) -> Returned:
         """The result of an action that runs between two batches, on the thread that works on them."""
-        done: Future[Returned] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(action())
-            except BaseException as error:
-                done.set_exception(error)
-
         with self._list:
             if not self._is_open:
                 raise VivaError(f"{self.name} is not running")
-            self._actions.put(run)
+            done = self._actions.submit(action)
         self._workers.wake(self)
         return done.result()
 
@@ -143,7 +134,7 @@ class DynamicBatcher(Generic[Job, Result]):
             waiting.result = VivaError(f"{self.name} was closed")
         _settle(left)
         self._workers.remove(self)
-        self._run_actions()
+        self._actions.run_all()
         if self._owns_workers:
             self._workers.close()
 
@@ -151,7 +142,7 @@ class DynamicBatcher(Generic[Job, Result]):
 
     def due(self) -> float | None:
         """When the most urgent job must be done."""
-        if not self._actions.empty():
+        if self._actions:
             return float("-inf")
         with self._list:
             first = min((waiting.deadline for waiting in self._waiting), default=None)
@@ -164,18 +155,13 @@ class DynamicBatcher(Generic[Job, Result]):
 
     def do_next(self) -> None:
         """Run the actions that wait, and a batch of the most urgent jobs."""
-        self._run_actions()
+        self._actions.run_all()
         batch = [waiting for waiting in self._next() if not waiting.done.cancelled()]
         if batch:
             begun, self._is_working = self._workers.now(), True
             self._do(batch)
             self.busy, self._is_working = self.busy + self._workers.now() - begun, False
             _settle(batch)
-
-    def _run_actions(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._actions.get_nowait()()
 
     def _next(self) -> list[_Waiting[Job, Result]]:
         with self._list:

@@ -10,12 +10,15 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 EARLY_SECONDS = 0.9  # before its deadline, work is started; the later, the more of it is done together
 AS_EARLY_AS_POSSIBLE = 3600.0
 LINGER_SECONDS = 5.0  # a thread ends after so long without work
@@ -229,6 +232,41 @@ class ThreadPerTaskExecutor(DeadlineExecutor):
         executor = self._executors.get(task) if task is not None else None
         if executor is not None:
             executor.wake()
+
+
+class Actions:
+    """Actions that a task runs between its pieces of work. Adding one takes no lock."""
+
+    def __init__(self) -> None:
+        self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def __bool__(self) -> bool:
+        return not self._actions.empty()
+
+    def put(self, action: Callable[[], None]) -> None:
+        """Run an action, which must not raise, some time soon."""
+        self._actions.put(action)
+
+    def submit(self, action: Callable[[], Result]) -> "Future[Result]":
+        """Run an action some time soon; its future has what comes of it."""
+        done: Future[Result] = Future()
+
+        def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(action())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._actions.put(run)
+        return done
+
+    def run_all(self) -> None:
+        """Run the actions that wait."""
+        with suppress(queue.Empty):
+            while True:
+                self._actions.get_nowait()()
 
 
 def most_urgent(tasks: list[Task]) -> tuple[float, Task | None]:

@@ -12,7 +12,7 @@ from vivavoce.models.interface import Row
 
 ROWS_PER_NOTICE = 4  # rows read before the engine is notified of it
 Item = Row | BaseException | None
-Delivery = tuple["Reply | BlockingReply", Item, FinishReason | None]
+Delivery = tuple["Receiver", Item, FinishReason | None]
 
 
 class ReplyEngine(Protocol):
@@ -29,6 +29,23 @@ class ReplyEngine(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """As `stop`, without waiting; safe in a finalizer."""
+
+
+class Receiver(Protocol):
+    """Gets the rows of a reply."""
+
+    @property
+    def sequence(self) -> Sequence:
+        """Whose reply it is."""
+        ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """On whose thread `deliver` is called; None: on the thread that steps."""
+        ...
+
+    def deliver(self, item: Item, finish: FinishReason | None) -> None:
+        """Take a row, an error or the end. Must not raise."""
 
 
 class _UnfinishedReply:
@@ -164,13 +181,13 @@ class BlockingReply(_UnfinishedReply):
 class WeakReply:
     """Reaches a reply without keeping it alive."""
 
-    def __init__(self, reply: Reply | BlockingReply) -> None:
+    def __init__(self, reply: Receiver) -> None:
         self.sequence = reply.sequence
         self.loop = reply.loop
-        self._reply: weakref.ref[Reply | BlockingReply] = weakref.ref(reply)
+        self._reply: weakref.ref[Receiver] = weakref.ref(reply)
 
     @property
-    def reply(self) -> Reply | BlockingReply | None:
+    def reply(self) -> Receiver | None:
         """The reply, unless its reader has dropped it."""
         return self._reply()
 

@@ -260,8 +260,7 @@ class CosyVoiceTTS:
         return UtteranceOptions(self._ready(reference), listener.lead, seed)
 
     def _ready(self, reference: VoiceReference) -> FlowVoice:
-        with self.mouth.alone():
-            return self.ready.of(reference)
+        return self.mouth.call(lambda: self.ready.of(reference))
 
     def _before(self, reference: VoiceReference, manner: DirectedStyle) -> PromptPrefix:
         """An instruction goes without the reference's words, and a voice whose words nobody knows without them too."""

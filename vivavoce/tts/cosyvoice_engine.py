@@ -1,15 +1,17 @@
-"""CosyVoice at work: language model, flow and vocoder for all texts that are being said, together.
+"""CosyVoice's language model, flow and vocoder for all texts that are being synthesized, together.
 
-One step of the language model advances every text; whoever has codes enough for a hop is decoded with all others that
-have. There is no thread of its own: of those who wait for sound, one works for everybody until it has its own.
+The language model is driven by `AsyncEngine`. Codes become sound in hops of the flow and vocoder, of which
+`CosyVoiceSynthesizer`, a task of the same executor, decides which texts take part and with how many codes.
 """
 
+import asyncio
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from queue import SimpleQueue
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,27 +19,33 @@ from torch import Tensor
 from vivavoce.audio.chunking import Grain, LeadPolicy, next_chunk
 from vivavoce.device import Device
 from vivavoce.engine.cuda_graphs import BUCKETS
-from vivavoce.engine.engine import Emission, Engine, EngineLimits
+from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation
+from vivavoce.engine.sequence import FinishReason
 from vivavoce.engine.sequence import Sequence as EngineSequence
+from vivavoce.errors import VivaError
 from vivavoce.models.cosyvoice.folder import warm_up
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM, Interleave, shorten_silence
 from vivavoce.models.flow.cuda import GraphedFlow
 from vivavoce.models.flow.model import FlowSpeech, SpokenState
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.interface import Row
+from vivavoce.nn.cuda_graphs import CudaStream
+from vivavoce.runtime.async_engine import AsyncEngine
+from vivavoce.runtime.executor import Actions, DeadlineExecutor, executor_for
+from vivavoce.runtime.reply import Item
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 CODE_SECONDS = 0.04
-LONGEST_HOP = 2.0  # seconds
-MOST_CHUNKS = 2  # in one hop
-COMFORTABLE_LEAD = 0.6  # seconds: who has so much lets those go first who have not been heard yet
-URGENT_LEAD = 0.2  # seconds: who has less waits for nobody
-PATIENCE = (
-    10  # codes that a text waits for others, so that one hop is the first of all: a hop takes longer than they do
-)
+MAX_HOP_SECONDS = 2.0
+MAX_CHUNKS = 2  # in one hop
+COMFORTABLE_LEAD = 0.6  # seconds: a text with so much lets those go first of which nothing was heard
+URGENT_LEAD = 0.2  # seconds: a text with less does not wait for others
+# Steps that a text waits for others, so that one hop is the first of all: a hop takes longer than they do.
+PATIENCE = 10
 CACHE_ROWS = 24_576
-ROWS_A_STEP = 4096  # of prompts, where arithmetic is cheap: sixteen of them at once
+ROWS_PER_STEP = 4096  # of prompts, where arithmetic is cheap: sixteen of them at once
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class HopPolicy:
 
     grain: Grain
     first: int  # codes
-    longest: float = LONGEST_HOP
+    longest: float = MAX_HOP_SECONDS
 
     def wanted(self, chunks: int, lead: float) -> int:
         """Codes of the next hop."""
@@ -55,6 +63,13 @@ class HopPolicy:
     def most(self, chunks: int, lead: float) -> int:
         """No more: codes that wait already go along with the next hop."""
         return self.wanted(chunks, lead)
+
+
+class EndOfText:
+    """All sound of a text has been made."""
+
+
+News = Tensor | Exception | EndOfText | Literal["needs text"]
 
 
 @dataclass(frozen=True)
@@ -69,41 +84,47 @@ class UtteranceOptions:
 
 @dataclass(eq=False)
 class SynthesizedText:
-    """A text on its way to sound. All of it belongs to this text: nothing of another one is in it, or after it."""
+    """A text on its way to sound. Its caller reads `news`; all else belongs to the synthesizer."""
 
     policy: HopPolicy
     state: SpokenState
     lead: Callable[[], float]
-    sequence: EngineSequence | None = None
-    rounds: Interleave | None = None
+    news: SimpleQueue[News] = field(default_factory=SimpleQueue)
+    receiver: "CodeReceiver | None" = None
+    """Of the language model's rows, if the text comes of one."""
+    interleave: Interleave | None = None
     generation: Generation = field(default_factory=Generation)
     """Of a text that comes piece by piece."""
     codes: list[int] = field(default_factory=list)  # not yet decoded, or fed as look-ahead alone
     fed: int = 0  # of `codes`
     silent: int = 0
     hops: int = 0
-    patience: int = PATIENCE
+    due_since: tuple[float, int] | None = None
+    """When, and at which step of the language model, its next hop became possible."""
+    lacks_text: bool = False
     is_written: bool = False
     is_over: bool = False
-    sounds: deque[Tensor] = field(default_factory=deque)
-    error: Exception | None = None
-    is_starved: bool = False
+    is_dropped: bool = False
 
-    def has_news(self) -> bool:
-        """Whether whoever waits for it has something to do."""
-        return bool(self.sounds) or self.is_over or self.is_starved or self.error is not None
+    @property
+    def sequence(self) -> EngineSequence | None:
+        """Its rows in the language model."""
+        return None if self.receiver is None else self.receiver.sequence
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether the language model writes more codes."""
+        return self.receiver is not None and self.receiver.sequence.is_generating
 
     @property
     def due(self) -> int | None:
         """Codes to decode now; None: wait for more, or all are decoded."""
         if self.is_over or not (self.codes or self.is_written):
             return None
-        size, chunk = (
-            next_chunk(self.policy, len(self.codes), self.is_written, self.hops, self.lead()),
-            self.policy.grain,
-        )
-        if size > MOST_CHUNKS * chunk.frames:  # a last hop that no graph has room for
-            return chunk.frames
+        grain = self.policy.grain
+        size = next_chunk(self.policy, len(self.codes), self.is_written, self.hops, self.lead())
+        if size > MAX_CHUNKS * grain.frames:  # a last hop that no graph has room for
+            return grain.frames
         return size if size or self.is_written else None
 
     @property
@@ -119,19 +140,30 @@ class SynthesizedText:
         whole = self.policy.grain.frames + self.policy.grain.lookahead
         return bool(self.hops) and not self.is_over and len(self.codes) >= whole
 
-    @property
-    def can_wait(self) -> bool:
-        """Whether its hop may be put off for others'."""
-        return self.patience > 0 if not self.hops else self.lead() > URGENT_LEAD
+    def can_wait(self, steps: int) -> bool:
+        """Whether its hop may be put off for others' at this step of the language model."""
+        if self.hops:
+            return self.lead() > URGENT_LEAD
+        return self.due_since is None or steps - self.due_since[1] < PATIENCE
 
-    @property
-    def wants_text(self) -> bool:
-        """Whether it cannot go on without more text."""
-        return self.rounds is not None and not self.is_written and not (self.sequence and self.sequence.is_generating)
+
+class CodeReceiver:
+    """Hands the rows of one text's sequence to the synthesizer, on the thread of the language model."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, sequence: EngineSequence, take: Callable[[Item, FinishReason | None], None]) -> None:
+        self.sequence, self._take = sequence, take
+
+    def deliver(self, item: Item, finish: FinishReason | None) -> None:
+        """Take a row, an error or the end."""
+        self._take(item, finish)
 
 
 class CosyVoiceSynthesizer:
-    """Says texts, any number at a time; may be asked from several threads."""
+    """Synthesizes texts, any number at a time; may be called from several threads."""
+
+    name = "viva-flow"
 
     def __init__(
         self,
@@ -140,25 +172,30 @@ class CosyVoiceSynthesizer:
         device: Device,
         left_chunks: int | None,
         limits: EngineLimits | None = None,
+        executor: DeadlineExecutor | None = None,
     ) -> None:
         self.lm, self.speech, self.left_chunks = lm, speech, left_chunks
-        rows = EngineLimits.rows_per_step if device.kind == "cpu" else ROWS_A_STEP
+        rows = EngineLimits.rows_per_step if device.kind == "cpu" else ROWS_PER_STEP
         limits = limits or EngineLimits(cache_rows=CACHE_ROWS, rows_per_step=rows)
         self.engine = Engine(lm, device, lm.llm_decoder.weight.dtype, limits)
+        self._executor = executor or executor_for(device.torch_device)
+        self._is_hopping = False
+        self.driver = AsyncEngine(self.engine, self._executor, eager=True, gives_way=lambda: self._is_hopping)
+        self._stream = CudaStream(device.torch_device)
         self._active: list[SynthesizedText] = []
-        self._changed = threading.Condition()
-        self._worker: int | None = None  # the thread that works, by its identity
-        self._guests = 0
-        self._gone: deque[SynthesizedText] = deque()
+        self._lock = threading.RLock()  # of the texts: codes come on one thread and are decoded on another
+        self._actions = Actions()
+        self._is_closed = False
+        self.driver.start()
+        self._executor.add(self)
 
     def text(
         self, rows: Sequence[Row], generation: Generation, saying: UtteranceOptions
     ) -> Generator[Tensor, None, None]:
         """The sound of a text that is all there, by its rows.  # pieces [sample]"""
 
-        def begin(utterance: SynthesizedText) -> None:
-            utterance.sequence = self.engine.open(rows)
-            self.engine.generate(utterance.sequence, generation)
+        def begin(text: SynthesizedText) -> None:
+            self.driver.deliver_to(self._open(text, rows), generation)
 
         return self._sounds(saying, begin)
 
@@ -167,17 +204,18 @@ class CosyVoiceSynthesizer:
     ) -> Generator[Tensor, None, None]:
         """The sound of a text that comes piece by piece, spoken while it comes."""
 
-        def begin(utterance: SynthesizedText) -> None:
-            utterance.rounds, utterance.generation = rounds, generation
-            utterance.sequence = self.engine.open()
+        def begin(growing: SynthesizedText) -> None:
+            growing.interleave, growing.generation = rounds, generation
+            self._open(growing, ())
+            growing.lacks_text = not self._go_on(growing)
 
         return self._sounds(saying, begin, text)
 
     def speech_codes(self, codes: Sequence[int], saying: UtteranceOptions) -> Generator[Tensor, None, None]:
-        """The sound of codes that somebody else spoke."""
+        """The sound of codes that come from elsewhere."""
 
-        def begin(utterance: SynthesizedText) -> None:
-            utterance.codes, utterance.is_written = list(codes), True
+        def begin(text: SynthesizedText) -> None:
+            text.codes, text.is_written = list(codes), True
 
         return self._sounds(saying, begin)
 
@@ -186,211 +224,229 @@ class CosyVoiceSynthesizer:
 
         A prompt's step has as many rows as the prompt.
         """
-        with self.alone():
-            self.engine.runner.warm_up(tuple(steps))
-            if isinstance(self.speech.flow, GraphedFlow):
-                warm_up(self.speech, voice, batches, self.left_chunks)
+        self.driver.call(lambda: self.driver.on_stream(lambda: self.engine.runner.warm_up(tuple(steps))))
+        if isinstance(self.speech.flow, GraphedFlow):
+            self.call(lambda: warm_up(self.speech, voice, batches, self.left_chunks))
+
+    def call(self, action: Callable[[], Result]) -> Result:
+        """The result of an action that runs between two hops, when nothing else uses the flow and the vocoder."""
+
+        def run() -> Result:
+            with self._stream():
+                return action()
+
+        if self._is_closed:
+            raise VivaError("the synthesizer is closed")
+        done = self._actions.submit(run)
+        self._executor.wake(self)
+        return done.result()
+
+    def close(self) -> None:
+        """End every text; returns when nothing runs any more."""
+        self._is_closed = True
+        self._executor.remove(self)
+        self.driver.shutdown()
+        self._actions.run_all()
+        for text in list(self._active):
+            self._fail(text, VivaError("the synthesizer was closed"))
 
     def _sounds(
         self,
         saying: UtteranceOptions,
         begin: Callable[[SynthesizedText], None],
-        text: Iterator[Sequence[int]] | None = None,
+        pieces: Iterator[Sequence[int]] | None = None,
     ) -> Generator[Tensor, None, None]:
         config = self.speech.flow.config
         grain = Grain(config.chunk, config.lookahead, CODE_SECONDS)
         policy = HopPolicy(grain, self.speech.flow.first_hop(saying.voice))
-        state = self.speech.start(saying.voice, self.left_chunks, saying.seed)
-        utterance = SynthesizedText(policy, state, saying.lead)
-        with self.alone():
-            try:
-                begin(utterance)
-            except Exception:
-                self._close_sequence(utterance)
-                raise
-            self._active.append(utterance)
+        text = SynthesizedText(policy, self.speech.start(saying.voice, self.left_chunks, saying.seed), saying.lead)
         try:
-            while not utterance.is_over or utterance.sounds:
-                self._work_until_news(utterance)
-                if utterance.sounds:
-                    yield utterance.sounds.popleft()
-                elif utterance.error is not None:
-                    raise utterance.error
-                elif utterance.is_starved:
-                    self._feed(utterance, next(text, None) if text is not None else None)
+            self.driver.call(lambda: self._begin(text, begin))
+            self._executor.wake(self)
+            while not isinstance(news := text.news.get(), EndOfText):
+                if isinstance(news, Exception):
+                    raise news
+                if isinstance(news, Tensor):
+                    yield news
+                else:
+                    piece = next(pieces, None) if pieces is not None else None
+                    self.driver.call(partial(self._feed, text, piece))
         finally:
-            self._gone.append(utterance)
-            if self._worker != threading.get_ident():  # it is, where the collector closes a forgotten text amid work
-                with self.alone():
-                    self._sweep()
+            self._drop(text)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody works meanwhile; whoever does makes way after the step it is at."""
-        with self._changed:
-            self._guests += 1
-            while self._worker is not None:
-                self._changed.wait()
-            self._guests -= 1
-            self._worker = threading.get_ident()
+    def _begin(self, text: SynthesizedText, begin: Callable[[SynthesizedText], None]) -> None:
         try:
-            yield
-        finally:
-            self._leave()
+            begin(text)
+        except Exception:
+            if text.sequence is not None:
+                self.engine.close(text.sequence)
+            raise
+        with self._lock:
+            self._active.append(text)
 
-    def _leave(self) -> None:
-        with self._changed:
-            self._worker = None
-            self._changed.notify_all()
+    def _open(self, text: SynthesizedText, rows: Sequence[Row]) -> CodeReceiver:
+        text.receiver = CodeReceiver(self.engine.open(rows), partial(self._take, text))
+        return text.receiver
 
-    def _work_until_news(self, utterance: SynthesizedText) -> None:
-        """Wait for news of an utterance, working for all while nobody else does."""
-        while not utterance.has_news():
-            with self._changed:
-                while not utterance.has_news() and (self._worker is not None or self._guests):
-                    self._changed.wait()
-                if utterance.has_news():
-                    return
-                self._worker = threading.get_ident()
-            try:
-                while not utterance.has_news() and not self._guests:
-                    self._advance()
-            finally:
-                self._leave()
+    def _drop(self, text: SynthesizedText) -> None:
+        """Synthesize no more of a text. It takes no lock, so that a finalizer may call it."""
+        text.is_dropped = True
+        if text.sequence is not None:
+            self.driver.discard(text.sequence)
+        self._executor.wake(self)
 
-    def _feed(self, utterance: SynthesizedText, text: Sequence[int] | None) -> None:
-        assert utterance.rounds is not None
-        if text is None:
-            utterance.rounds.end()
-        else:
-            utterance.rounds.give(text)
-        utterance.is_starved = False
+    # On the thread of the language model.
 
-    def _ask(self, utterance: SynthesizedText) -> bool:
-        """Go on with the text there is; False: there is too little of it."""
-        assert utterance.rounds is not None
-        assert utterance.sequence is not None
-        ask = utterance.rounds.ask()
+    def _take(self, text: SynthesizedText, item: Item, finish: FinishReason | None) -> None:
+        """Add the code of a row; an error, or the end of the sequence by others, fails the text."""
+        if text.is_dropped or text.is_over:
+            return
+        try:
+            if isinstance(item, BaseException):
+                raise item
+            if finish == "cancelled":
+                raise VivaError("the synthesizer was closed")
+            with self._lock:
+                if item is not None:
+                    codes = self.lm.spoken_codes([item])
+                    if self.lm.config.version == 3:
+                        codes, text.silent = shorten_silence(codes, text.silent)
+                    text.codes += codes
+                if finish is not None and text.interleave is None:
+                    text.is_written = True
+            if text.sequence is not None and finish is None:
+                self.driver.due_by(text.sequence, self._executor.now() + text.lead())
+            if finish is not None and text.interleave is not None:
+                text.lacks_text = not self._go_on(text)
+        except Exception as error:
+            self._fail(text, error)
+        self._executor.wake(self)
+
+    def _go_on(self, text: SynthesizedText) -> bool:
+        """Let the language model speak the text there is; False: there is too little of it."""
+        assert text.interleave is not None
+        assert text.receiver is not None
+        ask = text.interleave.ask()
         if ask is None:
             return False
-        self.engine.append(utterance.sequence, ask.rows)
+        self.engine.append(text.receiver.sequence, ask.rows)
         exactly = ask.codes or 0
-        generation = replace(utterance.generation, min_new_rows=exactly, max_new_rows=exactly or ask.max_codes)
-        self.engine.generate(utterance.sequence, generation)
         if ask.codes is None:
-            utterance.rounds = None  # the last round: where it ends, the speech does
+            text.interleave = None  # the last round: where it ends, the speech does
+        generation = replace(text.generation, min_new_rows=exactly, max_new_rows=exactly or ask.max_codes)
+        self.driver.deliver_to(text.receiver, generation)
         return True
 
-    def _advance(self) -> None:
-        """A hop for all who have one due, else a step of the language model; those who wait are told of it."""
-        self._sweep()
-        starving = [each for each in self._active if each.wants_text and not each.is_starved]
-        for utterance in starving:
-            try:
-                utterance.is_starved = not self._ask(utterance) and utterance.due is None
-            except Exception as error:
-                self._fail(utterance, error)
-        due = {utterance: size for utterance in self._active if (size := utterance.due) is not None}
-        if self.engine.has_work and any(not utterance.hops for utterance in self._active):
-            due = {each: size for each, size in due.items() if not each.hops or each.lead() < COMFORTABLE_LEAD}
-            due = {} if self._gains_by_waiting(due) else due
-        elif due:
-            due = self._with_company(due)
-        if due:
-            self._hop(list(due), list(due.values()))
+    def _feed(self, text: SynthesizedText, piece: Sequence[int] | None) -> None:
+        assert text.interleave is not None
+        if piece is None:
+            text.interleave.end()
         else:
-            self._write()
-        if due or starving:
-            with self._changed:
-                self._changed.notify_all()
+            text.interleave.give(piece)
+        try:
+            text.lacks_text = not self._go_on(text)
+        except Exception as error:
+            self._fail(text, error)
+        self._executor.wake(self)
+
+    # A task of the executor: a hop of all texts that have one due.
+
+    def due(self) -> float | None:
+        """When the sound of the next hop is needed; texts that nobody reads any more are forgotten."""
+        if self._actions:
+            return float("-inf")
+        with self._lock:
+            hops = self._next_hops()
+            deadlines = [each.due_since[0] + min(self._executor.early, each.lead()) for each in hops if each.due_since]
+        return min(deadlines, default=None)
+
+    def do_next(self) -> None:
+        """Run the actions that wait, and a hop."""
+        self._actions.run_all()
+        with self._lock:
+            hops = self._next_hops()
+        if hops:
+            self._is_hopping = True  # steps of the language model meanwhile would make the hop later
+            try:
+                self._hop(list(hops), list(hops.values()))
+            finally:
+                self._is_hopping = False
+            self._executor.wake(self.driver)
+
+    def _next_hops(self) -> dict[SynthesizedText, int]:
+        """The texts of the next hop, and how many codes of each; none: it is better to wait for more codes."""
+        self._active = [each for each in self._active if not each.is_dropped]
+        due = {each: size for each in self._active if (size := each.due) is not None}
+        for each in self._active:
+            if each not in due:
+                each.due_since = None
+                if each.lacks_text:
+                    each.lacks_text = False
+                    each.news.put("needs text")
+            elif each.due_since is None:
+                each.due_since = self._executor.now(), self.engine.steps
+        is_writing = any(each.is_generating for each in self._active)
+        if is_writing and any(not each.hops for each in self._active):
+            due = {each: size for each, size in due.items() if not each.hops or each.lead() < COMFORTABLE_LEAD}
+            return {} if self._gains_by_waiting(due) else due
+        return self._with_company(due) if due else due
 
     def _gains_by_waiting(self, due: Collection[SynthesizedText]) -> bool:
-        """Whether texts nobody has heard yet will be due before a hop were over: then one hop serves all."""
-        if not due:
-            return False
-        missing = [each.codes_until_heard for each in self._active if each.sequence and each.sequence.is_generating]
+        """Whether texts of which nothing was heard will be due before a hop were over: then one hop serves all."""
+        missing = [each.codes_until_heard for each in self._active if each.is_generating]
         soon = any(0 < codes <= PATIENCE for codes in missing)
-        if not soon or not all(each.can_wait for each in due):
-            return False
-        for each in due:
-            each.patience -= not each.hops
-        return True
+        return soon and all(each.can_wait(self.engine.steps) for each in due)
 
     def _with_company(self, due: dict[SynthesizedText, int]) -> dict[SynthesizedText, int]:
-        """Whoever has a whole chunk comes along, and hops of one chunk each: those of one size run as one."""
+        """Every text that has a whole chunk hops too, by one chunk each: hops of one size run as one."""
         chunk = self.speech.flow.config.chunk
         able = [each for each in self._active if each.has_a_chunk]
         if all(each in due for each in able) and len({due[each] for each in able}) <= 1:
             return due
         return due | dict.fromkeys(able, chunk)
 
-    def _hop(self, utterances: Sequence[SynthesizedText], sizes: Sequence[int]) -> None:
+    def _hop(self, texts: Sequence[SynthesizedText], sizes: Sequence[int]) -> None:
         lookahead = self.speech.flow.config.lookahead
         given, final = [], []
-        for utterance, size in zip(utterances, sizes, strict=True):
-            is_last = utterance.is_written and size >= len(utterance.codes)
-            until = len(utterance.codes) if is_last else size + lookahead
-            given.append(torch.tensor(utterance.codes[utterance.fed : until], dtype=torch.long))
-            final.append(is_last)
+        with self._lock:
+            for text, size in zip(texts, sizes, strict=True):
+                is_last = text.is_written and size >= len(text.codes)
+                until = len(text.codes) if is_last else size + lookahead
+                given.append(torch.tensor(text.codes[text.fed : until], dtype=torch.long))
+                final.append(is_last)
         try:
-            sounds, states = self.speech.step_batch([each.state for each in utterances], given, final)
-            sounds = [sound.float().cpu() for sound in sounds]
+            with self._stream():
+                sounds, states = self.speech.step_batch([each.state for each in texts], given, final)
+                sounds = [sound.float().cpu() for sound in sounds]
         except Exception as error:
-            if len(utterances) == 1:
-                self._fail(utterances[0], error)
+            if len(texts) == 1:
+                self._fail(texts[0], error)
                 return
-            logger.warning("a hop of %d texts failed and is made for each by itself", len(utterances), exc_info=True)
+            logger.warning("a hop of %d texts failed and is made for each by itself", len(texts), exc_info=True)
             sounds = None
         if sounds is None:  # outside the handler, whose traceback holds the memory of the failed pass
-            for utterance, size in zip(utterances, sizes, strict=True):
-                self._hop([utterance], [size])
+            for text, size in zip(texts, sizes, strict=True):
+                self._hop([text], [size])
             return
-        for utterance, size, sound, state, is_last in zip(utterances, sizes, sounds, states, final, strict=True):
-            utterance.state, utterance.is_over = state, is_last
-            utterance.codes, utterance.fed = utterance.codes[size:], lookahead
-            utterance.hops += 1
-            if len(sound):
-                utterance.sounds.append(sound)
+        with self._lock:
+            for text, size, sound, state, is_last in zip(texts, sizes, sounds, states, final, strict=True):
+                text.state, text.codes, text.fed = state, text.codes[size:], lookahead
+                text.hops, text.due_since = text.hops + 1, None
+                if len(sound):
+                    text.news.put(sound)
+                if is_last:
+                    self._end(text, EndOfText())
 
-    def _fail(self, utterance: SynthesizedText, error: Exception) -> None:
-        """End one text with its error, which its own caller gets; no step works on it any more."""
-        logger.error("a text failed after %d hops", utterance.hops, exc_info=error)
-        utterance.error = error
-        with suppress(ValueError):
-            self._active.remove(utterance)
-        self._close_sequence(utterance)
-        with self._changed:
-            self._changed.notify_all()
+    def _fail(self, text: SynthesizedText, error: Exception) -> None:
+        """End one text with its error, which its own caller gets."""
+        with self._lock:
+            if not text.is_over:
+                logger.error("a text failed after %d hops", text.hops, exc_info=error)
+                self._end(text, error)
 
-    def _close_sequence(self, utterance: SynthesizedText) -> None:
-        if utterance.sequence is not None:
-            self.engine.close(utterance.sequence)
-
-    def _write(self) -> None:
-        """One step of the language model; codes go to their texts."""
-        owners = {each.sequence.id: each for each in self._active if each.sequence is not None}
-        result = self.engine.advance()
-        for failure in result.failures:
-            self._fail(owners[failure.sequence.id], failure.error)
-        for emission in result.emissions:
-            utterance = owners[emission.sequence.id]
-            try:
-                self._take(utterance, emission)
-            except Exception as error:
-                self._fail(utterance, error)
-
-    def _take(self, utterance: SynthesizedText, emission: Emission) -> None:
-        codes = self.lm.spoken_codes([emission.row])
-        if self.lm.config.version == 3:
-            codes, utterance.silent = shorten_silence(codes, utterance.silent)
-        utterance.codes += codes
-        if emission.finish is not None and utterance.rounds is None:
-            utterance.is_written = True
-
-    def _sweep(self) -> None:
-        """Forget texts that nobody listens to any more."""
-        while self._gone:
-            utterance = self._gone.popleft()
-            with suppress(ValueError):
-                self._active.remove(utterance)
-            self._close_sequence(utterance)
+    def _end(self, text: SynthesizedText, news: "EndOfText | Exception") -> None:
+        text.is_over = True
+        self._active = [each for each in self._active if each is not text]
+        if text.sequence is not None:
+            self.driver.discard(text.sequence)
+        text.news.put(news)

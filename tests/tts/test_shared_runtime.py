@@ -33,7 +33,7 @@ def test_texts_asked_for_together_are_made_together():
     def until_all_have_asked() -> None:
         for thread in threads:
             thread.start()
-        while mouth.driver._commands.qsize() < len(threads):
+        while mouth.driver._commands._actions.qsize() < len(threads):
             threading.Event().wait(0.001)
 
     mouth.driver.call(until_all_have_asked)
