@@ -72,7 +72,7 @@ def test_the_pieces_of_a_growing_text_keep_their_spaces():
     ]
 
 
-WISHES = {
+REQUESTS = {
     "More cheerful, please.": {"style": "happy"},
     "Could you talk a bit slower?": {"speed": 1 / 1.2},
     "Not so fast!": {"speed": 1 / 1.2},
@@ -88,7 +88,7 @@ WISHES = {
 }
 
 
-@pytest.mark.parametrize(("said", "change"), WISHES.items(), ids=WISHES)
+@pytest.mark.parametrize(("said", "change"), REQUESTS.items(), ids=REQUESTS)
 def test_a_wish_changes_what_it_names_and_nothing_else(said, change):
     after = directed(said, USUAL)
     assert after is not None

@@ -104,7 +104,7 @@ def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, manner):
 
 def test_a_recording_has_the_codes_torch_gives_it(graphs, torch_speaker):
     recording = buzz(1.0, 1000)
-    assert OnnxTTS.load(str(graphs))._codes_of(recording) == torch_speaker._codes_of(recording)
+    assert OnnxTTS.load(str(graphs))._encode_reference(recording) == torch_speaker._encode_reference(recording)
     assert OnnxTTS.load(str(graphs)).mark == torch_speaker.mark
 
 

@@ -60,7 +60,7 @@ def test_greedy_frames_go_step_by_step(folders):
 
 
 def test_a_recording_is_encoded(speaker):
-    codes = speaker._codes_of(buzz(1.0, 48_000))
+    codes = speaker._encode_reference(buzz(1.0, 48_000))
     assert len(codes) == 12 and len(codes[0]) == BOOKS
 
 

@@ -90,7 +90,7 @@ def test_where_all_cores_make_frames_none_is_asked_to_decode_beside(tmp_path):
     try:
         for count in (spare_cores() + 1, max(1, spare_cores())):
             torch.set_num_threads(count)
-            sounding = speaker._sounding(SimulatedPlayer(), lambda: 0.0, True)
+            sounding = speaker._start_playback(SimulatedPlayer(), lambda: 0.0, True)
             assert (sounding.beside is None) == (count > spare_cores())
     finally:
         torch.set_num_threads(threads)
@@ -211,7 +211,7 @@ def test_parts_begun_side_by_side_sound_as_one_after_another(tmp_path):
     speaker = tiny_speaker(tmp_path)
     expected = speaker.say(TEXT, "bell", EIGHT).samples
     speaker.mouth = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
-    speaker.mouth.at_once = 3
+    speaker.mouth.parallel_parts = 3
     np.testing.assert_allclose(speaker.say(TEXT, "bell", EIGHT).samples, expected, atol=1e-5)
     steps = speaker.mouth.engine.steps
     pieces = speaker.stream(TEXT, "bell", EIGHT)

@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.device_tables import Packing
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.step import StepKind
+from vivavoce.engine.step import Packing, StepKind
 from vivavoce.nn.cuda_graphs import GraphCapture, Replayed, compiling_ahead
 
 

@@ -123,13 +123,13 @@ class EarlierHypothesis:
         if reply == self.rows[:here]:
             return [here]
         if self.presumes:
-            return _fewest_changes(reply, self.rows)[: self.branches]
+            return _min_changes(reply, self.rows)[: self.branches]
         tail = reply[-self.resume :]
         ends = [end for end in range(self.resume, len(self.rows)) if self.rows[end - self.resume : end] == tail]
         return [min(ends, key=lambda end: abs(end - here))] if ends else []
 
 
-def _fewest_changes(reply: list[Row], old: list[Row]) -> list[int]:
+def _min_changes(reply: list[Row], old: list[Row]) -> list[int]:
     """Beginnings of the old reply by how near they are to the new one, and then by how near their lengths are."""
     row = list(range(len(old) + 1))
     for count, item in enumerate(reply, start=1):
@@ -279,7 +279,7 @@ class DraftModel:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._twins: dict[int, tuple[Sequence, Sequence]] = {}
+        self._fast_implementations: dict[int, tuple[Sequence, Sequence]] = {}
 
     @classmethod
     def of(cls, engine: Engine, target: Engine) -> "DraftModel":
@@ -308,16 +308,16 @@ class DraftModel:
 
     def close(self) -> None:
         """Forget all sequences that were followed."""
-        for _, twin in self._twins.values():
+        for _, twin in self._fast_implementations.values():
             self.engine.close(twin)
-        self._twins.clear()
+        self._fast_implementations.clear()
 
     def _start(self, sequence: Sequence, most: int) -> Sequence:
         """The sequence's twin, brought to the same rows and set to go on from them."""
         assert sequence.generation is not None
-        if sequence.id not in self._twins:
-            self._twins[sequence.id] = (sequence, self.engine.open())
-        _, twin = self._twins[sequence.id]
+        if sequence.id not in self._fast_implementations:
+            self._fast_implementations[sequence.id] = (sequence, self.engine.open())
+        _, twin = self._fast_implementations[sequence.id]
         same = rows_in_common(twin.rows, sequence.rows)
         if same < len(twin):
             self.engine.rewind(twin, same)
@@ -329,5 +329,5 @@ class DraftModel:
         return twin
 
     def _forget_closed(self) -> None:
-        for key in [key for key, (sequence, _) in self._twins.items() if not sequence.is_open]:
-            self.engine.close(self._twins.pop(key)[1])
+        for key in [key for key, (sequence, _) in self._fast_implementations.items() if not sequence.is_open]:
+            self.engine.close(self._fast_implementations.pop(key)[1])

@@ -197,7 +197,7 @@ class Engine:
     def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence with the same rows. Pages are shared until one of the two writes into them."""
         self._require_open(sequence)
-        twin = Sequence(
+        forked = Sequence(
             self._next_id,
             list(sequence.rows),
             sequence.pages[: -(-sequence.cached // self.limits.page_size)],
@@ -205,11 +205,11 @@ class Engine:
             last_used=self._steps,
             is_wanted=sequence.is_wanted,
         )
-        for page in twin.pages:
+        for page in forked.pages:
             self.scheduler.pool.share(page)
         self._next_id += 1
-        self.scheduler.sequences[twin.id] = twin
-        return twin
+        self.scheduler.sequences[forked.id] = forked
+        return forked
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """Forget every row from `length` on; a reply under way ends."""
@@ -329,7 +329,7 @@ class Engine:
         spare = self.limits.rows_per_step - sum(sequence.pending for sequence in busy)
         wants = []
         for sequence in busy:
-            most = min(self._most_drafted(sequence), spare)
+            most = min(self._max_drafted(sequence), spare)
             if most > 0:
                 wants.append((sequence, most))
                 spare -= most
@@ -337,7 +337,7 @@ class Engine:
         # The decode kernel lets a row see all before it, so where it runs, drafts do not branch.
         return {key: draft.likeliest() for key, draft in drafts.items()} if self.runner.use_kernels else drafts
 
-    def _most_drafted(self, sequence: Sequence) -> int:
+    def _max_drafted(self, sequence: Sequence) -> int:
         """How many guesses could be kept: one row less than the reply, the cache and the consumer have room for."""
         if sequence.generation is None or sequence.speculation is None:
             return 0

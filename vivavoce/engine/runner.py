@@ -14,12 +14,11 @@ from torch import Tensor
 
 from vivavoce import kernels
 from vivavoce.engine.cuda_graphs import BUCKETS, Captured, NextModes, StepAhead, StepGraphs, goes_on
-from vivavoce.engine.device_tables import Packing, SequenceTables
 from vivavoce.engine.sampling import NO_ROW, SamplingRequest, SlotDraw
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import Draft
-from vivavoce.engine.step import GRAPHED_DRAFT, Step, StepKind
+from vivavoce.engine.step import GRAPHED_DRAFT, Packing, SequenceTables, Step, StepKind
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn.paged_kv import CachePiece, PagedCache
 

@@ -89,7 +89,7 @@ class DraftSource(Protocol):
         ...
 
 
-class GatheredSource(DraftSource, Protocol):
+class BatchedSource(DraftSource, Protocol):
     """A source that guesses better for many sequences at once."""
 
     def propose_together(self, wants: "Many[tuple[Sequence, int]]") -> list[Many[Row]]:
@@ -228,7 +228,7 @@ def _proposed(group: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> di
     source = _source(group[0][0])
     try:
         if hasattr(source, "propose_together"):  # asking whether it is a `GatheredSource` takes as long as a product
-            given = cast(GatheredSource, source).propose_together(group)
+            given = cast(BatchedSource, source).propose_together(group)
         else:
             given = [source.propose(sequence, most) for sequence, most in group]
         return {sequence.id: usable(draft, model, most) for (sequence, most), draft in zip(group, given, strict=True)}

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 AnyReply = TypeVar("AnyReply", bound=Receiver)
 AT_ONCE = float("-inf")
-FIRST_SOUND_SECONDS = 0.3  # in which the rows of a first sound are wanted; sound that is needed sooner goes first
+FIRST_SOUND_SECONDS = 0.3  # until the rows of a first sound are needed; sound that is needed sooner goes first
 
 
 class AsyncEngine:
@@ -52,9 +52,9 @@ class AsyncEngine:
         self._engine, self._is_eager = engine, eager
         self._commands = Actions()
         self._replies: dict[int, WeakReply] = {}
-        self._due: dict[int, float] = {}  # by sequence; who is not here is due at once
+        self._due: dict[int, float] = {}  # by sequence; others are due at once
         self._executor = workers or executor_for(engine.runner.device)
-        self._lane = CudaStream(engine.runner.device, urgent=True)
+        self._cuda_stream = CudaStream(engine.runner.device, urgent=True)
         self._prefills: dict[int, Future[Sequence]] = {}
         self._is_started = self._is_closed = False
         self._stepped = float("-inf")  # when the last step ended
@@ -99,7 +99,7 @@ class AsyncEngine:
 
     def on_stream(self, action: Callable[[], Result]) -> Result:
         """The result of an action that computes on the engine's CUDA stream. Use it within `call`."""
-        with self._lane():
+        with self._cuda_stream():
             return action()
 
     async def open(self, rows: Iterable[Row] = ()) -> Sequence:
@@ -151,9 +151,9 @@ class AsyncEngine:
         speculation: Speculation | None = None,
         listener: PlaybackDeadline | None = None,
     ) -> Reply:
-        """Start a reply. `max_unread` lets a slow consumer pause it instead of letting rows pile up.
+        """Start a reply. With `max_unread`, it pauses while so many rows are unread.
 
-        With a `listener`, who is told of by `heard`, it comes by when they need it.
+        With a `listener`, whose progress is reported by `heard`, rows come by when they are needed for playback.
         """
         loop = asyncio.get_running_loop()
 
@@ -174,7 +174,7 @@ class AsyncEngine:
     ) -> Reply:
         """Start a reply to these rows on a sequence of its own, whose first `same` rows are those of `past`.
 
-        All in one go: whoever asks for a fork, more rows and a reply one by one waits for a step each time.
+        It is one command: a fork, more rows and a reply by three commands would wait for a step each.
         """
         loop = asyncio.get_running_loop()
 
@@ -282,23 +282,23 @@ class AsyncEngine:
         return self._thread == threading.get_ident()
 
     def heard(self, sequence: Sequence, seconds: float) -> None:
-        """The listener of its reply has played so much of it by now; the engine learns of it before it next plans."""
+        """The listener of its reply has played so much of it by now; it counts from the next step on."""
         self._commands.put(lambda: self._engine.heard(sequence, seconds))
 
     def taken(self, sequence: Sequence, rows: int) -> None:
-        """Rows of its reply were taken; the engine is woken only if it may have nothing else to do until it knows."""
+        """Rows of its reply were read. The executor is woken only if the reply is paused."""
         self._commands.put(lambda: self._engine.take(sequence, rows))
-        if sequence.is_paused:  # looked at behind the put: who pauses after this look finds the command
+        if sequence.is_paused:  # read after the put: a reply that pauses later finds the command
             self._executor.wake(self)
 
     def sounds(self, sequence: Sequence) -> None:
-        """The first sound of its reply is there: it goes on."""
+        """The first sound of its reply has been made, so that the reply need not rest for it any longer."""
         self._post(lambda: self._engine.heard(sequence, 0.0))
 
     async def _call(self, action: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
-        """Run on the engine's thread, between steps. Where the caller is cancelled it is done all the same, or undone.
+        """Run on the engine's thread, between steps. If the caller is cancelled it is run all the same, or undone.
 
-        Who hangs up is cancelled, often twice, while opening a sequence or closing one: neither may be forgotten.
+        A session that disconnects is cancelled, often twice, while it opens or closes a sequence: neither may be lost.
         """
         done = self.submit(action)
         try:
@@ -314,18 +314,18 @@ class AsyncEngine:
             self._post(lambda: undo(result))
 
     def _post(self, action: Callable[[], None]) -> None:
-        """Run on the engine's thread some time soon; nobody waits."""
+        """Run on the engine's thread some time soon, without waiting."""
         self._commands.put(action)
         self._executor.wake(self)
 
     def forget(self, sequence: Sequence) -> None:
-        """Stop its reply, which nobody holds any more."""
+        """Stop its reply without waiting; safe in a finalizer."""
         self._post(lambda: self._end_reply(sequence, "cancelled"))
 
-    # A duty of the workers: commands as they come, and a step when one is due.
+    # A task of the executor: commands as they come, and a step when one is due.
 
     def due(self) -> float | None:
-        """When the most urgent sequence must have moved on."""
+        """When the next row of the most urgent sequence is needed."""
         if self._commands:
             return AT_ONCE
         if self._gives_way():
@@ -341,7 +341,7 @@ class AsyncEngine:
         return min(max(due, self._stepped), self._stepped + self._executor.early)
 
     def do_next(self) -> None:
-        """Run what is queued, and step if it is time."""
+        """Run the commands that wait, and step if it is time."""
         self._thread = threading.get_ident()
         try:
             self._commands.run_all()
@@ -355,12 +355,14 @@ class AsyncEngine:
             return
         result = StepResult()
         try:
-            with self._lane(waits=False):  # a step begun ahead goes on, while the rows of this one are handed over
+            with self._cuda_stream(
+                waits=False
+            ):  # a step begun ahead goes on, while the rows of this one are handed over
                 result = self._engine.advance()
                 made = [emission.sequence for emission in result.emissions]
                 if any(sequence.states is not None or sequence.hidden is not None for sequence in made):
-                    self._lane.wait()  # others may look at these
-        except Exception as error:  # of the stream itself: no row of the step can be trusted
+                    self._cuda_stream.wait()  # other streams may read these
+        except Exception as error:  # of the CUDA stream itself: no row of the step can be trusted
             result = self._all_failed(result, error)
         self._stepped = self._executor.now()
         self._hand_over(result.emissions)
@@ -368,7 +370,7 @@ class AsyncEngine:
         self._end_finished_prefills()
 
     def _hand_over(self, emissions: list[Emission]) -> None:
-        """To whoever reads the replies; one wake-up for each event loop, not for each row."""
+        """Deliver rows to the readers of replies, with one wake-up for each event loop."""
         deliveries: dict[asyncio.AbstractEventLoop | None, list[Delivery]] = {}
         for emission in emissions:
             handle = self._replies.get(emission.sequence.id)
@@ -394,7 +396,7 @@ class AsyncEngine:
             handle.deliver(None, finish)
 
     def _all_failed(self, result: StepResult, error: Exception) -> StepResult:
-        """The result of a step whose CUDA stream failed: whatever it advanced, or would have, has failed."""
+        """The result of a step whose CUDA stream failed: every sequence that it advanced, or would have, failed."""
         busy = (sequence for sequence in self._engine.scheduler.sequences.values() if sequence.has_work)
         hit = dict.fromkeys([*(emission.sequence for emission in result.emissions), *busy])
         return StepResult(failures=[*result.failures, *(self._engine.fail(sequence, error) for sequence in hit)])
@@ -428,7 +430,7 @@ def _settle(done: "Future[Result]", error: BaseException | None, result: Result)
 
 
 def _due(sequence: Sequence) -> float:
-    """When a sequence must move on, if nobody has said: at once, but for those whose listeners are known."""
+    """The default deadline of a sequence: when its listener runs dry; at once if it has none."""
     listener, dry = sequence.listener, sequence.runs_dry
     if listener is None or dry is None:
         return AT_ONCE

@@ -65,33 +65,33 @@ class DynamicBatcher(Generic[Job, Result]):
         self._leaves_job = leaves_jobs if callable(leaves_jobs) else lambda job: bool(leaves_jobs)
         self.batches = self.jobs = 0
         self.busy = 0.0
-        """Seconds in which it worked."""
+        """Seconds spent working."""
         self.work, self._kind = work, kind or (lambda job: None)
         self._early, self._gives_way = early, gives_way or (lambda: False)
         self._waiting: list[_Waiting[Job, Result]] = []
         self._actions = Actions()
-        self._list = threading.Lock()
-        self._workers, self._owns_workers = workers or DeadlineExecutor(name), workers is None
+        self._lock = threading.Lock()
+        self._executor, self._owns_executor = workers or DeadlineExecutor(name), workers is None
         self._is_open = self._is_working = False
 
     def start(self) -> None:
         """Begin to work."""
         self._is_open = True
-        if self._owns_workers:
-            self._workers.start()
-        self._workers.add(self)
+        if self._owns_executor:
+            self._executor.start()
+        self._executor.add(self)
 
     @property
     def waiting(self) -> int:
-        """Jobs that nobody works on yet."""
+        """Jobs that have not been started."""
         return len(self._waiting)
 
     def look(self) -> None:
-        """What it gives way to may be over."""
-        self._workers.wake(self)
+        """Look again whether to start: `gives_way` may have become false."""
+        self._executor.wake(self)
 
     async def do(self, job: Job, urgency: float = 0.0) -> Result:
-        """The result of one job, for which `urgency` seconds are left; of those waiting, what is due first is done."""
+        """The result of one job, which is needed in `urgency` seconds; the most urgent jobs are done first."""
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._enqueue(job, urgency, done)
         return await done
@@ -104,20 +104,20 @@ class DynamicBatcher(Generic[Job, Result]):
 
     def call(self, action: Callable[[], Returned]) -> Returned:
         """The result of an action that runs between two batches, on the thread that works on them."""
-        with self._list:
+        with self._lock:
             if not self._is_open:
                 raise VivaError(f"{self.name} is not running")
             done = self._actions.submit(action)
-        self._workers.wake(self)
+        self._executor.wake(self)
         return done.result()
 
     def _enqueue(self, job: Job, urgency: float, done: "asyncio.Future[Result] | Future[Result]") -> None:
-        waiting = _Waiting(self._workers.now() + urgency, job, done)
-        with self._list:
+        waiting = _Waiting(self._executor.now() + urgency, job, done)
+        with self._lock:
             if not self._is_open:
                 raise VivaError(f"{self.name} is not running")
             self._waiting.append(waiting)
-        self._workers.wake(self)
+        self._executor.wake(self)
 
     async def close(self) -> None:
         """As `shutdown`."""
@@ -125,7 +125,7 @@ class DynamicBatcher(Generic[Job, Result]):
 
     def shutdown(self) -> None:
         """Stop; waiting jobs fail. Returns when no batch is being worked on. Twice does nothing."""
-        with self._list:
+        with self._lock:
             if not self._is_open:
                 return
             self._is_open = False
@@ -133,38 +133,38 @@ class DynamicBatcher(Generic[Job, Result]):
         for waiting in left:
             waiting.result = VivaError(f"{self.name} was closed")
         _settle(left)
-        self._workers.remove(self)
+        self._executor.remove(self)
         self._actions.run_all()
-        if self._owns_workers:
-            self._workers.close()
+        if self._owns_executor:
+            self._executor.close()
 
-    # A duty of the workers.
+    # A task of the executor.
 
     def due(self) -> float | None:
         """When the most urgent job must be done."""
         if self._actions:
             return float("-inf")
-        with self._list:
+        with self._lock:
             first = min((waiting.deadline for waiting in self._waiting), default=None)
             if first is None or self._early is None:
                 return first
             gives_way = self._gives_way()
             if not gives_way and len(self._fullest()) >= self.most:
-                return min(first, self._workers.now())
-            return first - self._early / (2 if gives_way else 1) + self._workers.early
+                return min(first, self._executor.now())
+            return first - self._early / (2 if gives_way else 1) + self._executor.early
 
     def do_next(self) -> None:
         """Run the actions that wait, and a batch of the most urgent jobs."""
         self._actions.run_all()
         batch = [waiting for waiting in self._next() if not waiting.done.cancelled()]
         if batch:
-            begun, self._is_working = self._workers.now(), True
+            started, self._is_working = self._executor.now(), True
             self._do(batch)
-            self.busy, self._is_working = self.busy + self._workers.now() - begun, False
+            self.busy, self._is_working = self.busy + self._executor.now() - started, False
             _settle(batch)
 
     def _next(self) -> list[_Waiting[Job, Result]]:
-        with self._list:
+        with self._lock:
             if not self._waiting:
                 return []
             self._waiting.sort(key=lambda waiting: waiting.deadline)
@@ -175,15 +175,15 @@ class DynamicBatcher(Generic[Job, Result]):
             return batch
 
     def _alike(self) -> list[_Waiting[Job, Result]]:
-        """The jobs of one kind whose turn it is: that of the most urgent, or of the most where nobody presses."""
+        """The jobs of the next batch: of the kind of the most urgent, or of the most common kind if none is urgent."""
         first = self._waiting[0]
-        if self._early is not None and first.deadline - self._workers.now() > self._early:
+        if self._early is not None and first.deadline - self._executor.now() > self._early:
             return self._fullest()
         kind = self._kind(first.job)
         return [waiting for waiting in self._waiting if self._kind(waiting.job) == kind]
 
     def _fullest(self) -> list[_Waiting[Job, Result]]:
-        """Those of the kind that most jobs have."""
+        """The jobs of the most common kind."""
         kinds: dict[Hashable, list[_Waiting[Job, Result]]] = {}
         for waiting in self._waiting:
             kinds.setdefault(self._kind(waiting.job), []).append(waiting)

@@ -46,22 +46,22 @@ async def on_a_thread(make: Callable[[], Iterator[Item]], max_waiting: int = MAX
     room = threading.Semaphore(max_waiting)
     is_left = threading.Event()
 
-    def tell(item: Item | _Over) -> None:
+    def send(item: Item | _Over) -> None:
         with suppress(RuntimeError):  # the event loop has gone
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     def work() -> None:
         try:
             for item in make():
-                tell(item)
+                send(item)
                 room.acquire()
                 if is_left.is_set():
                     return
-            tell(_Over())
+            send(_Over())
         except Exception as error:
             if is_left.is_set():
                 log_failure(logger, error, "an iterator failed after its reader had left")
-            tell(_Over(error))
+            send(_Over(error))
 
     threading.Thread(target=work, name="viva-iterator", daemon=True).start()
     try:

@@ -97,12 +97,12 @@ class Reply(_UnfinishedReply):
         return self
 
     async def __anext__(self) -> Row:
-        rows = await self.several(1, most=1)
+        rows = await self.several(1, max_rows=1)
         if not rows:
             raise StopAsyncIteration
         return rows[0]
 
-    async def several(self, count: int, most: int | None = None) -> list[Row]:
+    async def several(self, count: int, max_rows: int | None = None) -> list[Row]:
         """The rows that are there, `count` at least unless the reply is over. The reader is woken once for all."""
         count = min(count, self.sequence.max_unread or count)
         if len(self._rows) < count and self.finish is None:
@@ -115,7 +115,7 @@ class Reply(_UnfinishedReply):
         if not self._rows and self._error is not None:
             error, self._error = self._error, None
             raise error
-        rows = [self._rows.popleft() for _ in range(min(most or len(self._rows), len(self._rows)))]
+        rows = [self._rows.popleft() for _ in range(min(max_rows or len(self._rows), len(self._rows)))]
         self._note_read(len(rows))
         return rows
 

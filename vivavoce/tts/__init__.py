@@ -27,7 +27,7 @@ __all__ = [
     "speak_stream",
     "speech_model",
 ]
-DOORS = {
+EXPORTS = {
     "StoredVoice": "voices",
     "SpeakingStyle": "interface",
     "NanoTTS": "nano",
@@ -37,11 +37,11 @@ DOORS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in DOORS:
+    if name not in EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{DOORS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{EXPORTS[name]}"), name)
 
 
 @lru_cache(maxsize=2)

@@ -155,7 +155,7 @@ class CosyVoiceTTS:
             batches = [streams for streams in AT_ONCE if streams <= fit]
         self.mouth.warm_up(ready, batches)
 
-    def as_told(self, instructions: str, manner: SpeakingStyle) -> DirectedStyle:
+    def styled_by_instructions(self, instructions: str, manner: SpeakingStyle) -> DirectedStyle:
         """The manner of a style by its name, of a wish such as "more slowly, please", or of free words.
 
         What this version was not taught is refused by name.

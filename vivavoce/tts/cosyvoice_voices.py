@@ -26,7 +26,7 @@ from vivavoce.models.moss_tts_nano.prompt import CLAUSE_ENDS, SENTENCE_ENDS, Chu
 from vivavoce.tts.text import cleaned, numbers_as_words
 from vivavoce.tts.voices import VoiceStore
 
-MOST_TOKENS = 80  # said in one breath; of Chinese, characters
+MAX_TOKENS = 80  # said in one breath; of Chinese, characters
 MARKED = ("<|", "|>")  # who writes the model's own marks wants them read as they are
 INLINE = re.compile(r"\[([^\[\]\s()|]{1,20})\](?!\()|</?(?:strong|laughter)>")
 NAMED_EVENT = re.compile(r"\[[a-z][a-z_-]{2,}\]")
@@ -35,7 +35,7 @@ DIGITS = "abcdefghij"
 SUPERSCRIPTS = str.maketrans({"²": "平方", "³": "立方", "（": None, "）": None, "【": None, "】": None, "`": None})
 POINT = re.compile(r"(?<!\d)\.|\.(?!\d)")
 SPACE_IN_CHINESE = re.compile(r"(?<![\x21-\x7e]) +| +(?![\x21-\x7e])")
-LONGEST_WAIT = 48  # characters that a growing text may have without a place to cut
+MAX_WAIT = 48  # characters that a growing text may have without a place to cut
 
 
 def prepared(text: str, version: int, clean: bool = True) -> str:
@@ -96,7 +96,7 @@ def _chinese(text: str) -> str:
 
 def breaths(text: str, count_tokens: Callable[[str], int]) -> list[Chunk]:
     """A text in parts that are said one after another; Chinese is counted in characters."""
-    parts = chunks(text, len if has_cjk(text) else count_tokens, MOST_TOKENS)
+    parts = chunks(text, len if has_cjk(text) else count_tokens, MAX_TOKENS)
     sayable = [part for part in parts if any(character.isalnum() for character in part.text)]
     if not sayable:
         raise NothingToSayError(f"there is nothing to say in {text[:30]!r}; give at least one letter or digit")
@@ -119,7 +119,7 @@ def words_of(pieces: Iterable[str]) -> Iterator[str]:
     for piece in pieces:
         held += piece
         cut = max((place for place in range(1, len(held)) if _is_cut(held, place)), default=0)
-        if not cut and len(held) > LONGEST_WAIT:
+        if not cut and len(held) > MAX_WAIT:
             cut = len(held)
         if cut:
             yield held[:cut]
@@ -137,11 +137,11 @@ Stamp = tuple[tuple[str, int, int], ...]  # of files: path, time of change, size
 DERIVED, READY = ".safetensors", ".ready.safetensors"
 PROMPT = {"codes", "mel", "speaker"}
 LOOKED_AT = 16  # of each tensor, to tell models apart
-MOST_HEARD = 8  # recordings that are not kept, remembered
-SHORTEST_PROMPT = 25  # codes: one chunk
-LEAST_SHARE_KEPT = 0.75  # of a reference, where it is cut for a short first hop
-MOST_READY_BYTES = {"cpu": 2 * 2**30}  # keys and values of voices in memory, by kind of device
-MOST_READY_BYTES_ELSEWHERE = 16 * 2**30
+MAX_REFERENCES = 8  # recordings that are not kept, remembered
+MIN_PROMPT = 25  # codes: one chunk
+MIN_SHARE_CACHED = 0.75  # of a reference, where it is cut for a short first hop
+MAX_READY_BYTES = {"cpu": 2 * 2**30}  # keys and values of voices in memory, by kind of device
+MAX_READY_BYTES_OFF_CUDA = 16 * 2**30
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class References:
 
     def __init__(self, shelf: VoiceStore, ear: Callable[[], CosyVoiceSpeechTokenizer], kind: str) -> None:
         """`ear` is asked for when a recording must be heard; `kind` says whose derived values they are."""
-        self.shelf, self._ear, self._kind = shelf, ear, kind
+        self.shelf, self._load_tokenizer, self._kind = shelf, ear, kind
         self._named: dict[str, tuple[Stamp, VoiceReference]] = {}
         self._heard: OrderedDict[str, VoicePrompt] = OrderedDict()
 
@@ -177,9 +177,9 @@ class References:
         """A recording that is not kept; the last few are not heard again."""
         mark = mark_of(recording)
         if mark not in self._heard:
-            self._heard[mark] = self._ear().reference(recording)
+            self._heard[mark] = self._load_tokenizer().reference(recording)
         self._heard.move_to_end(mark)
-        if len(self._heard) > MOST_HEARD:
+        if len(self._heard) > MAX_REFERENCES:
             self._heard.popitem(last=False)
         return VoiceReference(self._heard[mark], tidied_transcript(transcript), mark)
 
@@ -195,7 +195,7 @@ class References:
         mark, file = mark_of(recording), self.shelf.folder / f"{name}.{self._kind}{DERIVED}"
         tensors = _read(file, mark)
         if tensors is None or set(tensors) != PROMPT:
-            prompt = self._ear().reference(recording)
+            prompt = self._load_tokenizer().reference(recording)
             tensors = {"codes": prompt.codes, "mel": prompt.mel, "speaker": prompt.speaker}
             _write(file, tensors, mark)
         prompt = VoicePrompt(tensors["codes"], tensors["mel"], tensors["speaker"])
@@ -239,13 +239,13 @@ class ReadyVoices:
         flow: StreamingFlow,
         first_hop: int,
         prompt_codes: int,
-        most_bytes: int | None = None,
+        max_bytes: int | None = None,
         keeps: bool | None = None,
     ) -> None:
         self._flow, self._first_hop, self._prompt_codes = flow, first_hop, prompt_codes
         self._keeps = flow.device.type == "cpu" if keeps is None else keeps
-        usual = MOST_READY_BYTES.get(flow.device.type, MOST_READY_BYTES_ELSEWHERE)
-        self._most_bytes = usual if most_bytes is None else most_bytes
+        usual = MAX_READY_BYTES.get(flow.device.type, MAX_READY_BYTES_OFF_CUDA)
+        self._max_bytes = usual if max_bytes is None else max_bytes
         self._ready: OrderedDict[str, FlowVoice] = OrderedDict()
 
     def of(self, reference: VoiceReference) -> FlowVoice:
@@ -253,7 +253,7 @@ class ReadyVoices:
         if reference.mark not in self._ready:
             self._ready[reference.mark] = self._voice(reference)
         self._ready.move_to_end(reference.mark)
-        while len(self._ready) > 1 and sum(voice.cache.nbytes for voice in self._ready.values()) > self._most_bytes:
+        while len(self._ready) > 1 and sum(voice.cache.nbytes for voice in self._ready.values()) > self._max_bytes:
             self._ready.popitem(last=False)
         return self._ready[reference.mark]
 
@@ -288,10 +288,10 @@ class ReadyVoices:
     def shortened(self, prompt: VoicePrompt) -> VoicePrompt:
         """The end of a prompt, as long as it may be and so that the first hop has the wanted codes."""
         config = self._flow.config
-        if len(prompt.codes) < min(config.chunk, SHORTEST_PROMPT):
+        if len(prompt.codes) < min(config.chunk, MIN_PROMPT):
             raise InputError(f"the reference has {len(prompt.codes)} codes; give at least a second of speech")
         cut = max(0, len(prompt.codes) - self._prompt_codes)
         recent = VoicePrompt(prompt.codes[cut:], prompt.mel[cut * config.ratio :], prompt.speaker)
         aligned = self._flow.aligned(recent, self._first_hop)
         # Of a short reference every bit counts more than when the first sound comes.
-        return aligned if len(aligned.codes) >= LEAST_SHARE_KEPT * len(recent.codes) else recent
+        return aligned if len(aligned.codes) >= MIN_SHARE_CACHED * len(recent.codes) else recent

@@ -31,7 +31,7 @@ Samples = NDArray[np.float32]
 Frame = tuple[int, ...]
 State = TypeVar("State")
 """Where a codec's stream stands; a value."""
-LONGEST, LONGEST_BESIDE = 1.6, 0.32  # seconds of a chunk
+MAX_CHUNK_SECONDS, MAX_PARALLEL_CHUNK_SECONDS = 1.6, 0.32  # seconds of a chunk
 
 
 def spare_cores() -> int:
@@ -67,7 +67,7 @@ class ChunkedPlayback(Generic[State]):
     """Whether sound is wanted as soon as it is there; if not, the chunks are always the same ones."""
 
     def __post_init__(self) -> None:
-        longest = LONGEST if self.beside is None else LONGEST_BESIDE
+        longest = MAX_CHUNK_SECONDS if self.beside is None else MAX_PARALLEL_CHUNK_SECONDS
         self.policy = LeadPolicy(Grain(frame_seconds=self.frame_seconds), longest=longest)
         self.chunks = 0
 
@@ -99,7 +99,7 @@ class ChunkedPlayback(Generic[State]):
         """How many of the waiting frames are to be decoded now."""
         count = next_chunk(self.policy, waiting, is_last, self.chunks, self._lead()) if waiting else 0
         if count and self.is_live and self.beside is not None:  # the codec may be slower than the language model
-            return min(waiting, round(LONGEST / self.frame_seconds))
+            return min(waiting, round(MAX_CHUNK_SECONDS / self.frame_seconds))
         return count
 
     def _decoded(self, codes: list[Frame], lead: float) -> tuple[Samples, State]:
@@ -199,7 +199,7 @@ class FrameTTS(ABC):
 
     @property
     @abstractmethod
-    def _at_once(self) -> int:
+    def _parallel_parts(self) -> int:
         """Parts of a text that are worth making side by side."""
 
     @abstractmethod
@@ -207,16 +207,18 @@ class FrameTTS(ABC):
         """The frames of a part, begun now."""
 
     @abstractmethod
-    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> ChunkedPlayback[Any]:
+    def _start_playback(
+        self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool
+    ) -> ChunkedPlayback[Any]:
         """The codec before the first frame of a part."""
 
     @abstractmethod
-    def _codes_of(self, sound: Sound) -> list[list[int]]:
+    def _encode_reference(self, sound: Sound) -> list[list[int]]:
         """A recording as codes.  # [frame, codebook]"""
 
     def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
         """Keep a voice on this machine under a name, from a recording of three to eight seconds and its words."""
-        voice = StoredVoice(name, self._codes_of(sound), self.mark, consent, text=text)
+        voice = StoredVoice(name, self._encode_reference(sound), self.mark, consent, text=text)
         return self.shelf.add(voice, sound)
 
     def stream(
@@ -258,7 +260,7 @@ class FrameTTS(ABC):
         under_way: deque[tuple[Chunk, Frames]] = deque()
         with closing(self._start_parts(parts, before, manner, under_way, playback)) as started:
             for part, frames in started:
-                sounding = self._sounding(playback.player, playback.clock, live_clock is not None)
+                sounding = self._start_playback(playback.player, playback.clock, live_clock is not None)
                 state = stretch.initial_state(channels)
                 for sound in sounding.sounds(frames):
                     stretched, state = stretch.step(state, sound)
@@ -279,7 +281,7 @@ class FrameTTS(ABC):
         coming = iter(enumerate(parts))
         try:
             while True:
-                for number, part in itertools.islice(coming, self._at_once - len(under_way)):
+                for number, part in itertools.islice(coming, self._parallel_parts - len(under_way)):
                     frames = self._frames(part.text, before, manner.seed + number, manner.greedy)
                     under_way.append((part, frames))
                     frames.needed_by(playback.runs_dry)
@@ -311,12 +313,12 @@ class FrameTTS(ABC):
     def _reference(self, voice: str | Sound | None) -> Codes:
         """The codes of a voice; none for the model's own."""
         if isinstance(voice, Sound):
-            codes = self._codes_of(voice)
+            codes = self._encode_reference(voice)
         else:
-            codes = [] if voice is None or voice == self.settings.own_voice else self._kept_codes(voice)
+            codes = [] if voice is None or voice == self.settings.own_voice else self._stored_codes(voice)
         return tuple(tuple(frame) for frame in codes)
 
-    def _kept_codes(self, name: str) -> list[list[int]]:
+    def _stored_codes(self, name: str) -> list[list[int]]:
         """A kept voice's codes; those of another model's codec are made anew from its recording."""
         voice = self.shelf.get(name)
         if voice.codes and voice.codec in ("", self.mark):
@@ -324,4 +326,4 @@ class FrameTTS(ABC):
         recording = self.shelf.recording(name)
         if recording is None:
             raise InputError(f"the voice {name!r} was made for another model and has no recording; add it anew")
-        return self._codes_of(recording)
+        return self._encode_reference(recording)

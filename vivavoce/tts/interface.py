@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Samples = NDArray[np.float32]
-LONGEST_PAUSE = 10.0
+MAX_PAUSE = 10.0
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class SpeakingStyle:
     """Whether to go on from the voice's recording, whose words must be known, rather than only to sound like it."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.pause <= LONGEST_PAUSE:
-            raise InputError(f"pause must be 0 to {LONGEST_PAUSE:.0f} times the usual, not {self.pause}")
+        if not 0 <= self.pause <= MAX_PAUSE:
+            raise InputError(f"pause must be 0 to {MAX_PAUSE:.0f} times the usual, not {self.pause}")
 
 
 class SpeechModel(Protocol):

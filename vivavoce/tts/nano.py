@@ -46,22 +46,22 @@ def fastest_threads(mouth: FrameGenerator) -> int:
     if not isinstance(mouth, CpuFrameGenerator) or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     config = mouth.decoder.model.config
-    most = max(1, spare_cores()) if config.hidden_size >= SMALLEST_SHARED else 1
-    if most == 1:
+    max_threads = max(1, spare_cores()) if config.hidden_size >= SMALLEST_SHARED else 1
+    if max_threads == 1:
         return 1
     usual = SpeechSettings().generation(config.n_vq, 1, 0)
     endless = replace(usual, max_new_rows=100, min_new_rows=101)
     frames = mouth.frames((), "a", endless)
     try:
-        return best_threads(lambda: next(frames), most)
+        return best_threads(lambda: next(frames), max_threads)
     finally:
         frames.close()
 
 
-def best_threads(step: Callable[[], object], most: int, clock: Callable[[], float] = time.perf_counter) -> int:
+def best_threads(step: Callable[[], object], max_threads: int, clock: Callable[[], float] = time.perf_counter) -> int:
     """The fewest threads that more of are not clearly faster than."""
     best, fastest, count = 1, float("inf"), 1
-    while count <= most:
+    while count <= max_threads:
         with torch_threads.held(count):
             seconds = _median_seconds(step, clock)
         if seconds > fastest * WORTH:
@@ -181,7 +181,9 @@ class NanoTTS(FrameTTS):
         """Whose codes its voices have."""
         return self.codec.mark
 
-    def _sounding(self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool) -> ChunkedPlayback[State]:
+    def _start_playback(
+        self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool
+    ) -> ChunkedPlayback[State]:
         seconds = 1 / self.codec.config.frame_rate
         beside = self._beside if torch.get_num_threads() <= spare_cores() else None  # no core is left for it
         return ChunkedPlayback(self.decode, self.decode.start(), seconds, player, clock, beside, is_live)
@@ -192,10 +194,10 @@ class NanoTTS(FrameTTS):
         return self.mouth.frames(before.reference, before.words + text, generation, before.said)
 
     @property
-    def _at_once(self) -> int:
-        return self.mouth.at_once
+    def _parallel_parts(self) -> int:
+        return self.mouth.parallel_parts
 
-    def _codes_of(self, sound: Sound) -> list[list[int]]:
+    def _encode_reference(self, sound: Sound) -> list[list[int]]:
         def encoded() -> list[list[int]]:
             codes: list[list[int]] = self.codec.reference(sound)[: self.model.codebooks].T.tolist()
             return codes

@@ -31,7 +31,7 @@ Words = NDArray[np.uint32]
 LOW_32 = 0xFFFFFFFF
 FIRST, SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 PLACE, CHANNEL, TOKEN = 0x9E3779B9, 0x85EBCA77, np.uint32(0xC2B2AE3D)
-FEWEST_WAYS = 2  # to go on: speak, or stop
+MIN_WAYS = 2  # to go on: speak, or stop
 
 
 class ChannelSampling(Protocol):
@@ -59,7 +59,7 @@ class SequenceDraw:
         self._seed = _mixed(_mixed(np.array([[seed & LOW_32]], np.uint32)) ^ np.uint32(seed >> 32 & LOW_32))
         numbers = np.arange(1, channels + 1, dtype=np.uint64) * np.uint64(CHANNEL)
         self._channels = numbers.astype(np.uint32)[:, None]
-        self._ids = np.arange(max(entries, FEWEST_WAYS), dtype=np.uint32) * TOKEN
+        self._ids = np.arange(max(entries, MIN_WAYS), dtype=np.uint32) * TOKEN
         self._noise: Floats = np.empty((channels, 0), np.float32)  # [channel, id], of the row that is drawn
 
     def start_row(self, position: int) -> None:

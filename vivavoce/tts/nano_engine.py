@@ -44,7 +44,7 @@ MAX_PARALLEL_PARTS = 8  # parts of one text: more would be made long before they
 class FrameGenerator(Protocol):
     """Makes frames; may be asked from several threads."""
 
-    at_once: int
+    parallel_parts: int
     """Parts of one text that are worth making side by side."""
 
     def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
@@ -62,7 +62,7 @@ class FrameGenerator(Protocol):
 class CpuFrameGenerator:
     """One text at a time, each in the thread that asks for it."""
 
-    at_once = 1
+    parallel_parts = 1
 
     def __init__(self, model: MossTTSNano, prompt: MossTTSNanoPrompt) -> None:
         self.prompt = prompt
@@ -101,7 +101,7 @@ class EngineFrameGenerator:
         dtype = model.transformer.wte.weight.dtype
         text_bytes = ROWS_PER_TEXT * model.kv_shape.bytes_per_row(dtype)
         fits = device.samples_that_fit(text_bytes, MAX_TEXTS) if device.kind != "cpu" else CPU_TEXTS
-        self.at_once = 1 if device.kind == "cpu" else min(fits, MAX_PARALLEL_PARTS)
+        self.parallel_parts = 1 if device.kind == "cpu" else min(fits, MAX_PARALLEL_PARTS)
         limits = EngineLimits(
             cache_rows=fits * ROWS_PER_TEXT,
             context=CONTEXT_ROWS,

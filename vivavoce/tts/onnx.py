@@ -45,7 +45,7 @@ from vivavoce.tts.voices import StoredVoice, VoiceStore
 OFFICIAL_CODEC = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano-ONNX"
 MANIFEST, CODEC_META = "browser_poc_manifest.json", "codec_browser_onnx_meta.json"
 HIDDEN, TEXT_STEP, AUDIO_STEP = 0, 1, 2  # `step_type` of the cached local step
-MOST_THREADS = 4  # more make it slower, as those who measured it found
+MAX_THREADS = 4  # more make it slower, as those who measured it found
 LARGEST_UNIFORM = 0.99999994
 VOICES_KEPT_READY = 4
 TYPES = {"tensor(float)": np.float32, "tensor(int32)": np.int32, "tensor(int64)": np.int64}
@@ -126,7 +126,7 @@ class OnnxTTS(FrameTTS):
         self.prompt = MossTTSNanoPrompt(self.config, tokenizer or SentencePieceTokenizer.load(folder))
         self._meta: dict[str, Any] = {"sample_rate": 48_000, "channels": 2, "frame_samples": 3840, "mark": ""} | meta
         self._open: Callable[[Path, str], OnnxSession] = lambda where, name: OnnxSession(
-            where / f"{name}.onnx", threads or max(1, min(MOST_THREADS, spare_cores())), device
+            where / f"{name}.onnx", threads or max(1, min(MAX_THREADS, spare_cores())), device
         )
         self._folder, self._codec_folder = folder, codec_folder
         self._beside = beside()
@@ -171,7 +171,7 @@ class OnnxTTS(FrameTTS):
         return str(self._meta["mark"]) or f"{self.rate} Hz, ONNX"
 
     @property
-    def _at_once(self) -> int:
+    def _parallel_parts(self) -> int:
         return 1
 
     @cached_property
@@ -189,7 +189,7 @@ class OnnxTTS(FrameTTS):
         """One position of a frame."""
         return self._open(self._folder, "moss_tts_local_cached_step")
 
-    def _sounding(
+    def _start_playback(
         self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool
     ) -> ChunkedPlayback[dict[str, Any]]:
         seconds = int(self._meta["frame_samples"]) / self.rate
@@ -198,7 +198,7 @@ class OnnxTTS(FrameTTS):
     def _frames(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Frames:
         return CallerFrames(self._speak(text, before, seed, greedy))
 
-    def _codes_of(self, sound: Sound) -> list[list[int]]:
+    def _encode_reference(self, sound: Sound) -> list[list[int]]:
         frame = int(self._meta["frame_samples"])
         samples = reference_samples(sound, self.rate, self.channels)
         whole = samples[:, : samples.shape[1] // frame * frame]

@@ -35,7 +35,7 @@ STYLES = {
 }
 """By version: the instructions that the weights were taught, by name."""
 QUIETEST, LOUDEST = 0.05, 4.0
-LONGEST_INSTRUCTION = 200  # characters
+MAX_INSTRUCTION = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,8 @@ class DirectedStyle(SpeakingStyle):
             raise InputError(f"volume must be {QUIETEST} to {LOUDEST} times the usual, not {self.volume}")
         if self.style and self.instruction:
             raise InputError(f"give the style {self.style!r} or an instruction, not both")
-        if len(self.instruction) > LONGEST_INSTRUCTION:
-            raise InputError(
-                f"the instruction has {len(self.instruction)} characters; give at most {LONGEST_INSTRUCTION}"
-            )
+        if len(self.instruction) > MAX_INSTRUCTION:
+            raise InputError(f"the instruction has {len(self.instruction)} characters; give at most {MAX_INSTRUCTION}")
 
     def told(self, version: int) -> str:
         """The instruction that a model of this version gets; empty: none. An unknown style is refused by name."""
@@ -71,12 +69,12 @@ class DirectedStyle(SpeakingStyle):
 
 
 FASTER, LOUDER = 1.2, 1.5  # what one wish changes
-MOST_WORDS = 10
+MAX_WORDS = 10
 ASIDE = """could can would you now ok okay and it that make try a an the in to with your bit little much even just so
     for me on keep go thanks thank hey again"""
 CUES = "please speak talk say sound be voice tone way manner dialect accent more very"
 LESS = "less not too"
-WISHES = {
+REQUESTS = {
     "faster": "faster quicker fast quickly quick",
     "slower": "slower slow slowly",
     "louder": "louder loud loudly",
@@ -88,7 +86,7 @@ WISHES = {
     "robot": "robot robotic",
     **{name: name for name in DIALECTS},
 }
-MEANING = {word: wish for wish, words in WISHES.items() for word in words.split()}
+MEANING = {word: wish for wish, words in REQUESTS.items() for word in words.split()}
 COMPARATIVES = frozenset(word for word in MEANING if word.endswith("er"))  # need no other word beside them
 PHRASES = {"speed up": "faster", "slow down": "slower", "speak up": "louder", "like a robot": "robotic please"}
 OPPOSITES = {"faster": "slower", "slower": "faster", "louder": "quieter", "quieter": "louder"}
@@ -96,7 +94,7 @@ OPPOSITES = {"faster": "slower", "slower": "faster", "louder": "quieter", "quiet
 POLITE = r"(?:请|麻烦)?你?(?:能不能|可不可以|可以|能)?"
 ENDING = r"(?:吗|吧|好吗|可以吗)?"
 CHINESE_DIALECT = re.compile(rf"{POLITE}用(\w{{2}})话(?:说|讲|表达|回答)?(?:一下)?{ENDING}")
-CHINESE_WISH = re.compile(
+CHINESE_REQUEST = re.compile(
     rf"{POLITE}(?:用)?(?:说|讲)?话?(?:得|的)?(再|更|别太|别那么|不要太)?"
     r"(快|慢|大声|小声|轻|开心|高兴|伤心|难过|生气|正常)(?:地|的)?(?:语气|声音)?"
     rf"(?:说话|说|讲)?(?:一点儿?|一些|点儿?|些)?{ENDING}"
@@ -111,17 +109,17 @@ CHINESE_MEANING = {
 def directed(said: str, manner: DirectedStyle) -> DirectedStyle | None:
     """The manner after what a listener said, if all of it was a wish for how to speak; None: it was something else."""
     bare = re.sub(r"[^\w\s]", " ", said.lower()).strip()
-    wish = _chinese_wish("".join(bare.split())) or _english_wish(bare)
+    wish = _chinese_request("".join(bare.split())) or _english_request(bare)
     return None if wish is None else _changed(manner, wish)
 
 
-def _english_wish(said: str) -> str | None:
+def _english_request(said: str) -> str | None:
     for phrase, in_short in PHRASES.items():
         said = re.sub(rf"\b{phrase}\b", in_short, said)
     words = [word for word in said.split() if word not in ASIDE.split()]
     wishes = {MEANING.get(word) for word in words if word not in (CUES + " " + LESS).split()}
-    is_told = COMPARATIVES & set(words) or set((CUES + " " + LESS).split()) & set(words)
-    if len(said.split()) > MOST_WORDS or len(wishes) != 1 or not is_told:
+    is_instructed = COMPARATIVES & set(words) or set((CUES + " " + LESS).split()) & set(words)
+    if len(said.split()) > MAX_WORDS or len(wishes) != 1 or not is_instructed:
         return None
     wish = wishes.pop()
     if wish is not None and set(LESS.split()) & set(words):
@@ -129,10 +127,10 @@ def _english_wish(said: str) -> str | None:
     return wish
 
 
-def _chinese_wish(said: str) -> str | None:
+def _chinese_request(said: str) -> str | None:
     if (found := CHINESE_DIALECT.fullmatch(said)) is not None:
         return next((name for name, dialect in DIALECTS.items() if dialect == found[1]), None)
-    if (found := CHINESE_WISH.fullmatch(said)) is None or said == found[2]:
+    if (found := CHINESE_REQUEST.fullmatch(said)) is None or said == found[2]:
         return None
     wish = CHINESE_MEANING[found[2]]
     return OPPOSITES.get(wish, "normal") if found[1] in CHINESE_LESS else wish
@@ -157,7 +155,7 @@ SHOWN = 60  # characters of what was asked for, in an error
 class Directable(Protocol):
     """A speech model that can be told how to speak."""
 
-    def as_told(self, instructions: str, manner: SpeakingStyle) -> SpeakingStyle:
+    def styled_by_instructions(self, instructions: str, manner: SpeakingStyle) -> SpeakingStyle:
         """The manner that these words ask for, which may be any; what the model cannot do is refused by name."""
         ...
 
@@ -172,7 +170,7 @@ def told(speaker: SpeechModel, instructions: str, manner: SpeakingStyle) -> Spea
     if not words:
         return manner
     if isinstance(speaker, Directable):
-        return speaker.as_told(words, manner)
+        return speaker.styled_by_instructions(words, manner)
     wished = _at_another_speed(words, manner)
     if wished is None:
         raise InputError(
