@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vivavoce.audio.io import Sound
-from vivavoce.bench.answer import AskedQuestion, ScoredAnswer, _figures, _teacher_heard, _word_error_rates
+from vivavoce.bench.answer import AskedQuestion, ScoredAnswer, _figures, _teacher_figures, _word_error_rates
 from vivavoce.train.front_desk import Exchange
 
 SILENCE = Sound(np.zeros(16_000, np.float32), 16_000)
@@ -19,8 +19,10 @@ class Deaf:
         return "i will call a taxi for you right away"
 
 
-def _answer(exchange, meant, said, is_right):
-    return ScoredAnswer(AskedQuestion(exchange, "flite-awb-1.0", SILENCE), meant, said, SILENCE, is_right, 0.5)
+def _answer(exchange, model_text, heard_text, is_right):
+    return ScoredAnswer(
+        AskedQuestion(exchange, "flite-awb-1.0", SILENCE), model_text, heard_text, SILENCE, is_right, 0.5
+    )
 
 
 ANSWERS = [
@@ -43,7 +45,7 @@ def test_each_answer_is_told_with_what_was_meant_and_what_was_heard():
 
 
 def test_what_the_judge_mishears_of_the_teacher_is_stated():
-    heard = _teacher_heard([(TAXI, SILENCE), (BILL, SILENCE)], Deaf())
+    heard = _teacher_figures([(TAXI, SILENCE), (BILL, SILENCE)], Deaf())
     assert heard["right_of_teacher"] == 0.5
     assert heard["word_error_rate_of_teacher"] > 0.3
-    assert _teacher_heard([], Deaf()) == {"word_error_rate_of_teacher": None, "right_of_teacher": None}
+    assert _teacher_figures([], Deaf()) == {"word_error_rate_of_teacher": None, "right_of_teacher": None}

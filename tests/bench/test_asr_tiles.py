@@ -28,10 +28,10 @@ class Timed(asr_tiles.StepOfTexts):
         window = entries.get(window_attention_name(self.texts, 2, 16))
         if window is not None and window.stages == 3:
             raise RuntimeError("out of resource: shared memory")
-        took = 8.0 * (self.faster[0] if all(named) else 1.0)
-        took *= self.faster[1] if named[3] is not None and named[3].warps == 8 else 1.0
+        elapsed = 8.0 * (self.faster[0] if all(named) else 1.0)
+        elapsed *= self.faster[1] if named[3] is not None and named[3].warps == 8 else 1.0
         is_wrong = window is not None and window.inputs == 64
-        return took * (0.1 if is_wrong else 1.0), torch.ones(self.texts, 4) * (3.0 if is_wrong else 1.0)
+        return elapsed * (0.1 if is_wrong else 1.0), torch.ones(self.texts, 4) * (3.0 if is_wrong else 1.0)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from vivavoce.bench.lm import SHAPES, _bytes_of, _require_room, _spared_bytes, _weight_bytes, run
+from vivavoce.bench.lm import SHAPES, _bytes_of, _require_memory, _skipped_bytes, _weight_bytes, run
 from vivavoce.device import Device, pick
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.quant.linear_bench import SMALL
@@ -21,9 +21,9 @@ def test_a_shape_larger_than_the_memory_is_refused():
     cpu = pick("cpu")
     device = SmallDevice(**{field.name: getattr(cpu, field.name) for field in fields(Device)})
     with pytest.raises(CapacityError, match=r"36 GB of weights .* 20 GB free; try --shape small"):
-        _require_room(SHAPES["true"], device, torch.float32)
-    _require_room(SHAPES["true"], device, torch.bfloat16)
-    _require_room(SHAPES["small"], device, torch.float32)
+        _require_memory(SHAPES["true"], device, torch.float32)
+    _require_memory(SHAPES["true"], device, torch.bfloat16)
+    _require_memory(SHAPES["small"], device, torch.float32)
 
 
 def test_bytes_are_those_a_step_reads():
@@ -35,7 +35,7 @@ def test_bytes_are_those_a_step_reads():
     assert 0.5 < ratio < 0.55
     layer = wide.model.text_block.layers[-1]
     assert (
-        _spared_bytes(wide)
+        _skipped_bytes(wide)
         == _bytes_of(wide.text_lm_head) + _bytes_of(layer.mlp) + layer.self_attn.o_proj.weight.nbytes
     )
 

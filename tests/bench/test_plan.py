@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from vivavoce.cli import app
 from vivavoce.errors import InputError
-from vivavoce.plan import erlang_b, fits, load_of, most_by_memory, most_by_time, places_for, plan, play
+from vivavoce.plan import erlang_b, fits, load_of, max_by_memory, max_by_time, places_for, plan, play
 from vivavoce.plan.figures import (
     ACCELERATORS,
     H200_MEASURED,
@@ -36,7 +36,7 @@ def measured_files():
 
 def test_the_figures_are_those_of_the_bench():
     told = read_measured(*measured_files())
-    for name in ("step", "hop", "ear"):
+    for name in ("step", "hop", "encoder"):
         for (count, ours), (there, theirs) in zip(
             getattr(H200_MEASURED, name).points, getattr(told, name).points, strict=True
         ):
@@ -72,7 +72,7 @@ def test_a_curve_goes_through_its_points_and_on():
 
 
 def test_more_history_leaves_room_for_fewer_and_smaller_weights_for_more():
-    by_context = [most_by_memory(QuestionLoad(context=rows)) for rows in (1024, 4096, 16384)]
+    by_context = [max_by_memory(QuestionLoad(context=rows)) for rows in (1024, 4096, 16384)]
     assert by_context == sorted(by_context, reverse=True) and by_context[0] > by_context[-1] > 0
     fourth = [row["context_rows"] for row in fits(ACCELERATORS["RTX4090"], QuestionLoad())]
     methods = dict(zip(METHODS, fourth, strict=True))
@@ -82,11 +82,11 @@ def test_more_history_leaves_room_for_fewer_and_smaller_weights_for_more():
 
 def test_the_most_is_what_fits_and_one_more_does_not():
     question = QuestionLoad(context=4096)
-    most = plan(question)["most_sessions"]
-    assert load_of(question, most).busy <= question.busy < load_of(question, most + 1).busy or (
-        load_of(question, most).memory <= question.card.memory < load_of(question, most + 1).memory
+    max_count = plan(question)["most_sessions"]
+    assert load_of(question, max_count).busy <= question.busy < load_of(question, max_count + 1).busy or (
+        load_of(question, max_count).memory <= question.card.memory < load_of(question, max_count + 1).memory
     )
-    assert most == min(most_by_memory(question), most_by_time(question))
+    assert max_count == min(max_by_memory(question), max_by_time(question))
 
 
 def test_what_does_not_fit_is_said_so():
@@ -131,7 +131,7 @@ def test_littles_law():
 )
 def test_every_call_is_somewhere_and_no_machine_has_too_many(fleet):
     simulation = Simulation(fleet)
-    look = simulation._look
+    look = simulation._autoscale
 
     def checked() -> None:
         look()
@@ -139,13 +139,13 @@ def test_every_call_is_somewhere_and_no_machine_has_too_many(fleet):
         seated = Counter(call.machine for call in simulation.calls.values())
         assert seated == Counter({each.id: len(each.calls) for each in simulation.machines.values() if each.calls})
         for region in range(len(fleet.regions)):
-            here = [each for each in simulation.machines.values() if each.region == region and each.is_ready]
-            assert simulation._busy[region] == sum(len(each.calls) for each in here)
+            in_region = [each for each in simulation.machines.values() if each.region == region and each.is_ready]
+            assert simulation._busy[region] == sum(len(each.calls) for each in in_region)
             assert simulation._places[region] == sum(
-                len(each.calls) if each.is_draining else fleet.places for each in here
+                len(each.calls) if each.is_draining else fleet.places for each in in_region
             )
 
-    simulation._look = checked
+    simulation._autoscale = checked
     tally = simulation.run()
     assert tally.offered == tally.completed + tally.refused + tally.dropped + len(simulation.calls)
     assert tally.offered > 0

@@ -1,12 +1,12 @@
 """Calls at once to a server in this process, on mini-speech, in the processor's time."""
 
-from vivavoce.bench import simulation as rehearsal
+from vivavoce.bench import simulation
 
 FAST = 0.02  # of this processor's time: what is tested is who waits for whom, not how fast it is
 
 
 def test_calls_at_once_get_their_own_answers_and_no_player_runs_dry(tmp_path):
-    result = rehearsal.run(turns=1, sessions=3, slowdown=FAST, out=tmp_path)
+    result = simulation.run(turns=1, sessions=3, slowdown=FAST, out=tmp_path)
     together = result["together"]
     assert together["failures"] == [] and together["response_rate"] == 1.0
     assert together["underruns"] == 0

@@ -52,9 +52,9 @@ class Told:
         self._events = events
 
     async def events(self):
-        begun = asyncio.get_running_loop().time()
+        started = asyncio.get_running_loop().time()
         for at, event in self._events:
-            await asyncio.sleep(max(0.0, begun + at - asyncio.get_running_loop().time()))
+            await asyncio.sleep(max(0.0, started + at - asyncio.get_running_loop().time()))
             yield event
 
 
@@ -64,17 +64,17 @@ def sound(seconds, level=0.5):
 
 async def test_a_gap_is_an_underrun_and_a_failure_is_told():
     done = ReplyDone("reply", "failed", Usage(0, 0, 0, 0), "no memory")
-    talked = await serve._listen(Told([(0.0, sound(0.1)), (0.3, sound(0.1)), (0.32, done)]), 0.0)
-    assert (talked.underruns, talked.reason) == (1, "failed: no memory")
-    assert talked.dry_seconds > 0.1
-    assert talked.sound_seconds == pytest.approx(0.2)
+    results = await serve._listen(Told([(0.0, sound(0.1)), (0.3, sound(0.1)), (0.32, done)]), 0.0)
+    assert (results.underruns, results.reason) == (1, "failed: no memory")
+    assert results.dry_seconds > 0.1
+    assert results.sound_seconds == pytest.approx(0.2)
 
 
 async def test_silence_before_the_first_voice_is_part_of_the_wait_for_it():
     done = ReplyDone("reply", "completed", Usage(0, 0, 0, 0))
-    talked = await serve._listen(Told([(0.0, sound(0.1, level=0.0)), (0.0, sound(0.1)), (0.0, done)]), 0.0)
-    assert talked.reason == ""
-    assert talked.v2v - talked.ttfa == pytest.approx(0.1)
+    results = await serve._listen(Told([(0.0, sound(0.1, level=0.0)), (0.0, sound(0.1)), (0.0, done)]), 0.0)
+    assert results.reason == ""
+    assert results.v2v - results.ttfa == pytest.approx(0.1)
 
 
 def test_an_engine_has_room_for_all_and_a_few_more():

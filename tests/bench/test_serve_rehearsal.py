@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vivavoce.bench.serve import Script
-from vivavoce.bench.serve_simulation import H200, PassTimes, fills, rehearse
+from vivavoce.bench.serve_simulation import H200, PassTimes, fills, simulate
 from vivavoce.cli import app
 from vivavoce.plan.figures import Curve
 from vivavoce.s2s import moss_speech
@@ -24,11 +24,11 @@ def slow_hops(factor: float) -> PassTimes:
 
 
 def slower(factor: float) -> PassTimes:
-    return replace(slow_hops(factor), step=scaled(H200.step, factor), ear=scaled(H200.ear, factor))
+    return replace(slow_hops(factor), step=scaled(H200.step, factor), encoder=scaled(H200.encoder, factor))
 
 
 def test_sessions_hear_all_without_a_gap_and_a_rehearsal_can_be_repeated():
-    (level, busy), (again, _) = rehearse(8, SCRIPT), rehearse(8, SCRIPT)
+    (level, busy), (again, _) = simulate(8, SCRIPT), simulate(8, SCRIPT)
     assert level.holds and level.sound_seconds == pytest.approx(8 * SCRIPT.reply)
     assert level.ttfa_ms[50] < 350 and level.ttfa_ms == again.ttfa_ms
     assert level.replies_a_pass > 1 and 0 < busy < 1
@@ -36,26 +36,26 @@ def test_sessions_hear_all_without_a_gap_and_a_rehearsal_can_be_repeated():
 
 
 def test_who_is_alone_hears_a_first_sound_as_soon_as_it_is_made():
-    level, _ = rehearse(1, SCRIPT)
+    level, _ = simulate(1, SCRIPT)
     assert level.ttfa_ms[50] < 80 and level.first_sound_parts_ms["out"] == 0
 
 
 def test_a_hundred_and_twenty_eight_whose_replies_outlast_the_rush_hear_no_gap_even_of_slower_hops():
-    level, _ = rehearse(128, Script(1.0, 12.0, 8.0, 0), slow_hops(1.5))
+    level, _ = simulate(128, Script(1.0, 12.0, 8.0, 0), slow_hops(1.5))
     assert level.holds
 
 
 def test_without_keeping_first_sounds_back_a_crowd_that_begins_would_hear_gaps(monkeypatch):
-    crowd = 24, Script(0.4, 2.4, 1.0, 0), slow_hops(1.5)
-    level, _ = rehearse(*crowd)
+    sessions = 24, Script(0.4, 2.4, 1.0, 0), slow_hops(1.5)
+    level, _ = simulate(*sessions)
     monkeypatch.setattr(moss_speech, "MANY_BEGIN", 1000)
-    at_once, _ = rehearse(*crowd)
+    at_once, _ = simulate(*sessions)
     assert level.holds and at_once.underruns
     assert at_once.ttfa_ms[50] < level.ttfa_ms[50] < 2 * at_once.ttfa_ms[50]
 
 
 def test_a_device_that_is_too_slow_is_found_out():
-    level, busy = rehearse(4, Script(0.4, 2.4, 0.2, 0), slower(20.0))
+    level, busy = simulate(4, Script(0.4, 2.4, 0.2, 0), slower(20.0))
     assert level.underruns and not level.holds
     assert busy > 0.9
 

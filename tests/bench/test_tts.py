@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from tests.models.nano_reference import NanoReference
 from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano, tiny_nano_codec
 from vivavoce.bench import tts
-from vivavoce.bench.tts_contenders import CONTENDERS, TTSBenchSetup
-from vivavoce.bench.tts_plain import PlainNano
+from vivavoce.bench.tts_contenders import CONTENDERS, PlainNano, TTSBenchSetup
 from vivavoce.cli import app
 from vivavoce.device import pick
 from vivavoce.errors import InputError
@@ -42,15 +41,15 @@ def test_all_contenders_say_as_much(tmp_path):
     assert {"plain", "float32"} <= set(names) and set(names) | set(result["absent"]) <= set(CONTENDERS)
     assert all(speed["rtf"] > 0 and speed["first_sound_ms"] > 0 for speed in result["speeds"])
     assert next(speed for speed in result["speeds"] if speed["backend"] == "plain")["times_plain"] == 1.0
-    assert [crowd["seconds"] for crowd in result["streams"]] == pytest.approx([0.96, 3 * 0.96])
+    assert [run_figures["seconds"] for run_figures in result["streams"]] == pytest.approx([0.96, 3 * 0.96])
     assert json.loads((tmp_path / "tts.json").read_text())["frames"] == 12
     assert (tmp_path / "tts.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("name", ["plain", "float32"])
 def test_every_part_of_a_frame_is_measured(name):
-    speaks = CONTENDERS[name](TTSBenchSetup(pick("cpu"), "tiny", 5))
-    stages = speaks.stages()
+    contender = CONTENDERS[name](TTSBenchSetup(pick("cpu"), "tiny", 5))
+    stages = contender.stages()
     assert {"global", "local", "codec"} <= set(stages)
     for action in stages.values():
         action()

@@ -11,23 +11,22 @@ from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.vad import speech_chances, voice_activity
 from vivavoce.bench.turn import session_of
 from vivavoce.bench.turn_caller import PACKET, CallEnvironment, Microphone
-from vivavoce.bench.turn_client import AGAIN_SECONDS, Line, Way, realtime_url
-from vivavoce.bench.turn_measure import SessionAnswer, cut_at, judge, sound_similarity
-from vivavoce.bench.turn_player import Loudspeaker, PlayedReply
+from vivavoce.bench.turn_client import RESEND_SECONDS, Line, LineDirection, Loudspeaker, PlayedReply, realtime_url
+from vivavoce.bench.turn_measure import SessionAnswer, classify_answer, cut_at, sound_similarity
 from vivavoce.bench.turn_scenes import SCENES, script
 from vivavoce.bench.turn_sounds import (
     RATE,
     SPEECH_DBFS,
     cough,
-    far_off,
+    distant_talker,
     gather,
-    hesitated,
     knock,
     mm_hm,
     recorded,
     room_noise,
     talk,
     voiced_bounds,
+    with_pause,
 )
 from vivavoce.errors import InputError
 
@@ -129,11 +128,11 @@ def test_lost_packets_are_silent():
 
 
 def test_a_line_keeps_the_order_and_sends_again():
-    way = Way(Line(jitter=0.03, delay=0.02, loss=0.1), seed=1)
+    way = LineDirection(Line(jitter=0.03, delay=0.02, loss=0.1), seed=1)
     sent = np.arange(500) * 0.02
     arrived = np.array([way.arrival(moment, resent=True) for moment in sent])
     assert (np.diff(arrived) >= 0).all() and (arrived >= sent + 0.02).all()
-    assert (arrived - sent).max() > AGAIN_SECONDS
+    assert (arrived - sent).max() > RESEND_SECONDS
 
 
 # The sounds
@@ -155,14 +154,14 @@ def test_levels_are_those_of_a_call():
     question = talk(1.0, seed=2)
     first, last = voiced_bounds(question)
     assert rms_dbfs(question[first:last]) == pytest.approx(SPEECH_DBFS, abs=1.5)
-    assert rms_dbfs(far_off(question)) < SPEECH_DBFS - 15
+    assert rms_dbfs(distant_talker(question)) < SPEECH_DBFS - 15
     for made in (mm_hm(1), cough(1), cough(2), knock(1), question):
         assert made.dtype == np.float32 and np.abs(made).max() < 1.0
 
 
 def test_a_hesitation_is_silence_in_the_middle():
     question = talk(1.2, seed=3)
-    paused, cut = hesitated(question, 0.6)
+    paused, cut = with_pause(question, 0.6)
     assert len(paused) == len(question) + round(0.6 * RATE)
     assert not paused[cut : cut + round(0.6 * RATE)].any()
     assert len(question) // 4 < cut < 3 * len(question) // 4
@@ -270,9 +269,9 @@ def test_the_session_asked_for():
 
 def test_answers_are_told_apart_by_their_words():
     known = {"a": SessionAnswer("a", "We open at nine."), "b": SessionAnswer("b", "Dogs are welcome, of course.")}
-    assert judge(SessionAnswer("a", "we open at nine"), known) == "own"
-    assert judge(SessionAnswer("a", "Dogs are welcome of course."), known) == "other"
-    assert judge(SessionAnswer("b", "Something else entirely"), known) == "unclear"
+    assert classify_answer(SessionAnswer("a", "we open at nine"), known) == "own"
+    assert classify_answer(SessionAnswer("a", "Dogs are welcome of course."), known) == "other"
+    assert classify_answer(SessionAnswer("b", "Something else entirely"), known) == "unclear"
 
 
 def test_answers_are_told_apart_by_their_sound():
@@ -281,5 +280,5 @@ def test_answers_are_told_apart_by_their_sound():
     shifted = np.concatenate([np.zeros(RATE // 10, np.float32), 0.5 * first])
     assert sound_similarity(first, shifted) > 0.8
     assert sound_similarity(first, second) < 0.6
-    assert judge(SessionAnswer("a", sound=shifted), known) == "own"
-    assert judge(SessionAnswer("b", sound=shifted), known) == "other"
+    assert classify_answer(SessionAnswer("a", sound=shifted), known) == "own"
+    assert classify_answer(SessionAnswer("b", sound=shifted), known) == "other"

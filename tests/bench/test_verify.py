@@ -79,10 +79,12 @@ class Broken(SpeechSubject):
     """A device that computes something else."""
 
     def make(self, ask: Question, seed: int | None) -> VerifyOutput:
-        made = super().make(ask, seed)
-        assert made.sound is not None
-        noise = np.random.default_rng(None if seed else 0).normal(0, 0.1, made.sound.samples.shape)
-        return VerifyOutput(Sound(noise.astype(np.float32), made.sound.rate), None, made.first_seconds, made.seconds)
+        output = super().make(ask, seed)
+        assert output.sound is not None
+        noise = np.random.default_rng(None if seed else 0).normal(0, 0.1, output.sound.samples.shape)
+        return VerifyOutput(
+            Sound(noise.astype(np.float32), output.sound.rate), None, output.first_seconds, output.seconds
+        )
 
     def first_logits(self, ask: Question) -> np.ndarray | None:
         logits = super().first_logits(ask)
@@ -93,7 +95,7 @@ def test_a_device_that_computes_something_else_fails(folder):  # noqa: F811
     kind = next(kind for kind in KINDS if kind.load is SpeechSubject)
     reference = verify._reference(kind, folder, Question("Yes."))
     verdict = verify.VerifyVerdict("cpu", "failed")
-    verify._judge(verdict, Broken(folder, pick("cpu"), "float32"), pick("cpu"), Question("Yes."), reference)
+    verify._run_checks(verdict, Broken(folder, pick("cpu"), "float32"), pick("cpu"), Question("Yes."), reference)
     failed = {check.name for check in verdict.checks if not check.passed}
     assert {"first logits", "spectrum, dB apart", "same seed, same result"} <= failed
 
@@ -138,8 +140,8 @@ def test_loudness_and_spectrum_are_in_decibels():
     sound = buzz(1.0, 16_000)
     half = Sound(sound.samples / 2, sound.rate)
     assert verify._loudness(sound) - verify._loudness(half) == pytest.approx(6.02, abs=0.01)
-    apart = np.array(verify._spectrum(sound)) - np.array(verify._spectrum(half))
-    assert np.median(apart) == pytest.approx(6.02, abs=0.1)
+    difference = np.array(verify._spectrum(sound)) - np.array(verify._spectrum(half))
+    assert np.median(difference) == pytest.approx(6.02, abs=0.1)
 
 
 @pytest.mark.gpu

@@ -18,13 +18,13 @@ def loop():
 
 def test_an_hour_of_waiting_is_over_at_once_and_takes_an_hour(loop):
     async def wait():
-        begun = loop.time()
+        started = loop.time()
         await asyncio.gather(*(asyncio.sleep(minutes * 60) for minutes in (60, 10, 30)))
-        return loop.time() - begun
+        return loop.time() - started
 
-    begun = time.monotonic()
+    started = time.monotonic()
     assert loop.run_until_complete(wait()) == pytest.approx(3600, abs=1)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - started < 60
 
 
 def busy(seconds: float) -> None:
@@ -47,9 +47,9 @@ def test_work_takes_as_long_as_the_processor_needs_and_others_go_on_beside_it(lo
 
     async def work():
         ticking = asyncio.ensure_future(tick())
-        begun = loop.time()
+        started = loop.time()
         await asyncio.gather(gathering.do(0.05), gathering.do(0.05))
-        took = loop.time() - begun
+        took = loop.time() - started
         ticking.cancel()
         await gathering.close()
         return took
@@ -65,9 +65,9 @@ def test_a_slower_machine_takes_longer():
         loop = VirtualLoop(slowdown)
 
         async def work():
-            begun = loop.time()
+            started = loop.time()
             busy(0.05)
-            return loop.time() - begun
+            return loop.time() - started
 
         try:
             return loop.run_until_complete(work())
@@ -80,15 +80,17 @@ def test_a_slower_machine_takes_longer():
 def done_on_a_device(works):
     """When each work, of so many seconds that fill so much, is done where all begin at once; and how long all took."""
     loop = VirtualLoop(slowdown=0.0)
-    device, told = VirtualDevice(loop), {}
+    device, callbacks = VirtualDevice(loop), {}
 
     async def compute():
-        begun = loop.time()
+        started = loop.time()
         for number, (seconds, fills) in enumerate(works):
             device.spend(seconds, fills)
-            device.begin(device.asked(), lambda number=number: told.update({number: loop.time() - begun}))
+            device.start(
+                device.take_requested(), lambda number=number: callbacks.update({number: loop.time() - started})
+            )
         await asyncio.sleep(2.0)
-        return [told[number] for number in range(len(works))]
+        return [callbacks[number] for number in range(len(works))]
 
     try:
         return loop.run_until_complete(compute()), device.busy

@@ -18,10 +18,18 @@ from tests.models.tiny import CONFIG
 from tests.models.tiny_codec import tiny_codec
 from tests.models.tiny_cosyvoice import write_folder
 from vivavoce.errors import CheckpointError, InputError, VivaError
-from vivavoce.export.onnx import MANIFEST, export_onnx, kind_of
+from vivavoce.export.onnx import (
+    MANIFEST,
+    MAX_PARAMETERS,
+    bigvgan_graphs,
+    export_onnx,
+    kind_of,
+    lm_graphs,
+    whisper_graphs,
+    xy_graphs,
+)
 from vivavoce.export.onnx_codec import speech_graphs, vocoder_graph
 from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, difference, export_graph, open_session
-from vivavoce.export.onnx_models import MOST_PARAMETERS, bigvgan_graphs, lm_graphs, whisper_graphs, xy_graphs
 from vivavoce.models.bigvgan import BigVGAN, BigVGANConfig
 from vivavoce.models.cosyvoice.folder import CosyVoiceSizes, load_speech
 from vivavoce.models.flow.state import VoicePrompt
@@ -262,7 +270,7 @@ def test_a_graph_that_is_not_its_model_is_refused(tmp_path: Path) -> None:
 def test_bad_input_is_one_line(tmp_path: Path, codec: Path, graphs: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         kind_of(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="is no model that can be exported to ONNX; these can: moss-speech, "):
+    with pytest.raises(InputError, match="is not a model that can be exported to ONNX; supported are moss-speech, "):
         kind_of(tmp_path)
     with pytest.raises(InputError, match="is a file; give a folder"):
         export_onnx(codec, codec / "config.json")
@@ -272,6 +280,6 @@ def test_bad_input_is_one_line(tmp_path: Path, codec: Path, graphs: Path) -> Non
         open_session(cut)
     with torch.device("meta"):
         large = MossSpeech(MossSpeechConfig())
-    assert sum(weight.numel() for weight in large.parameters()) > MOST_PARAMETERS
-    with pytest.raises(InputError, match=r"9.1 B parameters are no small model; `viva export trtllm`"):
+    assert sum(weight.numel() for weight in large.parameters()) > MAX_PARAMETERS
+    with pytest.raises(InputError, match=r"9.1 B parameters are too many for ONNX; `viva export trtllm`"):
         next(lm_graphs(large))

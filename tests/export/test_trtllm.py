@@ -13,11 +13,10 @@ from torch import Tensor
 from tests.export.trtllm_models import MOSS, WHISPER, cosyvoice, hidden_states, moss_speech, whisper
 from tests.export.trtllm_reader import Reader, plain_codes
 from vivavoce.export.trtllm import whisper as cosyvoice_export
-from vivavoce.export.trtllm.export import export_trtllm
+from vivavoce.export.trtllm.export import activation_peaks, export_trtllm
 from vivavoce.export.trtllm.folder import MANIFEST, read_manifest
 from vivavoce.export.trtllm.moss_speech import joint_id, module_names, row_of
-from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.rounding import WeightLayout, activation_peaks, round_per_channel
+from vivavoce.export.trtllm.options import TrtLlmOptions, WeightLayout, round_per_channel
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.whisper.model import Whisper
 

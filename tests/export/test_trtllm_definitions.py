@@ -12,10 +12,9 @@ from torch import Tensor
 
 from tests.export.stand_in import CacheParams, engine_modules, install, namespace, torch_modules
 from tests.export.trtllm_models import MOSS, hidden_states, moss_speech
-from vivavoce.export.trtllm.export import export_trtllm
+from vivavoce.export.trtllm.export import export_trtllm, whole_batch
 from vivavoce.export.trtllm.moss_speech import joint_id
 from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.rounding import whole_batch
 from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.moss_speech.model import MossSpeech
 

@@ -16,12 +16,11 @@ from tests.models.named_checkpoint import GOLDEN
 from vivavoce.cli import app
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError, VivaError
 from vivavoce.export.trtllm.decoder import Shard
-from vivavoce.export.trtllm.export import calibrate, export_trtllm
+from vivavoce.export.trtllm.export import calibrate, export_trtllm, read_rows
 from vivavoce.export.trtllm.folder import MANIFEST, read_manifest
 from vivavoce.export.trtllm.moss_speech import joint_id, moss_speech_folder
 from vivavoce.export.trtllm.options import TrtLlmOptions, format_of, parse_version
-from vivavoce.export.trtllm.rounding import read_rows
-from vivavoce.export.trtllm.runner import BiasRule, CosyVoiceEngine, ModeRule, MossSpeechEngine, usable_here
+from vivavoce.export.trtllm.runner import BiasRule, CosyVoiceEngine, ModeRule, MossSpeechEngine, usable_exports
 from vivavoce.export.trtllm.whisper import cosyvoice_folder
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.cosyvoice.lm import CosyVoiceLMConfig
@@ -241,10 +240,10 @@ def test_a_half_written_export_is_known_as_such(moss: Path, tmp_path: Path, monk
         ({"dtype": "float32"}, "--dtype is float32; it can be bfloat16, float16"),
         ({"quantise": "int2"}, "--quantise is int2"),
         ({"sm": 70}, "--sm is 70"),
-        ({"quantise": "fp8"}, "fp8 needs to know how large activations get"),
+        ({"quantise": "fp8"}, "fp8 needs calibrated activation ranges"),
         ({"kv_cache": "fp8", "sm": 80}, "an sm 80 GPU .Ampere. has no fp8"),
         ({"quantise": "int4", "kv_cache": "int8"}, "int4 weights do not go with an int8 cache"),
-        ({"version": "twelve"}, "'twelve' is no version of TensorRT-LLM"),
+        ({"version": "twelve"}, "'twelve' is not a version of TensorRT-LLM"),
         ({"version": "0.9.0"}, "0.9.0 is older than 0.13.0"),
     ],
 )
@@ -263,12 +262,12 @@ def test_models_that_cannot_be(moss: Path, tmp_path: Path) -> None:
     whisper(asr)
     cosyvoice(lm, 3)
     says("does not exist", tmp_path / "nowhere")
-    says("holds nothing that says what it is", lm)
+    says("holds no known model type", lm)
     says("0.20.0 has no decoder with norms on queries and keys", moss, version="0.20.0")
     says("MOSS-Speech has no part head; it has whole, trunk", moss, "head")
     says("versions of TensorRT-LLM differ in how they lay out", moss, quantise="int8", sm=100)
     says("256 inputs and 64 outputs has no|a matrix of 32 inputs", moss, quantise="int4", sm=80, tp=8)
-    says("an int8 cache needs to know", moss, kv_cache="int8")
+    says("an int8 cache needs calibrated ranges", moss, kv_cache="int8")
     says("leave --quantise and --kv-cache out", moss, version="1.4.0rc1", kv_cache="fp8")
     says("Whisper engines take --quantise int8, int4 or none", asr, kv_cache="fp8")
     says("Whisper has no part ear; it has encoder, decoder", asr, "ear")
@@ -308,7 +307,7 @@ def test_engines_ask_for_what_they_lack(moss: Path, tmp_path: Path) -> None:
         MossSpeechEngine(tmp_path / "out", moss)
     with pytest.raises(InputError, match=r"is the whole of moss-speech, not a whole cosyvoice-lm"):
         CosyVoiceEngine(tmp_path / "out", CosyVoiceLMConfig.cosyvoice2())
-    assert "not installed" in usable_here()[0]
+    assert "not installed" in usable_exports()[0]
 
 
 def test_a_reply_stays_in_its_mode() -> None:

@@ -89,7 +89,7 @@ def test_moss_speech_replies_row_for_row(tmp_path: Path, monkeypatch: pytest.Mon
     export_trtllm(tmp_path / "model", tmp_path / "out", TrtLlmOptions())
     engine = MossSpeechEngine(with_engine(tmp_path / "out"), tmp_path / "model")
     prompt = [(9, 5), (11, 5), (MOSS.sosp_token_id, 5)]
-    reply = list(engine.reply(prompt, most=20))
+    reply = list(engine.reply(prompt, max_new=20))
     assert reply == greedy(model, prompt, 20) and len(reply) == 20
     modes = [row[TEXT] == MOSS.modality_pad_token_id for row in reply]
     assert sum(before != after for before, after in pairwise(modes)) >= 2
@@ -113,7 +113,7 @@ def test_cosyvoice_speaks_from_its_prompt(tmp_path: Path, monkeypatch: pytest.Mo
     install(monkeypatch, {"tensorrt_llm.runtime": {"ModelRunnerCpp": Ours}})
     export_trtllm(tmp_path / "model" / "llm.pt", tmp_path / "out", TrtLlmOptions())
     engine = CosyVoiceEngine(with_engine(tmp_path / "out"), model.config)
-    codes = list(engine.speak(prompt, most=8))
+    codes = list(engine.speak(prompt, max_new=8))
     rows, wanted = list(prompt), []
     for _ in range(8):
         code = int(model.logits(hidden_states(model, torch.tensor(rows))[-1:])[0].argmax())

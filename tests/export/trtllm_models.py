@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.tiny import CONFIG
-from vivavoce.export.trtllm.rounding import whole_batch
+from vivavoce.export.trtllm.export import whole_batch
 from vivavoce.models.checkpoint import published_tensors, save_weights
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
 from vivavoce.models.moss_speech.model import MossSpeech

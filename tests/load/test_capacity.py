@@ -12,7 +12,7 @@ from tests.dialogue.voices import talk
 from tests.server.harness import RunningServer, eventually
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import buzz
-from vivavoce.bench import budget, sessions
+from vivavoce.bench import capacity
 from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.s2s.moss_speech import MossSpeechBackend
@@ -66,7 +66,7 @@ async def test_sessions_that_end_leave_no_memory_behind(model):
     async with host.pipeline:
         await host.warm_up()
         async with RunningServer(host, ServerOptions(opens_per_minute=1000)) as running:
-            server, held = sessions.BenchServer(running.port, os.getpid()), Held(host.pipeline)
+            server, held = capacity.BenchServer(running.port, os.getpid()), Held(host.pipeline)
             tasks = len(asyncio.all_tasks())
 
             def all_is_over() -> bool:
@@ -74,7 +74,7 @@ async def test_sessions_that_end_leave_no_memory_behind(model):
 
             async def some_end() -> int:
                 """Bytes that are held when they have."""
-                await sessions.open_and_end(server, range(4), questions, most_tokens=15, between=0.0)
+                await capacity.open_and_end(server, range(4), questions, max_tokens=15, between=0.0)
                 await eventually(all_is_over, "nobody is at work, and every page is given back")
                 return held.bytes
 
@@ -85,12 +85,12 @@ async def test_sessions_that_end_leave_no_memory_behind(model):
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
-    with pytest.raises(sessions.VivaError, match="ended before it was ready"):
-        asyncio.run(sessions.measure(str(tmp_path), [], 2, 1, 5, 0.0))
+    with pytest.raises(capacity.VivaError, match="ended before it was ready"):
+        asyncio.run(capacity.measure_sessions(str(tmp_path), [], 2, 1, 5, 0.0))
 
 
 def test_a_budget_counts_every_stage_once(model, tmp_path):
-    result = budget.run(model, sessions=2, out=tmp_path)
+    result = capacity.run_budget(model, sessions=2, out=tmp_path)
     costs = {cost["stage"]: cost for cost in result["costs"]}
     assert len(costs) == len(result["costs"]) == 8
     assert all(cost["alone_ms"] > 0 and cost["shared_ms"] > 0 for cost in costs.values())

@@ -16,7 +16,7 @@ from vivavoce.nn.quantised import RangedInt8Linear, quantised_linear
 from vivavoce.nn.quantised_weight import quantise
 from vivavoce.quant.calibration import OBSERVERS, calibrate, input_range, observer
 from vivavoce.quant.convert import Findings, quantise_folder
-from vivavoce.quant.measure import closeness, opinions
+from vivavoce.quant.measure import closeness, log_probabilities
 from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.speech_set import project_set, read_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
@@ -25,10 +25,10 @@ needs_int8 = pytest.mark.skipif(not is_int8_fast(), reason="this processor has n
 
 
 def seen_by(name: str, *batches: torch.Tensor):
-    watching = observer(name)
+    observing_inputs = observer(name)
     for batch in batches:
-        watching.see(batch)
-    return input_range(*watching.span())
+        observing_inputs.observe(batch)
+    return input_range(*observing_inputs.span())
 
 
 def rounding_error(x: torch.Tensor, span) -> float:
@@ -83,14 +83,14 @@ def test_a_ranged_layer_does_not_look_at_its_neighbours():
 def test_static_int8_has_ranges_and_is_near_float(kind, tmp_path):
     source, out = write(kind, tmp_path / "source"), tmp_path / "out"
     subject, policy = SUBJECTS[kind], policy_for(source)
-    lessons = subject.lessons(source, project_set().items[:3])
-    ranges = calibrate(subject, source, lessons, "mse")
+    examples = subject.examples(source, project_set().items[:3])
+    ranges = calibrate(subject, source, examples, "mse")
     quantise_folder(source, out, METHODS["int8-static"], policy, Findings(ranges=ranges))
     kept = Checkpoint(out if kind == "whisper" else out / "llm.pt").quantised
     assert {read().input_range is not None: read().activations for read in kept.values()}[True] == "static"
     assert all(read().activations in ("static", "dynamic") for read in kept.values())
-    exact = opinions(subject, subject.load(source), lessons)
-    near = closeness(exact, opinions(subject, subject.load(out), lessons))
+    exact = log_probabilities(subject, subject.load(source), examples)
+    near = closeness(exact, log_probabilities(subject, subject.load(out), examples))
     assert near.divergence < 0.02 and near.agreement > 0.8
 
 
@@ -101,14 +101,14 @@ class LikeAndUnlike:
         torch.manual_seed(0)
         return torch.nn.ModuleDict({name: torch.nn.Linear(64, 32) for name in ("like", "unlike")})
 
-    def logits(self, model, lesson):
-        sizes = torch.logspace(0, 3, len(lesson.rows))[:, None]
-        return model["like"](lesson.rows) + model["unlike"](lesson.rows * sizes)
+    def logits(self, model, example):
+        sizes = torch.logspace(0, 3, len(example.rows))[:, None]
+        return model["like"](example.rows) + model["unlike"](example.rows * sizes)
 
 
 def test_a_layer_whose_rows_differ_in_size_is_given_no_range(tmp_path):
-    lessons = [CalibrationBatch(torch.randn(200, 64, generator=torch.Generator().manual_seed(1)), 1)]
-    assert list(calibrate(LikeAndUnlike(), tmp_path, lessons)) == ["lm:like.weight"]
+    examples = [CalibrationBatch(torch.randn(200, 64, generator=torch.Generator().manual_seed(1)), 1)]
+    assert list(calibrate(LikeAndUnlike(), tmp_path, examples)) == ["lm:like.weight"]
 
 
 def test_a_set_of_ones_own_is_read_and_hashed(tmp_path):

@@ -6,11 +6,11 @@ import torch
 from tests.quant.checkpoints import write
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.checkpoint import Checkpoint
+from vivavoce.quant.calibration import mixture, plot_costs, roundable, scan
 from vivavoce.quant.convert import Findings, quantise_folder
-from vivavoce.quant.mixed import mixture, plot_costs, roundable, scan
 from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.qat import FineTuning, fine_tune
-from vivavoce.quant.run import Wishes, quantize
+from vivavoce.quant.run import QuantizeOptions, quantize
 from vivavoce.quant.speech_set import project_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS
 
@@ -19,18 +19,18 @@ from vivavoce.quant.subjects import SUBJECTS
 def whisper(tmp_path_factory):
     folder = write("whisper", tmp_path_factory.mktemp("whisper"))
     subject = SUBJECTS["whisper"]
-    return folder, subject, subject.load(folder), subject.lessons(folder, project_set().items[:2])
+    return folder, subject, subject.load(folder), subject.examples(folder, project_set().items[:2])
 
 
 def test_the_layer_that_was_made_delicate_is_found_dearest(whisper, tmp_path):
-    folder, subject, _, lessons = whisper
+    folder, subject, _, examples = whisper
     model = subject.load(folder)
     with torch.no_grad():
         model.encoder.layers[0].fc2.weight[:, 0] *= (
             40  # one column that decides everything and leaves the rest no steps
         )
     layers = roundable(model, policy_for(folder).parts[0])
-    costs = scan(subject, model, layers, lessons, "int4")
+    costs = scan(subject, model, layers, examples, "int4")
     assert len(costs) == len(layers) == 32
     assert "layers.0.fc2" in costs[0].layer and costs[0].divergence > 3 * costs[5].divergence
     plot_costs(costs, tmp_path / "costs.png")
@@ -38,30 +38,30 @@ def test_the_layer_that_was_made_delicate_is_found_dearest(whisper, tmp_path):
 
 
 def test_scanning_leaves_the_model_as_it_was(whisper):
-    folder, subject, model, lessons = whisper
+    folder, subject, model, examples = whisper
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    scan(subject, model, roundable(model, policy_for(folder).parts[0])[:3], lessons[:1], "int4")
+    scan(subject, model, roundable(model, policy_for(folder).parts[0])[:3], examples[:1], "int4")
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_larger_budget_is_kept_and_brings_the_model_nearer(whisper):
-    folder, subject, model, lessons = whisper
+    folder, subject, model, examples = whisper
     layers = roundable(model, policy_for(folder).parts[0])
     whole = sum(layer.bytes_as(None) for layer in layers)
-    found = [mixture(subject, model, layers, lessons, 0, budget=int(whole * share)) for share in (0.3, 0.5, 1.0)]
+    found = [mixture(subject, model, layers, examples, 0, budget=int(whole * share)) for share in (0.3, 0.5, 1.0)]
     assert [each.bytes <= whole * share for each, share in zip(found, (0.3, 0.5, 1.0), strict=True)] == [True] * 3
     assert found[0].near.divergence > found[1].near.divergence > found[2].near.divergence == 0
     assert set(found[1].schemes.values()) > {"int8"}
     with pytest.raises(CapacityError, match="even at 4 bits"):
-        mixture(subject, model, layers, lessons, 0, budget=100)
+        mixture(subject, model, layers, examples, 0, budget=100)
     with pytest.raises(InputError, match="not both or neither"):
-        mixture(subject, model, layers, lessons, 0)
+        mixture(subject, model, layers, examples, 0)
 
 
 def test_the_most_that_may_be_lost_is_not_exceeded(whisper, tmp_path):
-    folder, subject, model, lessons = whisper
+    folder, subject, model, examples = whisper
     layers = roundable(model, policy_for(folder).parts[0])
-    found = mixture(subject, model, layers, lessons, 0, most_drop=0.03)
+    found = mixture(subject, model, layers, examples, 0, max_drop=0.03)
     assert found.near.drop <= 0.03
     assert found.bytes < sum(layer.bytes_as(None) for layer in layers)
     quantise_folder(
@@ -77,8 +77,8 @@ def test_fine_tuning_brings_the_rounded_model_nearer_to_float(kind, tmp_path):
     folder = write(kind, tmp_path / "source")
     subject, policy = SUBJECTS[kind], policy_for(folder)
     items = project_set().items[:3] if kind == "whisper" else scene_set().items[:4]
-    lessons = subject.lessons(folder, items)
-    tuned = fine_tune(kind, folder, policy.parts[0], lessons, lessons, FineTuning(steps=50, rate=5e-4))
+    examples = subject.examples(folder, items)
+    tuned = fine_tune(kind, folder, policy.parts[0], examples, examples, FineTuning(steps=50, rate=5e-4))
     assert tuned.after.divergence < 0.8 * tuned.before.divergence
     findings = Findings(tuned=tuned.weights, training=tuned.training)
     manifest = quantise_folder(folder, tmp_path / "out", METHODS["qat"], policy, findings)
@@ -93,13 +93,13 @@ def test_fine_tuning_brings_the_rounded_model_nearer_to_float(kind, tmp_path):
 
 def test_a_budget_goes_through_the_whole_command(tmp_path):
     folder = write("moss_tts_nano", tmp_path / "source")
-    manifest = quantize(str(folder), "int4-weight", tmp_path / "out", Wishes(most_drop=0.2, items=1))
+    manifest = quantize(str(folder), "int4-weight", tmp_path / "out", QuantizeOptions(max_drop=0.2, items=1))
     assert manifest.policy["mixed"] and manifest.calibration["near"]["agreement"] >= 0.8
     assert manifest.calibration["items"] == 1 and len(manifest.calibration["sha256"]) == 64
-    with pytest.raises(InputError, match="give --method int4-weight"):
-        quantize(str(folder), "int8-dynamic", tmp_path / "again", Wishes(budget=10**9))
+    with pytest.raises(InputError, match="needs --method int4-weight"):
+        quantize(str(folder), "int8-dynamic", tmp_path / "again", QuantizeOptions(budget=10**9))
     with pytest.raises(InputError, match="has no part vocoder"):
-        quantize(str(folder), "fp16", tmp_path / "again", Wishes(parts=["vocoder"]))
+        quantize(str(folder), "fp16", tmp_path / "again", QuantizeOptions(parts=["vocoder"]))
 
 
 def test_what_cannot_be_fine_tuned_says_why(tmp_path):

@@ -24,8 +24,7 @@ from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_weight import quantise
 from vivavoce.quant.calibration import calibrate
-from vivavoce.quant.convert import Findings, quantise_folder, units
-from vivavoce.quant.manifest import Manifest, verify
+from vivavoce.quant.convert import Findings, Manifest, quantise_folder, units, verify
 from vivavoce.quant.policy import METHODS, QuantMethod, method_of, policy_for
 from vivavoce.quant.qat import NOT_TRAINED, FineTuning, fine_tune
 from vivavoce.quant.speech_set import project_set
@@ -36,13 +35,13 @@ RUN = """
 import json, sys
 from pathlib import Path
 import torch
-from vivavoce.quant.subjects import SUBJECTS, Lesson
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 torch.set_num_threads(1)
 told = {}
 for kind, (source, folders) in json.loads(sys.argv[1]).items():
     subject = SUBJECTS[kind]
     with torch.no_grad():
-        lesson = Lesson(**torch.load(Path(folders[0]).with_name("lesson.pt")))
+        lesson = CalibrationBatch(**torch.load(Path(folders[0]).with_name("lesson.pt")))
         exact = subject.logits(subject.load(Path(source)), lesson)
         said = {Path(folder).name: subject.logits(subject.load(Path(folder)), lesson) for folder in folders}
     told[kind] = {name: float((logits - exact).norm() / exact.norm()) for name, logits in said.items()}
@@ -51,24 +50,24 @@ print(json.dumps(told))
 LAYERS_ADD_UP = 3.0  # a model's error against one layer's, for the depths met here
 
 
-def found_for(method: QuantMethod, kind: str, source: Path, lesson: CalibrationBatch) -> Findings | None:
+def found_for(method: QuantMethod, kind: str, source: Path, example: CalibrationBatch) -> Findings | None:
     """What a method must know of a model: its ranges, or its weights after the shortest of courses."""
     if method.trains:
-        tuned = fine_tune(kind, source, policy_for(source).parts[0], [lesson], [lesson], FineTuning(steps=1))
+        tuned = fine_tune(kind, source, policy_for(source).parts[0], [example], [example], FineTuning(steps=1))
         return Findings(tuned=tuned.weights, training=tuned.training)
-    return Findings(ranges=calibrate(SUBJECTS[kind], source, [lesson])) if method.calibrates else None
+    return Findings(ranges=calibrate(SUBJECTS[kind], source, [example])) if method.calibrates else None
 
 
 def made_of(kind: str, folder: Path) -> tuple[str, list[str]]:
     """A model of a kind, and what each method that is able to made of it, all under `folder`."""
     source, subject = bundled_or_written(kind, folder / "source"), SUBJECTS[kind]
-    policy, lesson = policy_for(source), subject.lessons(source, project_set().items[:1])[0]
+    policy, example = policy_for(source), subject.examples(source, project_set().items[:1])[0]
     folder.mkdir(exist_ok=True)
-    torch.save(vars(lesson), folder / "lesson.pt")
-    able = [method for method in METHODS.values() if not (method.trains and kind in NOT_TRAINED)]
-    for method in able:
-        quantise_folder(source, folder / method.name, method, policy, found_for(method, kind, source, lesson))
-    return str(source), [str(folder / method.name) for method in able]
+    torch.save(vars(example), folder / "lesson.pt")
+    supported_schemes = [method for method in METHODS.values() if not (method.trains and kind in NOT_TRAINED)]
+    for method in supported_schemes:
+        quantise_folder(source, folder / method.name, method, policy, found_for(method, kind, source, example))
+    return str(source), [str(folder / method.name) for method in supported_schemes]
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +82,8 @@ def errors_elsewhere(tmp_path_factory) -> dict[str, dict[str, float]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_method_is_written_read_elsewhere_and_runs_within_its_error(kind, errors_elsewhere):
-    able = {method.name for method in METHODS.values() if not (method.trains and kind in NOT_TRAINED)}
-    assert set(errors_elsewhere[kind]) == able
+    supported_schemes = {method.name for method in METHODS.values() if not (method.trains and kind in NOT_TRAINED)}
+    assert set(errors_elsewhere[kind]) == supported_schemes
     for name, error in errors_elsewhere[kind].items():
         assert error < LAYERS_ADD_UP * METHODS[name].error, (name, error)
 
@@ -231,14 +230,14 @@ def test_overrides_keep_add_and_widen(tmp_path):
     assert schemes["model.encoder.layers.0.fc2.weight"] == "int8"
     assert schemes["model.encoder.layers.0.self_attn.q_proj.weight"] == "int4"
     assert "model.decoder.embed_tokens.weight" in schemes
-    with pytest.raises(InputError, match="no regular expression"):
+    with pytest.raises(InputError, match="not a regular expression"):
         policy.overridden(keep=["("])
 
 
 def test_what_is_refused_says_why(tmp_path):
     source, out = write("whisper", tmp_path / "source"), tmp_path / "out"
     quantise_folder(source, out, METHODS["fp16"], policy_for(source))
-    with pytest.raises(InputError, match="quantised already"):
+    with pytest.raises(InputError, match="already quantised"):
         quantise_folder(out, tmp_path / "again", METHODS["fp16"], policy_for(out))
     (out / "quantisation.json").unlink()
     with pytest.raises(InputError, match="quantised matrices already"):
@@ -278,7 +277,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, before[1]))
     try:
-        with pytest.raises(CapacityError, match="no room"):
+        with pytest.raises(CapacityError, match="not enough disk space"):
             quantise_folder(source, tmp_path / "out", METHODS["int8-weight"], policy_for(source))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

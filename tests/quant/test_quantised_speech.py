@@ -9,7 +9,7 @@ import numpy as np
 from tests.models.tiny_cosyvoice import write_folder
 from vivavoce.audio.io import Sound, write
 from vivavoce.quant.policy import METHODS
-from vivavoce.quant.run import Wishes, quantize
+from vivavoce.quant.run import QuantizeOptions, quantize
 
 # Speaks with each folder, and prints how far the mel that its flow makes of some codes is from the float flow's.
 SPEAK = """
@@ -43,7 +43,7 @@ def test_cosyvoice_of_either_version(tmp_path):
     for version, methods in {2: ("fp16", "int8-dynamic", "int8-weight"), 3: EVERY}.items():
         source = write_folder(tmp_path / str(version) / "float", version)
         for method in methods:
-            quantize(str(source), method, tmp_path / str(version) / method, Wishes(items=1))
+            quantize(str(source), method, tmp_path / str(version) / method, QuantizeOptions(items=1))
         made += [tmp_path / str(version) / name for name in ("float", *methods)]
     time = np.arange(48_000) / 24_000
     write(tmp_path / "ann.wav", Sound((0.2 * np.sin(2 * np.pi * 180 * time)).astype(np.float32), 24_000), "wav")

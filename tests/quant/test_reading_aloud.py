@@ -2,8 +2,8 @@
 
 from tests.minis.test_mini_cascade import bundled
 from vivavoce import hub
-from vivavoce.quant.reading_aloud import KIND, Misses, Readers, difference, texts_to_read
 from vivavoce.quant.subjects import SUBJECTS
+from vivavoce.quant.voices import KIND, Misses, Readers, difference, texts_to_read
 
 TEXTS = ["Yes.", "No."]
 

@@ -17,14 +17,12 @@ from vivavoce.quant.every_method import run as every_method
 from vivavoce.quant.losses import Effort, losses
 from vivavoce.quant.plan import byte_count, plan, weight_bytes
 from vivavoce.quant.policy import METHODS, ModelPart, policy_for
-from vivavoce.quant.reading_aloud import TextSpan
-from vivavoce.quant.report import write_report
 from vivavoce.quant.report_page import outliers, training_lines, verdict
 from vivavoce.quant.report_page import tests as thresholds
-from vivavoce.quant.run import Wishes
+from vivavoce.quant.run import QuantizeOptions, write_report
 from vivavoce.quant.speech_set import project_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
-from vivavoce.quant.voices import code_agreement, voice_of
+from vivavoce.quant.voices import TextSpan, code_agreement, voice_of
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +31,7 @@ def every(tmp_path_factory):
     root, said = tmp_path_factory.mktemp("every"), io.StringIO()
     source = write("cosyvoice", root / "source")
     with contextlib.redirect_stdout(said):
-        found = every_method(str(source), root / "out", ["int8-static", "qat"], Wishes(items=2))
+        found = every_method(str(source), root / "out", ["int8-static", "qat"], QuantizeOptions(items=2))
     return source, found, root / "out", said.getvalue()
 
 
@@ -59,10 +57,10 @@ def test_a_report_is_written_whole(every, tmp_path):
 class TwoLayers:
     """A subject of two layers, the second of which meets one row of outliers."""
 
-    def logits(self, model, lesson):
-        spread = lesson.rows.clone()
+    def logits(self, model, example):
+        spread = example.rows.clone()
         spread[0, 7] = 300.0
-        return model["block"]["plain"](lesson.rows) + model["block"]["spread"](spread)
+        return model["block"]["plain"](example.rows) + model["block"]["spread"](spread)
 
 
 def test_the_layer_with_outliers_is_found_and_each_observer_judged_there():
@@ -86,7 +84,7 @@ def test_sounds_of_both_versions_are_of_the_same_places(tmp_path):
     source, out = write("moss_speech", tmp_path), tmp_path / "out"
     quantise_folder(source, out, METHODS["fp16"], policy_for(source))
     subject = SUBJECTS["moss_speech"]
-    spoken, written = subject.lessons(source, project_set().items[26:27])
+    spoken, written = subject.examples(source, project_set().items[26:27])
     voice = voice_of("moss_speech", source)
     exact = voice.aligned(subject, subject.load(source), spoken)
     other = voice_of("moss_speech", out).aligned(subject, subject.load(out), spoken)

@@ -1,7 +1,8 @@
-"""`viva bench answer`: held-out questions in held-out voices, asked of a speech-to-speech model and judged.
+"""`viva bench answer`: spoken held-out questions to a speech-to-speech model, replies scored.
 
-Replies are heard by a recogniser we did not train and compared with the right answer; how they sound is told by a model
-of listeners, beside the voice they were learned from. Questions are the bundled ones, or spoken now by synthesizers.
+Replies are transcribed by an independent recogniser (Moonshine) and compared with the expected answer. Their sound
+quality is estimated by DNSMOS, beside that of the voice used as training target. Questions are the bundled recordings,
+or are synthesised during the run.
 """
 
 import json
@@ -33,20 +34,20 @@ from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
 from vivavoce.train.lm.evaluate import word_error_rate
 from vivavoce.train.voices import HELD_OUT, TEACHER, programs, speak
 
-LEAD, TAIL = 0.2, 0.15  # seconds of quiet around a question, as voice activity leaves them
-LONGEST_REPLY = 250  # codes
-MOST_OPINIONS = 40
-SHARES = (  # what is printed in per cent
+LEAD, TAIL = 0.2, 0.15  # seconds of silence around a question, as the VAD leaves them
+MAX_REPLY_CODES = 250  # codes
+MAX_SCORED_SOUNDS = 40
+SHARES = (  # printed as percentages
     *("right", "right_inside", "declined_outside", "right_of_teacher"),
     *("word_error_rate", "word_error_rate_of_right_replies", "word_error_rate_of_teacher"),
 )
 QUESTIONS = hub.BUNDLED / "questions"
-Taught = list[tuple[Exchange, Sound]]  # right replies as the teacher of the reply voice says them
+TeacherSounds = list[tuple[Exchange, Sound]]  # expected replies synthesised in the training voice
 
 
 @dataclass(frozen=True)
 class AskedQuestion:
-    """A question: what it says, how it sounds, and the right answer."""
+    """A spoken question with its expected answer."""
 
     exchange: Exchange
     voice: str
@@ -55,11 +56,11 @@ class AskedQuestion:
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """What came back, how a judge heard it, and whether it is right."""
+    """A reply, its transcript, and whether it is right."""
 
     asked: AskedQuestion
-    meant: str  # what the model itself reads in its codes
-    said: str
+    model_text: str  # the model's own transcript of its codes
+    heard_text: str
     sound: Sound
     is_right: bool
     seconds: float
@@ -74,24 +75,24 @@ def run(
     seed: int = 0,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Ask, judge, print; write `answer.json` and `answer.png` to `out`.
+    """Ask, score and print; write `answer.json` and `answer.png` to `out`.
 
-    `count` None asks the bundled questions; a number has so many spoken now. Without `moonshine`, the folder of the
-    foreign recogniser, the model's own reading of its reply is judged, and no word error rate is given.
+    `count` None asks the bundled questions; a number synthesises that many. Without `moonshine`, the folder of the
+    independent recogniser, the model's own transcript of its reply is scored and no word error rate is given.
     """
-    heard_by = None if moonshine is None else Moonshine(moonshine)
-    questions = _bundled() if count is None else _spoken(count, seed)
+    recogniser = None if moonshine is None else Moonshine(moonshine)
+    questions = _bundled_questions() if count is None else _synthesised_questions(count, seed)
     if snr is not None:
-        questions = [_noisy(asked, snr, number) for number, asked in enumerate(questions)]
+        questions = [_with_noise(asked, snr, number) for number, asked in enumerate(questions)]
     pipeline = load_moss_speech(hub.resolve(model), device=device)
     with stage(f"{len(questions)} questions"):
-        answers = [_answer(pipeline, asked, heard_by) for asked in questions]
+        answers = [_answer(pipeline, asked, recogniser) for asked in questions]
     result = _figures(answers) | {"model": model, "snr_db": snr, "judge": _judge_name(moonshine)}
     with stage("how the replies sound"):
-        taught = _taught(answers)
-        result |= _opinions(answers, taught)
-        if heard_by is not None:
-            result |= _word_error_rates(answers) | _teacher_heard(taught, heard_by)
+        teacher_sounds = _teacher_sounds(answers)
+        result |= _mos_scores(answers, teacher_sounds)
+        if recogniser is not None:
+            result |= _word_error_rates(answers) | _teacher_figures(teacher_sounds, recogniser)
     _print(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -100,36 +101,38 @@ def run(
     return result
 
 
-def _bundled() -> list[AskedQuestion]:
-    listed = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
+def _bundled_questions() -> list[AskedQuestion]:
+    entries = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
     return [
         AskedQuestion(
             Exchange(entry["intent"], entry["text"], entry["reply"], tuple(tuple(pair) for pair in entry["slots"])),
             entry["voice"],
-            _surrounded(read(QUESTIONS / entry["file"], rate=EAR_RATE)),
+            _padded_with_silence(read(QUESTIONS / entry["file"], rate=EAR_RATE)),
         )
-        for entry in listed
+        for entry in entries
     ]
 
 
-def _spoken(count: int, seed: int) -> list[AskedQuestion]:
+def _synthesised_questions(count: int, seed: int) -> list[AskedQuestion]:
     source, found = random.Random(f"answers {seed}"), programs()
     asked = []
     for (exchange,) in dialogues("held_out", count, 1000 + seed, (1, 1)):
         voice = source.choice(HELD_OUT)
         asked.append(
-            AskedQuestion(exchange, voice.name, _surrounded(Sound(speak(voice, exchange.user, found), EAR_RATE)))
+            AskedQuestion(
+                exchange, voice.name, _padded_with_silence(Sound(speak(voice, exchange.user, found), EAR_RATE))
+            )
         )
     return asked
 
 
-def _surrounded(sound: Sound) -> Sound:
+def _padded_with_silence(sound: Sound) -> Sound:
     before, after = (np.zeros(int(seconds * EAR_RATE), np.float32) for seconds in (LEAD, TAIL))
     return Sound(np.concatenate([before, sound.samples[0], after]), EAR_RATE)
 
 
-def _noisy(asked: AskedQuestion, decibels: float, number: int) -> AskedQuestion:
-    """A question over a bed that is there before it and after it too; of all kinds by turns."""
+def _with_noise(asked: AskedQuestion, decibels: float, number: int) -> AskedQuestion:
+    """The question with background noise over its whole length; noise types alternate by number."""
     samples = torch.from_numpy(asked.sound.samples)
     bed = noise(NOISES[number % len(NOISES)], samples, torch.Generator().manual_seed(number))
     return AskedQuestion(
@@ -138,26 +141,26 @@ def _noisy(asked: AskedQuestion, decibels: float, number: int) -> AskedQuestion:
 
 
 @torch.no_grad()
-def _answer(pipeline: MossSpeechBackend, asked: AskedQuestion, heard_by: Moonshine | None) -> ScoredAnswer:
+def _answer(pipeline: MossSpeechBackend, asked: AskedQuestion, recogniser: Moonshine | None) -> ScoredAnswer:
     codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
     codes = codec.encode(asked.sound)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes.tolist())]
     sequence = core.open(prompt.rows(turns, "speech"))
-    rows = core.complete(sequence, Generation(pipeline.options.sampling, max_new_rows=LONGEST_REPLY))
+    rows = core.complete(sequence, Generation(pipeline.options.sampling, max_new_rows=MAX_REPLY_CODES))
     core.close(sequence)
     spoken = pipeline.model.spoken_codes(rows)
     if not spoken:
         return ScoredAnswer(asked, "", "", Sound(np.zeros(1, np.float32), VOICE_RATE), False, 0.0)
-    made = codec.speak(torch.tensor(spoken), pipeline.voice_of(None), pipeline.options.left_chunks)
-    seconds = time.perf_counter() - begun
-    sound = Sound(made.float().cpu().numpy(), VOICE_RATE)
-    meant = _written(pipeline, spoken)
-    said = meant if heard_by is None else heard_by.transcribe(sound)
-    return ScoredAnswer(asked, meant, said, sound, judge(said, asked.exchange), seconds)
+    audio = codec.speak(torch.tensor(spoken), pipeline.voice_of(None), pipeline.options.left_chunks)
+    seconds = time.perf_counter() - started
+    sound = Sound(audio.float().cpu().numpy(), VOICE_RATE)
+    model_text = _transcribe_codes(pipeline, spoken)
+    heard_text = model_text if recogniser is None else recogniser.transcribe(sound)
+    return ScoredAnswer(asked, model_text, heard_text, sound, judge(heard_text, asked.exchange), seconds)
 
 
-def _written(pipeline: MossSpeechBackend, codes: Sequence[int]) -> str:
+def _transcribe_codes(pipeline: MossSpeechBackend, codes: Sequence[int]) -> str:
     core, model = pipeline.core, pipeline.model
     turns = [Turn("system", WRITE_DOWN), Turn("user", codes)]
     sequence = core.open(pipeline.prompt.rows(turns, "text"))
@@ -174,7 +177,7 @@ def _figures(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
         by_speaker[_speaker(answer.asked.voice)].append(answer.is_right)
     inside = [answer.is_right for answer in answers if answer.asked.exchange.intent != "decline"]
     wrong = Counter(
-        (answer.asked.exchange.intent, normalise(answer.said)[:60]) for answer in answers if not answer.is_right
+        (answer.asked.exchange.intent, normalise(answer.heard_text)[:60]) for answer in answers if not answer.is_right
     )
     seconds = sum(answer.sound.seconds for answer in answers)
     return {
@@ -185,20 +188,23 @@ def _figures(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
         "rtf": sum(answer.seconds for answer in answers) / seconds,
         "by_intent": _counts(by_intent),
         "by_speaker": _counts(by_speaker),
-        "answers": [_told(answer) for answer in answers],
-        "wrong": [{"intent": intent, "said": said, "times": times} for (intent, said), times in wrong.most_common()],
+        "answers": [_answer_entry(answer) for answer in answers],
+        "wrong": [
+            {"intent": intent, "said": heard_text, "times": times}
+            for (intent, heard_text), times in wrong.most_common()
+        ],
     }
 
 
-def _told(answer: ScoredAnswer) -> dict[str, Any]:
-    """One question for whoever reads the file: who asked what, what was right, and what the judge heard."""
+def _answer_entry(answer: ScoredAnswer) -> dict[str, Any]:
+    """One question and its reply as an entry of `answer.json`."""
     exchange = answer.asked.exchange
     asked = {"intent": exchange.intent, "voice": answer.asked.voice, "asked": exchange.user, "right": exchange.reply}
-    return asked | {"meant": answer.meant, "said": answer.said, "is_right": answer.is_right}
+    return asked | {"meant": answer.model_text, "said": answer.heard_text, "is_right": answer.is_right}
 
 
 def _speaker(voice: str) -> str:
-    """Whose voice it is: the name without how it was set."""
+    """The speaker part of a voice name such as `flite-awb-1.0`."""
     return voice.rpartition("-")[0]
 
 
@@ -207,31 +213,31 @@ def _counts(results: dict[str, list[bool]]) -> dict[str, dict[str, int]]:
 
 
 def _word_error_rates(answers: Sequence[ScoredAnswer]) -> dict[str, float]:
-    """What is lost in speaking: the judge's words against the model's own, and of right replies against the answer."""
+    """WER of the transcript against the model's own text, and of right replies against the expected answer."""
     right = [answer for answer in answers if answer.is_right]
     return {
-        "word_error_rate": word_error_rate([a.meant for a in answers], [a.said for a in answers]),
+        "word_error_rate": word_error_rate([a.model_text for a in answers], [a.heard_text for a in answers]),
         "word_error_rate_of_right_replies": word_error_rate(
-            [a.asked.exchange.reply for a in right], [a.said for a in right]
+            [a.asked.exchange.reply for a in right], [a.heard_text for a in right]
         ),
     }
 
 
-def _teacher_heard(taught: Taught, heard_by: Moonshine) -> dict[str, float | None]:
-    """How well the judge hears the voice that the replies were learned from: what is wrong there is not the model's."""
-    if not taught:
+def _teacher_figures(teacher_sounds: TeacherSounds, recogniser: Moonshine) -> dict[str, float | None]:
+    """The recogniser's own error on the training voice, as a reference."""
+    if not teacher_sounds:
         return {"word_error_rate_of_teacher": None, "right_of_teacher": None}
-    heard = [heard_by.transcribe(sound) for _, sound in taught]
+    heard = [recogniser.transcribe(sound) for _, sound in teacher_sounds]
     return {
-        "word_error_rate_of_teacher": word_error_rate([exchange.reply for exchange, _ in taught], heard),
+        "word_error_rate_of_teacher": word_error_rate([exchange.reply for exchange, _ in teacher_sounds], heard),
         "right_of_teacher": float(
-            np.mean([judge(said, right) for said, (right, _) in zip(heard, taught, strict=True)])
+            np.mean([judge(heard_text, right) for heard_text, (right, _) in zip(heard, teacher_sounds, strict=True)])
         ),
     }
 
 
-def _taught(answers: Sequence[ScoredAnswer]) -> Taught:
-    """Each right reply once as the teacher says it; none where its program is not installed."""
+def _teacher_sounds(answers: Sequence[ScoredAnswer]) -> TeacherSounds:
+    """Each expected reply once in the training voice; empty where its synthesizer is not installed."""
     replies = {answer.asked.exchange.reply: answer.asked.exchange for answer in answers}
     try:
         found = programs()
@@ -240,16 +246,16 @@ def _taught(answers: Sequence[ScoredAnswer]) -> Taught:
         return []
 
 
-def _opinions(answers: Sequence[ScoredAnswer], taught: Taught) -> dict[str, float | None]:
-    """How the replies sound, and how the voice they were learned from does, where it can be made here."""
+def _mos_scores(answers: Sequence[ScoredAnswer], teacher_sounds: TeacherSounds) -> dict[str, float | None]:
+    """Mean DNSMOS of the replies and of the training voice; None where DNSMOS is not installed."""
     try:
         listeners = Listeners()
     except MissingDependencyError:
         return {"opinion": None, "opinion_of_teacher": None}
-    made = [answer.sound for answer in answers if answer.sound.seconds > 0.5]
+    audio = [answer.sound for answer in answers if answer.sound.seconds > 0.5]
     return {
-        name: float(np.mean([listeners.overall(sound) for sound in sounds[:MOST_OPINIONS]])) if sounds else None
-        for name, sounds in (("opinion", made), ("opinion_of_teacher", [sound for _, sound in taught]))
+        name: float(np.mean([listeners.overall(sound) for sound in sounds[:MAX_SCORED_SOUNDS]])) if sounds else None
+        for name, sounds in (("opinion", audio), ("opinion_of_teacher", [sound for _, sound in teacher_sounds]))
     }
 
 
@@ -272,7 +278,7 @@ def _print(result: dict[str, Any]) -> None:
         table.add_row(name, str(counts["right"]), str(counts["questions"]))
     console.print(table)
     heard = (f"{name} {counts['right']} of {counts['questions']}" for name, counts in result["by_speaker"].items())
-    console.print(f"right by who asked: {', '.join(heard)}", highlight=False)
+    console.print(f"right by speaker: {', '.join(heard)}", highlight=False)
     for name in SHARES:
         if result.get(name) is not None:
             console.print(f"{name.replace('_', ' ')}: {100 * result[name]:.1f} %", highlight=False)

@@ -1,7 +1,8 @@
-"""`viva bench asr`: what a recogniser gets wrong and what it costs, plain, with drafts, and by faster-whisper.
+"""`viva bench asr`: errors and speed of recognition: plain, with speculative drafts, and by faster-whisper.
 
-Every recording is heard by every contender in turn, so that all see the same machine; then many recordings are heard at
-once, with and without drafts, to see where drafts stop paying; and as streams, to see how long a word takes to be told.
+Contenders take turns on every recording, so that all of them see the same machine load. Then many recordings run at
+once, with and without drafts, to find the batch size at which drafts stop paying, and as live streams, to measure how
+late a word is emitted.
 """
 
 import json
@@ -45,12 +46,11 @@ class LabelledRecording:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
         return len(self.samples) / RATE
 
 
 def spoken_sentences(source: Path | None = None, most: int | None = None) -> list[LabelledRecording]:
-    """The bundled questions; a folder's, by its `questions.json` or by a .txt beside each sound; or a corpus's."""
+    """The bundled questions; those of a folder with `questions.json` or a .txt beside each sound; or a corpus file."""
     found = list(_of_corpus(source) if source is not None and not source.is_dir() else _of_folder(source or BUNDLED))
     if not found:
         raise InputError(f"{source or BUNDLED} holds no sound with a text; put NAME.txt beside NAME.wav")
@@ -75,38 +75,37 @@ def _of_folder(folder: Path) -> Iterator[LabelledRecording]:
         yield LabelledRecording(torch.from_numpy(read(sound, rate=RATE).samples[0].copy()), text.strip())
 
 
-GREEDY_ONLY = (0.0,)  # a doubtful text is not tried again: all contenders write as much
+GREEDY_ONLY = (0.0,)  # no temperature fallback, so that all contenders decode each window once
 PLAIN = "ours"
-UNCOUNTED = 3  # recordings that everybody hears before anything counts: what is run for the first time is slow
-TURNS = 5  # in which everybody hears all recordings at once, beginning with another each time; the median counts
+UNCOUNTED = 3  # warm-up recordings for each contender
+TURNS = 5  # repetitions of the batch measurement, in rotating order; the median is reported
 CTRANSLATE2 = "faster-whisper int8"
 
 
 @dataclass
 class Contender:
-    """Somebody who hears, and how he fared."""
+    """A backend under test and its results so far."""
 
     name: str
     backend: Backend
-    wish: TranscriptionOptions
+    options: TranscriptionOptions
     texts: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
-    """Seconds of computing: what the machine does beside does not count in them."""
+    """CPU seconds of this process, independent of other load."""
     tokens: list[tuple[int, ...]] = field(default_factory=list)
 
-    def hear(self, samples: torch.Tensor) -> None:
-        """Transcribe a recording and remember what came of it."""
+    def transcribe(self, samples: torch.Tensor) -> None:
+        """Transcribe a recording and store text, tokens and times."""
         began, computed = time.perf_counter(), time.process_time()
-        segments = list(self.backend.segments(samples, self.wish))
+        segments = list(self.backend.segments(samples, self.options))
         self.seconds.append(time.perf_counter() - began)
         self.processor.append(time.process_time() - computed)
         self.texts.append("".join(segment.text for segment in segments).strip())
         self.tokens.append(tuple(token for segment in segments for token in segment.tokens))
 
-    def figures(self, meant: Sequence[str], sound_seconds: float, plain: "Contender") -> dict[str, Any]:
-        """What is told of him."""
-        judged = judge_texts(self.texts, meant)
+    def figures(self, references: Sequence[str], sound_seconds: float, plain: "Contender") -> dict[str, Any]:
+        judged = judge_texts(self.texts, references)
         total = sum(self.seconds)
         figures: dict[str, Any] = {
             "name": self.name,
@@ -142,25 +141,25 @@ def run(
     out: Path | None = None,
 ) -> dict[str, Any]:
     """Measure, print, write `asr.json` to `out`, and return what was measured."""
-    place = pick(device)
+    target = pick(device)
     with stage("loading"):
         spoken = spoken_sentences(speech, most)
-        listener = own_listener(resolve(model), place, dtype)
+        listener = own_listener(resolve(model), target, dtype)
         choices = _choices(draft, heads, width)
-        contenders = _contenders(listener, place, choices, padding)
+        contenders = _contenders(listener, target, choices, padding)
         if peer:
-            contenders += _peers(model, place, padding)
+            contenders += _peers(model, target, padding)
         if moonshine is not None:
             contenders.append(Contender("Moonshine base", MoonshineBackend(moonshine), TranscriptionOptions()))
     with stage(f"{len(spoken)} recordings, {len(contenders)} contenders"):
         _compete(contenders, spoken)
     seconds = sum(one.seconds for one in spoken)
-    meant = [one.text for one in spoken]
+    references = [one.text for one in spoken]
     plain = next(one for one in contenders if one.name == PLAIN)
     result: dict[str, Any] = {
         "what": "speech recognition",
         "model": model,
-        "device": place.name,
+        "device": target.name,
         "dtype": dtype if dtype == "int8" else dtype_name(listener.model.decoder.embed_tokens.weight.dtype),
         "encoder_dtype": dtype_name(listener.model.encoder.conv1.weight.dtype),
         "torch": torch.__version__,
@@ -171,13 +170,13 @@ def run(
         "padding": padding,
         "how": "greedy; each recording by every contender in turn, one at a time, after three that are not counted; "
         "wall time from samples to text",
-        "contenders": [one.figures(meant, seconds, plain) for one in contenders],
+        "contenders": [one.figures(references, seconds, plain) for one in contenders],
     }
     with stage("many at once"):
-        result["batches"] = _batches(listener, place, choices, spoken, batches, padding)
+        result["batches"] = _batches(listener, target, choices, spoken, batches, padding)
     if live:
         with stage("live"):
-            result["live"] = [_live(listener, place, policy, spoken, padding) for policy in POLICIES]
+            result["live"] = [_live(listener, target, policy, spoken, padding) for policy in POLICIES]
     print_result(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -186,7 +185,7 @@ def run(
 
 
 def _choices(drafts: Sequence[str], heads: str | None, width: int) -> dict[str, DraftChoice]:
-    """Everybody who may guess, by name."""
+    """The draft models and heads to compare, by name."""
     choices = {f"draft {Path(one).name}": DraftChoice(draft=one) for one in drafts}
     if heads is not None:
         choices["heads"] = DraftChoice(heads=heads)
@@ -198,22 +197,22 @@ def _choices(drafts: Sequence[str], heads: str | None, width: int) -> dict[str, 
 def _contenders(
     listener: WhisperTranscriber, device: Device, choices: Mapping[str, DraftChoice], padding: Padding
 ) -> list[Contender]:
-    wish = TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
+    options = TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
     other: Padding = "full" if padding == "trim" else "trim"
-    made = [
-        Contender(PLAIN, OwnBackend(listener, device), wish),
+    contenders = [
+        Contender(PLAIN, OwnBackend(listener, device), options),
         Contender(
             f"ours, padding {other}",
             OwnBackend(listener, device),
             TranscriptionOptions(padding=other, temperatures=GREEDY_ONLY),
         ),
     ]
-    return made + [Contender(f"ours, {name}", OwnBackend(listener, device, choice), wish)
+    return contenders + [Contender(f"ours, {name}", OwnBackend(listener, device, choice), options)
                    for name, choice in choices.items()]  # fmt: skip
 
 
 def _peers(model: str, device: Device, padding: Padding) -> list[Contender]:
-    """faster-whisper on the same checkpoint, where it can be had; trimmed where the model's windows allow it."""
+    """faster-whisper on the same checkpoint, where installed; trimmed where the model's windows allow it."""
     try:
         peer = load_converted(resolve(model), device.kind, "int8" if device.kind == "cpu" else "float16",
                               torch.get_num_threads())  # fmt: skip
@@ -224,17 +223,17 @@ def _peers(model: str, device: Device, padding: Padding) -> list[Contender]:
 
 
 def _compete(contenders: Sequence[Contender], spoken: Sequence[LabelledRecording]) -> None:
-    """Everybody hears every recording, one recording after another, beginning with another each time."""
+    """Run every contender on every recording, in rotating order."""
     for one in contenders:
         for recording in spoken[:UNCOUNTED]:
-            one.hear(recording.samples)
+            one.transcribe(recording.samples)
         one.texts, one.seconds, one.processor, one.tokens = [], [], [], []
         if isinstance(one.backend, OwnBackend):
             one.backend.report()
     for number, recording in enumerate(spoken):
         first = number % len(contenders)
         for one in (*contenders[first:], *contenders[:first]):
-            one.hear(recording.samples)
+            one.transcribe(recording.samples)
 
 
 def _batches(
@@ -245,21 +244,21 @@ def _batches(
     batches: Sequence[int],
     padding: Padding,
 ) -> list[dict[str, Any]]:
-    """All recordings, so many in flight at once, by each way to guess and by none: everybody in turn, some times."""
+    """All recordings with `batches` in flight, by each kind of draft and without, in rotating order."""
     rows, sounds = [], [one.samples for one in spoken]
-    wish = TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
+    options = TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
     for batch in batches:
         engines = {name: TranscribingEngine(listener, device, batch, choice)
                    for name, choice in (("plain", None), *choices.items())}  # fmt: skip
         seconds: dict[str, list[float]] = {name: [] for name in engines}
         for engine in engines.values():
-            engine.transcribe(sounds[: max(batch, UNCOUNTED)], wish)
+            engine.transcribe(sounds[: max(batch, UNCOUNTED)], options)
             engine.report()
         for turn in range(TURNS):
             names = [*engines][turn:] + [*engines][:turn]
             for name in names:
                 began = time.perf_counter()
-                engines[name].transcribe(sounds, wish)
+                engines[name].transcribe(sounds, options)
                 seconds[name].append(time.perf_counter() - began)
         middle = {name: float(np.median(taken)) for name, taken in seconds.items()}
         rows.append(
@@ -276,7 +275,7 @@ def _batches(
 def _live(
     listener: WhisperTranscriber, device: Device, policy: str, spoken: Sequence[LabelledRecording], padding: Padding
 ) -> dict[str, Any]:
-    """Every recording as a stream: what is told, how late, and the share of real time it takes."""
+    """Every recording as a live stream: error rate, word latency and real-time factor."""
     live = LiveListener(
         TranscribingEngine(listener, device, 1), policy, TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
     )
@@ -301,7 +300,7 @@ def _live(
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """The figures as tables."""
+    """Print the figures as tables on stderr."""
     from rich.console import Console
     from rich.table import Table
 
@@ -333,7 +332,7 @@ def print_result(result: Mapping[str, Any]) -> None:
     console.print(together)
     for one in result.get("live", ()):
         console.print(
-            f"live, {one['policy']}, every {one['every_s']} s: WER {one['wer']:.1%}, a word is told "
-            f"{one['word_latency_s_mean']} s after it ends (p95 {one['word_latency_s_p95']} s) beside computing, "
+            f"live, {one['policy']}, every {one['every_s']} s: WER {one['wer']:.1%}, a word is emitted "
+            f"{one['word_latency_s_mean']} s after it ends (p95 {one['word_latency_s_p95']} s), computing not counted, "
             f"RTF {one['rtf']:.3f}, {one['tokens_per_pass']} tokens a pass"
         )

@@ -1,9 +1,8 @@
-"""How fast a Whisper of a published shape is here, on random weights: speed does not depend on their values.
+"""Speed of a Whisper of a published shape on random weights (speed does not depend on their values).
 
-The encoder over a full window; a step of the decoder beside the time in which its weights and the keys and values of
-every window can be read at all; what checking a draft costs beside a plain step; and many requests in flight together
-beside the same requests one after another. `python -m vivavoce.bench.asr_shape --shape large-v2 --device cuda` needs
-nothing but torch.
+Measures the encoder on full windows; a decoder step beside its memory-bandwidth floor (weights, keys and values read
+once); the cost of verifying a draft beside a plain step; and concurrent requests beside sequential ones.
+`python -m vivavoce.bench.asr_shape --shape large-v2 --device cuda` needs torch only.
 """
 
 import argparse
@@ -32,14 +31,14 @@ from vivavoce.models.whisper.model import Whisper
 from vivavoce.models.whisper.windows import WhisperSettings
 
 WARM_UP, REPEATS = 3, 20
-STEPS, TIMES = 8, 5  # steps that are measured together, as one may begin before the last is read; and how often
-CONTEXT = 64  # tokens each text has when its step is measured
-DRAFTED = 7  # guesses that are checked beside the row they follow
+STEPS, TIMES = 8, 5  # steps per measurement (they may overlap), and measurements
+CONTEXT = 64  # tokens of each text when its step is measured
+DRAFTED = 7  # draft tokens verified per text
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """A step of so many texts: milliseconds, its floor, and what it costs to check a draft in it."""
+    """Milliseconds of a step at one batch size, its floor, and with draft verification."""
 
     texts: int
     step_ms: float
@@ -48,24 +47,24 @@ class StepCost:
 
     @property
     def over_floor(self) -> float:
-        """How far the step is from what memory allows."""
+        """Ratio to the memory-bandwidth floor."""
         return self.step_ms / self.floor_ms
 
     @property
-    def kept_to_pay(self) -> float:
-        """Guesses a check must keep on average before drafts pay, if guessing is free."""
+    def break_even_accepted(self) -> float:
+        """Draft tokens that must be accepted on average before drafts pay, if drafting is free."""
         return self.check_ms / self.step_ms - 1
 
 
 class WrongGuesses:
-    """Drafts of a fixed length that are never right."""
+    """Drafts of a fixed length that are always rejected."""
 
     def __init__(self, token: int) -> None:
         self.token = token
 
-    def propose(self, sequence: Sequence, most: int) -> list[Row]:
-        """The same forbidden token again and again."""
-        return [(self.token, sequence.rows[-1][1])] * most
+    def propose(self, sequence: Sequence, max_rows: int) -> list[Row]:
+        """Repeat a suppressed token."""
+        return [(self.token, sequence.rows[-1][1])] * max_rows
 
 
 def run(
@@ -80,30 +79,32 @@ def run(
     """Measure, print, write `asr-shape.json` to `out`, and return what was measured."""
     if shape not in SIZES:
         raise InputError(f"shape must be one of {', '.join(SIZES)}, not {shape!r}")
-    place = pick(device)
-    kind = resolve_dtype(dtype, place)
+    target = pick(device)
+    kind = resolve_dtype(dtype, target)
     config = SIZES[shape]
     with stage("reading memory, for the floor"):
-        bandwidth = read_bandwidth(place)
+        bandwidth = read_bandwidth(target)
     with stage("random weights"):
-        bench = ShapeBench(Whisper.random(config, place.torch_device, kind), place, max(*batches, requests))
+        bench = ShapeBench(Whisper.random(config, target.torch_device, kind), target, max(*batches, requests))
     result: dict[str, Any] = {
         "what": "Whisper, random weights",
         "shape": shape,
-        "device": place.name,
+        "device": target.name,
         "dtype": str(kind).removeprefix("torch."),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "bandwidth_gb_s": round(bandwidth / 1e9, 1),
         "how": f"wall time, median of {REPEATS} after {WARM_UP}, of steps {TIMES} times {STEPS}; steps from {CONTEXT} "
-        f"tokens of full windows on, sampling and reading the tokens included; checks of {DRAFTED} guesses a text",
+        f"tokens of full windows on, sampling and reading the tokens included; {DRAFTED} draft tokens a text to verify",
     }
     with stage("encoder"):
         result["encoder_ms"] = {str(windows): bench.encoder_ms(windows) for windows in (1, 8)}
     with stage("decoder"):
         bench.fill()
         costs = [bench.step_cost(texts, bandwidth) for texts in batches]
-        result["steps"] = [asdict(c) | {"over_floor": c.over_floor, "kept_to_pay": c.kept_to_pay} for c in costs]
+        result["steps"] = [
+            asdict(c) | {"over_floor": c.over_floor, "kept_to_pay": c.break_even_accepted} for c in costs
+        ]
     with stage("requests"):
         result["requests"] = bench.requests(requests, tokens)
     print_result(result)
@@ -114,7 +115,7 @@ def run(
 
 
 class ShapeBench:
-    """A random model with its engine, and what is measured of them."""
+    """A random model with its engine, and the measurements on them."""
 
     def __init__(self, model: Whisper, device: Device, windows: int) -> None:
         self.model, self.device, self.windows = model, device, windows
@@ -127,33 +128,32 @@ class ShapeBench:
         limits = EngineLimits(cache_rows=min(rows, windows * model.config.max_target_positions),
                               rows_per_step=1024, sequences_per_step=windows)  # fmt: skip
         self.engine = Engine(self.writer, device, model.decoder.embed_tokens.weight.dtype, limits)
-        self._held: list[int] = []
+        self._windows: list[int] = []
 
     def mel(self, windows: int) -> torch.Tensor:
-        """Noise for full windows.  # [window, mel, frame]"""
+        """Random mel input.  # [window, mel, frame]"""
         config, like = self.model.config, self.model.decoder.embed_tokens.weight
         return torch.randn(windows, config.num_mel_bins, config.window_frames, device=like.device, dtype=like.dtype)
 
     @torch.inference_mode()
     def encoder_ms(self, windows: int) -> float:
-        """Milliseconds for so many full windows at once."""
         mel = self.mel(windows)
         return 1e3 * median_seconds(lambda: self.encoder(mel), self.device, REPEATS, WARM_UP)
 
     @torch.inference_mode()
     def fill(self) -> None:
-        """Hold a window for every text."""
-        while len(self._held) < self.windows:
-            self._held += self._encoded(min(8, self.windows - len(self._held)))
+        """Encode a window for every text."""
+        while len(self._windows) < self.windows:
+            self._windows += self._encoded(min(8, self.windows - len(self._windows)))
 
     def _encoded(self, count: int) -> list[int]:
         return self.writer.store.hold(self.model.decoder.remember(self.encoder(self.mel(count))))
 
     def step_cost(self, texts: int, bandwidth: float) -> StepCost:
-        """A step of so many texts, with and without drafts."""
+        """Time a step of `texts` sequences, with and without drafts."""
         prompt = self.tokens.prompt("en" if self.tokens.is_multilingual else None)
         filler = [*prompt, *range(1000, 1000 + CONTEXT - len(prompt))]
-        sequences = [self.engine.open(self.writer.prompt(w, filler, False)) for w in self._held[:texts]]
+        sequences = [self.engine.open(self.writer.prompt(w, filler, False)) for w in self._windows[:texts]]
         seconds = {}
         for name, speculation in (
             ("step", None),
@@ -174,8 +174,8 @@ class ShapeBench:
             self.engine.step()
 
     def bytes_a_step(self, texts: int) -> int:
-        """What a step reads: the decoder's weights but tables of positions and what windows are made with; the memory
-        of every text's window, and its own past."""
+        """Bytes a step reads: decoder weights without position table and cross-KV projections, the cross-attention
+        keys and values of every window, and every text's own KV cache."""
         decoder = self.model.decoder
         weights = sum(p.nbytes for p in decoder.parameters()) - decoder.embed_positions.weight.nbytes
         for layer in decoder.stack:
@@ -186,10 +186,10 @@ class ShapeBench:
 
     @torch.inference_mode()
     def requests(self, count: int, tokens: int) -> dict[str, Any]:
-        """Requests of a full window each: all in flight together, and one after another (a few, and their share)."""
-        for window in self._held:
+        """Requests of one full window each: concurrent, and sequential (extrapolated from a few)."""
+        for window in self._windows:
             self.writer.store.release(window)
-        self._held = []
+        self._windows = []
         self._answer(1, tokens)
         few = min(count, 4)
         alone = sum(self._answer(1, tokens) for _ in range(few)) / few * count
@@ -207,7 +207,7 @@ class ShapeBench:
         }
 
     def _answer(self, count: int, tokens: int) -> float:
-        """Seconds to encode so many windows and write so many tokens of each."""
+        """Seconds to encode `count` windows and generate `tokens` tokens for each."""
         synchronize(self.device)
         began = time.perf_counter()
         prompt = self.tokens.prompt("en" if self.tokens.is_multilingual else None)
@@ -228,7 +228,7 @@ class ShapeBench:
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """The figures as lines, for machines without anything that draws tables."""
+    """Print plain lines, for machines without rich."""
     print(f"{result['what']}, {result['shape']}, {result['dtype']} on {result['device']}, torch {result['torch']}")
     print(f"memory reads {result['bandwidth_gb_s']} GB/s; {result['how']}")
     for windows, ms in result["encoder_ms"].items():
@@ -236,8 +236,8 @@ def print_result(result: dict[str, Any]) -> None:
     for step in result["steps"]:
         print(
             f"decoder, {step['texts']:3d} texts: step {step['step_ms']:.3f} ms, floor {step['floor_ms']:.3f} ms "
-            f"({step['over_floor']:.2f} x), a check of {DRAFTED} guesses {step['check_ms']:.3f} ms: "
-            f"pays above {step['kept_to_pay']:.2f} kept"
+            f"({step['over_floor']:.2f} x), verifying {DRAFTED} draft tokens {step['check_ms']:.3f} ms: "
+            f"pays above {step['kept_to_pay']:.2f} accepted"
         )
     requests = result["requests"]
     print(
@@ -248,7 +248,6 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def main(arguments: Many[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Speed of a Whisper of a published shape, on random weights.")
     parser.add_argument("--shape", default="large-v2", choices=list(SIZES))
     parser.add_argument("--device", default="auto")

@@ -1,8 +1,8 @@
-"""Which tiles a Whisper's step is fastest with on this GPU, by how many texts are written at once: tried, and kept.
+"""Autotuning of the tiles of a Whisper decoder step on this GPU, by batch size.
 
-`python -m vivavoce.bench.asr_tiles --shape large-v2 --texts 1,8` computes a step of random weights as it is, then with
-every layer in one launch on tensor cores (`kernels/row_linear.py`), one setting changed at a time. What is
-faster and says the same goes to `linear_tiles.json` in `VIVA_CACHE`, where every later step finds it.
+`python -m vivavoce.bench.asr_tiles --shape large-v2 --texts 1,8` times a step of random weights with the library's
+kernels, then with every layer in one tensor-core launch (`kernels/row_linear.py`), changing one setting at a time.
+Faster tiles with the same output are stored in `linear_tiles.json` in `VIVA_CACHE`, which later runs load.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from vivavoce.nn.paged_kv import PagedCache, RowBatch
 logger = logging.getLogger(__name__)
 
 PAGE = 16
-CONTEXT = 64  # tokens each text has
+CONTEXT = 64  # tokens of each text
 REPLAYS, ROUNDS = 20, 3
-FASTER = 0.98  # of the time, that is worth an entry
-STEADY = 0.995  # of the time, that is not chance
-NEAR = 2e-2  # how far two ways to compute a step in 16 bits may be apart
+FASTER = 0.98  # share of the library's time below which tiles are stored
+STEADY = 0.995  # share of the best time below which a difference is not noise
+NEAR = 2e-2  # relative difference allowed between two 16-bit implementations
 WINDOWS = (
     Tile(0, 64, 0, 4),
     Tile(0, 256, 0, 8),
@@ -43,14 +43,14 @@ WINDOWS = (
 
 
 def candidates(inputs: int, model_width: int) -> list[Tile]:
-    """Tiles of a matrix of so many inputs: its columns in one round, or in several."""
+    """Candidate tiles for a matrix: all input columns in one iteration, or in several."""
     parts = [(1, 4), (1, 8)] if inputs == model_width else [(1, 16), (2, 8), (4, 4), (4, 8)]
     found = [Tile(16, inputs // rounds, 0, warps) for rounds, warps in parts]
     return [*(replace(tile, early=True) for tile in found), *found]
 
 
 class StepOfTexts:
-    """A step of so many texts on random weights, as a graph, by whatever tiles there are."""
+    """A captured decoder step of `texts` sequences on random weights, with the tiles currently registered."""
 
     def __init__(self, model: Whisper, texts: int) -> None:
         config, like = model.config, model.decoder.embed_tokens.weight
@@ -71,36 +71,36 @@ class StepOfTexts:
         self.windows = 1 + counted[:texts]
 
     def __call__(self) -> Tensor:
-        """What the rows' texts may go on with.  # [row, vocabulary]"""
+        """Logits.  # [row, vocabulary]"""
         decoder, writer = self.model.decoder, self.writer
         look = writer.looking(self.windows)
         return writer.logits(single_rows_step(decoder, writer.packed, self.rows, self.batch, look))
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """Of all matrices, as they are multiplied one after another."""
+        """(outputs, inputs) of all matrices, in order of use."""
         config = self.model.config
         width, inner = config.d_model, config.decoder_ffn_dim
         return [(3 * width, width), (width, width), (inner, width), (width, inner), (config.vocab_size, width)]
 
     def milliseconds(self) -> tuple[float, Tensor]:
-        """Of a replay, and what it says."""
-        graph, made = GraphCapture(self.device)(self)
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        took = []
+        """Time of a graph replay, and its output."""
+        graph, output = GraphCapture(self.device)(self)
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        elapsed = []
         for _ in range(ROUNDS):
             graph.replay()
-            begun.record()
+            started.record()
             for _ in range(REPLAYS):
                 graph.replay()
             ended.record()
             ended.synchronize()
-            took.append(begun.elapsed_time(ended) / REPLAYS)
-        return min(took), made.float().clone()
+            elapsed.append(started.elapsed_time(ended) / REPLAYS)
+        return min(elapsed), output.float().clone()
 
 
 class TileSearch:
-    """The best entries for a step, one changed at a time; those of the device meanwhile are what is tried."""
+    """Coordinate search over tile entries; the candidate is registered for the device while it is timed."""
 
     def __init__(self, step: StepOfTexts) -> None:
         self.step, self.entries = step, known_tiles(step.device)
@@ -109,20 +109,20 @@ class TileSearch:
         self.best_ms, self.best = self.plain_ms, Entries()
 
     def names(self) -> list[str]:
-        """Of all entries that the step may ask for."""
+        """Names of all entries that the step looks up."""
         dtype, texts = self.step.rows.dtype, self.step.texts
         return [*(name_around(dtype, *shape, texts) for shape in self.step.shapes), self.window_name]
 
     @functools.cached_property
     def window_name(self) -> str:
-        """Of the entry of attention to windows."""
+        """Name of the cross-attention entry."""
         config = self.step.model.config
         heads = config.decoder_attention_heads
         return window_attention_name(self.step.texts, heads, config.d_model // heads)
 
     @contextmanager
     def trying(self, entries: Entries) -> Iterator[None]:
-        """Within, the step finds these."""
+        """Register these entries for the duration of the block."""
         before = dict(self.entries)
         self.entries.update(entries)
         try:
@@ -132,7 +132,7 @@ class TileSearch:
             self.entries.update(before)
 
     def rounds(self) -> Iterator[list[Entries]]:
-        """Settings of which the best is to be found: first all layers, then matrix by matrix, then the windows."""
+        """Groups of candidates: first all layers together, then each matrix, then cross-attention."""
         dtype, texts, shapes = self.step.rows.dtype, self.step.texts, self.step.shapes
         width = self.step.model.config.d_model
         named = {name_around(dtype, *shape, texts): candidates(shape[1], width) for shape in shapes[:-1]}
@@ -143,42 +143,47 @@ class TileSearch:
         yield [{self.window_name: tile} for tile in WINDOWS]
 
     def compile_all(self) -> None:
-        """Have every kernel ready, many being compiled at a time."""
+        """Compile every kernel in parallel before timing."""
         every = [each for some in self.rounds() for each in some]
-        base = every[0]  # more texts than four are multiplied here only if all matrices have their tile
+        base = every[0]  # above four texts these kernels run only if every matrix has a tile
         try:
             with compiling_ahead() as is_ahead:
                 for entries in every if is_ahead else ():
                     with self.trying(base | entries):
                         self.step()
-        except Exception as error:  # it will fail again when it is tried
+        except Exception as error:  # timing it will report the failure again
             logger.debug("compiling ahead failed", exc_info=True)
             print(f"  compiling ahead: {type(error).__name__} {str(error)[:120]}", flush=True)
 
     def run(self) -> None:
-        """Try everything."""
         for some in self.rounds():
             for entries in some:
                 self._try(entries)
 
     def _try(self, entries: Entries) -> None:
         tried = self.best | entries
-        told = ", ".join(f"{name}: {_short(tile)}" for name, tile in entries.items())
+        description = ", ".join(f"{name}: {_short(tile)}" for name, tile in entries.items())
         try:
             with self.trying(tried):
-                took, made = self.step.milliseconds()
-        except Exception as error:  # too much shared memory, or a compiler that cannot: another one will do
-            logger.debug("%s failed", told, exc_info=True)
-            print(f"  {self.step.texts} texts: {told} failed: {type(error).__name__} {str(error)[:120]}", flush=True)
+                elapsed, output = self.step.milliseconds()
+        except Exception as error:  # too much shared memory, or a compiler error: skip this candidate
+            logger.debug("%s failed", description, exc_info=True)
+            print(
+                f"  {self.step.texts} texts: {description} failed: {type(error).__name__} {str(error)[:120]}",
+                flush=True,
+            )
             return
-        off = float((made - self.plain).norm() / self.plain.norm())
-        is_better = took < STEADY * self.best_ms and off < NEAR
-        print(f"  {self.step.texts} texts: {took:.3f} ms{' *' if is_better else ''} ({off:.0e} off) {told}", flush=True)
+        off = float((output - self.plain).norm() / self.plain.norm())
+        is_better = elapsed < STEADY * self.best_ms and off < NEAR
+        print(
+            f"  {self.step.texts} texts: {elapsed:.3f} ms{' *' if is_better else ''} ({off:.0e} off) {description}",
+            flush=True,
+        )
         if is_better:
-            self.best_ms, self.best = took, tried
+            self.best_ms, self.best = elapsed, tried
 
     def found(self) -> Entries:
-        """What is worth keeping."""
+        """The best entries, if they are clearly faster than the library."""
         return self.best if self.best_ms < FASTER * self.plain_ms else {}
 
 
@@ -187,19 +192,20 @@ def _short(tile: Tile | None) -> str:
 
 
 @torch.inference_mode()
-def run(shape: str = "large-v2", texts: Sequence[int] = (8, 1), device: str = "auto", keeps: bool = True) -> Entries:
-    """Search for every number of texts, print, and keep what was found."""
-    place = pick(device)
-    if place.kind != "cuda":
-        raise InputError(f"tiles are those of a GPU's kernels, and {place.name} is none; ask for --device cuda")
-    bandwidth = read_bandwidth(place)
-    model = Whisper.random(SIZES[shape], place.torch_device, torch.bfloat16)
+def run(shape: str = "large-v2", texts: Sequence[int] = (8, 1), device: str = "auto", store: bool = True) -> Entries:
+    """Search for every batch size, print, and store the result."""
+    target = pick(device)
+    if target.kind != "cuda":
+        raise InputError(f"tiles belong to GPU kernels, and {target.name} is not a GPU; use --device cuda")
+    bandwidth = read_bandwidth(target)
+    model = Whisper.random(SIZES[shape], target.torch_device, torch.bfloat16)
     found: Entries = {}
     for count in texts:
         search = TileSearch(StepOfTexts(model, count))
-        floor = bytes_of(search.step) / bandwidth * 1e3
+        floor = bytes_read(search.step) / bandwidth * 1e3
         print(
-            f"{count} texts: {search.plain_ms:.3f} ms as it is, {search.plain_ms / floor:.2f} x {floor:.3f}", flush=True
+            f"{count} texts: {search.plain_ms:.3f} ms by the library, {search.plain_ms / floor:.2f} x {floor:.3f}",
+            flush=True,
         )
         search.compile_all()
         search.run()
@@ -207,13 +213,13 @@ def run(shape: str = "large-v2", texts: Sequence[int] = (8, 1), device: str = "a
         found |= search.found()
     for name, tile in found.items():
         print(f'        "{name}": {tile},', flush=True)
-    if keeps and found:
-        print(f"kept in {keep_tiles(place.name, found)}", flush=True)
+    if store and found:
+        print(f"stored in {keep_tiles(target.name, found)}", flush=True)
     return found
 
 
-def bytes_of(step: StepOfTexts) -> int:
-    """What a step reads: matrices, and the memory of every text's window."""
+def bytes_read(step: StepOfTexts) -> int:
+    """Bytes a step reads: matrices, and the cross-attention keys and values of every text."""
     like, config = step.rows, step.model.config
     attention = 6 * config.d_model**2 + 2 * config.d_model * config.decoder_ffn_dim  # packed, both outputs, the query
     weights = config.decoder_layers * attention + config.vocab_size * config.d_model

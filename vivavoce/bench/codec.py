@@ -1,8 +1,9 @@
-"""`viva bench codec`: MOSS-Speech's voice, from codes to sound, as a conversation uses it.
+"""`viva bench codec`: speed and streaming error of the MOSS-Speech codec.
 
-Time to first sound, the cost of a hop over a long reply beside the way that computes everything anew, many sessions at
-once, what a left window costs, and what each chunk policy does to a simulated player. Random weights: speed does not
-depend on their values; errors measured on them only compare settings with each other.
+Time to first audio, cost of a hop over a long reply beside recomputing everything, many sessions in a batch, and chunk
+policies on a simulated player; then what streaming changes in the signal: left windows, chunk edges, vocoder
+look-ahead, and the running normalisation of the speech encoder. Random weights: speed does not depend on their values,
+and errors only compare settings with each other.
 """
 
 import json
@@ -19,27 +20,22 @@ from torch import Tensor
 from vivavoce.audio.chunking import ChunkPolicy, FixedPolicy, Grain, LeadPolicy, simulate
 from vivavoce.audio.io import read
 from vivavoce.audio.level import buzz
-from vivavoce.bench.codec_quality import (
-    PROMPT_CODES,
-    SHAPES,
-    codes_that_differ,
-    jumps_at_edges,
-    look_right_errors,
-    random_codec,
-    random_codes,
-    window_errors,
-)
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import median_seconds, stage, synchronize
 from vivavoce.implementations import choose_moss_speech_codec
-from vivavoce.models.flow.model import FlowDecoder
+from vivavoce.models.flow.estimator import FlowEstimatorConfig
+from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
+from vivavoce.models.hift.model import HiFT, HiFTConfig
+from vivavoce.models.hift.stream import HiFTStream
 from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, GraphedCodec, MossSpeechCodec, SpokenState
+from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.nn.modules import allocating, fill_randomly
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """As text and tables, on stderr."""
+    """Print text and tables on stderr."""
     from rich.console import Console
     from rich.table import Table
 
@@ -49,19 +45,21 @@ def print_result(result: dict[str, Any]) -> None:
         f"first sound from {result['first_sound_codes']} codes: {result['first_sound_ms']:.1f} ms; "
         f"hop of 5 codes (0.4 s of sound): {result['hop_ms'][5]:.1f} ms, "
         f"RTF {result['rtf']:.3f}; hop {len(result['hops_ms'])} / hop 5: "
-        f"{result['hop_last_over_hop_5']:.2f}; ear: {result['ear']['step_ms']:.1f} ms per 80 ms"
+        f"{result['hop_last_over_hop_5']:.2f}; speech encoder: {result['ear']['step_ms']:.1f} ms per 80 ms"
     )
     recomputed = ", ".join(f"{hop}: {ms:.0f} ms" for hop, ms in result["recomputed_ms"].items())
     console.print(
-        f"flow alone, run eagerly: decoding everything anew at hop {recomputed}; keeping only codes and decoding the "
-        f"window again {result['window_recomputed_ms']:.0f} ms"
+        f"flow alone, run eagerly: recomputing everything at hop {recomputed}; keeping only codes and recomputing the "
+        f"window {result['window_recomputed_ms']:.0f} ms"
     )
     errors = ", ".join(f"{window}: {error:.3f}" for window, error in result["windows"].items())
     console.print(f"mel under a left window of chunks, relative difference from full context: {errors}")
     held = ", ".join(f"{frames}: {error:.1e}" for frames, error in result["look_right"].items())
     console.print(f"vocoder on {result['speech']}, difference from the whole by mel frames held back: {held}")
-    ear = result["ear"]
-    console.print(f"ear on it: {ear['codes_that_differ']:.1%} of {ear['codes']} codes differ from the exact ones")
+    encoder = result["ear"]
+    console.print(
+        f"speech encoder on it: {encoder['codes_that_differ']:.1%} of {encoder['codes']} codes differ from exact ones"
+    )
     table = Table("sessions", "hop ms", "worst", "GB/s of the flow", "RTF", "underruns")
     for row in result["sessions"]:
         cells = (f"{row['hop_ms']:.1f}", f"{row['worst_hop_ms']:.1f}", f"{row['gb_s']:.0f}", f"{row['rtf']:.3f}")
@@ -83,7 +81,7 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def save(result: dict[str, Any], out: Path) -> None:
-    """As JSON and a plot."""
+    """Write `codec.json` and `codec.png`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "codec.json").write_text(json.dumps(result, indent=2), encoding="utf8")
     try:
@@ -92,10 +90,10 @@ def save(result: dict[str, Any], out: Path) -> None:
         return
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.plot(range(1, len(result["hops_ms"]) + 1), result["hops_ms"], label="state kept (flow and vocoder)")
+    axes.plot(range(1, len(result["hops_ms"]) + 1), result["hops_ms"], label="cached state (flow and vocoder)")
     hops, times = zip(*result["recomputed_ms"].items(), strict=True)
-    axes.plot(hops, times, "o-", label="everything anew (flow alone)")
-    axes.axhline(result["hop_sound_ms"], color="grey", linestyle=":", label="sound made by a hop")
+    axes.plot(hops, times, "o-", label="recomputed (flow alone)")
+    axes.axhline(result["hop_sound_ms"], color="grey", linestyle=":", label="audio produced by a hop")
     axes.set(xlabel="hop of 5 codes", ylabel="milliseconds", yscale="log", ylim=(1, None))
     axes.set_title(f"MOSS-Speech codec, {result['shape']} shape, {result['dtype']}, {result['device']}", fontsize=10)
     axes.legend()
@@ -104,9 +102,9 @@ def save(result: dict[str, Any], out: Path) -> None:
 
 FIRST_CODES = 8  # a chunk of 5 and its look-ahead of 3
 CODE_SECONDS = 0.08
-REPLY_CODES = 100  # of the recording, spoken by every policy
-RECOMPUTED_AT = (5, 20, 50, 100, 200)  # hops at which the whole prefix is decoded anew, for comparison
-SETTLING = 3  # hops after which a reply has the shapes it keeps
+REPLY_CODES = 100  # length of the reply for the chunk policies
+RECOMPUTED_AT = (5, 20, 50, 100, 200)  # hops at which the whole prefix is recomputed, for comparison
+SETTLING = 3  # warm-up hops until shapes are constant
 
 
 def run(
@@ -123,47 +121,47 @@ def run(
     """Measure, print, write `codec.json` and `codec.png` to `out`, and return what was measured."""
     if shape not in SHAPES:
         raise InputError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
-    place = pick(device)
-    kind = resolve_dtype("float16" if dtype == "auto" and place.kind == "cuda" else dtype, place)
-    plain, prompt = random_codec(shape, place, kind)
-    codec = GraphedCodec(plain) if choose_moss_speech_codec(place).cls is GraphedCodec else plain
+    target = pick(device)
+    kind = resolve_dtype("float16" if dtype == "auto" and target.kind == "cuda" else dtype, target)
+    plain, prompt = random_codec(shape, target, kind)
+    codec = GraphedCodec(plain) if choose_moss_speech_codec(target).cls is GraphedCodec else plain
     voice = codec.flow.voice(prompt)
     sessions = sessions or [1, 8, 32]
     if isinstance(codec, GraphedCodec):
         with stage("capturing graphs"):
             codec.warm_up(voice, sessions, left_chunks=left_chunks)
 
-    def heard(rate: int) -> Tensor:
+    def recording(rate: int) -> Tensor:
         sound = buzz(3.0, rate) if speech is None else read(speech, rate)
         return torch.from_numpy(sound.samples[0])
 
     with stage("warming up and timing hops"):
-        by_codes = {count: _hop_seconds(codec, voice, place, left_chunks, count) for count in (5, 10, 20)}
-        first = _first_sound_seconds(codec, voice, place, left_chunks)
+        by_codes = {count: _hop_seconds(codec, voice, target, left_chunks, count) for count in (5, 10, 20)}
+        first = _first_sound_seconds(codec, voice, target, left_chunks)
     with stage(f"a reply of {hops} hops"):
-        series = _long_reply(codec, voice, place, left_chunks, hops)
-    with stage("decoding everything anew, for comparison"):
-        recomputed = _recomputed(plain.flow, prompt, place, hops)
-        window_recomputed = _window_recomputed_seconds(plain.flow, voice, place, left_chunks)
+        series = _long_reply(codec, voice, target, left_chunks, hops)
+    with stage("recomputing everything, for comparison"):
+        recomputed = _recomputed(plain.flow, prompt, target, hops)
+        window_recomputed = _window_recomputed_seconds(plain.flow, voice, target, left_chunks)
     with stage("sessions at once"):
-        together = [_sessions(codec, voice, place, left_chunks, count) for count in sessions]
+        together = [_sessions(codec, voice, target, left_chunks, count) for count in sessions]
     with stage("chunk policies"):
-        codes = plain.ear.encode(heard(EAR_RATE))[:REPLY_CODES].cpu()
+        codes = plain.ear.encode(recording(EAR_RATE))[:REPLY_CODES].cpu()
         policies = [
             row | jumps_at_edges(codec, voice, left_chunks, codes, _clipped(sizes, len(codes)))
             for row, sizes in _policies(seconds_per_code, by_codes, first)
         ]
-    with stage("windows, the vocoder's look-ahead and the ear"):
+    with stage("windows, vocoder look-ahead and speech encoder"):
         sound = {
             "windows": window_errors(plain.flow, prompt),
-            "ear": _ear(plain, place) | codes_that_differ(plain, heard(EAR_RATE)),
-            "look_right": look_right_errors(plain, heard(VOICE_RATE)),
+            "ear": _encoder_figures(plain, target) | codes_that_differ(plain, recording(EAR_RATE)),
+            "look_right": look_right_errors(plain, recording(VOICE_RATE)),
             "speech": "a synthetic buzz" if speech is None else speech.name,
         }
     result = {
         "what": "MOSS-Speech codec, codes to 24 kHz sound, random weights",
         "shape": shape,
-        "device": place.name,
+        "device": target.name,
         "dtype": str(kind).removeprefix("torch."),
         "torch": torch.__version__,
         "how": "wall time with the sound read back; medians",
@@ -191,7 +189,7 @@ def run(
 
 
 def _first_sound_seconds(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int) -> float:
-    """From the first codes of a reply in hand to its first samples on the host."""
+    """From the first codes of a reply to its first samples on the host."""
     codes = random_codes(codec.flow.config, FIRST_CODES)
 
     def speak() -> None:
@@ -211,7 +209,7 @@ def _hop_seconds(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_
 def _long_reply(
     codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int, hops: int, count: int = 5
 ) -> list[float]:
-    """Seconds of each hop of a long reply; the first of them also waits for the look-ahead."""
+    """Seconds of each hop of a long reply."""
     codes = random_codes(codec.flow.config, (hops + 1) * count + FIRST_CODES)
     state = codec.start(voice, left_chunks)
     _, state = codec.step(state, codes[: FIRST_CODES + count])
@@ -230,14 +228,14 @@ def _long_reply(
 
 
 def _around(series: list[float], hop: int) -> float:
-    """The median of a few hops around one, so that a single hiccup is not taken for a trend."""
+    """Median over the hops around one, robust to single outliers."""
     window = sorted(series[max(0, hop - 5) : hop + 5])
     return window[len(window) // 2]
 
 
 @torch.no_grad()
 def _recomputed(flow: FlowDecoder, prompt: VoicePrompt, device: Device, hops: int) -> dict[int, float]:
-    """Milliseconds of the flow alone when a hop decodes prompt and reply from their beginning."""
+    """Milliseconds of the flow alone when a hop recomputes prompt and reply."""
     times = {}
     for hop in (hop for hop in RECOMPUTED_AT if hop <= hops):
         codes = random_codes(flow.config, hop * flow.config.chunk + flow.config.lookahead)
@@ -248,7 +246,7 @@ def _recomputed(flow: FlowDecoder, prompt: VoicePrompt, device: Device, hops: in
 
 @torch.no_grad()
 def _window_recomputed_seconds(flow: FlowDecoder, voice: FlowVoice, device: Device, left_chunks: int) -> float:
-    """A hop of the flow alone that keeps only codes and decodes its left window again."""
+    """A hop of the flow alone that keeps only codes and recomputes its left window."""
     chunk = flow.config.chunk
     codes = random_codes(flow.config, (left_chunks + 3) * chunk + flow.config.lookahead)
     state = flow.start(voice, max(1, left_chunks), recompute=True)
@@ -258,7 +256,7 @@ def _window_recomputed_seconds(flow: FlowDecoder, voice: FlowVoice, device: Devi
 
 
 def _sessions(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chunks: int, count: int) -> dict[str, Any]:
-    """All sessions speak at once and their hops run together: the hop must take less time than the sound it makes."""
+    """One batched hop of `count` sessions; it must take less time than the audio it produces."""
     codes = random_codes(codec.flow.config, 200)
     states = [codec.start(voice, left_chunks, seed) for seed in range(count)]
     live = [False] * count
@@ -285,15 +283,15 @@ def _sessions(codec: MossSpeechCodec, voice: FlowVoice, device: Device, left_chu
 
 
 def _hop_bytes(codec: MossSpeechCodec, voice: FlowVoice, states: Sequence[SpokenState]) -> int:
-    """What a hop of the flow must move: its weights at every Euler step, the voice, each window in and out."""
-    flow = getattr(codec.flow, "flow", codec.flow)  # the decoder whose hops are replayed
+    """Bytes a flow hop moves: weights at every Euler step, the voice, each window in and out."""
+    flow = getattr(codec.flow, "flow", codec.flow)  # unwrap the CUDA graph wrapper
     weights = sum(parameter.nbytes for parameter in flow.parameters())
     return codec.flow.config.euler_steps * weights + voice.cache.nbytes + 2 * sum(state.nbytes for state in states)
 
 
 @torch.no_grad()
-def _ear(codec: MossSpeechCodec, device: Device) -> dict[str, float]:
-    """The streaming speech encoder: seconds of work for 80 ms of sound, ten seconds into a turn."""
+def _encoder_figures(codec: MossSpeechCodec, device: Device) -> dict[str, float]:
+    """The streaming speech encoder: time per 80 ms of audio, ten seconds into a turn."""
     noise = 0.1 * torch.randn(16_000 * 12, generator=torch.Generator().manual_seed(0))
     _, state = codec.ear.step(codec.ear.initial_state(), noise[:160_000])
     times = []
@@ -314,7 +312,7 @@ def _grain(codec: MossSpeechCodec) -> Grain:
 def _policies(
     seconds_per_code: float, by_codes: dict[int, float], first: float
 ) -> list[tuple[dict[str, Any], list[int]]]:
-    """What each policy makes of a reply of 200 codes (16 s) with the hop times measured above, and its chunk sizes."""
+    """Simulate each policy on a reply of 200 codes (16 s) with measured hop times; figures and chunk sizes."""
     grain = Grain(5, 3)
     policies: dict[str, ChunkPolicy] = {
         "lead": LeadPolicy(grain),
@@ -337,8 +335,113 @@ def _policies(
 
 
 def _clipped(sizes: list[int], total: int) -> list[int]:
-    """The first of these sizes, as many as a reply of `total` codes has."""
-    kept: list[int] = []
-    while sum(kept) < total:
-        kept.append(min(sizes[len(kept)], total - sum(kept)))
-    return kept
+    """The first chunk sizes, cut to a sum of `total` codes."""
+    clipped: list[int] = []
+    while sum(clipped) < total:
+        clipped.append(min(sizes[len(clipped)], total - sum(clipped)))
+    return clipped
+
+
+SMALL_FLOW = FlowConfig(
+    vocabulary=512,
+    chunk=5,
+    encoder=FlowEncoderConfig(ratio=4, dim=32, heads=2, feed_forward=64, code_layers=1, frame_layers=1),
+    estimator=FlowEstimatorConfig(channels=32, middle_blocks=1, transformers=1, heads=2, head_dim=16),
+    euler_steps=2,
+)
+SMALL_ENCODER = SpeechEncoderConfig(
+    d_model=64, encoder_attention_heads=4, encoder_ffn_dim=128, quantize_position=2, quantize_vocab_size=512
+)
+SHAPES = {
+    "true": (FlowConfig.moss_speech(5), SpeechEncoderConfig(), HiFTConfig()),
+    "small": (SMALL_FLOW, SMALL_ENCODER, HiFTConfig(channels=16, f0_channels=8)),
+}
+PROMPT_CODES = 125  # a ten-second voice prompt
+
+
+@torch.no_grad()
+def random_codec(shape: str, device: Device, dtype: torch.dtype) -> tuple[MossSpeechCodec, VoicePrompt]:
+    """A random codec with audible output, and a voice prompt."""
+    flow_config, encoder_config, vocoder_config = SHAPES[shape]
+    with allocating(device.torch_device, dtype):
+        flow = FlowDecoder(flow_config).requires_grad_(False).eval()
+        encoder = SpeechEncoder(encoder_config).requires_grad_(False).eval()
+    with allocating(device.torch_device, torch.float32):
+        vocoder = HiFT(vocoder_config).requires_grad_(False).eval()
+    for module in (flow, encoder, vocoder):
+        fill_randomly(module)
+    vocoder.conv_post.weight.mul_(0.1)
+    vocoder.f0_predictor.classifier.bias.fill_(150.0)
+    prompt = VoicePrompt(
+        random_codes(flow_config, PROMPT_CODES),
+        torch.randn(PROMPT_CODES * flow_config.ratio, flow_config.mel_bands),
+        torch.randn(flow_config.speaker_dim),
+    )
+    return MossSpeechCodec(encoder, flow, vocoder), prompt
+
+
+def random_codes(config: FlowConfig, count: int, seed: int = 0) -> Tensor:
+    """# [time]"""
+    return torch.randint(min(config.vocabulary, 16384), (count,), generator=torch.Generator().manual_seed(seed))
+
+
+WINDOWS = (1, 2, 4, 8)
+LOOK_RIGHT = (2, 5, 8, 12, 20)
+
+
+@torch.no_grad()
+def window_errors(flow: FlowDecoder, prompt: VoicePrompt) -> dict[int, float]:
+    """Relative difference of the mel under a left window from the mel with full left context."""
+    codes = random_codes(flow.config, 60)
+    whole = flow(codes, prompt, streaming=True)
+    errors = {}
+    for window in WINDOWS:
+        mel = flow(codes, prompt, streaming=True, left_chunks=window)
+        errors[window] = float((mel - whole).norm() / whole.norm())
+    return errors
+
+
+def jumps_at_edges(
+    codec: MossSpeechCodec, voice: FlowVoice, left_chunks: int, codes: Tensor, sizes: list[int]
+) -> dict[str, float]:
+    """Largest sample-to-sample jump at chunk edges, and the 99.9th percentile inside chunks."""
+    state, pieces, sent = codec.start(voice, left_chunks), [], 0
+    for number in range(1, len(sizes) + 1):
+        until = min(len(codes), sum(sizes[:number]) + codec.flow.config.lookahead)
+        is_last = number == len(sizes)
+        sound, state = codec.step(state, codes[sent : len(codes) if is_last else until], final=is_last)
+        pieces.append(sound.float().cpu())
+        sent = until
+    pieces = [piece for piece in pieces if len(piece)]
+    jumps = torch.cat(pieces).diff().abs()
+    edges = torch.tensor([len(piece) for piece in pieces]).cumsum(0)[:-1] - 1
+    inside = jumps[torch.randperm(len(jumps), generator=torch.Generator().manual_seed(0))[:100_000]]
+    largest = float(jumps[edges].max()) if len(edges) else 0.0
+    return {"largest_jump_at_edges": largest, "p999_jump_inside": float(inside.quantile(0.999))}
+
+
+@torch.no_grad()
+def codes_that_differ(codec: MossSpeechCodec, samples: Tensor) -> dict[str, float]:
+    """Share of codes that differ when the mel is normalised by the running maximum instead of the turn's."""
+    first, state = codec.ear.step(codec.ear.initial_state(), samples)
+    last, state = codec.ear.finish(state)
+    streamed, exact = torch.cat([first, last]), codec.ear.exact_codes(state)
+    return {"codes": len(exact), "codes_that_differ": float((streamed != exact).float().mean())}
+
+
+@torch.no_grad()
+def look_right_errors(codec: MossSpeechCodec, samples: Tensor) -> dict[int, float]:
+    """Relative difference of streamed from whole vocoder output, by look-ahead in mel frames (20 ms)."""
+    hift = codec.vocoder.hift
+    mel = codec.mel(samples[None, : 3 * VOICE_RATE]).to(hift.conv_pre.weight)
+    whole = hift(mel)
+    errors = {}
+    for frames in LOOK_RIGHT:
+        stream = HiFTStream(hift, frames)
+        state, pieces = stream.initial_state(), []
+        hops = mel.split(20, dim=-1)
+        for number, hop in enumerate(hops, start=1):
+            piece, state = stream.step(state, hop, final=number == len(hops))
+            pieces.append(piece)
+        errors[frames] = float((torch.cat(pieces, dim=1) - whole).norm() / whole.norm())
+    return errors

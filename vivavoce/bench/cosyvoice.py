@@ -1,8 +1,8 @@
-"""How fast CosyVoice 3 is here, on random weights of the published shapes: speed does not depend on their values.
+"""Speed of CosyVoice 3 on random weights of the published shapes (speed does not depend on their values).
 
-First sound alone and among many, seconds of work a second of sound, whether a late hop costs more than an early one,
-every part beside the time that memory and arithmetic need at the least, and whether half precision stays finite.
-`python -m vivavoce.bench.cosyvoice --device cuda --out DIR` needs nothing but torch; `--tiny` runs anywhere.
+Time to first audio alone and under load, real-time factor, cost of late hops beside early ones, every part beside its
+bandwidth and compute floors, and whether half precision stays finite.
+`python -m vivavoce.bench.cosyvoice --device cuda --out DIR` needs torch only; `--tiny` runs anywhere.
 """
 
 import argparse
@@ -38,25 +38,25 @@ from vivavoce.tts.cosyvoice_engine import CODE_SECONDS, CosyVoiceSynthesizer, Ut
 logger = logging.getLogger(__name__)
 
 ROUNDS = 10
-PROMPT_ROWS = 256  # the least that a graph has for a prompt
+PROMPT_ROWS = 256  # smallest prompt bucket of the CUDA graphs
 
 
 @dataclass(frozen=True)
 class TimedPart:
-    """One part of a hop or a step: milliseconds, and what they could be at the least."""
+    """Milliseconds of one part of a hop or step, and its floors."""
 
     name: str
     dtype: str
     ms: float
     bytes_ms: float
-    """To read the weights once."""
+    """Floor: reading the weights once."""
     flops_ms: float
-    """To multiply as fast as one large product does."""
+    """Floor: the multiplications at the rate of one large matmul."""
     rtf: float
 
     @property
     def over_floor(self) -> float:
-        """How far it is from what the machine allows."""
+        """Ratio to the larger floor."""
         return self.ms / max(self.bytes_ms, self.flops_ms)
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ def run(
     only: Sequence[str] = (),
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure, print, write `cosyvoice.json` to `out`, and return what was measured; `only` some of it if wanted."""
-    place = pick(device)
-    setup = CosyVoiceBenchSetup(place, resolve_dtype(dtype, place), tiny)
+    """Measure, print, write `cosyvoice.json` to `out` and return it; `only` selects sections."""
+    target = pick(device)
+    setup = CosyVoiceBenchSetup(target, resolve_dtype(dtype, target), tiny)
     result: dict[str, Any] = {
         "what": "CosyVoice 3, " + ("small shapes" if tiny else "published shapes") + ", random weights",
-        "device": place.name,
+        "device": target.name,
         "dtype": str(setup.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -110,7 +110,7 @@ def run(
 
 
 def _or_error(section: Callable[[], Any]) -> Any:
-    """What a section measured, or why it could not: the others are worth having all the same."""
+    """The figures of a section, or its error, so that the other sections still run."""
     try:
         return section()
     except Exception as error:
@@ -128,40 +128,37 @@ class Bench:
 
     @cached_property
     def lm(self) -> CosyVoiceLM:
-        """The language model."""
         return self.setup.lm()
 
     @cached_property
     def plain(self) -> FlowSpeech:
-        """Flow and vocoder as they are."""
+        """Flow and vocoder without CUDA graphs."""
         return self.setup.speech(self.setup.dtype)
 
     @cached_property
     def speech(self) -> FlowSpeech:
-        """Flow and vocoder as they are served."""
+        """Flow and vocoder as served, with CUDA graphs where available."""
         return graphed(self.plain) if choose_cosyvoice_flow(self.device).cls is GraphedFlow else self.plain
 
     @cached_property
     def voice(self) -> FlowVoice:
-        """Whose sound it is."""
         return self.speech.flow.voice(self.setup.prompt(self.plain.flow))
 
     @cached_property
-    def mouth(self) -> CosyVoiceSynthesizer:
-        """All of it at work."""
+    def synthesizer(self) -> CosyVoiceSynthesizer:
         return CosyVoiceSynthesizer(self.lm, self.speech, self.device, LEFT_CHUNKS)
 
     def warm_up(self, streams: int) -> None:
-        """Do what has to be done before the first of so many texts, so that nothing measured waits for it."""
+        """Capture graphs for up to `streams` texts, outside the measurement."""
         batches = {size for size in BUCKETS if size <= bucket_of(streams)} - self._warm
         began = time.perf_counter()
         if batches:
-            self.mouth.warm_up(self.voice, sorted(batches), {*batches, PROMPT_ROWS})
+            self.synthesizer.warm_up(self.voice, sorted(batches), {*batches, PROMPT_ROWS})
         self._warm |= batches
         self.warm_up_seconds += time.perf_counter() - began
 
     def memory(self) -> dict[str, float]:
-        """Of weights, of a voice and of a reply, in MB; and what has to be done before the first text, in seconds."""
+        """Sizes of weights, voice and reply state in MB, and warm-up seconds."""
         state = self.speech.start(self.voice, LEFT_CHUNKS)
         flow = sum(each.nbytes for each in self.plain.flow.parameters()) + _table_bytes(self.plain)
         sizes = {
@@ -192,36 +189,36 @@ class Bench:
         return {"first_ms": times[0], "hop_5_ms": early, f"hop_{count}_ms": late, "late_over_early": late / early}
 
     def alone(self) -> dict[str, float]:
-        """One text after another, from the call to its first samples, and to its end."""
+        """Sequential texts: time to first audio, and real-time factor."""
         self.warm_up(1)
         firsts, rtfs = [], []
         for number in range(self.rounds + 1):
-            first, whole, seconds = self._heard(number)
+            first, whole, seconds = self._timed_utterance(number)
             if number:
                 firsts.append(first * 1e3)
                 rtfs.append(whole / seconds)
         return {"ms": median(firsts), "worst_ms": max(firsts), "rtf": median(rtfs)}
 
     def together(self, count: int) -> dict[str, float]:
-        """Many texts that begin at the same moment; then one more that begins while they are being said."""
+        """`count` texts that start together; then one more that joins while they run."""
         self.warm_up(count)
-        self._at_once(count)  # brings pages of this size
+        self._at_once(count)  # warms up the allocator
         rounds = [self._at_once(count) for _ in range(2)]
-        heard = [each for _, texts in rounds for each in texts]
-        firsts = [first * 1e3 for first, _, _ in heard]
+        utterances = [each for _, texts in rounds for each in texts]
+        firsts = [first * 1e3 for first, _, _ in utterances]
         return {
             "streams": count,
             "first_ms_median": median(firsts),
             "first_ms_worst": max(firsts),
-            "rtf": sum(wall for wall, _ in rounds) / sum(seconds for _, _, seconds in heard),
-            "joining_first_ms": self._joining(count),
+            "rtf": sum(wall for wall, _ in rounds) / sum(seconds for _, _, seconds in utterances),
+            "joining_first_ms": self._first_sound_beside(count),
         }
 
     def _at_once(self, count: int) -> tuple[float, list[tuple[float, float, float]]]:
-        """Seconds until the last of so many texts is said, and what was heard of each."""
-        heard: list[tuple[float, float, float]] = []
+        """Seconds until the last of `count` texts is done, and the times of each."""
+        utterances: list[tuple[float, float, float]] = []
         threads = [
-            threading.Thread(target=lambda number: heard.append(self._heard(number)), args=(number,))
+            threading.Thread(target=lambda number: utterances.append(self._timed_utterance(number)), args=(number,))
             for number in range(count)
         ]
         began = time.perf_counter()
@@ -229,28 +226,28 @@ class Bench:
             thread.start()
         for thread in threads:
             thread.join()
-        return time.perf_counter() - began, heard
+        return time.perf_counter() - began, utterances
 
-    def _joining(self, count: int) -> float:
-        """The first sound of a text that comes when others have been speaking for a while."""
+    def _first_sound_beside(self, count: int) -> float:
+        """Median time to first audio of a text that joins `count - 1` running ones."""
         is_over, began = threading.Event(), threading.Semaphore(0)
 
-        def go_on(number: int) -> None:
-            began_once = False
+        def keep_speaking(number: int) -> None:
+            has_started = False
             while not is_over.is_set():
                 for _ in self._sounds(number):
-                    if not began_once:
-                        began_once = True
+                    if not has_started:
+                        has_started = True
                         began.release()
                     if is_over.is_set():
                         break
 
-        threads = [threading.Thread(target=go_on, args=(number,)) for number in range(count - 1)]
+        threads = [threading.Thread(target=keep_speaking, args=(number,)) for number in range(count - 1)]
         for thread in threads:
             thread.start()
         for _ in threads:
             began.acquire()
-        firsts = [self._heard(count, whole=False)[0] * 1e3 for _ in range(self.rounds)]
+        firsts = [self._timed_utterance(count, whole=False)[0] * 1e3 for _ in range(self.rounds)]
         is_over.set()
         for thread in threads:
             thread.join()
@@ -259,12 +256,12 @@ class Bench:
     def _sounds(self, seed: int) -> Iterator[Tensor]:
         listener = ListenerLead(time.monotonic)
         rows, generation = self.setup.text(self.lm, self.setup.reply_codes, seed)
-        for sound in self.mouth.text(rows, generation, UtteranceOptions(self.voice, listener.lead, seed)):
+        for sound in self.synthesizer.text(rows, generation, UtteranceOptions(self.voice, listener.lead, seed)):
             listener.hear(len(sound) / RATE)
             yield sound
 
-    def _heard(self, seed: int, whole: bool = True) -> tuple[float, float, float]:
-        """Seconds until the first samples and until the last, and how many seconds of sound there were."""
+    def _timed_utterance(self, seed: int, whole: bool = True) -> tuple[float, float, float]:
+        """Seconds to the first samples and to the last, and seconds of audio."""
         began, first, samples = time.perf_counter(), 0.0, 0
         for sound in self._sounds(seed):
             first = first or time.perf_counter() - began
@@ -274,12 +271,12 @@ class Bench:
         return first, time.perf_counter() - began, samples / RATE
 
     def parts(self) -> list[dict[str, Any]]:
-        """Each part alone, in every precision that this device runs it in, beside its floors."""
-        made = []
+        """Each part alone, in every precision this device supports, beside its floors."""
+        results = []
         for part in self._parts():
             print(part, flush=True)
-            made.append(vars(part) | {"over_floor": part.over_floor})
-        return made
+            results.append(vars(part) | {"over_floor": part.over_floor})
+        return results
 
     def _parts(self) -> Iterator[TimedPart]:
         bandwidth = read_bandwidth(self.device)
@@ -298,7 +295,7 @@ class Bench:
             yield self._lm_part(bandwidth, "int8")
 
     def _lm_part(self, bandwidth: float, rounded: str) -> TimedPart:
-        engine, rows = self.mouth.engine, self.setup.text(self.lm, 64, 0)
+        engine, rows = self.synthesizer.engine, self.setup.text(self.lm, 64, 0)
         sequence = engine.open(rows[0])
         engine.generate(sequence, rows[1])
         while sequence.pending > 1:
@@ -340,7 +337,7 @@ class Bench:
         return TimedPart("vocoder, 50 frames", "float32", seconds * 1e3, reads * 1e3, flops * 1e3, seconds)
 
     def _rate(self, dtype: torch.dtype) -> float:
-        """Operations a second of one large product."""
+        """FLOP/s of one large matmul."""
         size = 4096 if self.device.kind != "cpu" else 1024
         one = torch.randn(size, size, device=self.device.torch_device).to(dtype)
         return 2 * size**3 / median_seconds(lambda: one @ one, self.device, repeats=5, warm_up=2)
@@ -358,7 +355,6 @@ def _table_bytes(speech: FlowSpeech) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Speed of CosyVoice 3 on random weights.")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")

@@ -1,4 +1,4 @@
-"""CosyVoice 3 on random weights, of the published shapes or small ones, and texts and voices for it."""
+"""Random CosyVoice 3 models of published or small shapes with inputs, and the check that half precision is finite."""
 
 import time
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from vivavoce.tts.cosyvoice import CODES_A_SECOND, PUBLISHED, CosyVoiceSettings
 
 LEFT_CHUNKS = CosyVoiceSettings().left_chunks
 assert LEFT_CHUNKS is not None
-TEXT_TOKENS, TRANSCRIPT_TOKENS, REFERENCE_CODES = 30, 25, 125  # a sentence, and a reference of five seconds
+TEXT_TOKENS, TRANSCRIPT_TOKENS, REFERENCE_CODES = 30, 25, 125  # a sentence and a five-second reference
 TINY_LM = CosyVoiceLMConfig(
     version=3,
     speech_rows=6761,
@@ -46,31 +46,30 @@ TINY_VOCODER = CausalHiFTConfig(channels=32, f0_channels=16, overtones=1)
 
 @dataclass
 class CosyVoiceBenchSetup:
-    """What is measured, and where."""
+    """Models and inputs of one benchmark run."""
 
     device: Device
     dtype: torch.dtype
     tiny: bool
     lm_layers: list[Tensor] = field(default_factory=list)
-    """The matrices that every code reads."""
+    """Matrices read for every generated code."""
 
     @property
     def reply_codes(self) -> int:
-        """Of a text: ten seconds, or two."""
+        """Codes generated per text: ten seconds, or two."""
         return 50 if self.tiny else 250
 
     @property
     def extreme_runs(self) -> int:
-        """On inputs that no sound has."""
+        """Runs with out-of-range inputs."""
         return 8 if self.tiny else 64
 
     @property
     def voice_seconds(self) -> float:
-        """Of the voice: what the speaker takes at the most, or less where that takes too long."""
+        """Length of the voice prompt: the maximum, or less on a CPU."""
         return CosyVoiceSettings().prompt_seconds if self.tiny or self.device.kind != "cpu" else 2.0
 
     def lm(self) -> CosyVoiceLM:
-        """The language model."""
         config = TINY_LM if self.tiny else CosyVoiceLMConfig.cosyvoice3()
         model = CosyVoiceLM.random(config, self.device.torch_device, self.dtype)
         self.lm_layers = [*model.trunk.layers.parameters(), model.llm_decoder.weight]
@@ -88,7 +87,6 @@ class CosyVoiceBenchSetup:
 
     @torch.no_grad()
     def speech(self, dtype: torch.dtype) -> FlowSpeech:
-        """Flow and vocoder."""
         with allocating(self.device.torch_device, dtype):
             flow = CosyVoice3Flow(TINY_FLOW if self.tiny else None).requires_grad_(False).eval()
         fill_randomly(flow)
@@ -96,11 +94,10 @@ class CosyVoiceBenchSetup:
         return FlowSpeech(flow, self.vocoder)
 
     def codes(self, count: int, seed: int = 0) -> Tensor:
-        """Some speech codes."""
         return torch.randint(6561, (count,), generator=torch.Generator().manual_seed(seed))
 
     def prompt(self, flow: StreamingFlow, seconds: float | None = None, seed: int = 0) -> VoicePrompt:
-        """A voice of this length, cut so that the first hop has the usual codes."""
+        """A random voice prompt, aligned so that the first hop has its usual size."""
         generator = torch.Generator().manual_seed(seed)
         count = round((self.voice_seconds if seconds is None else seconds) * CODES_A_SECOND)
         mel = torch.randn(2 * count, flow.config.mel_bands, generator=generator)
@@ -108,23 +105,23 @@ class CosyVoiceBenchSetup:
         return flow.aligned(VoicePrompt(self.codes(count, seed), mel, speaker), CosyVoiceSettings().first_hop)
 
     def text(self, lm: CosyVoiceLM, codes: int, seed: int) -> tuple[list[Row], Generation]:
-        """A sentence behind a reference of five seconds; just so many codes are made of it."""
+        """Prompt rows of a sentence after a five-second reference; exactly `codes` codes are generated."""
         config, generator = lm.config, torch.Generator().manual_seed(seed)
         ids = torch.randint(256, (TRANSCRIPT_TOKENS + TEXT_TOKENS,), generator=generator).tolist()
-        before = [config.end_of_prompt, *ids[:TRANSCRIPT_TOKENS]]
-        rows = lm.prompt(ids[TRANSCRIPT_TOKENS:], before, self.codes(REFERENCE_CODES, seed).tolist())
+        prefix = [config.end_of_prompt, *ids[:TRANSCRIPT_TOKENS]]
+        rows = lm.prompt(ids[TRANSCRIPT_TOKENS:], prefix, self.codes(REFERENCE_CODES, seed).tolist())
         return rows, Generation(PUBLISHED, max_new_rows=codes, min_new_rows=codes, seed=seed)
 
 
-LOUD = 30.0  # a log-mel beyond any sound
-FAR = 1e4  # times a speaker's vector
+LOUD = 30.0  # a log-mel value outside the range of real audio
+EXTREME_SCALE = 1e4  # scale of the speaker vector
 PROMPT_SECONDS = 2.0
-HOPS = ((28, False), (10, True))  # codes, and whether they are the last
+HOPS = ((28, False), (10, True))  # codes, and whether this is the final hop
 AT_ONCE = 16
 
 
 def finite(setup: CosyVoiceBenchSetup) -> dict[str, int]:
-    """How many of some runs gave a value that is not finite, by precision."""
+    """Runs with non-finite output, by precision."""
     counts, runs = {}, range(setup.extreme_runs)
     for dtype in (torch.float16, torch.bfloat16):
         if dtype not in setup.device.dtypes:
@@ -141,12 +138,12 @@ def finite(setup: CosyVoiceBenchSetup) -> dict[str, int]:
 
 
 def _voices(setup: CosyVoiceBenchSetup, speech: FlowSpeech) -> list[FlowVoice]:
-    """Voices that nobody has: as loud or as silent as can be, of no speaker or one far from all, two of each."""
+    """Extreme voice prompts: maximal or minimal mel, zero or very large speaker vector, two of each."""
     voices = []
-    for seed, is_loud, is_far in product(range(2), (True, False), (True, False)):
+    for seed, is_loud, is_extreme in product(range(2), (True, False), (True, False)):
         prompt = setup.prompt(speech.flow, PROMPT_SECONDS, seed)
         prompt.mel = prompt.mel.sign() * LOUD if is_loud else torch.full_like(prompt.mel, -LOUD)
-        prompt.speaker = prompt.speaker * (FAR if is_far else 0.0)
+        prompt.speaker = prompt.speaker * (EXTREME_SCALE if is_extreme else 0.0)
         voices.append(speech.flow.voice(prompt))
     return voices
 
@@ -154,12 +151,12 @@ def _voices(setup: CosyVoiceBenchSetup, speech: FlowSpeech) -> list[FlowVoice]:
 def _are_finite(
     setup: CosyVoiceBenchSetup, speech: FlowSpeech, voices: Sequence[FlowVoice], numbers: Sequence[int]
 ) -> list[bool]:
-    """Whether the sound of each of these runs is, from its first hop to its last; every third repeats one code."""
+    """Whether the audio of each run is finite over all hops; every third run repeats one code."""
     states = [speech.start(voices[number % len(voices)], LEFT_CHUNKS, number) for number in numbers]
     is_finite = torch.ones(len(numbers), dtype=torch.bool, device=setup.device.torch_device)
     for size, is_last in HOPS:
         codes = [setup.codes(size, number) if number % 3 else torch.zeros(size).long() for number in numbers]
         sounds, states = speech.step_batch(states, codes, [is_last] * len(numbers))
         is_finite &= torch.stack([sound.isfinite().all() for sound in sounds])
-    made: list[bool] = is_finite.tolist()
-    return made
+    finite_runs: list[bool] = is_finite.tolist()
+    return finite_runs

@@ -1,7 +1,7 @@
-"""`python -m vivavoce.bench.ipc`: what it costs to have the codec in another process than the language model.
+"""`python -m vivavoce.bench.ipc`: overhead of running the codec in another process than the language model.
 
-The same jobs here and at a server of this machine, in turns: 80 ms of sound to hear, a chunk of codes to say. The
-difference is the hand-over; a network's own delay comes on top.
+The same jobs (80 ms of audio to encode, a chunk of codes to decode) run in this process and on a codec server on this
+machine, alternating. The difference is the IPC overhead; network latency would come on top.
 """
 
 import argparse
@@ -34,60 +34,61 @@ import torch
 torch.set_num_threads(1)
 asyncio.run(serve_codec(load_codec(sys.argv[1], "cpu"), ServerOptions(port=int(sys.argv[2]), api_keys=(sys.argv[3],))))
 """
-Do = Callable[[Any], Awaitable[tuple[Any, Any]]]
+Step = Callable[[Any], Awaitable[tuple[Any, Any]]]
 
 
 @torch_threads.held(1)
 def run(model: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Median milliseconds of each job here and elsewhere."""
+    """Median milliseconds of each job in this process and on the server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen([sys.executable, "-c", SERVER, model, str(port), KEY], env={**os.environ})
     try:
-        return asyncio.run(_measured(load_codec(model, "cpu"), Address(f"http://127.0.0.1:{port}/v1", KEY), rounds))
+        return asyncio.run(_measure(load_codec(model, "cpu"), Address(f"http://127.0.0.1:{port}/v1", KEY), rounds))
     finally:
         server.terminate()
         server.wait()
 
 
-async def _measured(host: CodecHost, there: Address, rounds: int) -> dict[str, dict[str, float]]:
-    await _until_there(there)
-    ears, voices, here, codec = RemoteSpeechEncoder(there, EAR), RemoteVocoder(there, VOICE), host.here, host.here.codec
-    for desk in (ears, voices, here.ear, here.voice):
-        desk.start()
+async def _measure(host: CodecHost, address: Address, rounds: int) -> dict[str, dict[str, float]]:
+    await _wait_until_ready(address)
+    remote_encoder, remote_vocoder = RemoteSpeechEncoder(address, EAR), RemoteVocoder(address, VOICE)
+    local, codec = host.here, host.here.codec
+    for worker in (remote_encoder, remote_vocoder, local.ear, local.voice):
+        worker.start()
     chunk = codec.flow.config.chunk + codec.flow.config.lookahead
     sound = torch.from_numpy(buzz(0.08, EAR_RATE).samples[0])
     codes = torch.zeros(chunk, dtype=torch.long)
     voice = next(iter(host.voices.values()))
-    jobs: dict[str, tuple[Do, Any, Do, Any, torch.Tensor]] = {
-        EAR: (here.ear.do, codec.ear.initial_state(), ears.do, RemoteState(), sound),
-        VOICE: (here.voice.do, voice, voices.do, RemoteState(voice=next(iter(host.voices))), codes),
+    jobs: dict[str, tuple[Step, Any, Step, Any, torch.Tensor]] = {
+        EAR: (local.ear.do, codec.ear.initial_state(), remote_encoder.do, RemoteState(), sound),
+        VOICE: (local.voice.do, voice, remote_vocoder.do, RemoteState(voice=next(iter(host.voices))), codes),
     }
-    found = {name: await _compared(*job, rounds) for name, job in jobs.items()}
-    for desk in (ears, voices, here.ear, here.voice):
-        await desk.close()
-    return found
+    figures = {name: await _compare(*job, rounds) for name, job in jobs.items()}
+    for worker in (remote_encoder, remote_vocoder, local.ear, local.voice):
+        await worker.close()
+    return figures
 
 
-async def _compared(
-    near: Do, begin: Any, far: Do, far_begin: Any, numbers: torch.Tensor, rounds: int
+async def _compare(
+    local: Step, local_state: Any, remote: Step, remote_state: Any, numbers: torch.Tensor, rounds: int
 ) -> dict[str, float]:
-    """The first job of a stream, again and again, in turns."""
+    """Time the first job of a stream, alternating between local and remote."""
     times: dict[str, list[float]] = {"here": [], "elsewhere": []}
     for _ in range(rounds):
-        for name, do, state in (("here", near, begin), ("elsewhere", far, far_begin)):
-            begun = time.perf_counter()
+        for name, do, state in (("here", local, local_state), ("elsewhere", remote, remote_state)):
+            started = time.perf_counter()
             await do((state, numbers, False))
-            times[name].append(1e3 * (time.perf_counter() - begun))
+            times[name].append(1e3 * (time.perf_counter() - started))
     middle = {f"{name}_ms": sorted(taken)[rounds // 2] for name, taken in times.items()}
     return middle | {"hand_over_ms": middle["elsewhere_ms"] - middle["here_ms"]}
 
 
-async def _until_there(there: Address) -> None:
+async def _wait_until_ready(address: Address) -> None:
     while True:
         try:
-            await asyncio.to_thread(got, await there(), "/codec")
+            await asyncio.to_thread(got, await address(), "/codec")
         except ConnectionError:
             await asyncio.sleep(0.1)
         else:
@@ -95,7 +96,6 @@ async def _until_there(there: Address) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse and run."""
     parser = argparse.ArgumentParser(prog="python -m vivavoce.bench.ipc", description=__doc__)
     parser.add_argument("--model", default="mini-speech")
     parser.add_argument("--rounds", type=int, default=100)

@@ -1,9 +1,9 @@
-"""`viva bench lm`: the step time of MOSS-Speech's language model, beside what memory allows and what a peer takes.
+"""`viva bench lm`: step time of MOSS-Speech's language model beside its memory floor and a `transformers` baseline.
 
 A decode step must read every weight once and the keys and values of every sequence: those bytes over the measured
-bandwidth are the floor. The peer is the same shape in eager `transformers` layers. All in one run, on random weights:
-speed does not depend on their values. The measured sequences all speak, so that a step may leave out what only text
-needs: the floor counts every weight, the achieved bytes a second those that were read.
+bandwidth are the floor. The peer is the same shape in eager `transformers` layers. Random weights: speed does not
+depend on their values. All measured sequences generate speech, so a step may skip the text head; the floor counts every
+weight, the achieved bandwidth only those that are read.
 """
 
 import json
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vivavoce.bench import lm_peer as transformers_peer
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.engine.engine import Engine, EngineLimits, Kept
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence
-from vivavoce.errors import CapacityError, InputError
+from vivavoce.errors import CapacityError, InputError, MissingDependencyError
 from vivavoce.evaluation.machine import give_back, median_seconds, read_bandwidth, stage
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
+from vivavoce.nn.modules import allocating
 from vivavoce.nn.paged_kv import NARROW
 from vivavoce.nn.quantised import QuantisedLinear
 from vivavoce.nn.quantised_weight import Scheme
@@ -49,12 +49,12 @@ SMALL = MossSpeechConfig(
 SHAPES = {"true": MossSpeechConfig(), "small": SMALL}
 WEIGHTS: dict[str, Scheme | None] = {"float": None, "int8": "int8", "int4": "int4", "fp8": "float8"}
 WARM_UP, REPEATS = 5, 30
-PEER_MOST = 32  # the peer is slow enough at larger batches to say nothing more
+MAX_PEER_BATCH = 32  # larger batches of the peer are too slow to be informative
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """One batch size: times in milliseconds."""
+    """Times of one batch size, in milliseconds."""
 
     weights: str
     batch: int
@@ -98,40 +98,42 @@ def run(
     if kv not in get_args(Kept):
         raise InputError(f"kv must be one of {', '.join(get_args(Kept))}, not {kv!r}")
     batches = batches or [1, 8, 32, 64, 128]
-    place = pick(device)
-    kind = resolve_dtype(dtype, place)
+    target = pick(device)
+    kind = resolve_dtype(dtype, target)
     config = SHAPES[shape]
-    _require_room(config, place, kind)
+    _require_memory(config, target, kind)
     with stage("reading memory, for the floor"):
-        bandwidth = read_bandwidth(place)
+        bandwidth = read_bandwidth(target)
     peer_times: dict[str, Any] = {"steps": {}, "prefill": None}
     if peer:
-        small = [batch for batch in batches if batch <= PEER_MOST]
+        small = [batch for batch in batches if batch <= MAX_PEER_BATCH]
         with stage("eager transformers layers, the peer"):
-            peer_times = transformers_peer.measure(config, place, kind, small, context, prefill)
-            give_back(place)
+            peer_times = measure_peer(config, target, kind, small, context, prefill)
+            give_back(target)
     steps: list[TimedStep] = []
-    kept: dict[str, Any] = {}
+    by_weights: dict[str, Any] = {}
     for name in weights:
         with stage(f"the engine on {name} weights"):
-            measured, about = _measured(name, config, place, kind, batches, context, prefill, bandwidth, peer_times, kv)
-            steps += measured
-            kept[name] = about
-            give_back(place)
+            timed, about = _measure_weights(
+                name, config, target, kind, batches, context, prefill, bandwidth, peer_times, kv
+            )
+            steps += timed
+            by_weights[name] = about
+            give_back(target)
     result = {
         "what": "MOSS-Speech language model, random weights",
         "shape": shape,
         "parameters": _parameters(config),
-        "device": place.name,
+        "device": target.name,
         "dtype": str(kind).removeprefix("torch."),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "context": context,
         "kv": kv,
         "bandwidth_gb_s": bandwidth / 1e9,
-        "weights": kept,
-        "weight_bytes_per_step": kept[weights[0]]["bytes"],
-        "kv_bytes_per_row": kept[weights[0]]["kv_bytes_per_row"],
+        "weights": by_weights,
+        "weight_bytes_per_step": by_weights[weights[0]]["bytes"],
+        "kv_bytes_per_row": by_weights[weights[0]]["kv_bytes_per_row"],
         "how": f"median of {REPEATS} engine steps after {WARM_UP}, wall time, sampling and reading the rows included",
         "steps": [
             asdict(step) | {"gb_s": step.gb_s, "over_floor": step.over_floor, "over_peer": step.over_peer}
@@ -139,10 +141,10 @@ def run(
         ],
         "prefill": {
             "rows": prefill,
-            "ms": kept[weights[0]]["prefill_ms"],
+            "ms": by_weights[weights[0]]["prefill_ms"],
             "peer_ms": _milliseconds(peer_times["prefill"]),
         },
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if place.kind == "cuda" else None,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if target.kind == "cuda" else None,
     }
     _print(result)
     if out is not None:
@@ -150,10 +152,10 @@ def run(
     return result
 
 
-def _measured(
+def _measure_weights(
     weights: str,
     config: MossSpeechConfig,
-    place: Device,
+    target: Device,
     dtype: torch.dtype,
     batches: list[int],
     context: int,
@@ -162,23 +164,23 @@ def _measured(
     peer_times: dict[str, Any],
     kv: str,
 ) -> tuple[list[TimedStep], dict[str, Any]]:
-    """The steps of one way to keep the weights, and what it weighs."""
-    model = random_moss_speech(config, WEIGHTS[weights], place.torch_device, dtype)
+    """Step times of one weight format, and its sizes."""
+    model = random_moss_speech(config, WEIGHTS[weights], target.torch_device, dtype)
     every, row = _weight_bytes(model), model.kv_shape.bytes_per_row(dtype if kv == "float" else NARROW)
-    spared = _spared_bytes(model)
-    seconds, prefill_ms = _measure_engine(model, place, dtype, batches, context, prefill, kv)
+    skipped = _skipped_bytes(model)
+    seconds, prefill_ms = _measure_engine(model, target, dtype, batches, context, prefill, kv)
     steps = [
         TimedStep(
             weights,
             batch,
             seconds[batch] * 1e3,
             (every + batch * context * row) / bandwidth * 1e3,
-            every - spared + batch * context * row,
+            every - skipped + batch * context * row,
             _milliseconds(peer_times["steps"].get(batch)),
         )
         for batch in batches
     ]
-    about = {"bytes": every, "read_bytes": every - spared, "kv_bytes_per_row": row, "prefill_ms": prefill_ms}
+    about = {"bytes": every, "read_bytes": every - skipped, "kv_bytes_per_row": row, "prefill_ms": prefill_ms}
     return steps, about
 
 
@@ -187,8 +189,8 @@ def _parameters(config: MossSpeechConfig) -> int:
         return sum(parameter.numel() for parameter in MossSpeech(config).parameters())
 
 
-def _require_room(config: MossSpeechConfig, device: Device, dtype: torch.dtype) -> None:
-    """Refuse a shape before it fills the memory; a laptop would be stopped by its own kernel."""
+def _require_memory(config: MossSpeechConfig, device: Device, dtype: torch.dtype) -> None:
+    """Raise before allocation if the weights do not fit, rather than be killed by the OOM killer."""
     needed = _parameters(config) * dtype.itemsize
     free = device.free_memory()
     if needed > free:
@@ -207,19 +209,19 @@ def _measure_engine(
     prefill: int,
     kv: str,
 ) -> tuple[dict[int, float], float]:
-    """Seconds a step takes with every sequence at that context, by batch size, and milliseconds of one prefill."""
-    most = max(batches)
-    room = context + (WARM_UP + REPEATS + 2) * len(batches) + 16
+    """Seconds of a step at this context by batch size, and milliseconds of one prefill."""
+    max_batch = max(batches)
+    rows_each = context + (WARM_UP + REPEATS + 2) * len(batches) + 16
     limits = EngineLimits(
-        cache_rows=most * room + prefill + 16,
+        cache_rows=max_batch * rows_each + prefill + 16,
         rows_per_step=max(2048, prefill),
-        sequences_per_step=most,
+        sequences_per_step=max_batch,
         kv=cast(Kept, kv),
     )
     engine = Engine(model, device, dtype, limits)
     engine.runner.warm_up(tuple(batches))
     prefill_seconds = median_seconds(lambda: _prefill_once(engine, prefill), device, repeats=5)
-    sequences = [engine.open(_speech(model.config, context, seed)) for seed in range(most)]
+    sequences = [engine.open(_speech(model.config, context, seed)) for seed in range(max_batch)]
     while engine.has_work:
         engine.step()
     return {batch: _decode_seconds(engine, sequences[:batch], device) for batch in batches}, prefill_seconds * 1e3
@@ -230,10 +232,10 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 def _decode_seconds(engine: Engine, sequences: list[Sequence], device: Device) -> float:
-    """The median time of a step in which all of these speak."""
-    least = WARM_UP + REPEATS + 8  # a reply must not end while it is measured
+    """Median time of a decode step of these sequences."""
+    rows = WARM_UP + REPEATS + 8  # a reply must not end while it is measured
     for number, sequence in enumerate(sequences):
-        engine.generate(sequence, Generation(Sampling(), max_new_rows=least, min_new_rows=least, seed=number))
+        engine.generate(sequence, Generation(Sampling(), max_new_rows=rows, min_new_rows=rows, seed=number))
     engine.step()
     seconds = median_seconds(engine.step, device, REPEATS, WARM_UP)
     for sequence in sequences:
@@ -250,20 +252,20 @@ def _prefill_once(engine: Engine, rows: int) -> None:
 
 
 def _speech(config: MossSpeechConfig, rows: int, seed: int) -> list[Row]:
-    """Random codes as rows: a sequence that is in the middle of speech."""
+    """Random codes as rows, as in the middle of a spoken reply."""
     codes = torch.randint(config.eosp_token_id, (rows,), generator=torch.Generator().manual_seed(seed))
-    # A last row that is the audio filler would read as text and begin a text reply.
+    # If the last row were the audio padding code, a text reply would start.
     return [(config.modality_pad_token_id, code) for code in [*codes[:-1].tolist(), 1]]
 
 
 def _weight_bytes(model: MossSpeech) -> int:
-    """Bytes of all weights but the embeddings, of which a step reads a row."""
+    """Bytes of all weights except the embeddings, of which a step reads single rows."""
     embeddings = (model.model.embed_tokens.weight, model.model.audio_embed.weight)
     return _bytes_of(model) - sum(table.nbytes for table in embeddings)
 
 
-def _spared_bytes(model: MossSpeech) -> int:
-    """Bytes that a step leaves out where everybody speaks: the text head, and most of the last layer before it."""
+def _skipped_bytes(model: MossSpeech) -> int:
+    """Bytes a speech-only step skips: the text head, and most of the last text layer."""
     last: Any = model.model.text_block.layers[-1]
     return sum(_bytes_of(part) for part in (model.text_lm_head, last.self_attn.o_proj, last.mlp))
 
@@ -271,6 +273,78 @@ def _spared_bytes(model: MossSpeech) -> int:
 def _bytes_of(module: nn.Module) -> int:
     small = [part for part in module.modules() if isinstance(part, QuantisedLinear)]
     return sum(p.nbytes for p in module.parameters()) + sum(b.nbytes for part in small for b in part.buffers())
+
+
+class TransformersPeer(nn.Module):
+    """40 Qwen3 layers in MOSS-Speech's arrangement, random weights, `DynamicCache`."""
+
+    def __init__(self, config: MossSpeechConfig, device: Device, dtype: torch.dtype) -> None:
+        super().__init__()
+        try:
+            from transformers import Qwen3Config
+            from transformers.models.qwen3 import modeling_qwen3 as qwen3
+        except ImportError as error:
+            raise MissingDependencyError("the peer needs transformers: pip install 'vivavoce[peer]'") from error
+        shared, tail = config.num_shared_layers, config.num_modality_layers
+        self.shared, self.tail = shared, tail
+        shape = Qwen3Config(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=shared + 2 * tail,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        )
+        shape._attn_implementation = "sdpa"
+        with allocating(device.torch_device, dtype):
+            self.embed = nn.Embedding(config.audio_vocab_size, config.hidden_size)
+            self.layers = nn.ModuleList(qwen3.Qwen3DecoderLayer(shape, index) for index in range(shared + 2 * tail))
+            self.norms = nn.ModuleList(qwen3.Qwen3RMSNorm(config.hidden_size) for _ in range(2))
+            self.text_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.audio_head = nn.Linear(config.hidden_size, config.audio_vocab_size, bias=False)
+        self.rotary = qwen3.Qwen3RotaryEmbedding(shape).to(device.torch_device)
+
+    def forward(self, codes: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
+        """The greedy next ids of both heads.  # [batch, row] → [batch] twice"""
+        past = cache.get_seq_length()
+        x = self.embed(codes)
+        positions = torch.arange(past, past + codes.shape[1], device=codes.device)[None]
+        angles = self.rotary(x, positions)
+
+        def run(x: Tensor, first: int, count: int) -> Tensor:
+            for layer in self.layers[first : first + count]:
+                output = layer(x, position_embeddings=angles, past_key_values=cache, position_ids=positions)
+                x = output[0] if isinstance(output, tuple) else output
+            return x
+
+        x = run(x, 0, self.shared)
+        text = self.norms[0](run(x, self.shared, self.tail)[:, -1])
+        audio = self.norms[1](run(x, self.shared + self.tail, self.tail)[:, -1])
+        return self.text_head(text).argmax(-1), self.audio_head(audio).argmax(-1)
+
+
+@torch.inference_mode()
+def measure_peer(
+    config: MossSpeechConfig, device: Device, dtype: torch.dtype, batches: list[int], context: int, prefill: int
+) -> dict[str, Any]:
+    """Seconds per decode step at each batch size with that much context, and seconds of one prefill."""
+    from transformers import DynamicCache
+
+    peer = TransformersPeer(config, device, dtype)
+
+    def codes(batch: int, rows: int) -> Tensor:
+        return torch.randint(config.eosp_token_id, (batch, rows), device=device.torch_device)
+
+    steps = {}
+    for batch in batches:
+        cache = DynamicCache()
+        peer(codes(batch, context), cache)
+        one = codes(batch, 1)
+        steps[batch] = median_seconds(lambda one=one, cache=cache: peer(one, cache), device, repeats=10)  # type: ignore[misc]
+    whole = codes(1, prefill)
+    return {"steps": steps, "prefill": median_seconds(lambda: peer(whole, DynamicCache()), device, repeats=5)}
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -1,9 +1,8 @@
-"""`viva bench serve`: how many can talk with one device at once, through the session code that serves them, no sockets.
+"""`viva bench serve`: concurrent speech-to-speech sessions on one device, through the server's session code.
 
-Each session hears a question in real time, its frames prefilled as they come; when the turn ends it replies, and a
-simulated player plays the reply as it arrives. Sessions begin one after another and all speak at once; then further
-ones come, one at a time, to see what a newcomer waits for beside them. Real time passes: a level takes about as long as
-its replies.
+There are no sockets. Each session sends a question in real time, prefilled as it arrives; the reply goes to a simulated
+player. Sessions start staggered until all of them are being answered; then newcomers join one at a time, to measure
+latency under load. It runs in real time: a level takes about as long as its replies.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import gc
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,17 @@ import torch
 
 from vivavoce.audio.level import buzz
 from vivavoce.audio.player import SimulatedPlayer
-from vivavoce.bench.serve_parts import Level, ServeLoad, Talked, build, stages
-from vivavoce.bench.serve_report import print_level, print_result, print_stages, save
+from vivavoce.bench.serve_parts import (
+    Level,
+    ServeLoad,
+    SessionResult,
+    build,
+    print_level,
+    print_result,
+    print_stages,
+    save,
+    stages,
+)
 from vivavoce.device import Device, pick
 from vivavoce.dialogue.events import ConversationSettings, ReplyAudio, ReplyDone, Samples, TurnSettings
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
@@ -36,21 +44,20 @@ from vivavoce.s2s.local_codec import EAR
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 PACKET_SECONDS = 0.08
-PROBE_SECONDS = 1.6  # of a newcomer's reply
+PROBE_SECONDS = 1.6  # length of a newcomer's reply
 AUDIBLE = 0.01
-BATCHES = (1, 4, 16, 32)  # few, so that warming up does not take longer than measuring
+BATCHES = (1, 4, 16, 32)  # few, to keep the warm-up short
 PERCENTILES = (50, 95, 99)
-ENDLESS = GuardLimits(None, None, stuck_seconds=None)  # random weights say strange things
+ENDLESS = GuardLimits(None, None, stuck_seconds=None)  # replies of random weights would trip the guards
 
 
 class AlwaysSpeech:
-    """A `VoiceActivity` for turns that end by command: nobody asks it."""
+    """A `VoiceActivity` stub; turns are committed explicitly here."""
 
     def initial_state(self) -> None:
-        """Nothing."""
+        return None
 
     def step(self, state: None, samples: Samples) -> tuple[float, None]:
-        """Speech."""
         return 1.0, None
 
 
@@ -69,9 +76,9 @@ def run(
     batches: Sequence[int] = BATCHES,
     passes: bool = True,
 ) -> dict[str, Any]:
-    """Measure level by level until a listener hears a gap, print, write `serve.json` and `serve.png`, return it.
+    """Measure level by level until a reply underruns; print, write `serve.json` and `serve.png`, return the figures.
 
-    `batches` of the voice are captured; with `passes` they are measured by themselves first.
+    `batches` are the vocoder batch sizes to capture; with `passes` each stage is also timed in isolation first.
     """
     if not sessions or min(sessions) < 1:
         raise InputError(f"sessions are 1 or more at each level, not {list(sessions)}")
@@ -96,23 +103,30 @@ def run(
     }
     result: dict[str, Any] = {}
 
-    def keep(costs: dict[str, Any], levels: list[Level]) -> None:
-        """What is known so far: a level takes minutes, and whoever stops the next one keeps this."""
+    def store_result(costs: dict[str, Any], levels: list[Level]) -> None:
+        """Save after each level, so that an interrupted run keeps the finished ones."""
         held = [level.sessions for level in levels if level.holds]
-        told = [asdict(level) | {"holds": level.holds} for level in levels]
-        result.update(about | {"most_without_a_gap": max(held, default=0), "stages": costs, "levels": told})
+
+        result.update(
+            about
+            | {
+                "most_without_a_gap": max(held, default=0),
+                "stages": costs,
+                "levels": [level.as_json() for level in levels],
+            }
+        )
         if out is not None:
             save(result, out)
 
     script = Script(question, seconds, spread, newcomers)
-    asyncio.run(_measure(pipeline, place, sessions, script, keep_going, passes, keep))
+    asyncio.run(_measure(pipeline, place, sessions, script, keep_going, passes, store_result))
     print_result(result)
     return result
 
 
 @dataclass(frozen=True)
 class Script:
-    """What every session does."""
+    """Timing of a session, in seconds."""
 
     question: float
     reply: float
@@ -127,7 +141,7 @@ async def _measure(
     script: Script,
     keep_going: bool,
     passes: bool,
-    keep: Callable[[dict[str, Any], list[Level]], None],
+    store_result: Callable[[dict[str, Any], list[Level]], None],
 ) -> None:
     levels: list[Level] = []
     async with AsyncExitStack() as stack:
@@ -137,97 +151,97 @@ async def _measure(
         stack.enter_context(frozen_heap())
         costs: dict[str, Any] = {}
         if passes:
-            with stage("passes by themselves"):
+            with stage("stages in isolation"):
                 costs = stages(pipeline, place, pipeline.options.warm_batches)
                 print_stages(costs)
         for count in counts:
             with stage(f"{count} sessions"):
                 levels.append(await measure_level(pipeline, count, script))
             print_level(levels[-1])
-            keep(costs, levels)
+            store_result(costs, levels)
             if not levels[-1].holds and not keep_going:
                 break
 
 
 async def measure_level(pipeline: MossSpeechBackend, count: int, script: Script) -> Level:
-    """So many sessions at once, and newcomers beside them."""
+    """Run `count` concurrent sessions, and newcomers beside them."""
     gc.collect()
     loop, is_cuda = asyncio.get_running_loop(), pipeline.core.runner.device.type == "cuda"
     before = _Counters.of(pipeline)
     pipeline.core.slack.begin_anew()
     pipeline.first_sounds.clear()
-    begun = loop.time()
+    started = loop.time()
     async with HostWatch() as host, PowerMeter() as power:
         gap = script.spread / count
-        crowd = [
-            asyncio.create_task(_talk(pipeline, script.question, script.reply, begun + number * gap))
+        sessions = [
+            asyncio.create_task(_run_session(pipeline, script.question, script.reply, started + number * gap))
             for number in range(count)
         ]
-        newcomers = await _newcomers(pipeline, script, begun + script.spread + script.question + 1.0)
-        talked = await asyncio.gather(*crowd)
-    wall, spent = loop.time() - begun, _Counters.of(pipeline).since(before)
+        newcomers = await _run_newcomers(pipeline, script, started + script.spread + script.question + 1.0)
+        results = await asyncio.gather(*sessions)
+    wall, spent = loop.time() - started, _Counters.of(pipeline).since(before)
     slack = pipeline.core.slack
     return Level(
         sessions=count,
-        ttfa_ms=_percentiles([each.ttfa for each in talked]),
+        ttfa_ms=_percentiles([each.ttfa for each in results]),
         newcomer_ttfa_ms=_percentiles([each.ttfa for each in newcomers]),
-        v2v_ms=_percentiles([each.v2v for each in talked]),
-        underruns=sum(each.underruns for each in [*talked, *newcomers]),
-        sessions_that_ran_dry=sum(each.underruns > 0 for each in [*talked, *newcomers]),
-        dry_seconds=sum(each.dry_seconds for each in [*talked, *newcomers]),
-        sound_seconds=sum(each.sound_seconds for each in talked),
+        v2v_ms=_percentiles([each.v2v for each in results]),
+        underruns=sum(each.underruns for each in [*results, *newcomers]),
+        sessions_that_ran_dry=sum(each.underruns > 0 for each in [*results, *newcomers]),
+        dry_seconds=sum(each.dry_seconds for each in [*results, *newcomers]),
+        sound_seconds=sum(each.sound_seconds for each in results),
         wall_seconds=wall,
         engine_busy=spent.busy / wall,
         step_ms=spent.busy / max(1, spent.steps) * 1e3,
-        longest_step_ms=slack.longest_ever * 1e3,
-        least_slack_ms=None if slack.least_ever is None else slack.least_ever * 1e3,
+        max_step_ms=slack.longest_ever * 1e3,
+        min_slack_ms=None if slack.least_ever is None else slack.least_ever * 1e3,
         passes=spent.passes,
         replies_a_pass=spent.jobs / max(1, spent.passes),
-        ways={name: way.told(wall) for name, way in spent.ways.items()},
+        ways={name: way.as_dict(wall) for name, way in spent.ways.items()},
         first_sound_parts_ms=_parts(pipeline),
         loop_lag_ms=host.lag * 1e3,
         threads=host.threads,
         memory_bytes=torch.cuda.max_memory_allocated() if is_cuda else None,
         reserved_bytes=torch.cuda.memory_reserved() if is_cuda else None,
         watts=power.mean,
-        failed=sorted({each.reason for each in [*talked, *newcomers] if each.reason}),
+        failed=sorted({each.reason for each in [*results, *newcomers] if each.reason}),
     )
 
 
-async def _newcomers(pipeline: MossSpeechBackend, script: Script, begins: float) -> list[Talked]:
-    """Sessions that come one at a time while all the others speak."""
-    loop, ends, talked = asyncio.get_running_loop(), begins + script.reply - script.spread - 1.0, []
+async def _run_newcomers(pipeline: MossSpeechBackend, script: Script, start_at: float) -> list[SessionResult]:
+    """Short sessions, one at a time, while the others are being answered."""
+    loop, ends, results = asyncio.get_running_loop(), start_at + script.reply - script.spread - 1.0, []
     for _ in range(script.newcomers):
         if loop.time() > ends:
             break
-        start = max(begins, loop.time())
-        talked.append(await _talk(pipeline, min(script.question, 0.4), PROBE_SECONDS, start))
-    return talked
+        start = max(start_at, loop.time())
+        results.append(await _run_session(pipeline, min(script.question, 0.4), PROBE_SECONDS, start))
+    return results
 
 
-async def _talk(pipeline: MossSpeechBackend, question: float, reply: float, begins: float) -> Talked:
-    """One session, from its first packet to the end of the reply."""
+async def _run_session(pipeline: MossSpeechBackend, question: float, reply: float, start_at: float) -> SessionResult:
+    """Run one session to the end of its reply."""
     settings = ConversationSettings(
         turn=TurnSettings(detector="none"), most_output_tokens=max(1, round(reply / PACKET_SECONDS))
     )
     options = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), activity=AlwaysSpeech(), echo=None)
     conversation = LiveConversation(pipeline, settings, options, input_rate=EAR_RATE)
     try:
-        ended = await _ask(conversation, question, begins)
+        ended = await _ask(conversation, question, start_at)
         return await _listen(conversation, ended)
     except VivaError as error:
-        return Talked(reason=str(error))
+        return SessionResult(reason=str(error))
     finally:
         await conversation.close()
 
 
-async def _ask(conversation: LiveConversation, question: float, begins: float) -> float:
-    """Speak the question as a microphone would bring it; when it was over."""
+async def _ask(conversation: LiveConversation, question: float, start_at: float) -> float:
+    """Send the question in real time; returns when it ended."""
     loop, sound = asyncio.get_running_loop(), _question(question)
     size = round(PACKET_SECONDS * EAR_RATE)
     for start in range(0, len(sound), size):
         packet = sound[start : start + size]
-        await asyncio.sleep(max(0.0, begins + (start + len(packet)) / EAR_RATE - loop.time()))
+        await asyncio.sleep(max(0.0, start_at + (start + len(packet)) / EAR_RATE - loop.time()))
         conversation.hear(packet)
     ended = loop.time()
     conversation.commit()
@@ -237,29 +251,31 @@ async def _ask(conversation: LiveConversation, question: float, begins: float) -
 
 @functools.cache
 def _question(seconds: float) -> Samples:
-    """What everybody asks; made once, for making it takes as long as much of what is measured."""
+    """The question of every session, cached because synthesising it would disturb the measurement."""
     return buzz(seconds, EAR_RATE).samples[0]
 
 
-async def _listen(conversation: LiveConversation, ended: float) -> Talked:
-    loop, player, talked = asyncio.get_running_loop(), SimulatedPlayer(), Talked()
+async def _listen(conversation: LiveConversation, ended: float) -> SessionResult:
+    loop, player, results = asyncio.get_running_loop(), SimulatedPlayer(), SessionResult()
     async for event in conversation.events():
         now = loop.time()
         match event:
             case ReplyAudio(samples=samples):
-                if talked.ttfa is None:
-                    talked.ttfa = now - ended
-                if talked.v2v is None and np.abs(samples).max(initial=0.0) > AUDIBLE:
-                    offset = talked.sound_seconds + int(np.argmax(np.abs(samples) > AUDIBLE)) / conversation.output_rate
-                    talked.v2v = talked.ttfa + offset
-                talked.sound_seconds += len(samples) / conversation.output_rate
+                if results.ttfa is None:
+                    results.ttfa = now - ended
+                if results.v2v is None and np.abs(samples).max(initial=0.0) > AUDIBLE:
+                    offset = (
+                        results.sound_seconds + int(np.argmax(np.abs(samples) > AUDIBLE)) / conversation.output_rate
+                    )
+                    results.v2v = results.ttfa + offset
+                results.sound_seconds += len(samples) / conversation.output_rate
                 player.feed(now, len(samples) / conversation.output_rate)
             case ReplyDone(reason=reason, error=error):
-                talked.reason = "" if reason in ("completed", "max_output_tokens") else f"{reason}: {error}"
+                results.reason = "" if reason in ("completed", "max_output_tokens") else f"{reason}: {error}"
                 break
     player.finish(loop.time())
-    talked.underruns, talked.dry_seconds = player.underruns, player.dry_seconds
-    return talked
+    results.underruns, results.dry_seconds = player.underruns, player.dry_seconds
+    return results
 
 
 def _percentiles(seconds: Sequence[float | None]) -> dict[int, float]:
@@ -273,17 +289,17 @@ def _parts(pipeline: MossSpeechBackend) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """What was done one way."""
+class _BatcherUse:
+    """Work done by one batcher."""
 
     passes: int
     jobs: int
     busy: float
 
-    def since(self, before: "_Way") -> "_Way":
-        return _Way(self.passes - before.passes, self.jobs - before.jobs, self.busy - before.busy)
+    def since(self, before: "_BatcherUse") -> "_BatcherUse":
+        return _BatcherUse(self.passes - before.passes, self.jobs - before.jobs, self.busy - before.busy)
 
-    def told(self, wall: float) -> dict[str, float]:
+    def as_dict(self, wall: float) -> dict[str, float]:
         passes = max(1, self.passes)
         each = {"jobs": self.jobs / passes, "ms": self.busy / passes * 1e3}
         return {"passes": self.passes, **each, "share": self.busy / wall}
@@ -293,12 +309,12 @@ class _Way:
 class _Counters:
     steps: int
     busy: float
-    ways: dict[str, _Way]
+    ways: dict[str, _BatcherUse]
 
     @classmethod
     def of(cls, pipeline: MossSpeechBackend) -> "_Counters":
-        gatherings: list[DynamicBatcher[Any, Any]] = [pipeline.ear, *pipeline.voice.ways]
-        ways = {each.name: _Way(each.batches, each.jobs, each.busy) for each in gatherings}
+        batchers: list[DynamicBatcher[Any, Any]] = [pipeline.ear, *pipeline.voice.ways]
+        ways = {each.name: _BatcherUse(each.batches, each.jobs, each.busy) for each in batchers}
         return cls(pipeline.core.steps, pipeline.core.slack.busy, ways)
 
     def since(self, before: "_Counters") -> "_Counters":
@@ -307,13 +323,13 @@ class _Counters:
 
     @property
     def passes(self) -> int:
-        """Of the voice."""
+        """Of the vocoder batchers."""
         return sum(way.passes for name, way in self.ways.items() if name != EAR)
 
     @property
     def jobs(self) -> int:
-        """Of the voice."""
+        """Of the vocoder batchers."""
         return sum(way.jobs for name, way in self.ways.items() if name != EAR)
 
 
-__all__ = ["Level", "Script", "Talked", "measure_level", "run"]
+__all__ = ["Level", "Script", "SessionResult", "measure_level", "run"]

@@ -1,15 +1,18 @@
-"""Whom `viva bench serve` talks to: a pipeline of the published shape on random weights, of a tiny one, or a model."""
+"""Parts of `viva bench serve`: the pipeline under test, its results, isolated stage timings, and the report."""
 
+import json
 import re
+import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vivavoce import hub
-from vivavoce.bench.codec_quality import random_codec
+from vivavoce.bench.codec import random_codec
 from vivavoce.device import Device, resolve_dtype
 from vivavoce.dialogue.history import HistoryWindow
 from vivavoce.engine.engine import Engine, EngineLimits
@@ -30,13 +33,13 @@ from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 SHAPES = ("true", "tiny", "mini")
 ROWS_A_SECOND = 12.5
-OTHER_ROWS = 96  # of a session: instructions, heads and ends of turns, and its last page
+OTHER_ROWS = 96  # per session: instructions, turn markers, and the last partial page
 TINY_PROMPT_CODES = 15
 
 
 @dataclass(frozen=True)
 class ServeLoad:
-    """What a pipeline is to have room for."""
+    """The load that a pipeline must have memory for."""
 
     sessions: int
     question_seconds: float
@@ -44,16 +47,14 @@ class ServeLoad:
 
     @property
     def reply_rows(self) -> int:
-        """Rows of one reply."""
         return round(self.reply_seconds * ROWS_A_SECOND)
 
     @property
     def context(self) -> int:
-        """Rows of one session."""
         return round(self.question_seconds * ROWS_A_SECOND) + self.reply_rows + OTHER_ROWS
 
     def limits(self) -> EngineLimits:
-        """An engine that holds them all, and a few who come and go; no past is so long that it must be compacted."""
+        """Engine limits for all sessions and some newcomers, without history compaction."""
         return EngineLimits(
             cache_rows=(self.sessions + 8) * self.context + REPLY_ROOM,
             context=round(self.context / HistoryWindow().high) + REPLY_ROOM,
@@ -62,24 +63,23 @@ class ServeLoad:
 
 
 class WordTokenizer(TextTokenizer):
-    """As many ids as a published tokenizer would give, roughly; what they mean is nothing to random weights."""
+    """About as many ids as the published tokenizer gives; their values do not matter to random weights."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__(None)
         self._vocabulary = vocabulary
 
     def encode(self, text: str) -> list[int]:
-        """One id for each special token, word and sign."""
+        """One id per special token, word and punctuation mark."""
         pieces = re.findall(r"<\|[^|]*\|>|\w+| ?[^\w\s]|\n", text)
         return [zlib.crc32(piece.encode()) % self._vocabulary for piece in pieces]
 
     def decode(self, ids: list[int]) -> str:
-        """Nothing."""
         return ""
 
 
 def build(shape: str, device: Device, dtype: str, load: ServeLoad, options: MossSpeechOptions) -> MossSpeechBackend:
-    """A pipeline that has room for the load and whose replies last as long as they are meant to."""
+    """A pipeline sized for the load, whose replies have a fixed length."""
     if shape not in SHAPES:
         raise InputError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
     options = replace(
@@ -103,7 +103,7 @@ def build(shape: str, device: Device, dtype: str, load: ServeLoad, options: Moss
 
 
 def _random_voice(shape: str, device: Device) -> tuple[MossSpeechCodec, VoicePrompt]:
-    """A codec as fast as the device has it, and a voice."""
+    """The fastest codec implementation of the device, and a voice."""
     if shape == "true":
         codec, voice = random_codec(shape, device, torch.float16 if device.kind == "cuda" else torch.float32)
     else:
@@ -119,13 +119,13 @@ def _random_voice(shape: str, device: Device) -> tuple[MossSpeechCodec, VoicePro
 
 
 @dataclass
-class Talked:
-    """What one session went through. Seconds."""
+class SessionResult:
+    """Measurements of one session, in seconds."""
 
     ttfa: float | None = None
-    """From the end of its turn to the first sound."""
+    """From the end of the turn to the first audio."""
     v2v: float | None = None
-    """From the end of its turn to the first sound that can be heard, played at once."""
+    """From the end of the turn to the first audible sample, if played at once."""
     underruns: int = 0
     dry_seconds: float = 0.0
     sound_seconds: float = 0.0
@@ -134,7 +134,7 @@ class Talked:
 
 @dataclass(frozen=True)
 class Level:
-    """One number of sessions. Milliseconds; percentiles are of sessions."""
+    """Figures of one session count. Milliseconds; percentiles are over sessions."""
 
     sessions: int
     ttfa_ms: dict[int, float]
@@ -146,21 +146,21 @@ class Level:
     sound_seconds: float
     wall_seconds: float
     engine_busy: float
-    """Share of the time in which the language model stepped."""
+    """Share of time spent in engine steps."""
     step_ms: float
-    longest_step_ms: float
-    least_slack_ms: float | None
-    """The least time a listener had left when a row of the language model came."""
+    max_step_ms: float
+    min_slack_ms: float | None
+    """Smallest playback lead when a row of the language model arrived."""
     passes: int
     replies_a_pass: float
     ways: dict[str, dict[str, float]]
-    """Of the ear and each way of the voice: passes, jobs in one, milliseconds of one, and the share of time it took."""
+    """Per batcher: batches, jobs and milliseconds per batch, and share of time."""
     first_sound_parts_ms: dict[str, float]
-    """Where the wait for a first sound goes, medians: turn heard, reply begun, codes there, sound made, let out."""
+    """Median breakdown of the time to first audio: encoding, start, code generation, decoding, sending."""
     loop_lag_ms: float
-    """The latest that the event loop was, at the 99th percentile."""
+    """Event loop lag, 99th percentile."""
     threads: dict[str, float]
-    """Shares of a core."""
+    """CPU share of each thread."""
     memory_bytes: int | None
     reserved_bytes: int | None
     watts: float | None
@@ -168,18 +168,23 @@ class Level:
 
     @property
     def holds(self) -> bool:
-        """Whether every listener heard every reply without a gap."""
+        """Whether every reply was played without an underrun."""
         return not self.underruns and not self.failed
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields under the names that `serve.json` has had since its first version."""
+        old = {"max_step_ms": "longest_step_ms", "min_slack_ms": "least_slack_ms"}
+        return {old.get(name, name): value for name, value in asdict(self).items()} | {"holds": self.holds}
 
 
 REPEATS = 5
-SETTLING = 2  # hops after which a reply has the shapes it keeps
+SETTLING = 2  # warm-up hops until shapes are constant
 HEARD_SECONDS = 2.0
 
 
 @torch.inference_mode()
 def stages(pipeline: MossSpeechBackend, device: Device, batches: Sequence[int]) -> dict[str, Any]:
-    """Milliseconds of hops by their codes and replies, of ear steps by streams, and of a first sound alone."""
+    """Milliseconds of hops by size and batch, of encoder steps by batch, and of a first audio chunk."""
     grain = pipeline.policy.grain
     sizes = pipeline.policy.sizes()
     return {
@@ -187,13 +192,13 @@ def stages(pipeline: MossSpeechBackend, device: Device, batches: Sequence[int]) 
         "hop_ms": {size: {count: _hop_ms(pipeline, device, count, size) for count in batches} for size in sizes},
         "first_codes": grain.frames + grain.lookahead,
         "first_sound_ms": _first_ms(pipeline, device),
-        "ear_ms": {count: _ear_ms(pipeline, device, count) for count in batches},
-        "speaking_bytes": _begun(pipeline, 1)[0].nbytes,
+        "ear_ms": {count: _encoder_ms(pipeline, device, count) for count in batches},
+        "speaking_bytes": _started_states(pipeline, 1)[0].nbytes,
         "voice_bytes": pipeline.voice_of(None).cache.nbytes,
     }
 
 
-def _begun(pipeline: MossSpeechBackend, count: int) -> list[SpokenState]:
+def _started_states(pipeline: MossSpeechBackend, count: int) -> list[SpokenState]:
     voice, left = pipeline.voice_of(None), pipeline.options.left_chunks
     return [pipeline.codec.start(voice, left, seed) for seed in range(count)]
 
@@ -204,7 +209,7 @@ def _codes(count: int) -> torch.Tensor:
 
 def _hop_ms(pipeline: MossSpeechBackend, device: Device, count: int, size: int) -> float:
     grain, live = pipeline.policy.grain, [False] * count
-    states = _begun(pipeline, count)
+    states = _started_states(pipeline, count)
     for given in (grain.frames + grain.lookahead, *[grain.frames] * 3):
         _, states = pipeline.codec.step_batch(states, [_codes(given)] * count, live)
 
@@ -220,21 +225,100 @@ def _first_ms(pipeline: MossSpeechBackend, device: Device) -> float:
     grain = pipeline.policy.grain
 
     def speak() -> None:
-        sound, _ = pipeline.codec.step(_begun(pipeline, 1)[0], _codes(grain.frames + grain.lookahead))
+        sound, _ = pipeline.codec.step(_started_states(pipeline, 1)[0], _codes(grain.frames + grain.lookahead))
         sound.cpu()
 
     return median_seconds(speak, device, REPEATS, SETTLING) * 1e3
 
 
-def _ear_ms(pipeline: MossSpeechBackend, device: Device, count: int) -> float:
-    ear = pipeline.codec.ear
+def _encoder_ms(pipeline: MossSpeechBackend, device: Device, count: int) -> float:
+    encoder = pipeline.codec.ear
     noise = 0.1 * torch.randn(round(HEARD_SECONDS * EAR_RATE), generator=torch.Generator().manual_seed(0))
-    _, states = ear.step_batch([ear.initial_state()] * count, [noise] * count)
-    piece = noise[: ear.samples_per_code]
+    _, states = encoder.step_batch([encoder.initial_state()] * count, [noise] * count)
+    piece = noise[: encoder.samples_per_code]
 
     def step() -> None:
         nonlocal states
-        codes, states = ear.step_batch(states, [piece] * count)
+        codes, states = encoder.step_batch(states, [piece] * count)
         torch.cat(codes).cpu()
 
     return median_seconds(step, device, REPEATS, SETTLING) * 1e3
+
+
+def print_level(level: Level) -> None:
+    """Print a level on stderr as soon as it is measured."""
+    first, newcomer = _percentile_text(level.ttfa_ms), _percentile_text(level.newcomer_ttfa_ms)
+    slack = "" if level.min_slack_ms is None else f", least slack {level.min_slack_ms:.0f} ms"
+    memory = "" if level.memory_bytes is None else f", {level.memory_bytes / 1e9:.0f} GB"
+    watts = "" if level.watts is None else f", {level.watts:.0f} W"
+    failed = f"; failed: {'; '.join(level.failed)}" if level.failed else ""
+    print(
+        f"{level.sessions} sessions: first sound p50/p95/p99 {first} ms, of newcomers {newcomer} ms; "
+        f"{level.underruns} underruns in {level.sessions_that_ran_dry} sessions ({level.dry_seconds:.2f} s dry) of "
+        f"{level.sound_seconds:.0f} s of sound; step {level.step_ms:.1f} ms (longest {level.max_step_ms:.0f}), "
+        f"engine busy {level.engine_busy:.0%}{slack}; {level.replies_a_pass:.1f} replies a pass; "
+        f"loop lag {level.loop_lag_ms:.1f} ms{memory}{watts}{failed}",
+        file=sys.stderr,
+        flush=True,
+    )
+    parts = ", ".join(f"{part} {each:.0f}" for part, each in level.first_sound_parts_ms.items())
+    ways = "; ".join(
+        f"{name} {way['passes']:.0f} × {way['ms']:.0f} ms of {way['jobs']:.1f} ({way['share']:.0%})"
+        for name, way in level.ways.items()
+    )
+    threads = ", ".join(f"{name} {share:.0%}" for name, share in level.threads.items() if share >= 0.005)
+    reserved = "" if level.reserved_bytes is None else f"; {level.reserved_bytes / 1e9:.0f} GB reserved"
+    print(f"  first sound: {parts} ms; {ways}; of a core: {threads}{reserved}", file=sys.stderr, flush=True)
+
+
+def print_stages(costs: dict[str, Any]) -> None:
+    hops = "; ".join(f"hops of {size} codes {_by_count(each)}" for size, each in costs["hop_ms"].items())
+    print(
+        f"milliseconds by replies in the pass: {hops}; first sound {costs['first_sound_ms']:.1f}; "
+        f"speech encoder {_by_count(costs['ear_ms'])}; a reply holds {costs['speaking_bytes'] / 1e6:.0f} MB",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _by_count(milliseconds: dict[int, float]) -> str:
+    return ", ".join(f"{count}: {each:.1f}" for count, each in milliseconds.items())
+
+
+def print_result(result: dict[str, Any]) -> None:
+    print(
+        f"{result['what']}: shape {result['shape']} in {result['dtype']} on {result['device']}, replies of "
+        f"{result['reply_seconds']:.0f} s: {result['most_without_a_gap']} sessions without a gap",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def save(result: dict[str, Any], out: Path) -> None:
+    """Write `serve.json`, and `serve.png` if matplotlib is installed."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "serve.json").write_text(json.dumps(result, indent=2), encoding="utf8")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    levels = result["levels"]
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, label in (("ttfa_ms", "at start"), ("newcomer_ttfa_ms", "newcomer under load")):
+        for part, style in ((50, "-"), (95, ":")):
+            points = [(level["sessions"], level[name][part]) for level in levels if level[name]]
+            if points:
+                axes.plot(*zip(*points, strict=True), style, marker="o", label=f"{label}, p{part}")
+    for level in levels:
+        if not level["holds"]:
+            axes.axvline(level["sessions"], color="tab:red", linestyle="--", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="concurrent sessions", ylabel="milliseconds to the first sound")
+    axes.set_title(f"{result['shape']} shape, {result['dtype']}, {result['device']}", fontsize=10)
+    axes.set_xticks([level["sessions"] for level in levels], [str(level["sessions"]) for level in levels])
+    axes.legend()
+    figure.savefig(out / "serve.png", dpi=130)
+
+
+def _percentile_text(percentiles: dict[int, float]) -> str:
+    return "/".join(f"{value:.0f}" for value in percentiles.values()) or "–"

@@ -1,8 +1,8 @@
-"""`viva bench serve --rehearse`: the sessions of `viva bench serve` beside a device that is only a table of times.
+"""`viva bench serve --rehearse`: the sessions of `viva bench serve` on a simulated device, a table of batch times.
 
-Time is virtual: a minute of a hundred sessions takes as long as their events take this machine. With a `slowdown` of 0
-the host costs nothing and a rehearsal is the same every time. It says whether a schedule can hold, before a device is
-at hand to show that it does. How much what is at once on the device slows was fitted by hand to one run of an H200.
+Time is virtual, so a minute of a hundred sessions takes only as long as processing their events. With a `slowdown` of 0
+host time is not counted and a simulation is deterministic. It shows whether a schedule can hold before a GPU is
+available. The contention between concurrent work was fitted by hand to one run on an H200.
 """
 
 import copy
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.bench.serve import Script, measure_level
-from vivavoce.bench.serve_parts import TINY_PROMPT_CODES, Level, ServeLoad, WordTokenizer
-from vivavoce.bench.serve_report import print_level
+from vivavoce.bench.serve_parts import TINY_PROMPT_CODES, Level, ServeLoad, WordTokenizer, print_level
 from vivavoce.bench.simulation import VirtualDevice, VirtualExecutor, VirtualLoop
 from vivavoce.device import pick
 from vivavoce.engine.cuda_graphs import BUCKETS
@@ -36,22 +35,22 @@ from vivavoce.plan.figures import Curve
 from vivavoce.s2s.local_codec import longest_quick
 from vivavoce.s2s.moss_speech import AS_EARLY_AS_CAN_BE, MossSpeechBackend, MossSpeechOptions
 
-Spend = Callable[[float, float], None]  # seconds on the device alone, and how much of it is filled meanwhile
-STEP_FILLS = 0.9  # of the device: a step reads memory as fast as it can
+Spend = Callable[[float, float], None]  # seconds on the idle device, and the share of it that is occupied
+STEP_FILLS = 0.9  # share of the device: a step is bandwidth-bound
 LOUD = 0.1
 FRAME_SAMPLES = 480
 
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Milliseconds of passes, by how many are in them."""
+    """Milliseconds of a batch, by batch size."""
 
     step: Curve
-    """Of the language model, by rows."""
+    """Language model step, by rows."""
     hops: dict[int, Curve]
-    """Of the voice by codes, then by replies; a batch is filled up to the next measured one."""
-    ear: Curve
-    """Of 80 ms of sound, by turns."""
+    """Vocoder hop by codes, then by replies; batches are padded to the next measured size."""
+    encoder: Curve
+    """Speech encoder step of 80 ms, by streams."""
 
 
 H200 = PassTimes(
@@ -61,53 +60,52 @@ H200 = PassTimes(
         10: Curve(((1, 23.5), (4, 40.0), (8, 47.6), (16, 62.7), (32, 99.6))),
         20: Curve(((1, 28.6), (4, 49.7), (8, 63.1), (16, 90.0), (32, 149.0))),
     },
-    ear=Curve(((1, 2.2), (4, 2.6), (16, 4.2), (32, 4.8))),
+    encoder=Curve(((1, 2.2), (4, 2.6), (16, 4.2), (32, 4.8))),
 )
-"""Steps by `viva bench lm`, hops by `viva bench serve`, each by itself; passes of 8 replies lie between others.
+"""Steps from `viva bench lm`, hops from `viva bench serve`, each in isolation; batches of 8 replies are interpolated.
 
-The ear's are 0.8 of what they take by themselves: fitted, with `HINDERED`, to how 64 and 128 sessions went together.
+Encoder times are 0.8 of the isolated ones: fitted, with `CONTENTION_FACTOR`, to runs of 64 and 128 sessions.
 """
 
 
 class SimulatedRunner(Runner):
-    """Writes the same code for ever."""
+    """A runner that always samples the same code."""
 
     def __init__(self, runner: Runner, context: int, slots: int, times: PassTimes, spend: Spend) -> None:
         super().__init__(runner.model, runner.cache, context, slots, use_graphs=False)
         self._times, self._spend = times, spend
 
     def run(self, works: list[Work]) -> list[Drawn]:
-        """A row for each work that samples."""
+        """One row for each work item that samples."""
         self._spend(self._times.step(sum(work.total for work in works)) / 1e3, STEP_FILLS)
         row = (CONFIG.modality_pad_token_id, 7)
         return [Drawn([row]) for work in works if work.samples]
 
 
 class SimulatedEncoder:
-    """Hears a code every 80 ms. A turn's state is the samples that came."""
+    """Emits a code every 80 ms. The state is the number of samples so far."""
 
-    def __init__(self, ear: Any, times: PassTimes, spend: Spend) -> None:
-        self.device, self.samples_per_code = ear.device, ear.samples_per_code
+    def __init__(self, encoder: Any, times: PassTimes, spend: Spend) -> None:
+        self.device, self.samples_per_code = encoder.device, encoder.samples_per_code
         self._times, self._spend = times, spend
 
     def initial_state(self) -> int:
-        """Nothing came."""
         return 0
 
     def step_batch(
         self, states: Sequence[int], samples: Sequence[Tensor], final: Sequence[bool] | None = None
     ) -> tuple[list[Tensor], list[int]]:
-        """The codes that these samples complete."""
+        """Codes completed by these samples."""
         after = [state + len(each) for state, each in zip(states, samples, strict=True)]
         whole = [
             new // self.samples_per_code - old // self.samples_per_code for old, new in zip(states, after, strict=True)
         ]
-        self._spend(self._times.ear(len(states)) * max(1, *whole) / 1e3, fills(self._times.ear, len(states)))
+        self._spend(self._times.encoder(len(states)) * max(1, *whole) / 1e3, fills(self._times.encoder, len(states)))
         return [torch.full((count,), 3) for count in whole], after
 
 
 class SimulatedCodec(GraphedCodec):
-    """Says every code as 80 ms of the same loudness. A reply's state is how many codes it was given."""
+    """Decodes every code to 80 ms of constant amplitude. The state is the number of codes so far."""
 
     def __init__(self, times: PassTimes, spend: Spend) -> None:
         super().__init__(untrained_codec())
@@ -115,23 +113,22 @@ class SimulatedCodec(GraphedCodec):
         self.ear = cast(Any, SimulatedEncoder(self.ear, times, spend))
 
     def beside(self) -> "SimulatedCodec":
-        """The same, with short hops only."""
+        """A view of this codec with short hops only."""
         short = {size: curve for size, curve in self._times.hops.items() if size <= longest_quick(self)}
         beside = copy.copy(self)
         beside._times = replace(self._times, hops=short)
         return beside
 
     def give_back(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
-        """Nothing is kept."""
+        """No buffers to return."""
 
     def start(self, voice: FlowVoice, left_chunks: int | None = None, seed: int = 0) -> SpokenState:
-        """No code was given."""
         return SpokenState(cast(Any, 0), None)
 
     def step_batch(
         self, states: Sequence[SpokenState], codes: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[SpokenState]]:
-        """Sound of whole chunks, as late as flow and vocoder let it out."""
+        """Audio of whole chunks, with the delay of flow and vocoder."""
         given = [cast(int, state.flow) + len(new) for state, new in zip(states, codes, strict=True)]
         frames = [
             self._frames(new, is_last) - self._frames(cast(int, state.flow), False)
@@ -143,7 +140,7 @@ class SimulatedCodec(GraphedCodec):
         return [torch.full((count * FRAME_SAMPLES,), LOUD) for count in frames], after
 
     def _frames(self, codes: int, is_last: bool) -> int:
-        """Of sound that so many codes have become."""
+        """Mel frames emitted after this many codes."""
         config = self.flow.config
         if is_last:
             return codes * config.ratio
@@ -151,7 +148,7 @@ class SimulatedCodec(GraphedCodec):
         return max(0, whole * config.ratio - self.vocoder.delay_frames)
 
     def _pass(self, replies: int, frames: int) -> tuple[Curve, float, int]:
-        """What a hop costs by replies, the batch that serves so many, and how many hops it takes."""
+        """Cost curve of a hop, the padded batch size, and the number of hops."""
         sizes = sorted(self._times.hops)
         codes = -(-frames // self.flow.config.ratio)
         size = sizes[min(bisect_left(sizes, codes), len(sizes) - 1)]
@@ -160,33 +157,33 @@ class SimulatedCodec(GraphedCodec):
 
 
 def fills(curve: Curve, count: float) -> float:
-    """How much of the device a pass fills: what one more costs where it is full, for each in it, is all there is to do.
+    """Share of the device that a batch occupies: the marginal cost of an item at the largest batch, for each item.
 
-    The rest is waiting, for launches and for one kernel after another, in which others can compute. Reckoned.
+    The rest is latency (launches, dependent kernels) in which other work can run. An estimate.
     """
     (before, low), (last, high) = curve.points[-2:]
     return min(1.0, count * (high - low) / (last - before) / curve(count))
 
 
-THREADS = 4  # engine, ear, and the voice's two ways
+THREADS = 4  # engine, encoder, and the two vocoder batchers
 REPLIES_TOGETHER = 32
 
 
 def run(
     sessions: Sequence[int], script: Script, keep_going: bool = False, slowdown: float = 0.0, out: Path | None = None
 ) -> dict[str, Any]:
-    """Rehearse level by level until a listener hears a gap, print, write `rehearsal.json`, return it."""
+    """Simulate level by level until a reply underruns; print, write `rehearsal.json`, return the figures."""
     levels: list[dict[str, Any]] = []
     for count in sessions:
         with stage(f"{count} sessions"):
-            level, busy = rehearse(count, script, slowdown=slowdown)
+            level, busy = simulate(count, script, slowdown=slowdown)
         print_level(level)
-        levels.append(asdict(level) | {"holds": level.holds, "device_busy": busy})
+        levels.append(level.as_json() | {"device_busy": busy})
         if not level.holds and not keep_going:
             break
     result: dict[str, Any] = {
         "what": "sessions at once through the session code beside a table of an H200's times, in virtual time",
-        "times": asdict(H200),
+        "times": {"step": asdict(H200.step), "hops": _curves(H200.hops), "ear": asdict(H200.encoder)},
         "slowdown": slowdown,
         **{f"{name}_seconds": getattr(script, name) for name in ("question", "reply", "spread")},
         "most_without_a_gap": max((each["sessions"] for each in levels if each["holds"]), default=0),
@@ -198,24 +195,28 @@ def run(
     return result
 
 
-def rehearse(sessions: int, script: Script, times: PassTimes = H200, slowdown: float = 0.0) -> tuple[Level, float]:
-    """What so many sessions would go through, and the share of time in which the device had anything to do."""
+def _curves(by_size: dict[int, Curve]) -> dict[int, dict[str, Any]]:
+    return {size: asdict(curve) for size, curve in by_size.items()}
+
+
+def simulate(sessions: int, script: Script, times: PassTimes = H200, slowdown: float = 0.0) -> tuple[Level, float]:
+    """Figures of `sessions` concurrent sessions, and the share of time in which the device was busy."""
     loop = VirtualLoop(slowdown)
-    return loop.live(_rehearse(loop, sessions, script, times))
+    return loop.run_main(_simulate(loop, sessions, script, times))
 
 
-async def _rehearse(loop: VirtualLoop, sessions: int, script: Script, times: PassTimes) -> tuple[Level, float]:
+async def _simulate(loop: VirtualLoop, sessions: int, script: Script, times: PassTimes) -> tuple[Level, float]:
     device = VirtualDevice(loop)
-    workers = VirtualExecutor(loop, THREADS, AS_EARLY_AS_CAN_BE, device)
-    pipeline = _pipeline(ServeLoad(sessions, script.question, script.reply), times, device, workers)
+    executor = VirtualExecutor(loop, THREADS, AS_EARLY_AS_CAN_BE, device)
+    pipeline = _pipeline(ServeLoad(sessions, script.question, script.reply), times, device, executor)
     pipeline.core.scheduler.now = loop.time
     async with pipeline:
-        begun = loop.time()
+        started = loop.time()
         level = await measure_level(pipeline, sessions, script)
-        return level, device.busy / max(loop.time() - begun, 1e-9)
+        return level, device.busy / max(loop.time() - started, 1e-9)
 
 
-def _pipeline(load: ServeLoad, times: PassTimes, device: VirtualDevice, workers: VirtualExecutor) -> MossSpeechBackend:
+def _pipeline(load: ServeLoad, times: PassTimes, device: VirtualDevice, executor: VirtualExecutor) -> MossSpeechBackend:
     place, limits = pick("cpu"), load.limits()
     codec = SimulatedCodec(times, device.spend)
     flow = codec.flow.config
@@ -236,6 +237,6 @@ def _pipeline(load: ServeLoad, times: PassTimes, device: VirtualDevice, workers:
         least_output_tokens=load.reply_rows + 1,
         longest_loop=None,
     )
-    voices = {"stand-in": codec.flow.voice(prompt)}
+    voices = {"simulated": codec.flow.voice(prompt)}
     prompts = MossSpeechPrompt(CONFIG, tokenizer)
-    return MossSpeechBackend(core, codec, prompts, tokenizer, voices, options, workers)
+    return MossSpeechBackend(core, codec, prompts, tokenizer, voices, options, executor)

@@ -1,8 +1,8 @@
-"""`viva bench rehearsal`: many calls at once to a server that is this process, in time that the processor's work makes.
+"""`viva bench rehearsal`: simulated calls to an in-process server, on a virtual clock driven by CPU time.
 
-The server's own sessions, conversations and models answer the callers of `viva bench turn`; there are no sockets. Time
-passes by what the event loop and the workers need of the processor, so that the figures are those of a machine that
-has nothing else to do, whatever this one does besides.
+The server's real sessions, conversations and models answer the callers of `viva bench turn`, without sockets. The clock
+advances by the CPU time of the event loop and of the executor and skips idle time, so that figures do not depend on
+other load on this machine. Also here: the virtual event loop, device and executor that `serve_simulation` uses.
 """
 
 import asyncio
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from vivavoce import hub
-from vivavoce.bench import turn_report
-from vivavoce.bench.turn import TurnPlan, measure, session_of
+from vivavoce.bench.turn import TurnPlan, measure, print_result, session_of
 from vivavoce.bench.turn_client import Event
 from vivavoce.bench.turn_scenes import script
 from vivavoce.bench.turn_sounds import gather
@@ -37,25 +36,25 @@ from vivavoce.server.realtime.sessions import Sessions
 
 Given = TypeVarTuple("Given")
 Result = TypeVar("Result")
-SHORTEST = 1e-9  # seconds: what is left of work that is done
-HINDERED = 1.3  # times more than others fill: on an H200 a hop of 23 ms took 70 beside steps of a language model
-LONGEST_WAIT = 60.0  # real seconds for a thread that is not ours, when nothing else is left to wait for
+EPSILON_SECONDS = 1e-9  # work below this is done
+CONTENTION_FACTOR = 1.3  # fitted: on an H200 a hop of 23 ms took 70 ms beside language model steps
+MAX_WAIT_SECONDS = 60.0  # real seconds to wait for other threads when no timer is pending
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes by its own work, and jumps to the next timer when it has none."""
+    """An event loop whose clock advances by its own CPU time, and jumps to the next timer when idle."""
 
     def __init__(self, slowdown: float = 1.0) -> None:
         self.slowdown = slowdown
         self.worked = 0.0
-        """Seconds of the processor that the loop itself has needed."""
+        """CPU seconds used by the loop itself."""
         self._now = 1000.0
         self._since = time.thread_time()
         self._held: list[Callable[[], object]] | None = None
-        super().__init__(_Skipping(self))
+        super().__init__(_SkippingSelector(self))
 
-    def live(self, main: Coroutine[Any, Any, Result]) -> Result:
-        """What comes of a coroutine that has this loop to itself, with tensors on one thread, whose time it counts."""
+    def run_main(self, main: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine to completion on this loop, with torch on one thread so that its CPU time is counted."""
         with torch_threads.held(1):
             asyncio.set_event_loop(self)
             try:
@@ -65,9 +64,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 self.close()
 
     def time(self) -> float:
-        """Seconds of the loop's clock."""
         spent = time.thread_time()
-        if self._held is not None:  # it is not the loop that works
+        if self._held is not None:  # code outside the loop is running
             return self._now + (spent - self._since) * self.slowdown
         self.worked += spent - self._since
         self._now += (spent - self._since) * self.slowdown
@@ -75,32 +73,32 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def skip(self, seconds: float) -> None:
-        """Nobody has anything to do for so long."""
+        """Advance the clock over idle time."""
         self._now += max(0.0, seconds)
 
-    def aside(self, work: Callable[[], None]) -> tuple[float, list[Callable[[], object]]]:
-        """Do something that is not the loop's work: how long it took, and what it has to tell the loop afterwards."""
+    def run_outside(self, work: Callable[[], None]) -> tuple[float, list[Callable[[], object]]]:
+        """Run work that is not the loop's own: its CPU seconds, and the callbacks it scheduled on the loop."""
         self.time()
-        told: list[Callable[[], object]] = []
-        begun, self._held = self._since, told
+        callbacks: list[Callable[[], object]] = []
+        started, self._held = self._since, callbacks
         try:
             work()
         finally:
             self._held, self._since = None, time.thread_time()
-        return self._since - begun, told
+        return self._since - started, callbacks
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Given]], object], *args: *Given, context: Context | None = None
     ) -> asyncio.Handle:
-        """As every loop's, but what is told by work aside is told when that is done."""
+        """Like the base class, but callbacks from `run_outside` are held until that work ends."""
         if self._held is None:
             return super().call_soon_threadsafe(callback, *args, context=context)
         self._held.append(lambda: callback(*args))
         return asyncio.Handle(callback, args, self, context)
 
 
-class _Skipping(selectors.DefaultSelector):
-    """Waits for nobody but other threads."""
+class _SkippingSelector(selectors.DefaultSelector):
+    """A selector that skips timeouts instead of sleeping."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
@@ -108,7 +106,7 @@ class _Skipping(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            return super().select(LONGEST_WAIT)
+            return super().select(MAX_WAIT_SECONDS)
         found = super().select(0)
         if not found:
             self._loop.skip(timeout)
@@ -117,71 +115,71 @@ class _Skipping(selectors.DefaultSelector):
 
 @dataclass
 class _OnDevice:
-    left: float  # seconds, if it were alone
+    left: float  # seconds on an idle device
     fills: float
     done: Callable[[], None]
-    slower: float = 1.0  # times, for what else is there
+    contention: float = 1.0  # slowdown by concurrent work
 
 
 class VirtualDevice:
-    """What computes for the workers while they wait: whatever is on it at once is slowed by what else is there.
+    """A simulated accelerator: concurrent work slows each other down.
 
-    Work that fills little of it is a chain of small pieces, each of which waits for room: it is slowed most.
+    Work with low occupancy is a chain of small kernels, each of which waits for free units: it is slowed most.
     """
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.busy = 0.0
-        """Seconds in which it had anything to do."""
+        """Seconds with at least one work item."""
         self._loop, self._since = loop, 0.0
-        self._asked, self._fills = 0.0, 1.0
+        self._requested, self._fills = 0.0, 1.0
         self._left: dict[int, _OnDevice] = {}
         self._count = 0
         self._alarm: asyncio.TimerHandle | None = None
 
     def spend(self, seconds: float, fills: float = 1.0) -> None:
-        """The work that is being done now takes so long on it, alone, and fills such a share of it meanwhile."""
-        self._asked, self._fills = self._asked + seconds, fills
+        """Called by the running task: it needs this much idle-device time at this occupancy."""
+        self._requested, self._fills = self._requested + seconds, fills
 
-    def asked(self) -> float:
-        """What the work just done needs."""
-        asked, self._asked = self._asked, 0.0
-        return asked
+    def take_requested(self) -> float:
+        """Device seconds requested by the task that just ran; resets the request."""
+        take_requested, self._requested = self._requested, 0.0
+        return take_requested
 
-    def begin(self, seconds: float, done: Callable[[], None]) -> None:
-        """Compute for so long, if nothing else did; then tell."""
+    def start(self, seconds: float, done: Callable[[], None]) -> None:
+        """Start work of this idle-device duration; `done` is called at its end."""
         self._advance()
         self._count += 1
         self._left[self._count] = _OnDevice(seconds, self._fills, done)
-        self._plan()
+        self._schedule()
 
     def _advance(self) -> None:
         now = self._loop.time()
         if self._left:
             self.busy += now - self._since
             for each in self._left.values():
-                each.left -= (now - self._since) / each.slower
+                each.left -= (now - self._since) / each.contention
         self._since = now
 
-    def _plan(self) -> None:
+    def _schedule(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         if self._left:
             filled = sum(each.fills for each in self._left.values())
             for each in self._left.values():
-                each.slower = 1 + (1 + HINDERED * (1 - each.fills)) * (filled - each.fills)
-            soonest = min(each.left * each.slower for each in self._left.values())
+                each.contention = 1 + (1 + CONTENTION_FACTOR * (1 - each.fills)) * (filled - each.fills)
+            soonest = min(each.left * each.contention for each in self._left.values())
             self._alarm = self._loop.call_later(max(0.0, soonest), self._finish)
 
     def _finish(self) -> None:
         self._advance()
-        over = [key for key, each in self._left.items() if each.left <= SHORTEST]
+        over = [key for key, each in self._left.items() if each.left <= EPSILON_SECONDS]
         for each in [self._left.pop(key) for key in over]:
             each.done()
-        self._plan()
+        self._schedule()
 
 
 class VirtualExecutor(DeadlineExecutor):
-    """Workers without threads: what they do is done at once, and known when their cores would have done it."""
+    """A deadline executor without threads: tasks run at once, their results become visible at the virtual end time."""
 
     def __init__(
         self,
@@ -194,76 +192,71 @@ class VirtualExecutor(DeadlineExecutor):
         self._loop, self._idle, self._device = loop, threads, device
         self._alarm: asyncio.TimerHandle | None = None
         self.worked = 0.0
-        """Seconds of the processor that they have needed."""
-        self.longest = 0.0
-        """The longest piece of work."""
+        """CPU seconds used by tasks."""
+        self.max_task_seconds = 0.0
+        """CPU seconds of the longest task."""
 
     def now(self) -> float:
-        """The loop's time."""
         return self._loop.time()
 
-    def add(self, duty: Task) -> None:
-        """One more duty."""
-        super().add(duty)
+    def add(self, task: Task) -> None:
+        super().add(task)
         self.wake()
 
-    def remove(self, duty: Task) -> None:
-        """A duty is no more."""
-        self._discard(duty)
+    def remove(self, task: Task) -> None:
+        self._discard(task)
 
-    def wake(self, duty: Task | None = None) -> None:
-        """Something may have become due."""
-        self._loop.call_soon_threadsafe(self._look)
+    def wake(self, task: Task | None = None) -> None:
+        """Look for a due task on the next loop iteration."""
+        self._loop.call_soon_threadsafe(self._dispatch)
 
-    def _look(self) -> None:
+    def _dispatch(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         while self._idle and self._is_open:
-            due, duty = most_urgent([duty for duty in self.tasks if id(duty) not in self._busy])
-            if duty is None:
+            due, task = most_urgent([task for task in self.tasks if id(task) not in self._busy])
+            if task is None:
                 return
             rest = due - self.now() - self.early
             if rest > 0:
-                self._alarm = self._loop.call_later(rest, self._look)
+                self._alarm = self._loop.call_later(rest, self._dispatch)
                 return
-            self._begin(duty)
+            self._start(task)
 
-    def _begin(self, duty: Task) -> None:
+    def _start(self, task: Task) -> None:
         self._idle -= 1
-        self._busy.add(id(duty))
-        spent, told = self._loop.aside(duty.do_next)
-        self.worked, self.longest = self.worked + spent, max(self.longest, spent)
-        done = partial(self._done, duty, told)
-        asked = 0.0 if self._device is None else self._device.asked()
-        if self._device is not None and asked:
-            self._loop.call_later(spent * self._loop.slowdown, self._device.begin, asked, done)
+        self._busy.add(id(task))
+        spent, callbacks = self._loop.run_outside(task.do_next)
+        self.worked, self.max_task_seconds = self.worked + spent, max(self.max_task_seconds, spent)
+        done = partial(self._finish_task, task, callbacks)
+        take_requested = 0.0 if self._device is None else self._device.take_requested()
+        if self._device is not None and take_requested:
+            self._loop.call_later(spent * self._loop.slowdown, self._device.start, take_requested, done)
         else:
             self._loop.call_later(spent * self._loop.slowdown, done)
 
-    def _done(self, duty: Task, told: list[Callable[[], object]]) -> None:
+    def _finish_task(self, task: Task, callbacks: list[Callable[[], object]]) -> None:
         self._idle += 1
-        self._busy.discard(id(duty))
-        for tell in told:
-            tell()
-        self._look()
+        self._busy.discard(id(task))
+        for callback in callbacks:
+            callback()
+        self._dispatch()
 
 
-MANY = 1e6  # sessions a minute: nobody is to be refused here
+SESSIONS_PER_MINUTE = 1e6  # high enough that no session is rate limited
 
 
 class SessionWire:
-    """A `Wire` straight into a session of this process."""
+    """A `Wire` to a session in this process."""
 
     def __init__(self, session: RealtimeSession, cursor: Cursor) -> None:
         self._session, self._cursor = session, cursor
 
     async def send(self, event: Event) -> None:
-        """An event goes out."""
         await self._session.receive_text(json.dumps(event))
 
     async def receive(self) -> Event:
-        """The next event that comes."""
         entry = await self._cursor.next()
         self._cursor.advance(entry)
         event: Event = json.loads(entry.payload)
@@ -271,10 +264,10 @@ class SessionWire:
 
 
 class SimulatedListener:
-    """A `Connection` that reads on until it is dropped."""
+    """A `Connection` without a transport."""
 
     def drop(self, code: int, reason: str) -> None:
-        """Nothing is to be closed."""
+        """No transport to close."""
 
 
 def run(
@@ -286,26 +279,26 @@ def run(
     slowdown: float = 1.0,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Rehearse the scenes ("none": none) and then `sessions` calls at once; what came of it, as `viva bench turn` does.
+    """Play the scenes ("none": none) and then `sessions` concurrent calls; figures as of `viva bench turn`.
 
-    `slowdown` makes every processor so much slower: the margin that is left.
+    `slowdown` scales all CPU times, to find the headroom that is left.
     """
     loop = VirtualLoop(slowdown)
-    result = loop.live(_rehearse(loop, model, scenes or ["none"], turns, sessions, silence_ms))
-    turn_report.show(result)
+    result = loop.run_main(_simulate(loop, model, scenes or ["none"], turns, sessions, silence_ms))
+    print_result(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "rehearsal.json").write_text(json.dumps(result, indent=2), encoding="utf8")
     return result
 
 
-async def _rehearse(
+async def _simulate(
     loop: VirtualLoop, model: str, scenes: list[str], turns: int, sessions: int, silence_ms: int
 ) -> dict[str, Any]:
     material = gather()
     with stage(f"loading {model}"):
-        workers = VirtualExecutor(loop)
-        pipeline = load_moss_speech(hub.resolve(model), device="cpu", workers=workers)
+        executor = VirtualExecutor(loop)
+        pipeline = load_moss_speech(hub.resolve(model), device="cpu", workers=executor)
     pipeline.core.scheduler.now = loop.time
     plan = TurnPlan(
         material, script(material, turns, scenes), turns, sessions, session_of("server_vad", silence_ms, None)
@@ -313,23 +306,23 @@ async def _rehearse(
     async with pipeline:
         host = SpeechHost(model, pipeline)
         await host.warm_up()
-        server = Sessions(host, ServerOptions(opens_per_minute=MANY), Metrics(host))
-        began, looped, worked = loop.time(), loop.worked, workers.worked
-        heard: list[float] = []
-        result, _ = await measure(lambda: connect(server, heard), plan)
-        seconds, talked = loop.time() - began, sum(heard)
+        server = Sessions(host, ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE), Metrics(host))
+        began, looped, worked = loop.time(), loop.worked, executor.worked
+        call_seconds: list[float] = []
+        result, _ = await measure(lambda: connect(server, call_seconds), plan)
+        seconds, session_seconds = loop.time() - began, sum(call_seconds)
         await server.close()
     return {
-        "what": "a rehearsal in the processor's time",
+        "what": "a simulation on a CPU-time clock",
         "url": model,
         **result,
-        "how": f"{silence_ms} ms of silence; times of the processor, {loop.slowdown:g} × slower",
+        "how": f"{silence_ms} ms of silence; CPU time, {loop.slowdown:g} × slower",
         "budget": {
             "seconds": seconds,
-            "session_seconds": talked,
-            "loop_ms_a_second": 1e3 * (loop.worked - looped) / talked,
-            "workers_ms_a_second": 1e3 * (workers.worked - worked) / talked,
-            "longest_piece_ms": 1e3 * workers.longest,
+            "session_seconds": session_seconds,
+            "loop_ms_a_second": 1e3 * (loop.worked - looped) / session_seconds,
+            "workers_ms_a_second": 1e3 * (executor.worked - worked) / session_seconds,
+            "longest_piece_ms": 1e3 * executor.max_task_seconds,
             **_batches(pipeline),
         },
     }
@@ -344,13 +337,13 @@ def _batches(pipeline: MossSpeechBackend) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def connect(server: Sessions, heard: list[float]) -> AsyncIterator[SessionWire]:
-    """A session that is opened, and closed afterwards; its seconds are added to those that were `heard`."""
+async def connect(server: Sessions, call_seconds: list[float]) -> AsyncIterator[SessionWire]:
+    """An open session; on exit its seconds of input are appended to `call_seconds`."""
     session = server.open(Opening(server.host.models[0].id), "here", "memory")
     session.start()
     cursor = session.attach(SimulatedListener(), 0)
     try:
         yield SessionWire(session, cursor)
     finally:
-        heard.append(session.clock.heard_ms / 1e3)
+        call_seconds.append(session.clock.heard_ms / 1e3)
         await session.close()

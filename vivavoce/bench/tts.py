@@ -1,7 +1,7 @@
-"""`viva bench tts`: how soon a text is heard and how much faster than real time it is made, by backend and threads.
+"""`viva bench tts`: time to first audio and real-time factor of speech synthesis, by backend and thread count.
 
-Everything in one run, beside the plain way of the published code. Random weights of the published shape: speed does not
-depend on their values. The voice was used before, as it has been for every text but the first.
+All backends in one run, beside a plain implementation of the published code. Random weights of the published shape:
+speed does not depend on their values. The voice prompt is cached, as it is for every text but the first.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vivavoce import hub
 from vivavoce.audio.level import buzz
 from vivavoce.audio.player import SimulatedPlayer
-from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Speaks, TTSBenchSetup
+from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Contender, TTSBenchSetup
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import give_back, stage, synchronize
@@ -37,7 +37,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Speed:
-    """One backend at one number of threads: medians of some rounds. RTF is seconds of work a second of sound."""
+    """One backend at one thread count: medians over rounds. RTF is seconds of work per second of audio."""
 
     backend: str
     threads: int
@@ -50,7 +50,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class ConcurrentRun:
-    """Many texts at once, each heard by a player of its own."""
+    """Concurrent texts, each fed to its own simulated player."""
 
     streams: int
     seconds: float
@@ -73,25 +73,25 @@ def run(
     out: Path | None = None,
 ) -> dict[str, Any]:
     """Measure, print, write `tts.json` and `tts.png` to `out`, and return what was measured."""
-    place = pick(device)
-    setup = TTSBenchSetup(place, shape, frames, onnx)
-    makers = _makers(place, backends, model)
-    speeds, absent = _speeds(setup, makers, threads if place.kind == "cpu" else (torch.get_num_threads(),))
-    at_once = streams if streams is not None else [] if place.kind == "cpu" else [1, 16, 64]
-    crowds = _crowds(setup, makers, at_once, absent)
+    target = pick(device)
+    setup = TTSBenchSetup(target, shape, frames, onnx)
+    makers = _makers(target, backends, model)
+    speeds, absent = _speeds(setup, makers, threads if target.kind == "cpu" else (torch.get_num_threads(),))
+    at_once = streams if streams is not None else [] if target.kind == "cpu" else [1, 16, 64]
+    concurrent_runs = _measure_concurrent(setup, makers, at_once, absent)
     plain = min((speed.rtf for speed in speeds if speed.backend == PLAIN), default=None)
     result = {
         "what": f"MOSS-TTS-Nano, {shape} shape, random weights" if model is None else model,
-        "device": place.name,
+        "device": target.name,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "frames": frames,
-        "how": f"median of {ROUNDS} texts of {frames} frames after one, wall time, the voice read before; "
+        "how": f"median of {ROUNDS} texts of {frames} frames after one, wall time, the voice cached; "
         f"stages: mean of {STAGE_REPEATS} frames",
         "speeds": [asdict(speed) | {"times_plain": plain and plain / speed.rtf} for speed in speeds],
         "absent": absent,
-        "streams": [asdict(crowd) for crowd in crowds],
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if place.kind == "cuda" else None,
+        "streams": [asdict(figures) for figures in concurrent_runs],
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if target.kind == "cuda" else None,
     }
     _print(result)
     if out is not None:
@@ -100,9 +100,9 @@ def run(
 
 
 def _makers(
-    place: Device, backends: Sequence[str] | None, model: str | None
-) -> dict[str, Callable[[TTSBenchSetup], Speaks]]:
-    names = tuple(backends or (ON_DEVICE.get(place.kind, ELSEWHERE) if model is None else ("auto",)))
+    target: Device, backends: Sequence[str] | None, model: str | None
+) -> dict[str, Callable[[TTSBenchSetup], Contender]]:
+    names = tuple(backends or (ON_DEVICE.get(target.kind, ELSEWHERE) if model is None else ("auto",)))
     if model is not None:
         hub.resolve(model)
         return {name: partial(NamedModel, model, name) for name in names}
@@ -113,7 +113,7 @@ def _makers(
 
 
 class NamedModel:
-    """Any text-to-speech model of the house, by name."""
+    """Any installed text-to-speech model, by name."""
 
     def __init__(self, model: str, dtype: str, setup: TTSBenchSetup) -> None:
         from vivavoce.tts.cosyvoice import CosyVoiceTTS
@@ -126,16 +126,16 @@ class NamedModel:
         self._voice = buzz(REFERENCE_SECONDS, self.rate) if has_none else None
 
     def stream(self, seed: int) -> Iterator[NDArray[np.float32]]:
-        """The sound of the text in the model's own voice, or where it has none, in nobody's."""
+        """Audio of the text in the model's first voice, or in a synthetic one if it has none."""
         return self._model.stream(TEXT, self._voice, SpeakingStyle(seed=seed))
 
     def stages(self) -> dict[str, Callable[[], object]]:
-        """Its parts are its own."""
+        """No per-stage timing."""
         return {}
 
 
 def _speeds(
-    setup: TTSBenchSetup, makers: dict[str, Callable[[TTSBenchSetup], Speaks]], threads: Sequence[int]
+    setup: TTSBenchSetup, makers: dict[str, Callable[[TTSBenchSetup], Contender]], threads: Sequence[int]
 ) -> tuple[list[Speed], dict[str, str]]:
     speeds, absent = list[Speed](), dict[str, str]()
     for name, make in makers.items():
@@ -143,34 +143,34 @@ def _speeds(
             with stage(f"{name}, {count} thread(s)"), torch_threads.held(count):
                 try:
                     speeds.append(_speed(make(setup), setup.device, count))
-                except (VivaError, RuntimeError) as error:  # the others are still worth measuring
+                except (VivaError, RuntimeError) as error:  # go on with the other backends
                     absent[name] = " ".join(str(error).split())
                     break
             give_back(setup.device)
     return speeds, absent
 
 
-def _speed(speaks: Speaks, device: Device, threads: int) -> Speed:
+def _speed(contender: Contender, device: Device, threads: int) -> Speed:
     firsts, factors, work = [], [], []
     for seed in range(1 + ROUNDS):
         began, cpu, first, samples = time.perf_counter(), time.process_time(), None, 0
-        for piece in speaks.stream(seed):
+        for piece in contender.stream(seed):
             first = first or time.perf_counter()
             samples += piece.shape[1]
-        seconds = samples / speaks.rate
+        seconds = samples / contender.rate
         if seed:
             firsts.append((first or began) - began)
             factors.append((time.perf_counter() - began) / seconds)
             work.append((time.process_time() - cpu) / seconds)
     walls, cpus = {}, {}
-    for name, action in speaks.stages().items():
+    for name, action in contender.stages().items():
         walls[name], cpus[name] = _stage_ms(action, device)
     median = [float(np.median(values)) for values in (firsts, factors, work)]
-    return Speed(speaks.name, threads, 1e3 * median[0], median[1], median[2], walls, cpus)
+    return Speed(contender.name, threads, 1e3 * median[0], median[1], median[2], walls, cpus)
 
 
 def _stage_ms(action: Callable[[], object], device: Device) -> tuple[float, float]:
-    """Milliseconds of wall and of CPU time a frame; the mean, because some work is done every few frames."""
+    """Mean wall and CPU milliseconds per frame; the mean, because some work is done every few frames only."""
     for _ in range(STAGE_REPEATS // 4):
         action()
     synchronize(device)
@@ -181,27 +181,27 @@ def _stage_ms(action: Callable[[], object], device: Device) -> tuple[float, floa
     return (time.perf_counter() - wall) / STAGE_REPEATS * 1e3, (time.process_time() - cpu) / STAGE_REPEATS * 1e3
 
 
-def _crowds(
+def _measure_concurrent(
     setup: TTSBenchSetup,
-    makers: dict[str, Callable[[TTSBenchSetup], Speaks]],
+    makers: dict[str, Callable[[TTSBenchSetup], Contender]],
     streams: Sequence[int],
     absent: dict[str, str],
 ) -> list[ConcurrentRun]:
-    """Texts at once, by the first backend that is not the plain one."""
+    """Concurrent texts on the first backend that is not the plain one."""
     name = next((name for name in makers if name != PLAIN and name not in absent), None)
     if name is None or not streams:
         return []
-    speaks = makers[name](setup)
-    list(speaks.stream(0))
-    crowds = []
+    contender = makers[name](setup)
+    list(contender.stream(0))
+    concurrent_runs = []
     for count in streams:
         with stage(f"{count} streams at once, {name}"):
-            _crowd(speaks, count)  # the first time, batches of new sizes are prepared
-            crowds.append(_crowd(speaks, count))
-    return crowds
+            _run_concurrent(contender, count)  # warm-up: new batch sizes are prepared on first use
+            concurrent_runs.append(_run_concurrent(contender, count))
+    return concurrent_runs
 
 
-def _crowd(speaks: Speaks, count: int) -> ConcurrentRun:
+def _run_concurrent(contender: Contender, count: int) -> ConcurrentRun:
     players = [SimulatedPlayer() for _ in range(count)]
     firsts, lengths, errors = [0.0] * count, [0.0] * count, list[BaseException]()
     ready = threading.Barrier(count + 1)
@@ -209,11 +209,11 @@ def _crowd(speaks: Speaks, count: int) -> ConcurrentRun:
     def listen(index: int) -> None:
         try:
             ready.wait()
-            for piece in speaks.stream(index):
+            for piece in contender.stream(index):
                 now = time.perf_counter()
                 firsts[index] = firsts[index] or now
-                lengths[index] += piece.shape[1] / speaks.rate
-                players[index].feed(now, piece.shape[1] / speaks.rate)
+                lengths[index] += piece.shape[1] / contender.rate
+                players[index].feed(now, piece.shape[1] / contender.rate)
             players[index].finish(time.perf_counter())
         except BaseException as error:
             errors.append(error)
@@ -243,7 +243,7 @@ def _print(result: dict[str, Any]) -> None:
     try:
         from rich.console import Console
         from rich.table import Table
-    except ImportError:  # a bare GPU box
+    except ImportError:  # rich is not installed
         print(json.dumps(result, indent=1))
         return
     console = Console(stderr=True, highlight=False)
@@ -266,11 +266,11 @@ def _print(result: dict[str, Any]) -> None:
     console.print(table)
     for name, why in result["absent"].items():
         console.print(f"{name}: not measured, {why}")
-    for crowd in result["streams"]:
+    for figures in result["streams"]:
         console.print(
-            f"{crowd['streams']} at once: {crowd['underruns']} underruns ({crowd['dry_seconds']:.2f} s dry), "
-            f"RTF of each {crowd['rtf']:.3f}, first sound {crowd['first_sound_ms_median']:.0f} ms, "
-            f"at worst {crowd['first_sound_ms_worst']:.0f} ms"
+            f"{figures['streams']} at once: {figures['underruns']} underruns ({figures['dry_seconds']:.2f} s dry), "
+            f"RTF of each {figures['rtf']:.3f}, first sound {figures['first_sound_ms_median']:.0f} ms, "
+            f"at worst {figures['first_sound_ms_worst']:.0f} ms"
         )
 
 
@@ -297,7 +297,7 @@ def _save(result: dict[str, Any], out: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The same on a machine that has torch and no command line."""
+    """Command line that needs torch only."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--backend", action="append")

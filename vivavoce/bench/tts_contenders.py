@@ -1,11 +1,13 @@
-"""Who takes part in `viva bench tts`: one text, said by each in its own way.
+"""Backends compared by `viva bench tts`: an entry of `CONTENDERS` maps a name to a factory of `Contender`.
 
-A contender is a name in `CONTENDERS` and a function that makes a `Speaks` of a `TTSBenchSetup`.
+`PlainNano` is the baseline, MOSS-TTS-Nano as its published PyTorch code runs it: the whole prompt is prefilled for
+every text, the local transformer recomputes its prefix for each code, the stop decision computes the full text head,
+and the codec decodes one frame at a time, in float32.
 """
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -15,8 +17,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
-from vivavoce.bench.tts_plain import PlainNano
 from vivavoce.cpu_speed import is_bfloat16_fast, is_int8_fast
 from vivavoce.device import Device
 from vivavoce.errors import InputError
@@ -24,12 +27,14 @@ from vivavoce.evaluation.machine import stage
 from vivavoce.export.nano_onnx import CODEC_META, MANIFEST, lm_graphs
 from vivavoce.export.nano_onnx_codec import codec_graphs
 from vivavoce.export.onnx_graph import export_graph
+from vivavoce.models.interface import Row
 from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, NanoSampling, NanoTokenizerProtocol
 from vivavoce.nn.modules import allocating, fill_randomly
 from vivavoce.nn.quantised import to_int8
+from vivavoce.nn.rope import rotate_pairs
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
 from vivavoce.tts.nano import NanoTTS
 from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator
@@ -39,7 +44,7 @@ from vivavoce.tts.voices import StoredVoice
 Samples = NDArray[np.float32]
 TEXT = "The train to the coast leaves from platform nine at half past seven."
 VOICE = "bench"
-VOICE_FRAMES = 50  # four seconds of a reference
+VOICE_FRAMES = 50  # a four-second reference
 CODEC_CHUNK = 8
 
 TINY_LM = MossTTSNanoConfig(
@@ -61,92 +66,88 @@ TINY_CODEC = MossAudioTokenizerConfig(
 SHAPES = {"true": (MossTTSNanoConfig(), MossAudioTokenizerConfig()), "tiny": (TINY_LM, TINY_CODEC)}
 
 
-class Speaks(Protocol):
-    """Says the bench's text."""
+class Contender(Protocol):
+    """A backend that speaks the benchmark text."""
 
     name: str
     rate: int
 
     def stream(self, seed: int) -> Iterator[Samples]:
-        """The sound of the text, in a voice that was used before.  # pieces [channel, time]"""
+        """Audio of the text with a cached voice.  # pieces [channel, time]"""
         ...
 
     def stages(self) -> dict[str, Callable[[], object]]:
-        """One frame's work of each part."""
+        """One frame of work of each part, by name."""
         ...
 
 
-class SpelledText:
-    """A tokenizer of random models: an id a letter."""
+class LetterTokenizer:
+    """A tokenizer for random models: one id per letter."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
 
     def encode(self, text: str, symbols: bool = True) -> list[int]:
-        """The ids of a text."""
         return [16 + byte % (self.vocabulary - 16) for byte in "".join(text.split()).encode()]
 
 
 @dataclass(frozen=True)
 class FixedLength(SpeechSettings):
-    """Every text takes as many frames: random weights do not know when to stop."""
+    """Settings with a fixed number of frames, because random weights do not stop by themselves."""
 
     frames: int = 50
 
     def longest(self, tokens: int) -> int:
-        """One row more is drawn than this."""
+        """One row more than this is sampled."""
         return self.frames - 1
 
     def fewest(self, tokens: int) -> int:
-        """Never before the last."""
+        """Never stop before the last frame."""
         return self.frames
 
 
 @dataclass(frozen=True)
 class TTSBenchSetup:
-    """What all contenders are given: the device, the shape, and how much to say."""
+    """Device, shape and text length of all contenders."""
 
     device: Device
     shape: str = "true"
     frames: int = 50
     onnx: Path | None = None
-    """Where graphs of random weights are, or will be."""
+    """Folder of exported ONNX graphs; they are exported if missing."""
 
     @cached_property
     def voice(self) -> StoredVoice:
-        """A reference of random codes."""
+        """A voice of random codes."""
         config = SHAPES[self.shape][0]
         size = (VOICE_FRAMES, config.n_vq)
         codes = torch.randint(config.audio_vocab_size, size, generator=torch.Generator().manual_seed(1))
         return StoredVoice(VOICE, codes.tolist())
 
     def model(self, dtype: torch.dtype) -> MossTTSNano:
-        """Random weights: speed does not depend on their values."""
         return MossTTSNano.random(SHAPES[self.shape][0], self.device.torch_device, dtype)
 
     def codec(self, dtype: torch.dtype = torch.float32) -> MossAudioTokenizerNano:
-        """Likewise."""
         with allocating(self.device.torch_device, dtype):
             codec = MossAudioTokenizerNano(SHAPES[self.shape][1])
         fill_randomly(codec, 0)
         return codec.eval()
 
     def speaker(self, dtype: torch.dtype, is_int8: bool = False, codec_dtype: torch.dtype = torch.float32) -> NanoTTS:
-        """The house's own way."""
+        """This package's implementation."""
         model = self.model(dtype)
         if is_int8:
             to_int8(model.transformer)
             to_int8(model.local_transformer)
-        tokenizer = SpelledText(model.config.vocab_size)
+        tokenizer = LetterTokenizer(model.config.vocab_size)
         return NanoTTS(model, self.codec(codec_dtype), tokenizer, self.device, self.settings)
 
     @property
     def settings(self) -> FixedLength:
-        """How the text is said."""
         return FixedLength(chunk_tokens=0, voices={VOICE: self.voice}, frames=self.frames)
 
 
-class NanoSpeaks:
+class NanoContender:
     """`NanoTTS` on random weights."""
 
     def __init__(self, name: str, speaker: NanoTTS) -> None:
@@ -154,16 +155,15 @@ class NanoSpeaks:
         speaker.capture()
 
     def stream(self, seed: int) -> Iterator[Samples]:
-        """The sound of the text."""
         return self.speaker.stream(TEXT, VOICE, SpeakingStyle(seed=seed))
 
     def stages(self) -> dict[str, Callable[[], object]]:
-        """One frame's work of each part."""
-        mouth = self.speaker.mouth
+        """One frame of work of each part, by name."""
+        generator = self.speaker.mouth
         parts = {"codec": self._codec(1), f"codec, {CODEC_CHUNK} at a time": self._codec(CODEC_CHUNK)}
-        if isinstance(mouth, CpuFrameGenerator):
-            return {**_cpu_stages(mouth), **parts}
-        assert isinstance(mouth, EngineFrameGenerator)
+        if isinstance(generator, CpuFrameGenerator):
+            return {**_cpu_stages(generator), **parts}
+        assert isinstance(generator, EngineFrameGenerator)
         frames = itertools.chain.from_iterable(self._frames(seed) for seed in itertools.count())
         return {"global and local": lambda: next(frames), **parts}
 
@@ -185,12 +185,12 @@ class NanoSpeaks:
         return step
 
 
-def _cpu_stages(mouth: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
+def _cpu_stages(generator: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
     from vivavoce.tts.nano_cpu import SequenceDraw
 
-    decoder = mouth.decoder
+    decoder = generator.decoder
     config = decoder.model.config
-    rows = mouth.prompt.speech(TEXT)
+    rows = generator.prompt.speech(TEXT)
     room, frame_room = decoder.room(VOICE_FRAMES + 400).zero_(), decoder.frame_room()
     hidden = decoder.after(decoder.model.embed(torch.tensor(rows)), room, 0)
     samplings = SpeechSettings().generation(config.n_vq, len(TEXT), 0).per_channel(decoder.model.channels)
@@ -204,52 +204,173 @@ def _cpu_stages(mouth: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
     return {"global": lambda: decoder.after(decoder.embedded(codes), room, len(rows) + VOICE_FRAMES), "local": local}
 
 
-def _plain(setup: TTSBenchSetup) -> Speaks:
+Past = list[tuple[Tensor, Tensor]]  # keys and values of each layer: [1, head, row, head_dim]
+
+
+class PlainNano:
+    """The published algorithm, for a fixed number of frames."""
+
+    name = "plain"
+
+    def __init__(
+        self,
+        model: MossTTSNano,
+        codec: MossAudioTokenizerNano,
+        rows: Sequence[Row],
+        frames: int,
+        sampling: NanoSampling,
+    ) -> None:
+        self.model, self.codec, self.frames, self.sampling = model, codec, frames, sampling
+        self.device = model.transformer.wte.weight.device
+        self.rows = torch.tensor(rows, device=self.device)
+        self.rate = codec.config.sample_rate
+
+    def stream(self, seed: int) -> Iterator[Samples]:
+        torch.manual_seed(seed)
+        past: Past = []
+        hidden = self.read(self.rows, past)
+        state, generated = self.codec.decoder_state(), list[Tensor]()
+        for _ in range(self.frames):
+            codes = self.frame(hidden, generated)
+            generated.append(codes)
+            sound, state = self.codec.decode_step(state, codes[:, None])
+            yield sound.cpu().numpy()
+            hidden = self.read(self.row(codes), past)
+
+    def stages(self) -> dict[str, Callable[[], object]]:
+        """One frame of work of each part, after a prompt."""
+        past: Past = []
+        hidden = self.read(self.rows, past)
+        codes = self.frame(hidden, [])
+        state = self.codec.decoder_state()
+
+        def codec_frame() -> None:
+            nonlocal state
+            _, state = self.codec.decode_step(state, codes[:, None])
+
+        return {
+            "global": lambda: self.read(self.row(codes), list(past)),
+            "local": lambda: self.frame(hidden, []),
+            "codec": codec_frame,
+        }
+
+    def row(self, codes: Tensor) -> Tensor:
+        """# [1, channel]"""
+        slot = torch.tensor([self.model.config.audio_assistant_slot_token_id], device=self.device)
+        return torch.cat([slot, codes])[None]
+
+    @torch.inference_mode()
+    def read(self, rows: Tensor, past: Past) -> Tensor:
+        """Hidden state of the last new row; keys and values are appended to `past`.  # [1, hidden]"""
+        position = past[0][0].shape[2] if past else 0
+        states = self._layers(self.model.transformer.h, self.model.embed(rows), position, past)
+        return functional.layer_norm(states, states.shape[-1:], *self._norm(self.model.transformer.ln_f))[-1:]
+
+    @torch.inference_mode()
+    def frame(self, hidden: Tensor, generated: list[Tensor]) -> Tensor:
+        """The next frame's codes; never stops.  # [codebook]"""
+        model = self.model
+        slot = model.transformer.wte.weight[model.config.audio_assistant_slot_token_id]
+        inputs, codes = [hidden[0]], list[Tensor]()
+        functional.linear(self._local(inputs), model.transformer.wte.weight)
+        inputs.append(slot)
+        for codebook in range(model.codebooks):
+            logits = model.code_logits(codebook, self._local(inputs)[None])[0]
+            earlier = torch.stack([each[codebook] for each in generated]) if generated else None
+            codes.append(self._sample_code(logits, earlier))
+            inputs.append(model.audio_embeddings.embed(codebook, codes[-1]))
+        return torch.stack(codes)
+
+    def _local(self, inputs: list[Tensor]) -> Tensor:
+        local = self.model.local_transformer
+        states = self._layers(local.h, torch.stack(inputs), 0, [])
+        return functional.layer_norm(states, states.shape[-1:], *self._norm(local.ln_f))[-1]
+
+    def _layers(self, layers: torch.nn.ModuleList, x: Tensor, position: int, past: Past) -> Tensor:
+        is_first = not past
+        positions = slice(position, position + x.shape[0])
+        cos, sin = self.model.rotary.cos[positions], self.model.rotary.sin[positions]
+        for index, layer in enumerate(layers):
+
+            def attend(queries: Tensor, keys: Tensor, values: Tensor, index: int = index) -> Tensor:
+                new = [rotate_pairs(keys, cos, sin).transpose(0, 1)[None], values.transpose(0, 1)[None]]
+                if not is_first:
+                    new = [torch.cat(pair, dim=2) for pair in zip(past[index], new, strict=True)]
+                    past[index] = (new[0], new[1])
+                else:
+                    past.append((new[0], new[1]))
+                turned = rotate_pairs(queries, cos, sin).transpose(0, 1)[None]
+                causal = queries.shape[0] > 1
+                mixed = functional.scaled_dot_product_attention(turned, new[0], new[1], is_causal=causal)
+                return mixed[0].transpose(0, 1)
+
+            x = layer(x, attend)
+        return x
+
+    def _sample_code(self, logits: Tensor, earlier: Tensor | None) -> Tensor:
+        sampling = self.sampling
+        if earlier is not None:
+            seen_logits = logits[earlier]
+            penalty = sampling.audio_repetition_penalty
+            logits = logits.scatter(
+                0, earlier, torch.where(seen_logits < 0, seen_logits * penalty, seen_logits / penalty)
+            )
+        scores, ids = (logits / sampling.audio_temperature).topk(min(sampling.audio_top_k, len(logits)))
+        chances = scores.softmax(-1)
+        kept = chances.cumsum(-1) - chances < sampling.audio_top_p
+        return ids[torch.multinomial(chances * kept, 1)[0]]
+
+    @staticmethod
+    def _norm(norm: torch.nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
+        return norm.weight, norm.bias, norm.eps
+
+
+def _plain(setup: TTSBenchSetup) -> Contender:
     speaker = setup.speaker(torch.float32)
     rows = speaker.prompt.clone(TEXT, setup.voice.codes)
     return PlainNano(speaker.model, speaker.codec, rows, setup.frames, NanoSampling())
 
 
-def _onnx(setup: TTSBenchSetup) -> Speaks:
+def _onnx(setup: TTSBenchSetup) -> Contender:
     if setup.onnx is None:
-        raise InputError("graphs are exported into, and taken from, the folder that --onnx names")
+        raise InputError("the onnx backend needs a folder for its graphs: give --onnx FOLDER")
 
     model, codec = setup.model(torch.float32), setup.codec()
-    tokenizer = SpelledText(model.config.vocab_size)
-    return OnnxSpeaks(setup.onnx, model, codec, tokenizer, setup.settings, (TEXT, VOICE))
+    tokenizer = LetterTokenizer(model.config.vocab_size)
+    return OnnxContender(setup.onnx, model, codec, tokenizer, setup.settings, (TEXT, VOICE))
 
 
-def _ours(
+def _own_backend(
     name: str, dtype: torch.dtype, is_int8: bool = False, codec_dtype: torch.dtype = torch.float32
-) -> Callable[[TTSBenchSetup], Speaks]:
-    def make(setup: TTSBenchSetup) -> Speaks:
+) -> Callable[[TTSBenchSetup], Contender]:
+    def make(setup: TTSBenchSetup) -> Contender:
         if codec_dtype is torch.bfloat16 and not is_bfloat16_fast():
             raise InputError(f"a bfloat16 codec needs a CPU with AMX, and this is {setup.device.name}")
         if is_int8 and (setup.device.kind != "cpu" or not is_int8_fast()):
             raise InputError(f"int8 speech needs an x86 CPU with VNNI, and this is {setup.device.name}")
         if dtype not in setup.device.dtypes:
             raise InputError(f"{setup.device.name} does not run {name}")
-        return NanoSpeaks(name, setup.speaker(dtype, is_int8, codec_dtype))
+        return NanoContender(name, setup.speaker(dtype, is_int8, codec_dtype))
 
     return make
 
 
-def _eager(setup: TTSBenchSetup) -> Speaks:
-    """Without graphs: what they are worth."""
+def _eager(setup: TTSBenchSetup) -> Contender:
+    """Without CUDA graphs, to show their effect."""
     if not setup.device.graphs:
-        raise InputError(f"{setup.device.name} has no graphs to do without")
-    without = replace(setup, device=replace(setup.device, graphs=False))
-    return NanoSpeaks("bfloat16-eager", without.speaker(torch.bfloat16))
+        raise InputError(f"{setup.device.name} has no CUDA graphs to disable")
+    ungraphed = replace(setup, device=replace(setup.device, graphs=False))
+    return NanoContender("bfloat16-eager", ungraphed.speaker(torch.bfloat16))
 
 
-CONTENDERS: dict[str, Callable[[TTSBenchSetup], Speaks]] = {
+CONTENDERS: dict[str, Callable[[TTSBenchSetup], Contender]] = {
     "plain": _plain,
-    "float32": _ours("float32", torch.float32),
-    "int8": _ours("int8", torch.float32, is_int8=True),
-    "int8-amx": _ours("int8-amx", torch.float32, is_int8=True, codec_dtype=torch.bfloat16),
-    "bfloat16": _ours("bfloat16", torch.bfloat16),
+    "float32": _own_backend("float32", torch.float32),
+    "int8": _own_backend("int8", torch.float32, is_int8=True),
+    "int8-amx": _own_backend("int8-amx", torch.float32, is_int8=True, codec_dtype=torch.bfloat16),
+    "bfloat16": _own_backend("bfloat16", torch.bfloat16),
     "bfloat16-eager": _eager,
-    "float16": _ours("float16", torch.float16),
+    "float16": _own_backend("float16", torch.float16),
     "onnx": _onnx,
 }
 ON_DEVICE = {"cpu": ("plain", "float32", "int8", "int8-amx", "onnx"), "npu": ("plain", "float16")}
@@ -260,8 +381,8 @@ NEEDED = ("moss_tts_prefill", "moss_tts_decode_step", "moss_tts_local_fixed_samp
 NEEDED_OF_CODEC = ("moss_audio_tokenizer_decode_step",)
 
 
-class OnnxSpeaks:
-    """`OnnxTTS` on random weights, with as many threads as torch has."""
+class OnnxContender:
+    """`OnnxTTS` on random weights, with torch's thread count."""
 
     name = "onnx"
 
@@ -272,19 +393,18 @@ class OnnxSpeaks:
         codec: MossAudioTokenizerNano,
         tokenizer: NanoTokenizerProtocol,
         settings: SpeechSettings,
-        said: tuple[str, str],
+        text_and_voice: tuple[str, str],
     ) -> None:
         _export(folder, model, codec)
         threads = torch.get_num_threads()
         self._speaker = OnnxTTS(folder, folder, threads=threads, tokenizer=tokenizer, settings=settings)
-        self._said, self.rate = said, self._speaker.rate
+        self._text_and_voice, self.rate = text_and_voice, self._speaker.rate
 
     def stream(self, seed: int) -> Iterator[NDArray[np.float32]]:
-        """The sound of the text."""
-        return self._speaker.stream(*self._said, SpeakingStyle(seed=seed))
+        return self._speaker.stream(*self._text_and_voice, SpeakingStyle(seed=seed))
 
     def stages(self) -> dict[str, Callable[[], object]]:
-        """Its parts are the runtime's own."""
+        """No per-stage timing."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""A caller on the line: an open microphone in real time, a loudspeaker, and what a stock client does about events."""
+"""A simulated caller: a real-time microphone, a loudspeaker, and the event handling of a stock client."""
 
 import asyncio
 import base64
@@ -9,8 +9,17 @@ import numpy as np
 
 from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
 from vivavoce.audio.level import from_db
-from vivavoce.bench.turn_client import OPEN_SECONDS, PERFECT, Event, Line, Way, Wire, WireClosedError
-from vivavoce.bench.turn_player import Loudspeaker, PlayedReply
+from vivavoce.bench.turn_client import (
+    OPEN_SECONDS,
+    PERFECT,
+    Event,
+    Line,
+    LineDirection,
+    Loudspeaker,
+    PlayedReply,
+    Wire,
+    WireClosedError,
+)
 from vivavoce.bench.turn_sounds import RATE, SPEECH_DBFS, Samples, room_noise, voiced_bounds
 from vivavoce.errors import InputError
 
@@ -24,19 +33,19 @@ WORDS = {"response.output_audio_transcript.delta", "response.audio_transcript.de
 
 @dataclass(frozen=True)
 class CallEnvironment:
-    """Where the caller sits."""
+    """Acoustics and network of the caller."""
 
     snr_db: float | None = None
-    """Noise under speech of the usual level; None: a quiet room."""
+    """Signal-to-noise ratio; None: a quiet room."""
     echo_db: float | None = None
-    """How loud the loudspeaker is in the microphone; None: a headset."""
+    """Loudspeaker level in the microphone; None: a headset."""
     echo_delay: float = 0.06
     line: Line = PERFECT
 
 
 @dataclass(frozen=True)
 class CallerUtterance:
-    """A sound the caller makes; times of its first and last voice by the clock."""
+    """A sound of the caller, with the times of its first and last voiced sample."""
 
     kind: str
     start: float
@@ -44,35 +53,35 @@ class CallerUtterance:
     last: float
     end: float
     pause: tuple[float, float] | None = None
-    """When it hesitated."""
+    """Start and end of a pause inside it."""
 
 
 @dataclass
 class Microphone:
-    """Packets of 20 ms at absolute deadlines; quiet noise where nobody speaks."""
+    """Packets of 20 ms at absolute deadlines; room noise between utterances."""
 
-    surroundings: CallEnvironment
+    environment: CallEnvironment
     loudspeaker: Loudspeaker
     seed: int = 0
     began: float = 0.0
     sent: int = 0
     lateness: list[float] = field(default_factory=list)
-    """Seconds by which each packet left after its time."""
+    """Lateness of each packet in seconds."""
     record: list[Samples] = field(default_factory=list)
-    _said: list[tuple[int, Samples]] = field(default_factory=list)
+    _utterances: list[tuple[int, Samples]] = field(default_factory=list)
     _noise: Samples = field(init=False, repr=False)
-    _way: Way = field(init=False, repr=False)
+    _direction: LineDirection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        snr = self.surroundings.snr_db
+        snr = self.environment.snr_db
         level = QUIET_ROOM_DBFS if snr is None else SPEECH_DBFS - snr
         self._noise = room_noise(NOISE_SECONDS, level, self.seed)
-        self._way = Way(self.surroundings.line, self.seed)
+        self._direction = LineDirection(self.environment.line, self.seed)
 
     def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> CallerUtterance:
-        """From the next packet on these samples are spoken; `pause`: from and to which of them it hesitates."""
-        begin = max([self.sent * PACKET, *(start + len(sound) for start, sound in self._said)])
-        self._said.append((begin, samples))
+        """Queue samples from the next packet on; `pause` is the sample range of a pause in them."""
+        begin = max([self.sent * PACKET, *(start + len(sound) for start, sound in self._utterances)])
+        self._utterances.append((begin, samples))
         first, last = voiced_bounds(samples)
         start = self.began + begin / RATE
         hesitates = None if pause is None else (start + pause[0] / RATE, start + pause[1] / RATE)
@@ -81,37 +90,37 @@ class Microphone:
         )
 
     def packet(self) -> Samples:
-        """What the microphone took up in the next 20 ms, lost packets as silence."""
+        """The next 20 ms of input; lost packets are silence."""
         begin = self.sent * PACKET
         self.sent += 1
         samples = np.take(self._noise, np.arange(begin, begin + PACKET), mode="wrap")
-        for start, sound in self._said:
+        for start, sound in self._utterances:
             low, high = max(begin, start), min(begin + PACKET, start + len(sound))
             if low < high:
                 samples[low - begin : high - begin] += sound[low - start : high - start]
-        self._said = [(start, sound) for start, sound in self._said if start + len(sound) > begin + PACKET]
-        echo = self.surroundings.echo_db
+        self._utterances = [(start, sound) for start, sound in self._utterances if start + len(sound) > begin + PACKET]
+        echo = self.environment.echo_db
         if echo is not None:
-            moment = self.began + begin / RATE - self.surroundings.echo_delay
+            moment = self.began + begin / RATE - self.environment.echo_delay
             samples += np.float32(from_db(echo)) * self.loudspeaker.read(moment, PACKET)
-        if self._way.line.loss and self._way.loses():
+        if self._direction.line.loss and self._direction.loses():
             samples = np.zeros_like(samples)
         self.record.append(samples)
         return samples
 
 
 class BenchCaller:
-    """One session: use as `async with`. Everything that happens is kept with its time."""
+    """One session, used as `async with`. All events are recorded with their time."""
 
-    def __init__(self, wire: Wire, session: Event, surroundings: CallEnvironment | None = None, seed: int = 0) -> None:
+    def __init__(self, wire: Wire, session: Event, environment: CallEnvironment | None = None, seed: int = 0) -> None:
         self.wire, self.session = wire, session
-        self.surroundings = surroundings or CallEnvironment()
+        self.environment = environment or CallEnvironment()
         self.loudspeaker = Loudspeaker()
-        self.microphone = Microphone(self.surroundings, self.loudspeaker, seed)
+        self.microphone = Microphone(self.environment, self.loudspeaker, seed)
         self.events: list[tuple[float, Event]] = []
-        """All that came, sound as its length in bytes."""
+        """All received events; audio is replaced by its length in bytes."""
         self.active: set[str] = set()
-        """Replies that are under way at the server."""
+        """Ids of unfinished responses."""
         self.closed: str | None = None
         self._ready = asyncio.Event()
         self._packet_due = asyncio.Event()
@@ -138,15 +147,14 @@ class BenchCaller:
 
     @staticmethod
     def now() -> float:
-        """The time of everything here."""
         return asyncio.get_running_loop().time()
 
     def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> CallerUtterance:
-        """Speak from now on; returns at once."""
+        """Start speaking; returns immediately."""
         return self.microphone.say(samples, kind, pause)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for something to become so, looking with every packet: a wake-up costs more than what it looks at."""
+        """Wait for a condition, polled once per packet, because waking more often would cost more than the check."""
         try:
             async with asyncio.timeout(seconds):
                 while not condition():
@@ -157,11 +165,10 @@ class BenchCaller:
         return True
 
     async def wait(self, moment: float) -> None:
-        """Wait for a moment."""
         await self.until(lambda: self.now() >= moment, max(0.0, moment - self.now()) + 1.0)
 
     def heard_since(self, moment: float) -> PlayedReply | None:
-        """The first reply whose voice has been heard, and not begun before this moment."""
+        """The first reply whose voice became audible at or after this time."""
         for reply in self.loudspeaker.replies.values():
             heard = None if reply.voice_at is None else reply.heard_at(reply.voice_at)
             if heard is not None and moment <= heard <= self.now():
@@ -170,11 +177,11 @@ class BenchCaller:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no reply is under way or being heard."""
+        """Whether no response is active or audible."""
         return not self.active and not self.loudspeaker.is_audible(self.now())
 
-    async def hush(self) -> None:
-        """Stop whatever is being said, as a client may."""
+    async def stop_replies(self) -> None:
+        """Cancel the active response and stop playback."""
         if self.active:
             await self.wire.send({"type": "response.cancel"})
         await self._stop_playing("bench")
@@ -204,12 +211,12 @@ class BenchCaller:
                 self._ready.set()
                 return
             try:
-                await self._take(self.now(), event)
+                await self._handle_event(self.now(), event)
             except (KeyError, TypeError, ValueError) as error:
                 self.closed = f"the server's {event.get('type')} event cannot be read: {error!r}"
                 return
 
-    async def _take(self, now: float, event: Event) -> None:
+    async def _handle_event(self, now: float, event: Event) -> None:
         kind = str(event.get("type"))
         is_sound = kind in SOUND
         self.events.append((now, event | {"delta": len(event["delta"]) * 3 // 4} if is_sound else event))
@@ -235,7 +242,7 @@ class BenchCaller:
     def _done(self, now: float, response: Event) -> None:
         reply = self.loudspeaker.reply(response["id"], now)
         self.active.discard(reply.id)
-        if reply.status is not None:  # a reply ends once
+        if reply.status is not None:  # only the first response.done counts
             return
         reply.status = response.get("status")
         reply.reason = (response.get("status_details") or {}).get("reason")
@@ -244,7 +251,7 @@ class BenchCaller:
         reply.finish(now)
 
     async def _stop_playing(self, reason: str) -> None:
-        """Throw away what was not heard, and tell the server how far that was, as stock clients do."""
+        """Drop unplayed audio and send `conversation.item.truncate`, as stock clients do."""
         for reply in self.loudspeaker.drop(self.now(), reason):
             if reply.item is not None and reply.spans:
                 heard = sum((span.last or span.first) - span.first for span in reply.spans)

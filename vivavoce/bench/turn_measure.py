@@ -1,4 +1,4 @@
-"""Figures of a call, from what was said and heard and when. Pure arithmetic on times; nothing here waits."""
+"""Figures of a call from its recorded times: latency, interruptions, selectivity, and crosstalk between sessions."""
 
 import re
 from collections import Counter
@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.bench.turn_caller import CallerUtterance
-from vivavoce.bench.turn_player import PlayedReply
-from vivavoce.bench.turn_scenes import Played, ScriptedCall
+from vivavoce.bench.turn_client import PlayedReply
+from vivavoce.bench.turn_scenes import PlayedExchange, ScriptedCall
 from vivavoce.bench.turn_sounds import FRAME, RATE, Samples
 
 WINDOW = 2.0
-"""Seconds from its beginning in which an interruption must have stopped the reply, and in which nothing else may."""
+"""Seconds within which an interruption must stop the reply, and other sounds must not."""
 TOO_LATE = 0.5
-"""A reply that ends by itself so soon after a sound says nothing about whether it would have yielded."""
+"""A reply that ends by itself this soon after a sound is not counted either way."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one exchange. Milliseconds; None: there was nothing to measure."""
+    """Figures of one exchange. Milliseconds; None where nothing could be measured."""
 
     scene: str
     session: int
@@ -31,16 +31,16 @@ class Outcome:
     question: str
     is_answered: bool
     response_ms: float | None
-    """From the last voiced sample of the question to the first voiced sample of the reply that is heard."""
+    """From the last voiced sample of the question to the first voiced sample played."""
     arrival_ms: float | None
-    """The same, to the arrival of that sample."""
+    """From the last voiced sample of the question to the arrival of that sample."""
     cut_in: bool
-    """The machine spoke while the question was still being asked."""
+    """A reply was audible before the question ended."""
     false_end: bool | None
-    """Whether a hesitation was taken for the end."""
+    """Whether a pause was taken for the end of the turn."""
     over: str | None = None
     stopped: bool | None = None
-    """Whether the sound over it stopped the reply."""
+    """Whether a sound over the reply stopped it."""
     stop_ms: float | None = None
     over_answered: bool | None = None
     after_interruption_ms: float | None = None
@@ -48,7 +48,7 @@ class Outcome:
     stray: str | None = None
     stray_answered: bool | None = None
     self_interruptions: int = 0
-    """Replies that the server stopped though the caller made no sound."""
+    """Replies that the server stopped without caller sound."""
     underruns: int = 0
     dry_ms: float = 0.0
     reply_seconds: float = 0.0
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def outcomes(call: ScriptedCall) -> list[Outcome]:
-    """One for every question of a call."""
+    """One outcome per question of a call."""
     ends = [each.asked.first for each in call.played[1:]] + [float("inf")]
     return [_outcome(call, number, end) for number, end in enumerate(ends[: len(call.played)])]
 
@@ -66,7 +66,7 @@ def _outcome(call: ScriptedCall, number: int, end: float) -> Outcome:
     replies = [each for each in call.caller.loudspeaker.replies.values() if played.asked.first <= each.created < end]
     answer = next((each for each in replies if _heard_after(each, played.asked.last)), None)
     response, arrival = (None, None) if answer is None else _latency(answer, played.asked.last)
-    over = _over(played, replies)
+    over = _disturbance_figures(played, replies)
     return Outcome(
         scene=call.scene.name,
         session=call.number,
@@ -77,7 +77,7 @@ def _outcome(call: ScriptedCall, number: int, end: float) -> Outcome:
         arrival_ms=arrival,
         cut_in=any(_heard_before(each, played.asked.last) for each in replies),
         false_end=_false_end(call, played, replies),
-        self_interruptions=sum(_stopped_itself(each, played) for each in replies),
+        self_interruptions=sum(_is_self_interruption(each, played) for each in replies),
         underruns=sum(len(each.gaps) for each in replies),
         dry_ms=1e3 * sum(sum(each.gaps) for each in replies),
         reply_seconds=0.0 if answer is None else len(answer.sound) / RATE,
@@ -88,30 +88,30 @@ def _outcome(call: ScriptedCall, number: int, end: float) -> Outcome:
     )
 
 
-def _over(played: Played, replies: Sequence[PlayedReply]) -> dict[str, Any]:
-    made, reply, planned = played.over, played.reply, played.exchange.over
+def _disturbance_figures(played: PlayedExchange, replies: Sequence[PlayedReply]) -> dict[str, Any]:
+    sound, reply, planned = played.over, played.reply, played.exchange.over
     if planned is None:
         return {}
-    if made is None or reply is None:  # there was no reply, or it was over too soon
+    if sound is None or reply is None:  # no reply, or it ended before the disturbance
         return {"over": planned.kind}
     cut = cut_at(reply)
-    stopped: bool | None = cut is not None and cut - made.first <= WINDOW
-    if _heard_until(reply) - made.first < TOO_LATE if cut is None else cut < made.first:
+    stopped: bool | None = cut is not None and cut - sound.first <= WINDOW
+    if _heard_until(reply) - sound.first < TOO_LATE if cut is None else cut < sound.first:
         stopped = None
-    is_interruption = made.kind == "interruption"
-    following = next((each for each in replies if each is not reply and _heard_after(each, made.last)), None)
+    is_interruption = sound.kind == "interruption"
+    following = next((each for each in replies if each is not reply and _heard_after(each, sound.last)), None)
     wanted = following is not None and is_interruption
     return {
-        "over": made.kind,
+        "over": sound.kind,
         "stopped": stopped,
-        "stop_ms": 1e3 * (cut - made.first) if stopped and cut is not None else None,
-        "over_answered": _answers(made, [each for each in replies if each is not reply]),
-        "after_interruption_ms": _latency(following, made.last)[0] if wanted and following else None,
+        "stop_ms": 1e3 * (cut - sound.first) if stopped and cut is not None else None,
+        "over_answered": _answers(sound, [each for each in replies if each is not reply]),
+        "after_interruption_ms": _latency(following, sound.last)[0] if wanted and following else None,
     }
 
 
 def cut_at(reply: PlayedReply) -> float | None:
-    """When the server stopped a reply before its end; None if it did not."""
+    """Time at which the server stopped a reply early; None if it did not."""
     by_server = [moment for moment, reason in reply.dropped if reason != "bench"]
     if any(reason == "bench" for _, reason in reply.dropped):
         return None
@@ -143,8 +143,8 @@ def _heard_before(reply: PlayedReply, moment: float) -> bool:
     return bool(spans) and spans[0][0] < moment
 
 
-def _false_end(call: ScriptedCall, played: Played, replies: Iterable[PlayedReply]) -> bool | None:
-    """Whether the turn was closed, or a reply begun, between the beginning of the pause and the last word."""
+def _false_end(call: ScriptedCall, played: PlayedExchange, replies: Iterable[PlayedReply]) -> bool | None:
+    """Whether the turn was committed or a response created between the start of the pause and the last word."""
     if played.asked.pause is None:
         return None
     begin, end = played.asked.pause[0], played.asked.last
@@ -155,8 +155,8 @@ def _false_end(call: ScriptedCall, played: Played, replies: Iterable[PlayedReply
     return closed or any(begin < each.created < end for each in replies)
 
 
-def _stopped_itself(reply: PlayedReply, played: Played) -> bool:
-    """Whether a reply was stopped that nobody had spoken over."""
+def _is_self_interruption(reply: PlayedReply, played: PlayedExchange) -> bool:
+    """Whether a reply was stopped without a caller sound before."""
     cut = cut_at(reply)
     if cut is None or not _heard_after(reply, played.asked.last):
         return False
@@ -165,12 +165,12 @@ def _stopped_itself(reply: PlayedReply, played: Played) -> bool:
 
 
 def _answers(sound: CallerUtterance, replies: Iterable[PlayedReply]) -> bool:
-    """Whether a reply was begun because of a sound."""
+    """Whether a reply was created after a sound."""
     return any(reply.created > sound.first and reply.spans for reply in replies)
 
 
 def summary(found: Sequence[Outcome]) -> dict[str, Any]:
-    """The figures of a scene, or of all of them; shares are 0 to 1, None where there was nothing to measure."""
+    """Aggregated figures; rates are 0 to 1, None where nothing was measured."""
     overs = [each for each in found if each.over is not None and each.stopped is not None]
     interrupted = [each for each in overs if each.over == "interruption"]
     strays = [each for each in found if each.stray is not None]
@@ -199,18 +199,18 @@ def summary(found: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _share(values: Iterable[bool]) -> float | None:
-    kept = list(values)
-    return sum(kept) / len(kept) if kept else None
+    known = list(values)
+    return sum(known) / len(known) if known else None
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
-    kept = [value for value in values if value is not None]
-    if not kept:
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    return {"p50": float(np.percentile(kept, 50)), "p95": float(np.percentile(kept, 95)), "count": len(kept)}
+    return {"p50": float(np.percentile(known, 50)), "p95": float(np.percentile(known, 95)), "count": len(known)}
 
 
-ALIKE = 0.6
+MIN_SIMILARITY = 0.6
 MARGIN = 0.1
 BANDS = 24
 LAG_FRAMES = 50
@@ -220,7 +220,7 @@ Verdict = Literal["own", "other", "unclear"]
 
 @dataclass(frozen=True)
 class SessionAnswer:
-    """What came back for a question: its words, if they were told, and its sound."""
+    """The answer to a question: transcript, if sent, and audio."""
 
     question: str
     transcript: str = ""
@@ -228,7 +228,7 @@ class SessionAnswer:
 
 
 def answers(call: ScriptedCall) -> list[SessionAnswer]:
-    """Those of a call, one for every question that was answered."""
+    """The answers of a call, one per answered question."""
     found = []
     for played in call.played:
         if played.reply is not None:
@@ -237,25 +237,25 @@ def answers(call: ScriptedCall) -> list[SessionAnswer]:
     return found
 
 
-def judge(answer: SessionAnswer, references: Mapping[str, SessionAnswer]) -> Verdict:
-    """Whether an answer is that to its own question, that to another session's, or like neither."""
+def classify_answer(answer: SessionAnswer, references: Mapping[str, SessionAnswer]) -> Verdict:
+    """Whether an answer matches its own question's reference, another session's, or neither."""
     own = similarity(answer, references[answer.question]) if answer.question in references else 0.0
     others = (similarity(answer, known) for question, known in references.items() if question != answer.question)
     other = max(others, default=0.0)
-    if other >= ALIKE and other > own + MARGIN:
+    if other >= MIN_SIMILARITY and other > own + MARGIN:
         return "other"
-    return "own" if own >= ALIKE else "unclear"
+    return "own" if own >= MIN_SIMILARITY else "unclear"
 
 
 def similarity(one: SessionAnswer, two: SessionAnswer) -> float:
-    """0 to 1."""
+    """Similarity from 0 to 1, by words if both have a transcript, else by sound."""
     if one.transcript and two.transcript:
         return SequenceMatcher(None, _words(one.transcript), _words(two.transcript), autojunk=False).ratio()
     return sound_similarity(one.sound, two.sound)
 
 
 def sound_similarity(one: Samples, two: Samples) -> float:
-    """How well the colours of two sounds follow one another, at the best shift of up to half a second."""
+    """Correlation of band energies at the best lag of up to half a second."""
     first, second = _fingerprint(one), _fingerprint(two)
     if min(len(first), len(second)) < LAG_FRAMES // 2:
         return 0.0
@@ -267,20 +267,20 @@ def sound_similarity(one: Samples, two: Samples) -> float:
             continue
         norms = np.linalg.norm(left[:size]) * np.linalg.norm(right[:size])
         best = max(best, float((left[:size] * right[:size]).sum() / max(norms, 1e-9)))
-    # A reply of another length is another reply, however it begins.
+    # Different lengths mean different replies even if they start alike.
     return best * min(len(first), len(second)) / max(len(first), len(second))
 
 
-def shared_ids(calls: Iterable[ScriptedCall]) -> list[str]:
-    """Replies that reached more than one session."""
+def shared_reply_ids(calls: Iterable[ScriptedCall]) -> list[str]:
+    """Response ids received by more than one session."""
     counts = Counter(id for call in calls for id in call.caller.loudspeaker.replies)
     return sorted(id for id, count in counts.items() if count > 1)
 
 
 def crosstalk(calls: Sequence[ScriptedCall], references: Mapping[str, SessionAnswer]) -> dict[str, Any]:
-    """How many answers were their session's own."""
+    """Counts of answers that were the session's own, another's, or unclear."""
     given = [answer for call in calls for answer in answers(call)]
-    judged = [(answer, judge(answer, references)) for answer in given]
+    judged = [(answer, classify_answer(answer, references)) for answer in given]
     verdicts = Counter(verdict for _, verdict in judged)
     by_words = all(answer.transcript for answer in given) and all(known.transcript for known in references.values())
     return {
@@ -288,7 +288,7 @@ def crosstalk(calls: Sequence[ScriptedCall], references: Mapping[str, SessionAns
         "own": verdicts["own"],
         "other": verdicts["other"],
         "unclear": verdicts["unclear"],
-        "shared_reply_ids": shared_ids(calls),
+        "shared_reply_ids": shared_reply_ids(calls),
         "compared_by": "words" if by_words else "sound",
         "strange": [
             {"asked": answer.question, "said": answer.transcript, "alone": references[answer.question].transcript}
@@ -303,7 +303,7 @@ def _words(text: str) -> list[str]:
 
 
 def _fingerprint(samples: Samples) -> NDArray[np.float64]:
-    """Log energy in bands every 10 ms, without its mean.  # [frame, band]"""
+    """Mean-free log band energies every 10 ms.  # [frame, band]"""
     frames = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
     if len(frames) == 0:
         return np.zeros((0, BANDS))

@@ -1,4 +1,4 @@
-"""The script: what is said in each scene, and how a caller plays it."""
+"""Scenes of `viva bench turn`: their scripts, and how a simulated caller plays them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -6,44 +6,43 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vivavoce.bench.turn_caller import BenchCaller, CallEnvironment, CallerUtterance
-from vivavoce.bench.turn_client import Line
-from vivavoce.bench.turn_player import PlayedReply
+from vivavoce.bench.turn_client import Line, PlayedReply
 from vivavoce.bench.turn_sounds import (
     RATE,
     Material,
     Samples,
     SpokenQuestion,
     cough,
-    far_off,
-    hesitated,
+    distant_talker,
     knock,
     voiced_bounds,
+    with_pause,
 )
 from vivavoce.errors import InputError
 
 PAUSES = (0.4, 0.6, 0.5, 0.8, 0.7)
-MOMENTS = (0.6, 0.9, 0.75, 1.1)
-"""How long a reply has been heard when somebody makes a sound over it, in seconds."""
+DISTURB_AT_SECONDS = (0.6, 0.9, 0.75, 1.1)
+"""Seconds into a reply at which the caller disturbs it."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How patient a caller is, in seconds."""
+    """Waiting times of a caller, in seconds."""
 
     before: float = 0.7
     """Silence before the first word."""
     patience: float = 8.0
-    """How long a reply is waited for."""
-    longest_reply: float = 8.0
-    """After so much of a reply the caller has heard enough, and stops it."""
+    """Timeout for a reply."""
+    max_reply_seconds: float = 8.0
+    """The caller cancels a reply after this long."""
     between: float = 0.4
     after_sound: float = 2.0
-    """How long the caller listens what a sound has done."""
+    """Wait after a stray sound."""
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """A sound that is no question, or not at its time."""
+    """A sound over a reply or in silence."""
 
     kind: str
     sound: Samples = field(repr=False)
@@ -53,7 +52,7 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class ScriptedExchange:
-    """One question, a sound over its reply, and one after it."""
+    """One question, an optional sound over its reply, and one after it."""
 
     question: SpokenQuestion
     pause: float = 0.0
@@ -63,14 +62,14 @@ class ScriptedExchange:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is said, and where."""
+    """A named sequence of exchanges in one environment."""
 
     name: str
     exchanges: tuple[ScriptedExchange, ...]
-    surroundings: CallEnvironment = field(default_factory=CallEnvironment)
+    environment: CallEnvironment = field(default_factory=CallEnvironment)
 
     def calls(self) -> list["Scene"]:
-        """What each voice says of it: a person keeps theirs for a call, and servers get to know how loud it is."""
+        """The scene split by voice, one call each, because servers adapt to a speaker's level within a call."""
         voices = dict.fromkeys(each.question.voice for each in self.exchanges)
         return [
             replace(self, exchanges=tuple(each for each in self.exchanges if each.question.voice == voice))
@@ -79,30 +78,30 @@ class Scene:
 
 
 @dataclass
-class Played:
-    """An exchange as it happened."""
+class PlayedExchange:
+    """Times and reply of a played exchange."""
 
     exchange: ScriptedExchange
     asked: CallerUtterance
     reply: PlayedReply | None = None
-    """The one that was first heard after the question."""
+    """First reply audible after the question."""
     over: CallerUtterance | None = None
     stray: CallerUtterance | None = None
 
 
 @dataclass
 class ScriptedCall:
-    """A scene, or what one voice said of it, as it happened; times are of one clock."""
+    """A played scene (or one voice's part of it); all times are of one clock."""
 
     scene: Scene
     caller: BenchCaller
     number: int = 0
-    played: list[Played] = field(default_factory=list)
+    played: list[PlayedExchange] = field(default_factory=list)
     failure: str | None = None
 
 
 async def play(call: ScriptedCall, timing: Timing) -> None:
-    """Play a scene; what happens is in the call, and in its caller."""
+    """Play a scene; results are stored in the call and its caller."""
     caller = call.caller
     await caller.wait(caller.now() + timing.before)
     for exchange in call.scene.exchanges:
@@ -111,51 +110,51 @@ async def play(call: ScriptedCall, timing: Timing) -> None:
 
 async def _play_exchange(call: ScriptedCall, exchange: ScriptedExchange, timing: Timing) -> None:
     caller = call.caller
-    played = Played(exchange, _ask(caller, exchange))
+    played = PlayedExchange(exchange, _ask(caller, exchange))
     call.played.append(played)
     await caller.wait(played.asked.last)
     await caller.until(lambda: caller.heard_since(played.asked.last) is not None, timing.patience)
     played.reply = caller.heard_since(played.asked.last)
     if exchange.over is not None and played.reply is not None:
-        played.over = await _speak_over(caller, played.reply, exchange.over)
-    await _come_to_rest(caller, timing)
+        played.over = await _disturb_reply(caller, played.reply, exchange.over)
+    await _wait_for_silence(caller, timing)
     if exchange.stray is not None:
         played.stray = caller.say(exchange.stray.sound, exchange.stray.kind)
         await caller.wait(played.stray.last + timing.after_sound)
-        await _come_to_rest(caller, timing)
+        await _wait_for_silence(caller, timing)
 
 
 def _ask(caller: BenchCaller, exchange: ScriptedExchange) -> CallerUtterance:
     sound = exchange.question.sound
     if not exchange.pause:
         return caller.say(sound, "question")
-    sound, cut = hesitated(sound, exchange.pause)
+    sound, cut = with_pause(sound, exchange.pause)
     return caller.say(sound, "question", (cut, cut + round(exchange.pause * RATE)))
 
 
-async def _speak_over(caller: BenchCaller, reply: PlayedReply, sound: Disturbance) -> CallerUtterance | None:
-    """Make the sound when the reply has been heard for its time; None where it is over before."""
+async def _disturb_reply(caller: BenchCaller, reply: PlayedReply, sound: Disturbance) -> CallerUtterance | None:
+    """Play the sound at its time in the reply; None if the reply has ended before."""
     began = reply.heard_at(reply.voice_at or 0) or caller.now()
     await caller.wait(began + sound.at)
     if not reply.is_audible(caller.now()):
         return None
-    made = caller.say(sound.sound, sound.kind)
-    await caller.wait(made.end)
-    if sound.kind == "interruption":  # it wants an answer
-        await caller.until(lambda: caller.heard_since(made.last) is not None, 2.0)
-    return made
+    utterance = caller.say(sound.sound, sound.kind)
+    await caller.wait(utterance.end)
+    if sound.kind == "interruption":  # an interruption expects an answer
+        await caller.until(lambda: caller.heard_since(utterance.last) is not None, 2.0)
+    return utterance
 
 
-async def _come_to_rest(caller: BenchCaller, timing: Timing) -> None:
-    """Hear the replies out, or stop them."""
-    if not await caller.until(lambda: caller.is_quiet, timing.longest_reply):
-        await caller.hush()
+async def _wait_for_silence(caller: BenchCaller, timing: Timing) -> None:
+    """Wait until replies end, or cancel them."""
+    if not await caller.until(lambda: caller.is_quiet, timing.max_reply_seconds):
+        await caller.stop_replies()
         await caller.until(lambda: caller.is_quiet, timing.patience)
     await caller.wait(caller.now() + timing.between)
 
 
 def script(material: Material, turns: int, names: list[str] | None = None) -> list[Scene]:
-    """The script; each scene asks `turns` questions. `names` chooses among `SCENES`, or is "none"."""
+    """The scenes, each of `turns` questions. `names` selects among `SCENES`, or is ["none"]."""
     if names == ["none"]:
         return []
     unknown = set(names or ()) - SCENES.keys()
@@ -179,10 +178,10 @@ class _Script:
     def over(
         self, kind: str, sound: Callable[[int], Samples], with_stray: bool = False
     ) -> tuple[ScriptedExchange, ...]:
-        """Every reply is disturbed, each at another moment; with `with_stray` the silence after it too."""
+        """Every reply is disturbed at varying times; `with_stray` adds sounds in the silence after it."""
         exchanges = []
         for number in range(self.turns):
-            disturbance = Disturbance(kind, sound(number), MOMENTS[number % len(MOMENTS)])
+            disturbance = Disturbance(kind, sound(number), DISTURB_AT_SECONDS[number % len(DISTURB_AT_SECONDS)])
             stray = Disturbance(kind, sound(number + self.turns)) if with_stray and number % 2 == 0 else None
             exchanges.append(ScriptedExchange(self.question(number), over=disturbance, stray=stray))
         return tuple(exchanges)
@@ -191,17 +190,17 @@ class _Script:
         return self.material.backchannels[number % len(self.material.backchannels)]
 
     def interruption(self, number: int) -> Samples:
-        """Another question of the same voice, where there is one, from its first voiced sample on."""
+        """Another question of the same voice if there is one, without leading silence."""
         asked, others = self.question(number), self.material.questions
         same = [each for each in others if each.voice == asked.voice and each is not asked] or others
         sound = same[number % len(same)].sound
         return sound[voiced_bounds(sound)[0] :]
 
     def side_talk(self, number: int) -> Samples:
-        """What another voice says to somebody else."""
+        """A distant utterance of another voice."""
         asked, others = self.question(number), self.material.questions
         different = [each for each in others if each.voice != asked.voice] or others
-        return far_off(different[(number + 1) % len(different)].sound)
+        return distant_talker(different[(number + 1) % len(different)].sound)
 
 
 def _noisy(snr_db: float) -> Callable[[str, _Script], Scene]:
@@ -239,7 +238,7 @@ SCENES: dict[str, Callable[[str, _Script], Scene]] = {
 
 
 def recording(call: ScriptedCall) -> Samples:
-    """The call as it was: the microphone on the left, what was heard on the right.  # [2, time]"""
+    """Stereo recording: microphone left, played replies right.  # [2, time]"""
     microphone = call.caller.microphone
     spoken = np.concatenate(microphone.record) if microphone.record else np.zeros(0, np.float32)
     heard = call.caller.loudspeaker.read(microphone.began, len(spoken))

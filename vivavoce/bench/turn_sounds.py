@@ -1,4 +1,4 @@
-"""What is heard on a line besides questions: hums, coughs, knocks, a room, a talker far off. All made of arithmetic."""
+"""Audio of scripted calls: synthetic backchannels, coughs, knocks, noise and talkers, and recorded questions."""
 
 import json
 import shutil
@@ -18,11 +18,11 @@ from vivavoce.errors import InputError
 
 Samples = NDArray[np.float32]
 
-RATE = 24_000  # of the wire; everything here is at this rate
+RATE = 24_000  # of the wire, and of all audio here
 SPEECH_DBFS = -23.0
 FRAME = RATE // 100
-VOICED_DB = 30.0  # a frame this far under the loudest one is no longer voice
-FAINTEST_DBFS = -50.0
+VOICED_DB = 30.0  # frames this far below the loudest one are unvoiced
+MIN_VOICED_DBFS = -50.0
 VOWELS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (640, 1190, 2390))
 NASAL = (250, 1100, 2200)
 
@@ -31,7 +31,7 @@ def voiced(samples: Samples) -> NDArray[np.bool_]:
     """Which 10 ms frames hold voice: within 30 dB of the loudest, and above -50 dBFS.  # [frame]"""
     frames = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME).astype(np.float64)
     power = np.square(frames).mean(axis=1)
-    return power > max(power.max(initial=0.0) * from_db(-VOICED_DB) ** 2, from_db(FAINTEST_DBFS) ** 2)
+    return power > max(power.max(initial=0.0) * from_db(-VOICED_DB) ** 2, from_db(MIN_VOICED_DBFS) ** 2)
 
 
 def voiced_bounds(samples: Samples) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def voiced_bounds(samples: Samples) -> tuple[int, int]:
 
 
 def at_level(samples: Samples, dbfs: float) -> Samples:
-    """The sound with its voiced part at this level."""
+    """Scale so that the voiced part has this level."""
     frames = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
     return (samples * np.float32(from_db(dbfs - rms_dbfs(frames[voiced(samples)])))).astype(np.float32)
 
@@ -60,7 +60,7 @@ def mm_hm(seed: int = 0) -> Samples:
 
 
 def cough(seed: int = 0) -> Samples:
-    """One or two bursts of breath that die away, every other time with voice in them."""
+    """One or two decaying noise bursts, voiced for odd seeds."""
     source = np.random.default_rng(seed)
     bursts: list[Samples] = []
     for _ in range(int(source.integers(1, 3))):
@@ -75,7 +75,7 @@ def cough(seed: int = 0) -> Samples:
 
 
 def knock(seed: int = 0) -> Samples:
-    """Something set down on a table, a few times."""
+    """Up to three knocks on a table."""
     source = np.random.default_rng(seed)
     time = np.arange(RATE // 10) / RATE
     hit = np.sin(2 * np.pi * source.uniform(120, 300) * time) + 0.5 * source.standard_normal(len(time))
@@ -85,7 +85,7 @@ def knock(seed: int = 0) -> Samples:
 
 
 def talk(seconds: float, seed: int = 0) -> Samples:
-    """Syllables that change as words do, for machines without a recording or a synthesizer."""
+    """Speech-like syllables, for machines without recordings or a synthesizer."""
     source = np.random.default_rng(seed)
     pitch = source.choice([105.0, 125.0, 190.0, 220.0])
     pieces: list[Samples] = []
@@ -95,13 +95,13 @@ def talk(seconds: float, seed: int = 0) -> Samples:
         if source.random() < 0.4:
             hiss = np.diff(source.standard_normal(round(source.uniform(0.03, 0.06) * RATE)), prepend=0.0)
             pieces.append((0.1 * hiss * np.hanning(len(hiss))).astype(np.float32))
-        moved = pitch * source.uniform(0.85, 1.25)
-        pieces.append(_vowel(source.uniform(0.09, 0.16), VOWELS[vowel], moved, source))
+        shifted_pitch = pitch * source.uniform(0.85, 1.25)
+        pieces.append(_vowel(source.uniform(0.09, 0.16), VOWELS[vowel], shifted_pitch, source))
     return at_level(np.concatenate(pieces)[: round(seconds * RATE)], SPEECH_DBFS)
 
 
-def far_off(samples: Samples) -> Samples:
-    """A talker on the other side of the room: 18 dB softer, dull, with a little of the room."""
+def distant_talker(samples: Samples) -> Samples:
+    """A talker across the room: 18 dB softer, low-passed, with early reflections."""
     spectrum = np.fft.rfft(samples, len(samples) + RATE // 2)
     frequency = np.fft.rfftfreq(len(samples) + RATE // 2, 1 / RATE)
     dull = np.fft.irfft(spectrum / (1 + (frequency / 1500) ** 2))
@@ -112,7 +112,7 @@ def far_off(samples: Samples) -> Samples:
 
 @lru_cache(maxsize=32)
 def room_noise(seconds: float, dbfs: float, seed: int = 0) -> Samples:
-    """Steady noise that falls with frequency as traffic and fans do; it can be looped, and is not to be written to."""
+    """Stationary noise falling with frequency, as of traffic and fans; loopable and read-only."""
     source = np.random.default_rng(seed)
     size = round(seconds * RATE)
     frequency = np.fft.rfftfreq(size, 1 / RATE)
@@ -123,8 +123,8 @@ def room_noise(seconds: float, dbfs: float, seed: int = 0) -> Samples:
     return levelled
 
 
-def hesitated(samples: Samples, seconds: float) -> tuple[Samples, int]:
-    """The sound with a pause of this length where its middle is quietest, and the sample at which the pause begins."""
+def with_pause(samples: Samples, seconds: float) -> tuple[Samples, int]:
+    """Insert a pause at the quietest point of the middle third; also its first sample."""
     first, last = voiced_bounds(samples)
     frames = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
     power = np.convolve(np.square(frames).mean(axis=1), np.ones(3) / 3, mode="same")
@@ -140,10 +140,10 @@ def hesitated(samples: Samples, seconds: float) -> tuple[Samples, int]:
 def _vowel(
     seconds: float, formants: tuple[int, ...], pitch: float, source: np.random.Generator, brightness: float = 1.0
 ) -> Samples:
-    """Harmonics under resonances; `brightness` weighs what lies above the first of them."""
+    """Harmonics shaped by formants; `brightness` weighs the higher formants."""
     time = np.arange(round(seconds * RATE)) / RATE
-    wandering = pitch * (1 + 0.05 * np.sin(2 * np.pi * 3 * time + source.uniform(0, 6)))
-    phase = 2 * np.pi * np.cumsum(wandering) / RATE
+    instantaneous_pitch = pitch * (1 + 0.05 * np.sin(2 * np.pi * 3 * time + source.uniform(0, 6)))
+    phase = 2 * np.pi * np.cumsum(instantaneous_pitch) / RATE
     sound = np.zeros(len(time))
     for harmonic in range(1, int(4000 / pitch)):
         frequency = harmonic * pitch
@@ -164,7 +164,7 @@ def _coloured(samples: NDArray[np.float64], formants: tuple[int, ...], width: fl
 
 BUNDLED = Path(minis.__file__).parent / "questions"
 ENDINGS = {".wav", ".flac", ".opus", ".ogg", ".mp3"}
-MARGIN = RATE // 20  # silence left around the voice
+MARGIN = RATE // 20  # silence kept around the voice
 HUMS = 12
 TEXTS = (
     "What time do you open tomorrow?",
@@ -185,7 +185,7 @@ BACKCHANNELS = ("mm-hm", "yeah", "okay", "right", "uh huh", "I see")
 
 @dataclass(frozen=True)
 class SpokenQuestion:
-    """Something to ask, at the rate of the wire; `reply` is what should be answered, where that is known."""
+    """A question at the wire's rate; `reply` is the expected answer, if known."""
 
     text: str
     sound: Samples = field(repr=False)
@@ -195,16 +195,16 @@ class SpokenQuestion:
 
 @dataclass(frozen=True)
 class Material:
-    """All that a script is made of."""
+    """Questions and backchannels of a script."""
 
     questions: tuple[SpokenQuestion, ...]
     backchannels: tuple[Samples, ...]
     source: str
-    """Where the questions are from, in words."""
+    """Description of where the questions come from."""
 
 
 def gather(speech: Path | None = None) -> Material:
-    """Recordings in `speech` (and in its folder `backchannels`), else the bundled ones, else what can be made here."""
+    """Recordings in `speech` (and in its folder `backchannels`), else the bundled ones, else synthesised ones."""
     if speech is not None:
         if not speech.is_dir():
             raise InputError(f"{speech} is not a folder of recorded questions")
@@ -212,7 +212,7 @@ def gather(speech: Path | None = None) -> Material:
     if (BUNDLED / "questions.json").is_file():
         return Material(recorded(BUNDLED), _backchannels(BUNDLED), "bundled recordings")
     program = next((name for name in ("flite", "espeak-ng") if shutil.which(name)), None)
-    if program is not None and find_spec("scipy") is not None:  # which the synthetic speakers resample with
+    if program is not None and find_spec("scipy") is not None:  # needed to resample the synthesizers' output
         spoken = [question.sound for question in synthesised(program, BACKCHANNELS)]
         softer = [at_level(sound, SPEECH_DBFS - 6) for sound in spoken]
         mixed = [each for pair in zip(softer, _backchannels(None), strict=False) for each in pair]
@@ -222,7 +222,7 @@ def gather(speech: Path | None = None) -> Material:
 
 
 def recorded(folder: Path) -> tuple[SpokenQuestion, ...]:
-    """The questions of a folder: as its `questions.json` tells, else every sound file by its name."""
+    """The questions of a folder, by its `questions.json`, else every sound file with its name as text."""
     index = folder / "questions.json"
     if index.is_file():
         entries = _entries(index)
@@ -240,7 +240,7 @@ def recorded(folder: Path) -> tuple[SpokenQuestion, ...]:
 
 
 def synthesised(program: str, texts: Sequence[str] = TEXTS) -> tuple[SpokenQuestion, ...]:
-    """The texts in a few voices of an installed program."""
+    """The texts in a few voices of an installed synthesizer."""
     from vivavoce.train.voices import VOICES, programs, speak
 
     every = [voice for voice in VOICES if voice.program == program]
@@ -263,9 +263,9 @@ def _entries(index: Path) -> list[dict[str, str]]:
 
 
 def _backchannels(folder: Path | None) -> tuple[Samples, ...]:
-    place = None if folder is None else folder / "backchannels"
-    if place is not None and place.is_dir():
-        files = sorted(path for path in place.iterdir() if path.suffix.lower() in ENDINGS)
+    path = None if folder is None else folder / "backchannels"
+    if path is not None and path.is_dir():
+        files = sorted(path for path in path.iterdir() if path.suffix.lower() in ENDINGS)
         if files:
             return tuple(at_level(_prepared(path), SPEECH_DBFS - 6) for path in files)
     return tuple(mm_hm(seed) for seed in range(HUMS))
@@ -276,7 +276,7 @@ def _prepared(path: Path) -> Samples:
 
 
 def _level(sound: Sound) -> Samples:
-    """At the rate of the wire and the usual level of speech, with a short silence on both sides."""
+    """Resample, normalise the level, and trim to a short silence on both sides."""
     samples = normalise_speech(sound.mono().resampled(RATE), SPEECH_DBFS).samples[0]
     first, last = voiced_bounds(samples)
     if last == 0:

@@ -1,7 +1,7 @@
-"""`viva verify`: whether a model does on each device what it does on the CPU in float32.
+"""`viva verify`: compares a model on each device with the CPU in float32.
 
-The same text and voice everywhere. Logits of the first thing written and the sound of the likeliest codes are compared
-with the CPU's; limits are wider where a device computes in less than float32, since one other code makes other sound.
+First logits and the audio of greedy decoding, for the same text and voice, are compared with the CPU's; limits are
+wider for lower precision, where a single different code changes the audio.
 """
 
 import gc
@@ -26,19 +26,19 @@ from vivavoce.evaluation.machine import stage, synchronize
 
 Status = Literal["passed", "failed", "absent"]
 SEED = 7
-QUIETEST_DB = -60.0
+MIN_LOUDNESS_DB = -60.0
 BANDS = 48
 LOWEST_HZ = 60.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far a device may be from the CPU in float32."""
+    """Allowed differences from the CPU in float32."""
 
-    logits: float  # of the largest logit
+    logits: float  # relative to the largest logit
     loudness_db: float
     spectrum_db: float
-    duration: float  # share of the length
+    duration: float  # relative
 
 
 EXACT = Limits(logits=1e-3, loudness_db=0.5, spectrum_db=1.0, duration=0.02)
@@ -47,7 +47,7 @@ ROUNDED = Limits(logits=0.1, loudness_db=6.0, spectrum_db=8.0, duration=0.6)
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `limit` is the most that passes; None: it is yes or no."""
+    """One comparison. `limit` is the largest value that passes; None for a boolean check."""
 
     name: str
     value: float
@@ -57,7 +57,7 @@ class Check:
 
 @dataclass
 class VerifyVerdict:
-    """One device."""
+    """Result for one device."""
 
     device: str
     status: Status
@@ -74,10 +74,10 @@ class VerifyVerdict:
 
 @dataclass(frozen=True)
 class ReferenceOutput:
-    """What the CPU in float32 makes."""
+    """Output of the CPU in float32."""
 
     logits: NDArray[np.float32] | None
-    made: VerifyOutput
+    output: VerifyOutput
 
 
 def run(
@@ -88,7 +88,7 @@ def run(
     skip_absent: bool = False,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Verify, print a table, write the report and its plot, and return it; `passed` says whether all is well."""
+    """Verify on all devices, print a table, write the report and its plot to `out`; `passed` is the overall result."""
     folder = hub.resolve(model) if not Path(model).is_file() else Path(model)
     kind, ask = kind_of(folder), ask or Question()
     with stage("cpu in float32, the reference"):
@@ -105,7 +105,7 @@ def run(
         "text": ask.text,
         "voice": ask.voice,
         "torch": torch.__version__,
-        "reference": {"seconds": reference.made.seconds, "spectrum_db": _spectrum(reference.made.sound)},
+        "reference": {"seconds": reference.output.seconds, "spectrum_db": _spectrum(reference.output.sound)},
         "devices": [asdict(verdict) for verdict in verdicts],
         "passed": all(verdict.status in passes for verdict in verdicts) and bool(verdicts),
     }
@@ -118,7 +118,7 @@ def run(
 def _reference(kind: VerifiableKind, folder: Path, ask: Question) -> ReferenceOutput:
     subject = kind.load(folder, pick("cpu"), "float32")
     reference = ReferenceOutput(subject.first_logits(ask), subject.make(ask, None))
-    problems = [check.name for check in _sound_checks(reference.made.sound, None, EXACT) if not check.passed]
+    problems = [check.name for check in _sound_checks(reference.output.sound, None, EXACT) if not check.passed]
     if problems:
         raise VivaError(f"on the CPU in float32 this model already fails: {', '.join(problems)}")
     return reference
@@ -140,7 +140,7 @@ def _verdict(
         subject = kind.load(folder, device, dtype)
         synchronize(device)
         verdict.load_seconds = time.perf_counter() - began
-        _judge(verdict, subject, device, ask, reference)
+        _run_checks(verdict, subject, device, ask, reference)
     except (VivaError, RuntimeError) as error:
         verdict.why = " ".join(str(error).split())
         return verdict
@@ -149,60 +149,62 @@ def _verdict(
     return verdict
 
 
-def _judge(
+def _run_checks(
     verdict: VerifyVerdict, subject: VerifiedModel, device: Device, ask: Question, reference: ReferenceOutput
 ) -> None:
     limits = EXACT if subject.is_exact else ROUNDED
-    logits, made = subject.first_logits(ask), subject.make(ask, None)
-    verdict.checks += [*_logit_checks(logits, reference.logits, limits), *_text_checks(made, reference.made)]
-    verdict.checks += _sound_checks(made.sound, reference.made.sound, limits)
-    verdict.spectrum_db = _spectrum(made.sound)
+    logits, output = subject.first_logits(ask), subject.make(ask, None)
+    verdict.checks += [*_logit_checks(logits, reference.logits, limits), *_text_checks(output, reference.output)]
+    verdict.checks += _sound_checks(output.sound, reference.output.sound, limits)
+    verdict.spectrum_db = _spectrum(output.sound)
     began = time.perf_counter()
     first = subject.make(ask, SEED)
     synchronize(device)
     verdict.rtf = (time.perf_counter() - began) / first.seconds
     verdict.first_ms, verdict.seconds = 1e3 * first.first_seconds, first.seconds
-    verdict.checks.append(_yes("same seed, same result", _is_same(first, subject.make(ask, SEED))))
+    verdict.checks.append(_flag_check("same seed, same result", _is_same(first, subject.make(ask, SEED))))
 
 
 def _logit_checks(found: NDArray[np.float32] | None, wanted: NDArray[np.float32] | None, limits: Limits) -> list[Check]:
     if found is None or wanted is None:
         return []
     if not np.isfinite(found).all():
-        return [_yes("logits are numbers", False)]
-    apart = float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-6))
-    return [_yes("logits are numbers", True), _most("first logits", apart, limits.logits)]
+        return [_flag_check("logits are numbers", False)]
+    difference = float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-6))
+    return [_flag_check("logits are numbers", True), _bounded_check("first logits", difference, limits.logits)]
 
 
-def _text_checks(made: VerifyOutput, wanted: VerifyOutput) -> list[Check]:
-    if made.text is None or wanted.text is None:
+def _text_checks(output: VerifyOutput, wanted: VerifyOutput) -> list[Check]:
+    if output.text is None or wanted.text is None:
         return []
-    return [_yes("same text", made.text.split() == wanted.text.split())]
+    return [_flag_check("same text", output.text.split() == wanted.text.split())]
 
 
 def _sound_checks(sound: Sound | None, wanted: Sound | None, limits: Limits) -> list[Check]:
     if sound is None:
         return []
     checks = [
-        _yes("samples are numbers", bool(np.isfinite(sound.samples).all())),
-        Check("loudness in dBFS", _loudness(sound), QUIETEST_DB, _loudness(sound) > QUIETEST_DB),
+        _flag_check("samples are numbers", bool(np.isfinite(sound.samples).all())),
+        Check("loudness in dBFS", _loudness(sound), MIN_LOUDNESS_DB, _loudness(sound) > MIN_LOUDNESS_DB),
     ]
     if wanted is None:
         return checks
     spectra = [np.array(_spectrum(each)) for each in (sound, wanted)]
     return [
         *checks,
-        _most("duration, share apart", abs(sound.seconds / wanted.seconds - 1), limits.duration),
-        _most("loudness, dB apart", abs(_loudness(sound) - _loudness(wanted)), limits.loudness_db),
-        _most("spectrum, dB apart", float(np.sqrt(np.mean((spectra[0] - spectra[1]) ** 2))), limits.spectrum_db),
+        _bounded_check("duration, share apart", abs(sound.seconds / wanted.seconds - 1), limits.duration),
+        _bounded_check("loudness, dB apart", abs(_loudness(sound) - _loudness(wanted)), limits.loudness_db),
+        _bounded_check(
+            "spectrum, dB apart", float(np.sqrt(np.mean((spectra[0] - spectra[1]) ** 2))), limits.spectrum_db
+        ),
     ]
 
 
-def _yes(name: str, is_so: bool) -> Check:
+def _flag_check(name: str, is_so: bool) -> Check:
     return Check(name, float(is_so), None, is_so)
 
 
-def _most(name: str, value: float, limit: float) -> Check:
+def _bounded_check(name: str, value: float, limit: float) -> Check:
     return Check(name, value, limit, value <= limit)
 
 
@@ -218,7 +220,7 @@ def _loudness(sound: Sound) -> float:
 
 
 def _spectrum(sound: Sound | None) -> list[float]:
-    """Mean power in bands of equal width in octaves, in dB: what a voice sounds like, whatever it says."""
+    """Mean power in logarithmic bands, in dB: the timbre, independent of the words."""
     if sound is None:
         return []
     samples = sound.mono().samples[0]
@@ -233,7 +235,7 @@ def _spectrum(sound: Sound | None) -> list[float]:
 
 
 def _memory(device: Device) -> int:
-    """Bytes held: by torch on the device, by the process on a CPU."""
+    """Allocated bytes: by torch on the device, by the process on a CPU."""
     if device.kind in ("cuda", "npu"):
         return int(getattr(torch, device.kind).memory_allocated(device.index))
     if device.kind == "mps":

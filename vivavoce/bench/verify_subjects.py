@@ -1,6 +1,6 @@
-"""What `viva verify` can look at: every kind of model, each through the same few questions.
+"""Kinds of models that `viva verify` supports, behind one protocol.
 
-Another kind is a class with `load`, `make` and `first_logits`, and its line in `KINDS`.
+A new kind is a class with `make` and `first_logits`, and an entry of `KINDS`.
 """
 
 import time
@@ -35,53 +35,53 @@ from vivavoce.tts.interface import SpeakingStyle, SpeechModel, open_speech_model
 from vivavoce.tts.nano import NanoTTS
 
 TEXT = "Good evening. The train to the coast leaves at half past seven."
-HEARING_RATE = 16_000
+ASR_RATE = 16_000
 REPLY_ROWS = 25
-CODEC = "fnlp/MOSS-Speech-Codec"  # of models that do not carry theirs
+CODEC = "fnlp/MOSS-Speech-Codec"  # for models without a codec folder
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is given, whatever of it its kind takes."""
+    """Input of a model: text, and a voice or recording."""
 
     text: str = TEXT
     voice: str | None = None
     """A voice's name, or the path of a recording."""
 
     def recording(self) -> Sound | None:
-        """The recording that `voice` names, if it does."""
+        """The recording, if `voice` is a path."""
         return read(self.voice) if self.voice is not None and Path(self.voice).is_file() else None
 
-    def heard(self) -> Sound:
-        """Something to listen to."""
+    def audio_input(self) -> Sound:
+        """Audio input: the recording, or a synthetic buzz."""
         if self.voice is not None and not Path(self.voice).is_file():
-            raise InputError(f"there is no recording {self.voice!r} to hear; give the path of one")
-        return self.recording() or buzz(2.0, HEARING_RATE)
+            raise InputError(f"there is no recording {self.voice!r}; give the path of one")
+        return self.recording() or buzz(2.0, ASR_RATE)
 
 
 @dataclass(frozen=True)
 class VerifyOutput:
-    """What came of a run: sound, or the text of a recogniser, and when the first of it was there."""
+    """Output of a run: audio or text, and the time to its first part."""
 
     sound: Sound | None
     text: str | None
     first_seconds: float
     seconds: float
-    """Of sound made, or listened to."""
+    """Seconds of audio, generated or transcribed."""
 
 
 class VerifiedModel(Protocol):
     """A model on a device."""
 
     is_exact: bool
-    """Whether all of it computes in float32."""
+    """Whether it computes in float32 throughout."""
 
     def make(self, ask: Question, seed: int | None) -> VerifyOutput:
-        """One run; without a seed the likeliest of everything, which no device may change much."""
+        """One run; without a seed it is greedy."""
         ...
 
     def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
-        """What the model says of the first thing it writes; None where it does not write."""
+        """Logits of the first generated id; None for models that generate none."""
         ...
 
 
@@ -95,10 +95,9 @@ class SpeechSubject:
         self.is_exact = not is_rounded and (dtype == "float32" or device.kind == "cpu")
 
     def make(self, ask: Question, seed: int | None) -> VerifyOutput:
-        """The text, said."""
-        manner = SpeakingStyle(seed=seed or 0, greedy=seed is None)
+        style = SpeakingStyle(seed=seed or 0, greedy=seed is None)
         began, first, pieces = time.perf_counter(), None, []
-        for piece in self.model.stream(ask.text, self._voice(ask), manner, clock=None):
+        for piece in self.model.stream(ask.text, self._voice(ask), style, clock=None):
             first = first or time.perf_counter()
             pieces.append(piece)
         sound = Sound(np.concatenate(pieces, axis=1), self.model.rate)
@@ -106,10 +105,10 @@ class SpeechSubject:
 
     @torch.inference_mode()
     def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
-        """Of the first code, by the plain path on this device's weights."""
+        """Of the first code, by the plain implementation on this device's weights."""
         if not isinstance(self.model, NanoTTS):
             return None
-        from vivavoce.bench.tts_plain import PlainNano
+        from vivavoce.bench.tts_contenders import PlainNano
 
         speaker = self.model
         reference = speaker._reference(self._voice(ask))
@@ -117,7 +116,7 @@ class SpeechSubject:
         plain = PlainNano(speaker.model, speaker.codec, rows, 1, NanoSampling())
         hidden = plain.read(plain.rows, [])
         slot = speaker.model.transformer.wte.weight[speaker.model.config.audio_assistant_slot_token_id]
-        return _numbers(speaker.model.code_logits(0, plain._local([hidden[0], slot])[None])[0])
+        return _as_numpy(speaker.model.code_logits(0, plain._local([hidden[0], slot])[None])[0])
 
     def _voice(self, ask: Question) -> str | Sound | None:
         if ask.voice is None:
@@ -134,27 +133,26 @@ class VerifiedWhisper:
         self.is_exact = kind is torch.float32
 
     def make(self, ask: Question, seed: int | None) -> VerifyOutput:
-        """The transcript of the recording."""
         samples = self._samples(ask)
         began, first, texts = time.perf_counter(), None, []
         for segment in self.model.segments(samples, TranscriptionOptions(temperatures=(0.0,), seed=seed or 0)):
             first = first or time.perf_counter()
             texts.append(segment.text)
-        return VerifyOutput(None, "".join(texts), (first or time.perf_counter()) - began, len(samples) / HEARING_RATE)
+        return VerifyOutput(None, "".join(texts), (first or time.perf_counter()) - began, len(samples) / ASR_RATE)
 
     @torch.inference_mode()
     def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
-        """Behind the start of a transcript."""
+        """After the start-of-transcript token."""
         mel = self.model.window(self.model.log_mel(self._samples(ask)), 0, "full")
         start = torch.tensor([[self.model.tokens.startoftranscript]], device=self.model.device)
-        return _numbers(self.model.model(mel, start)[0, -1])
+        return _as_numpy(self.model.model(mel, start)[0, -1])
 
     def _samples(self, ask: Question) -> Tensor:
-        return torch.from_numpy(ask.heard().mono().resampled(HEARING_RATE).samples[0].copy())
+        return torch.from_numpy(ask.audio_input().mono().resampled(ASR_RATE).samples[0].copy())
 
 
 class ConversationSubject:
-    """Speech to speech: the words of the ask as text, the reply as sound of the codec's first voice."""
+    """Speech to speech: text input, a spoken reply in the codec's first voice."""
 
     def __init__(self, folder: Path, device: Device, dtype: str) -> None:
         kind = resolve_dtype(dtype, device)
@@ -179,28 +177,27 @@ class ConversationSubject:
         if not codes:
             raise CheckpointError("the model answers without speech; is it trained?")
         names = self.codec.voices()
-        voice = self.codec.named_voice(names[0]) if names else self.codec.voice(ask.heard())
+        voice = self.codec.named_voice(names[0]) if names else self.codec.voice(ask.audio_input())
         spoken = self.codec.speak(torch.tensor(codes), voice)
         sound = Sound(spoken.float().cpu().numpy(), VOICE_RATE)
         return VerifyOutput(sound, None, time.perf_counter() - began, sound.seconds)
 
     def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
-        """Of the first code."""
         seen = list[Tensor]()
         draws = self.model.next_rows
 
-        def watched(hidden: Tensor, draw: object) -> Tensor:
+        def recorded_next_rows(hidden: Tensor, draw: object) -> Tensor:
             seen.append(self.model.logits(hidden)[1][0])
             return draws(hidden, draw)  # type: ignore[arg-type]
 
-        self.model.next_rows = watched  # type: ignore[method-assign]
+        self.model.next_rows = recorded_next_rows  # type: ignore[method-assign]
         try:
             sequence = self.plain.open(self._rows(ask))
             self.plain.complete(sequence, Generation(GREEDY, 1))
             self.plain.close(sequence)
         finally:
             self.model.next_rows = draws  # type: ignore[method-assign]
-        return _numbers(seen[0])
+        return _as_numpy(seen[0])
 
     def _rows(self, ask: Question) -> list[tuple[int, ...]]:
         from vivavoce.models.moss_speech.prompt import Turn
@@ -209,20 +206,18 @@ class ConversationSubject:
 
 
 class CodecSubject:
-    """Sound to codes and back."""
+    """Codec: audio to codes and back."""
 
     def __init__(self, folder: Path, device: Device, dtype: str) -> None:
         self.codec = open_codec(folder, device.torch_device)
         self.is_exact = True
 
     def make(self, ask: Question, seed: int | None) -> VerifyOutput:
-        """The recording, resynthesised."""
         began = time.perf_counter()
-        sound = self.codec.resynthesise(ask.heard())
+        sound = self.codec.resynthesise(ask.audio_input())
         return VerifyOutput(sound, None, time.perf_counter() - began, sound.seconds)
 
     def first_logits(self, ask: Question) -> NDArray[np.float32] | None:
-        """A codec writes nothing."""
         return None
 
 
@@ -250,5 +245,5 @@ def kind_of(folder: Path) -> VerifiableKind:
     return KINDS[family.task]
 
 
-def _numbers(logits: Tensor) -> NDArray[np.float32]:
+def _as_numpy(logits: Tensor) -> NDArray[np.float32]:
     return logits.float().cpu().numpy()

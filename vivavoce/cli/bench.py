@@ -315,9 +315,9 @@ def bench_budget(
 ) -> None:
     """CPU time of every stage of a conversation, and how many conversations fit on this machine."""
     with progress_to(as_json):
-        from vivavoce.bench.budget import run
+        from vivavoce.bench.capacity import run_budget
 
-        result = run(model, sessions, out)
+        result = run_budget(model, sessions, out)
     if as_json:
         print_json(result)
 
@@ -331,9 +331,9 @@ def bench_sessions(
 ) -> None:
     """Memory of a server over many sessions, some of which end in the middle of a reply."""
     with progress_to(as_json):
-        from vivavoce.bench.sessions import run
+        from vivavoce.bench.capacity import run_sessions
 
-        result = run(model, count, out=out)
+        result = run_sessions(model, count, out=out)
     if as_json:
         print_json(result)
 

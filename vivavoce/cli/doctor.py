@@ -19,7 +19,7 @@ from vivavoce.cascade.local_chat import BUNDLED as BUNDLED_CHAT
 from vivavoce.cpu_speed import has_products_in
 from vivavoce.device import Device, available, dtype_name, npu_advice, pick, resolve_dtype
 from vivavoce.errors import CheckpointError
-from vivavoce.export.trtllm.runner import usable_here
+from vivavoce.export.trtllm.runner import usable_exports
 from vivavoce.implementations import (
     Choice,
     choose_chat_model,
@@ -143,7 +143,7 @@ def examine() -> Diagnosis:
         cache=str(cache),
         disk_free=disk_free,
         offline=hub.is_offline(),
-        advice=(*_device_advice(devices[0]), *_model_advice(devices[0], models, disk_free), *usable_here()),
+        advice=(*_device_advice(devices[0]), *_model_advice(devices[0], models, disk_free), *usable_exports()),
     )
 
 

@@ -86,10 +86,10 @@ def _options(
 ) -> Any:
     from vivavoce.quant.plan import byte_count
     from vivavoce.quant.qat import FineTuning
-    from vivavoce.quant.run import Wishes
+    from vivavoce.quant.run import QuantizeOptions
 
     size = None if budget is None else byte_count(budget)
-    return Wishes(*patterns, calibration, items, observer, size, max_drop, FineTuning(steps), overwrite)
+    return QuantizeOptions(*patterns, calibration, items, observer, size, max_drop, FineTuning(steps), overwrite)
 
 
 def _quantize(
@@ -116,7 +116,7 @@ def _quantize(
 
 
 def _verify(folder: str) -> dict[str, Any]:
-    from vivavoce.quant.manifest import verify as check
+    from vivavoce.quant.convert import verify as check
 
     manifest = asdict(check(Path(folder)))
     Console().print(f"[green]whole[/green] {folder}: {manifest['method']} of a {manifest['kind']} model")
@@ -134,9 +134,8 @@ def _plan(memory: str) -> list[dict[str, Any]]:
 
 def _report(model: str, out: Path, folder: Path, options: Any, moonshine: Path | None) -> Any:
     from vivavoce import hub
-    from vivavoce.quant.manifest import Manifest
-    from vivavoce.quant.report import write_report
-    from vivavoce.quant.run import speech_for
+    from vivavoce.quant.convert import Manifest
+    from vivavoce.quant.run import speech_for, write_report
 
     speech = speech_for(Manifest.read(out).kind, options)
     figures = write_report(hub.resolve(model), out, folder, speech, moonshine)

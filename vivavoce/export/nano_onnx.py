@@ -1,7 +1,7 @@
-"""MOSS-TTS-Nano as ONNX graphs, with the names and shapes of the published ONNX folder.
+"""MOSS-TTS-Nano as ONNX graphs and the files beside them, with the names and shapes of the published ONNX folder.
 
-`prefill` and `decode_step` are the global transformer; the local one comes three ways: all of a frame's codes at once,
-one cached step, and a whole frame drawn inside the graph.
+`prefill` and `decode_step` are the global transformer; the local one has three graphs: all codes of a frame at once,
+one cached step, and a whole frame with sampling inside the graph.
 """
 
 import json
@@ -38,7 +38,7 @@ HIDDEN, TEXT_STEP, AUDIO_STEP = 0, 1, 2  # `step_type` of the cached local step
 
 
 class NanoRows(nn.Module):
-    """The parts of a transformer that the graphs share."""
+    """Base of the graphs: embedding, rotary angles and one layer."""
 
     def __init__(self, model: MossTTSNano) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class NanoRows(nn.Module):
     def layer(
         self, layer: nn.Module, x: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor, past: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """New rows after a layer, and all keys and values up to them.  # [batch, row, head, dim]"""
+        """Output of a layer for new rows, and all keys and values.  # [batch, row, head, dim]"""
         assert isinstance(layer, NanoLayer)
         queries, keys, values = turned(layer.attn.c_attn(layer.ln_1(x)), layer.attn.heads, turns)
         if past:
@@ -65,7 +65,7 @@ class NanoRows(nn.Module):
 
 
 class Prefill(NanoRows):
-    """A whole prompt."""
+    """Prefill of a whole prompt."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         """# [batch, row, channel], [batch, row] → hidden [batch, row, hidden], then keys and values of each layer"""
@@ -73,17 +73,17 @@ class Prefill(NanoRows):
         turns = self.turned((mask.cumsum(1) - 1).clamp(min=0))
         rows = torch.arange(input_ids.shape[1], device=input_ids.device)
         seen = (rows <= rows[:, None]) & (mask[:, None] > 0)
-        kept = mask[..., None].float()
-        x, past = self.embedded(input_ids) * kept, list[Tensor]()
+        kept_chances = mask[..., None].float()
+        x, past = self.embedded(input_ids) * kept_chances, list[Tensor]()
         for layer in self.model.transformer.h:
             x, keys, values = self.layer(layer, x, turns, seen)
-            x = x * kept
+            x = x * kept_chances
             past += [keys, values]
-        return self.model.transformer.ln_f(x) * kept, *past
+        return self.model.transformer.ln_f(x) * kept_chances, *past
 
 
 class DecodeStep(NanoRows):
-    """More rows behind a past, of which the first `past_valid_lengths` count. The published graph takes one."""
+    """Rows after a KV cache whose first `past_valid_lengths` rows are valid. The published graph takes one row."""
 
     def forward(self, input_ids: Tensor, past_valid_lengths: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """# [batch, new, channel], [batch], keys and values of each layer [batch, row, head, dim]"""
@@ -98,7 +98,7 @@ class DecodeStep(NanoRows):
 
 
 def _seen(held: int, new: int, lengths: Tensor) -> Tensor:
-    """What new rows see of those held, of which so many count, and of each other.  # bool [batch, new, held + new]"""
+    """Causal mask of new rows over the valid cached rows and each other.  # bool [batch, new, held + new]"""
     rows, own = torch.arange(held + new, device=lengths.device), torch.arange(new, device=lengths.device)
     return (rows < lengths) | ((rows >= held) & (rows - held <= own[:, None]))
 
@@ -106,12 +106,12 @@ def _seen(held: int, new: int, lengths: Tensor) -> Tensor:
 class LocalRows(NanoRows):
     """The local transformer over the positions of one frame."""
 
-    def local(self, x: Tensor, past: list[tuple[Tensor, ...]], place: int | Tensor) -> Tensor:
-        """States of new positions, whose keys and values join the past.  # [batch, position, hidden]"""
+    def local(self, x: Tensor, past: list[tuple[Tensor, ...]], position: int | Tensor) -> Tensor:
+        """States of new positions; their keys and values are appended to `past`.  # [batch, position, hidden]"""
         transformer: NanoTransformer = self.model.local_transformer
         new, held = x.shape[1], past[0][0].shape[1] if past[0] else 0
-        turns = self.turned(place + torch.arange(new, device=x.device)[None])
-        seen = _seen(held, new, torch.as_tensor(place, device=x.device).reshape(1, 1, 1)).expand(x.shape[0], -1, -1)
+        turns = self.turned(position + torch.arange(new, device=x.device)[None])
+        seen = _seen(held, new, torch.as_tensor(position, device=x.device).reshape(1, 1, 1)).expand(x.shape[0], -1, -1)
         for index, layer in enumerate(transformer.h):
             x, keys, values = self.layer(layer, x, turns, seen, past[index])
             past[index] = (keys, values)
@@ -119,7 +119,7 @@ class LocalRows(NanoRows):
         return states
 
     def nothing(self) -> list[tuple[Tensor, ...]]:
-        """The past of a frame not yet begun."""
+        """The empty KV cache of a new frame."""
         return [() for _ in self.model.local_transformer.h]
 
     def text_logits(self, state: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class LocalRows(NanoRows):
 
 
 class LocalDecoder(LocalRows):
-    """A whole frame whose codes are known."""
+    """Teacher-forced logits of a whole frame."""
 
     def forward(
         self, global_hidden: Tensor, text_token_id: Tensor, audio_prefix_token_ids: Tensor
@@ -142,7 +142,7 @@ class LocalDecoder(LocalRows):
 
 
 class LocalCachedStep(LocalRows):
-    """One position of a frame: the global state, the text id or the code before, as `step_type` says."""
+    """One cached step; `step_type` selects the input: global state, text id or previous code."""
 
     def forward(
         self,
@@ -169,7 +169,7 @@ class LocalCachedStep(LocalRows):
 
 
 class LocalFixedSampledFrame(LocalRows):
-    """A whole frame, drawn by the uniform numbers that are given, with the published settings built in."""
+    """A whole frame sampled in the graph from given uniform numbers, with the sampling settings built in."""
 
     def __init__(self, model: MossTTSNano, sampling: NanoSampling) -> None:
         super().__init__(model)
@@ -197,17 +197,17 @@ class LocalFixedSampledFrame(LocalRows):
         """# [1, code], bool [1, code], [1] → [1]"""
         penalty = self.sampling.audio_repetition_penalty
         logits = torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-        most = min(self.sampling.audio_top_k, logits.shape[-1])
-        scores, ids = (logits / self.sampling.audio_temperature).topk(most, dim=-1)
+        top_k = min(self.sampling.audio_top_k, logits.shape[-1])
+        scores, ids = (logits / self.sampling.audio_temperature).topk(top_k, dim=-1)
         chances = scores.softmax(-1)
-        kept = chances * (chances.cumsum(-1) - chances < self.sampling.audio_top_p)
-        reached = (kept / kept.sum(-1, keepdim=True)).cumsum(-1)
-        place = (reached <= uniform[:, None]).sum(-1, keepdim=True).clamp(max=most - 1)
-        return ids.gather(-1, place)[:, 0]
+        kept_chances = chances * (chances.cumsum(-1) - chances < self.sampling.audio_top_p)
+        reached = (kept_chances / kept_chances.sum(-1, keepdim=True)).cumsum(-1)
+        position = (reached <= uniform[:, None]).sum(-1, keepdim=True).clamp(max=top_k - 1)
+        return ids.gather(-1, position)[:, 0]
 
 
 def nano_graphs(folder: Path) -> Iterator[OnnxExport]:
-    """The graphs of a model's folder, its codec's among them where it stands in `codec`."""
+    """The graphs of a model folder, including its codec's if it has a `codec` folder."""
     yield from lm_graphs(MossTTSNano.load(folder), SpeechSettings.read(folder).sampling)
     if (folder / "codec").is_dir():
         yield from codec_graphs(MossAudioTokenizerNano.load(folder / "codec"))
@@ -280,7 +280,7 @@ def _local_graphs(
 
     example = step(AUDIO_STEP, 4)
     pasts = {name: name.replace("past", "present") for name in example if name.startswith("local_past")}
-    kinds = (TEXT_STEP, AUDIO_STEP, AUDIO_STEP, AUDIO_STEP)  # behind the hidden state, as a frame is made
+    kinds = (TEXT_STEP, AUDIO_STEP, AUDIO_STEP, AUDIO_STEP)  # after the hidden state, as in a real frame
     following = tuple(step(kind, length) for length, kind in enumerate(kinds, start=1))
     yield OnnxExport(
         "moss_tts_local_cached_step", LocalCachedStep(model), example, {name: {1: "past"} for name in pasts},
@@ -309,7 +309,7 @@ TTS_META, CODEC_META = "tts_browser_onnx_meta.json", "codec_browser_onnx_meta.js
 
 
 def write_beside(folder: Path, out: Path) -> None:
-    """What a runtime needs besides the graphs: tokenizer, settings, and the manifest with ids, templates and voices."""
+    """Write what a runtime needs besides the graphs: tokenizer, settings, and the manifest."""
     config, settings = MossTTSNanoConfig.read(folder), SpeechSettings.read(folder)
     encode = SentencePieceTokenizer.load(folder).encode
     shutil.copy(folder / "tokenizer.model", out / "tokenizer.model")

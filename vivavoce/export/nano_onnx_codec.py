@@ -1,6 +1,6 @@
 """MOSS-Audio-Tokenizer-Nano as three ONNX graphs, with the names and shapes of the published ONNX folder.
 
-Windows of the streaming graph are of fixed size; positions of −1 stand for nothing there yet.
+Windows of the streaming graph have a fixed size; a position of −1 marks an empty slot.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from vivavoce.export.onnx_graph import OnnxExport, Stream
 from vivavoce.models.moss_audio_tokenizer.model import CodecLayer, CodecStage, MossAudioTokenizerNano
 from vivavoce.nn.rope import rotate_pairs, rotation
 
-CODE_TOLERANCE = 0.02  # of codes: two may be equally near
+CODE_TOLERANCE = 0.02  # share of codes that may differ, as two may be equally near
 SOUND_TOLERANCE = 1e-3
-STREAMED_FRAMES = (2, 1, 3, 1, 1)  # of each call of the stream on which the exported step is compared
+STREAMED_FRAMES = (2, 1, 3, 1, 1)  # frames of each call in the streaming check
 
 
 def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Ten
 
 
 def turned(packed: Tensor, heads: int, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, turned in one go, and values.  # [batch, new, 3 · head · dim], turns [batch, new, dim / 2]"""
+    """Rotated queries and keys, and values.  # [batch, new, 3 · head · dim], turns [batch, new, dim / 2]"""
     parts = packed.unflatten(-1, (3 * heads, -1))
     query, key = rotate_pairs(parts[:, :, : 2 * heads], *turns).split(heads, dim=2)
     return query, key, parts[:, :, 2 * heads :]
@@ -45,7 +45,7 @@ def _windowed(layer: nn.Module, x: Tensor, turns: tuple[Tensor, Tensor], seen: T
 
 
 class CodecChain(nn.Module):
-    """One way of the codec over a whole sound."""
+    """Encoder or decoder of the codec over a whole sequence."""
 
     def __init__(self, codec: MossAudioTokenizerNano, is_decoder: bool) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class CodecChain(nn.Module):
         return x
 
     def stage(self, stage: CodecStage, x: Tensor) -> Tensor:
-        """A transformer with its window, everything at once."""
+        """A windowed transformer stage over the whole sequence."""
         places = torch.arange(x.shape[1], device=x.device)
         back = places[:, None] - places
         seen = ((back >= 0) & (back < stage.window))[None]
@@ -107,13 +107,13 @@ def _split(interleaved: Tensor, codec: MossAudioTokenizerNano) -> Tensor:
 
 
 class CodecDecodeStep(CodecChain):
-    """The next frames of a stream, its windows going in and coming out."""
+    """The next frames of a stream, with its windows as inputs and outputs."""
 
     def __init__(self, codec: MossAudioTokenizerNano) -> None:
         super().__init__(codec, is_decoder=True)
 
     def forward(self, audio_codes: Tensor, audio_code_lengths: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """State: an offset a stage, then offset, keys, values and positions of each layer."""
+        """State: one offset per stage, then offset, keys, values and positions of each layer."""
         stages = [module for module in self.chain if isinstance(module, CodecStage)]
         offsets, layers = state[: len(stages)], state[len(stages) :]
         after_offsets, after_layers = list[Tensor](), list[Tensor]()
@@ -184,7 +184,7 @@ def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[OnnxExport]:
 
 
 def empty_state(codec: MossAudioTokenizerNano) -> dict[str, Tensor]:
-    """The streaming decoder's state before the first frame, by the published names; each a tensor of its own."""
+    """The streaming decoder's state before the first frame, by the published names; no two entries share a tensor."""
     stages = [module for module in codec.decoder if isinstance(module, CodecStage)]
     state = {f"transformer_offset_{number}": torch.zeros(1, dtype=torch.int32) for number in range(len(stages))}
     layers = [stage for stage in stages for _ in range(stage.config.num_layers)]

@@ -1,7 +1,7 @@
-"""MOSS-Speech's codec and CosyVoice's as ONNX graphs: the ear, the flow in two parts, and the vocoder.
+"""The codecs of MOSS-Speech and CosyVoice as ONNX graphs: speech encoder, flow in two parts, and vocoder.
 
-The flow's Euler loop stays with the caller, so that its estimator is in a file once and not once per step:
-`flow_conditions` runs once a reply, `flow_step` once for every Euler step, with the step's number.
+The Euler loop of the flow is left to the caller, so that the estimator is exported once and not once per step:
+`flow_conditions` runs once per reply, `flow_step` once per Euler step, with the step's number.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ from vivavoce.nn.attention import KeySpan
 from vivavoce.nn.streaming import Past, Silence
 from vivavoce.nn.vocoder import SourceStart
 
-CODE_TOLERANCE = 0.01  # of codes: two rows of the codebook may be equally near
+CODE_TOLERANCE = 0.01  # share of codes that may differ, as two may be equally near
 SOUND_TOLERANCE = 2e-3
-ENDLESS = TimeSpan(0, 1 << 40)  # a slice ends where the axis does, so the graph has no arithmetic of lengths
+ENDLESS = TimeSpan(0, 1 << 40)  # slices end at the end of the axis, so the graph has no length arithmetic
 
 
 class SpeechEncoderGraph(nn.Module):
@@ -44,7 +44,7 @@ class SpeechEncoderGraph(nn.Module):
 
 
 class FlowConditions(nn.Module):
-    """All that the Euler steps of a reply share."""
+    """Inputs shared by the Euler steps of a reply."""
 
     published_noise: Tensor
 
@@ -54,7 +54,7 @@ class FlowConditions(nn.Module):
         self.register_buffer("published_noise", fixed_noise(flow.config.mel_bands, flow.device))
 
     def forward(self, codes: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, what the speaker adds, and the noise to start from.
+        """Features, speaker embedding, and the initial noise.
 
         # [stream, code] prompt and reply, [stream, 192] → [stream, frame, band], [stream, band], [stream, frame, band]
         """
@@ -66,7 +66,7 @@ class FlowConditions(nn.Module):
 
 
 class FlowStep(nn.Module):
-    """One Euler step with its guidance."""
+    """One Euler step with classifier-free guidance."""
 
     lengths: Tensor
     time_conditions: Tensor
@@ -97,7 +97,7 @@ class FlowStep(nn.Module):
 
 
 class VocoderGraph(nn.Module):
-    """Mel to sound. The noise in it is drawn from `seed`, the same numbers as the house draws."""
+    """Mel to audio. The excitation noise is generated from `seed`, as in the torch model."""
 
     def __init__(self, hift: HiFT) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class VocoderGraph(nn.Module):
 
 
 class CausalVocoder(nn.Module):
-    """CosyVoice 3's vocoder on whole mels. f0 is computed in float32 here, for runtimes without wider convolutions."""
+    """CosyVoice 3's vocoder on whole mels. f0 is in float32, for runtimes without float64 convolutions."""
 
     def __init__(self, hift: CausalHiFT) -> None:
         super().__init__()
@@ -136,13 +136,13 @@ class CausalVocoder(nn.Module):
 
 
 class FromSilence(Contexts):
-    """Convolutions that begin, and of which nothing is kept."""
+    """Stateless convolutions that start from silence."""
 
     def __init__(self) -> None:
         super().__init__(torch.zeros(1, 0))
 
     def convolve(self, conv: nn.Module, x: Tensor) -> Tensor:
-        """Over zeros.  # [batch, channel, time]"""
+        """# [batch, channel, time]"""
         convolved: Tensor = conv(x)
         return convolved
 
@@ -157,15 +157,15 @@ def speech_graphs(speech: FlowSpeech) -> Iterator[OnnxExport]:
 
 
 def codec_graphs(codec: MossSpeechCodec) -> Iterator[OnnxExport]:
-    """Ear, flow and vocoder of a codec."""
+    """Speech encoder, flow and vocoder of a codec."""
     flow = codec.flow
-    yield ear_graph(codec.ear.encoder)
+    yield speech_encoder_graph(codec.ear.encoder)
     yield _conditions_graph(flow)
     yield _step_graph(flow)
     yield vocoder_graph(codec.vocoder.hift)
 
 
-def ear_graph(encoder: SpeechEncoder) -> OnnxExport:
+def speech_encoder_graph(encoder: SpeechEncoder) -> OnnxExport:
     """mel → codes."""
     bins = encoder.config.num_mel_bins
     mels = [{"mel": torch.randn(batch, bins, frames)} for batch, frames in ((3, 61), (1, 8), (2, 100))]
@@ -216,7 +216,7 @@ def _step_graph(flow: FlowDecoder | CosyVoice3Flow) -> OnnxExport:
 
 
 def _features(flow: StreamingFlow, codes: Tensor) -> Tensor:
-    """What the flow knows of every frame, the whole reply at once.  # [stream, code] → [stream, frame, band]"""
+    """Encoder features of the whole reply.  # [stream, code] → [stream, frame, band]"""
     embedded, time, ratio = flow.input_embedding(codes), codes.shape[1], flow.config.ratio
     if isinstance(flow, CosyVoice3Flow):
         padded = functional.pad(embedded, (0, 0, 0, flow.config.lookahead))
@@ -231,7 +231,7 @@ def _features(flow: StreamingFlow, codes: Tensor) -> Tensor:
 
 
 def _past(flow: StreamingFlow, frames: int) -> Past:
-    """Nothing came before; CosyVoice 3 has its positions in how queries and keys are turned."""
+    """An empty streaming state; CosyVoice 3 also needs its rotary angles."""
     if not isinstance(flow, CosyVoice3Flow):
         return Silence()
     positions = torch.arange(frames, device=flow.device)[None]
@@ -239,6 +239,6 @@ def _past(flow: StreamingFlow, frames: int) -> Past:
 
 
 def _chunk_bias(flow: StreamingFlow, positions: int, per_code: int = 1) -> Tensor:
-    """Every position sees its own chunk to the end and all before it.  # [1, 1, position, position]"""
+    """Chunk-causal attention bias.  # [1, 1, position, position]"""
     chunks = torch.arange(positions, device=flow.device).div(flow.config.chunk * per_code, rounding_mode="floor")
     return torch.where(chunks <= chunks[:, None], 0.0, -torch.inf)[None, None]

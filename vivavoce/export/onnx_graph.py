@@ -1,4 +1,4 @@
-"""One ONNX graph: what is traced, which of its axes may change, and how close the result must be to torch."""
+"""Export of one ONNX graph: its module, dynamic axes, and comparison with torch."""
 
 import logging
 import re
@@ -26,11 +26,11 @@ Axes = Mapping[int, str]
 
 @dataclass(frozen=True)
 class Stream:
-    """Consecutive calls of a graph whose state goes in and comes out.
+    """Consecutive calls of a graph with explicit state.
 
     `first` holds all inputs of the first call and `following` those of later ones. `state` maps each input of the
-    state to the output it is taken from after the first call, whatever `following` holds for it. A call on a fresh
-    state alone cannot tell apart offsets or caches that were confused with one another: they are equal there.
+    state to the output it is taken from after the first call, whatever `following` holds for it. A check on a fresh
+    state alone would miss swapped offsets or caches, because they are equal there.
     """
 
     first: Mapping[str, Tensor]
@@ -40,7 +40,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """A module to be exported. Its forward takes the tensors of `example` in their order and gives those of `outputs`.
+    """A module to be exported. Its forward takes the tensors of `example` in order and returns those of `outputs`.
 
     `axes` names the axes that may change, by input; axes of one name change together, and `8*code` is eight times the
     axis `code`. `checks` are inputs of other sizes than the example's, on which the graph is compared with torch, and
@@ -59,14 +59,14 @@ class OnnxExport:
 
     @property
     def given(self) -> tuple[Mapping[str, Tensor], ...]:
-        """Inputs of all calls on which it is compared, less the state that a stream's later calls take over."""
+        """Inputs of all calls that are compared, without the state of a stream's later calls."""
         streamed = (self.stream.first, *self.stream.following) if self.stream else ()
         return (self.example, *self.checks, *streamed)
 
 
 @dataclass(frozen=True)
 class ExportedGraph:
-    """What was written, and how far from torch it is: the worst of all outputs and checks."""
+    """The written file and its largest difference from torch over all outputs and checks."""
 
     name: str
     file: Path
@@ -80,7 +80,7 @@ class ExportedGraph:
 
 
 def export_graph(graph: OnnxExport, folder: Path, opset: int = OPSET, check: bool = True) -> ExportedGraph:
-    """Write `folder/name.onnx` and compare it with torch; a graph that is too far off is an error, and not kept."""
+    """Write `folder/name.onnx` and compare it with torch; a graph that differs too much is an error and is removed."""
     file = folder / f"{graph.name}.onnx"
     partial = file.with_suffix(".partial.onnx")
     _write(graph, partial, opset)
@@ -89,7 +89,7 @@ def export_graph(graph: OnnxExport, folder: Path, opset: int = OPSET, check: boo
         if difference is not None and not difference <= graph.tolerance:
             raise VivaError(
                 f"{graph.name}: ONNX differs from torch by {difference:.2g} of the largest value, more than "
-                f"{graph.tolerance:.0e}; the file was not kept"
+                f"{graph.tolerance:.0e}; the file was removed"
             )
         partial.replace(file)
     finally:
@@ -101,13 +101,13 @@ def export_graph(graph: OnnxExport, folder: Path, opset: int = OPSET, check: boo
 def _write(graph: OnnxExport, file: Path, opset: int) -> None:
     try:
         import onnx
-        import onnxscript  # noqa: F401 - torch's exporter needs it, and says so less clearly
+        import onnxscript  # noqa: F401 - torch's exporter needs it, with a less clear error
     except ImportError as error:
         raise MissingDependencyError(NEEDED) from error
     with _quietly():
         program = torch.onnx.export(
             graph.module.eval(),
-            # The exporter takes inputs that are one tensor object for one input.
+            # The exporter merges inputs that are the same tensor object.
             tuple(tensor.clone() for tensor in graph.example.values()),
             input_names=list(graph.example),
             output_names=list(graph.outputs),
@@ -144,7 +144,7 @@ def _dynamic_shapes(graph: OnnxExport) -> tuple[Any, ...]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the exporter's remarks on packages we do not use and on axes that share a name on purpose."""
+    """Suppress the exporter's warnings on unused packages and on axes that share a name on purpose."""
     remarks = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = remarks.level
     remarks.setLevel(logging.ERROR)
@@ -157,7 +157,7 @@ def _quietly() -> Iterator[None]:
 
 
 def compare(graph: OnnxExport, file: Path) -> float:
-    """How far the graph's outputs are from torch's on the example, all checks and the stream, at worst."""
+    """Largest difference from torch on the example, all checks and the stream."""
     session = open_session(file)
     worst = 0.0
     for given in (graph.example, *graph.checks):
@@ -167,7 +167,7 @@ def compare(graph: OnnxExport, file: Path) -> float:
 
 
 def _compare_stream(graph: OnnxExport, stream: Stream, session: Any) -> float:
-    """Torch and ONNX each go on from the state of their own."""
+    """Torch and ONNX each continue from their own state."""
     wanted, found = _by_torch(graph, stream.first), _by_onnx(graph, session, stream.first)
     worst = _worst(wanted, found)
     for new in stream.following:
@@ -208,7 +208,7 @@ def difference(wanted: Tensor, found: "np.ndarray[Any, Any]") -> float:
 
 
 def open_session(file: Path) -> Any:
-    """An onnxruntime session on the CPU; a damaged file is one line."""
+    """An onnxruntime session on the CPU; a damaged file raises `CheckpointError`."""
     try:
         import onnxruntime
     except ImportError as error:

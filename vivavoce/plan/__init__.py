@@ -1,18 +1,18 @@
-"""`viva plan`: how many conversations a card holds, by memory and by time; what they wait, and what an hour costs."""
+"""`viva plan`: sessions per accelerator by memory and by time, latency and cost, and a simulated day of a fleet."""
 
 import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vivavoce.plan.figures import ASSUMED, FRAME_SECONDS, METHODS, Accelerator, Measured, QuestionLoad, on
+from vivavoce.plan.figures import ASSUMED, FRAME_SECONDS, METHODS, Accelerator, Measured, QuestionLoad, project_to
 from vivavoce.plan.simulation import Fleet, Simulation
 
-MOST_SESSIONS = 4096
+MAX_SESSIONS = 4096
 
 
 @dataclass(frozen=True)
 class PlanLoad:
-    """What so many sessions take of a card."""
+    """Memory (bytes), time shares and latency of one card at a session count."""
 
     sessions: int
     weights: float
@@ -21,28 +21,27 @@ class PlanLoad:
     replies: float
     reserve: float
     language_model: float
-    """Shares of the card's time."""
+    """Share of the card's time; also `voice` and `encoder`."""
     voice: float
-    ear: float
+    encoder: float
     answer_ms: float
-    """From the end of the turn to the first sound."""
+    """From the end of the turn to the first audio."""
     voice_to_voice_ms: float
 
     @property
     def memory(self) -> float:
-        """Bytes, all together."""
+        """Total bytes."""
         return self.weights + self.codec + self.cache + self.replies + self.reserve
 
     @property
     def busy(self) -> float:
-        """Share of the card's time."""
-        return self.language_model + self.voice + self.ear
+        """Total share of the card's time."""
+        return self.language_model + self.voice + self.encoder
 
 
 def load_of(question: QuestionLoad, sessions: int) -> PlanLoad:
-    """Memory, time and latency with so many sessions on one card."""
     sizes, talk, method = question.sizes, question.talk, question.method
-    measured = on(question.card, question.measured, sizes, method)
+    measured = project_to(question.card, question.measured, sizes, method)
     speaking, listening = talk.machine_share * sessions, talk.user_share * sessions
     step = _step_ms(question, measured, max(speaking + listening, 1.0))
     answer = measured.first_codes * step + measured.first_sound_ms
@@ -55,31 +54,31 @@ def load_of(question: QuestionLoad, sessions: int) -> PlanLoad:
         reserve=question.reserve_bytes + method.prefill_bytes,
         language_model=step / (1e3 * FRAME_SECONDS),
         voice=measured.voice_share(speaking),
-        ear=measured.ear_share(listening),
+        encoder=measured.encoder_share(listening),
         answer_ms=answer,
         voice_to_voice_ms=talk.silence_ms + answer + talk.network_ms,
     )
 
 
-def most_by_memory(question: QuestionLoad) -> int:
-    """Sessions whose history fits beside the weights."""
-    return _most(question, lambda load: load.memory <= question.card.memory)
+def max_by_memory(question: QuestionLoad) -> int:
+    """Largest session count whose KV cache fits beside the weights."""
+    return _largest_count(question, lambda load: load.memory <= question.card.memory)
 
 
-def most_by_time(question: QuestionLoad) -> int:
-    """Sessions that are served in time."""
-    return _most(question, lambda load: load.busy <= question.busy)
+def max_by_time(question: QuestionLoad) -> int:
+    """Largest session count within the time budget."""
+    return _largest_count(question, lambda load: load.busy <= question.busy)
 
 
 def plan(question: QuestionLoad) -> dict[str, Any]:
-    """Everything about one card with one kind of weights."""
-    measured = on(question.card, question.measured, question.sizes, question.method)
-    by_memory, by_time = most_by_memory(question), most_by_time(question)
-    most = min(by_memory, by_time)
-    wanted = question.sessions or most
-    per_card = max(min(most, wanted), 0)
+    """The plan for one card and weight format, as JSON."""
+    measured = project_to(question.card, question.measured, question.sizes, question.method)
+    by_memory, by_time = max_by_memory(question), max_by_time(question)
+    max_count = min(by_memory, by_time)
+    wanted = question.sessions or max_count
+    per_card = max(min(max_count, wanted), 0)
     load = load_of(question, max(per_card, 1))
-    cards = math.ceil(wanted / most) if most else None
+    cards = math.ceil(wanted / max_count) if max_count else None
     price = question.card.price
     return {
         "model": question.sizes.name,
@@ -89,7 +88,7 @@ def plan(question: QuestionLoad) -> dict[str, Any]:
         "context_minutes": question.context / question.talk.rows_a_second / 60,
         "figures": measured.device,
         "assumed": list(ASSUMED),
-        "most_sessions": most,
+        "most_sessions": max_count,
         "most_by_memory": by_memory,
         "most_by_time": by_time,
         "breaks_first": "nothing fits" if not by_memory else "memory" if by_memory < by_time else busiest(load),
@@ -101,7 +100,12 @@ def plan(question: QuestionLoad) -> dict[str, Any]:
             **{"replies": load.replies / 1e9, "reserve": load.reserve / 1e9, "all": load.memory / 1e9},
             "card": question.card.memory / 1e9,
         },
-        "time_share": {"language model": load.language_model, "voice": load.voice, "ear": load.ear, "all": load.busy},
+        "time_share": {
+            "language model": load.language_model,
+            "voice": load.voice,
+            "ear": load.encoder,
+            "all": load.busy,
+        },
         "answer_ms": load.answer_ms,
         "voice_to_voice_ms": load.voice_to_voice_ms,
         "restore_ms": measured.prefill_rows_ms * question.context,
@@ -111,7 +115,7 @@ def plan(question: QuestionLoad) -> dict[str, Any]:
 
 
 def fits(card: Accelerator, question: QuestionLoad) -> list[dict[str, Any]]:
-    """Which methods fit on a card, with how much history for one session, and how many sessions of the asked one."""
+    """For each weight format: whether it fits, the context left for one session, and sessions at the asked context."""
     rows = []
     for method in METHODS.values():
         asked = replace(question, card=card, method=method)
@@ -126,7 +130,7 @@ def fits(card: Accelerator, question: QuestionLoad) -> list[dict[str, Any]]:
                 "fits": left > 0,
                 "context_rows": context,
                 "context_minutes": context / asked.talk.rows_a_second / 60,
-                "sessions": min(most_by_memory(asked), most_by_time(asked)),
+                "sessions": min(max_by_memory(asked), max_by_time(asked)),
                 "note": method.note,
             }
         )
@@ -134,13 +138,13 @@ def fits(card: Accelerator, question: QuestionLoad) -> list[dict[str, Any]]:
 
 
 def busiest(load: PlanLoad) -> str:
-    """What takes most of the card's time."""
-    shares = {"the ear": load.ear, "the voice": load.voice, "the language model": load.language_model}
+    """The stage with the largest share of time."""
+    shares = {"the speech encoder": load.encoder, "the voice": load.voice, "the language model": load.language_model}
     return max(shares, key=lambda name: shares[name])
 
 
 def places_for(calls: float, refused: float) -> int:
-    """Places so that, of calls that come at random, no larger share than this is refused (Erlang's first formula)."""
+    """Smallest number of places at which at most this share of random calls is refused (Erlang B)."""
     places, blocked = 0, 1.0
     while blocked > refused:
         places += 1
@@ -149,7 +153,7 @@ def places_for(calls: float, refused: float) -> int:
 
 
 def erlang_b(calls: float, places: int) -> float:
-    """Share of calls refused: so many Erlangs offered to so many places."""
+    """Blocking probability of `calls` Erlangs offered to `places`."""
     blocked = 1.0
     for place in range(1, places + 1):
         blocked = calls * blocked / (place + calls * blocked)
@@ -157,15 +161,15 @@ def erlang_b(calls: float, places: int) -> float:
 
 
 def _step_ms(question: QuestionLoad, measured: Measured, batch: float) -> float:
-    """A step's time with the history asked for: reading the cache is added to what was measured at another length."""
+    """Step time at the asked context: the measured time plus reading the additional KV cache."""
     more = question.context / 2 - measured.context  # a history is half full on average
     row = question.sizes.kv_row_bytes * question.method.kv_share
     reading = batch * more * row / (question.card.bandwidth * 1e9) * 1e3
     return measured.step(batch) + max(reading, 0.0)
 
 
-def _most(question: QuestionLoad, is_possible: Any) -> int:
-    low, high = 0, MOST_SESSIONS
+def _largest_count(question: QuestionLoad, is_possible: Any) -> int:
+    low, high = 0, MAX_SESSIONS
     while low < high:
         middle = (low + high + 1) // 2
         if is_possible(load_of(question, middle)):
@@ -182,11 +186,11 @@ EXTENSIVE = (
 
 
 def play(fleet: Fleet, cell: float = math.inf) -> dict[str, Any]:
-    """A day of a fleet as JSON. One larger than a cell is so many equal cells side by side, of which one is played."""
+    """Simulate a day of a fleet. A fleet larger than a cell is scaled from one of its equal cells."""
     cells = max(1, math.ceil(fleet.calls / cell))
     result = _played(replace(fleet, calls=fleet.calls / cells))
-    grown = {name: _times(result[name], cells) for name in EXTENSIVE}
-    return {"cells": cells, "calls_a_cell": fleet.calls / cells} | result | grown
+    scaled = {name: _times(result[name], cells) for name in EXTENSIVE}
+    return {"cells": cells, "calls_a_cell": fleet.calls / cells} | result | scaled
 
 
 def _times(value: Any, cells: int) -> Any:
@@ -197,10 +201,10 @@ def _played(fleet: Fleet) -> dict[str, Any]:
     simulation = Simulation(fleet)
     tally = simulation.run()
     hours = tally.call_integral / 3600.0
-    edges = max(1, math.ceil(tally.most_calls * (1 + fleet.spare) / fleet.edge_calls)) + 1  # one may fail
+    edges = max(1, math.ceil(tally.max_calls * (1 + fleet.spare) / fleet.edge_calls)) + 1  # one may fail
     card_hours, edge_hours = tally.machine_seconds / 3600.0, edges * fleet.hours
     both_ways = 2 * fleet.kilobits * 1e3 / 8 * 3600.0 / 1e9 * hours
-    gigabytes = both_ways * (1 + fleet.turn_share)  # relayed calls leave the building twice
+    gigabytes = both_ways * (1 + fleet.turn_share)  # relayed calls are sent out twice
     dollars = {
         "cards": card_hours * fleet.card_price,
         "edge": edge_hours * fleet.edge_price,
@@ -220,7 +224,7 @@ def _played(fleet: Fleet) -> dict[str, Any]:
         "dropped_share": tally.dropped / max(tally.offered, 1),
         "hours_of_talk": hours,
         "mean_calls": hours / fleet.hours,
-        "most_calls": tally.most_calls,
+        "most_calls": tally.max_calls,
         "card_hours": card_hours,
         "used": hours / max(card_hours * fleet.places, 1e-9),
         "edge_machines": edges,

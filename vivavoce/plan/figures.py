@@ -1,4 +1,4 @@
-"""What a plan is made of: the model's sizes, what was measured on an H200, and what other accelerators are."""
+"""Input of a plan: model sizes, times measured on an H200, data of other accelerators, and load assumptions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,12 +12,12 @@ FRAME_SECONDS = 0.08
 
 @dataclass(frozen=True)
 class Curve:
-    """Milliseconds of a step by how many are in it; straight between the measured points, and beyond the last two."""
+    """Milliseconds by batch size: linear between measured points, extrapolated beyond the last two."""
 
     points: tuple[tuple[float, float], ...]
 
     def __call__(self, count: float) -> float:
-        """Milliseconds for so many; fewer than one: as if he were there for so much of the time."""
+        """Milliseconds at a batch size; below the first point proportional, for fractional load."""
         if count <= self.points[0][0]:
             return self.points[0][1] * count / self.points[0][0]
         (left, low), (right, high) = next(
@@ -25,66 +25,68 @@ class Curve:
         )
         return low + (high - low) * (count - left) / (right - left)
 
-    def grown(self, factor: float) -> "Curve":
-        """The same for the first, who waits for launches more than for arithmetic; what the others add, times this."""
+    def scaled(self, factor: float) -> "Curve":
+        """Scale the cost beyond the first item; the first is dominated by launch latency."""
         first = self.points[0][1]
         return Curve(tuple((count, first + (milliseconds - first) * factor) for count, milliseconds in self.points))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What `viva bench lm` and `viva bench serve` found on one accelerator."""
+    """Times of one accelerator from `viva bench lm` and `viva bench serve`."""
 
     device: str
     step: Curve
-    """The language model, by sequences in a step, at `context` rows each."""
+    """Language model step by sequences, at `context` rows each."""
     hop: Curve
-    """The voice: the longest hop, by replies in the pass, up to as many as a pass takes."""
+    """Largest vocoder hop by replies, up to the maximum batch."""
     hop_codes: int
     """Codes of that hop."""
-    ear: Curve
-    """The ear: one frame, 80 ms of sound, by users who speak."""
+    encoder: Curve
+    """Speech encoder step of 80 ms by speaking users."""
     first_codes: int
     first_sound_ms: float
     prefill_rows_ms: float
-    """Milliseconds a row of history to be read again."""
+    """Prefill milliseconds per row of history."""
     context: int
 
     @property
     def written_together(self) -> int:
-        """Replies whose next windows are written while the old ones are read: full passes of the voice's two ways."""
+        """Replies with double-buffered windows: full batches of both vocoder batchers."""
         return 2 * round(self.hop.points[-1][0])
 
     def voice_share(self, replies: float) -> float:
-        """Share of the time in which so many replies are given their sound, passes as full as can be."""
-        most = self.hop.points[-1][0]
-        return self.hop(min(replies, most)) * max(1.0, replies / most) / (1e3 * FRAME_SECONDS * self.hop_codes)
+        """Share of time spent on the vocoder for this many replies, in full batches."""
+        max_count = self.hop.points[-1][0]
+        return (
+            self.hop(min(replies, max_count)) * max(1.0, replies / max_count) / (1e3 * FRAME_SECONDS * self.hop_codes)
+        )
 
-    def ear_share(self, users: float) -> float:
-        """Likewise for users who speak."""
-        most = self.ear.points[-1][0]
-        return self.ear(min(users, most)) * max(1.0, users / most) / (1e3 * FRAME_SECONDS)
+    def encoder_share(self, users: float) -> float:
+        """Share of time spent on the speech encoder."""
+        max_count = self.encoder.points[-1][0]
+        return self.encoder(min(users, max_count)) * max(1.0, users / max_count) / (1e3 * FRAME_SECONDS)
 
 
 @dataclass(frozen=True)
 class PlanSizes:
-    """A speech-to-speech model in numbers."""
+    """Sizes of a speech-to-speech model."""
 
     name: str
     layers: int
     layer_parameters: int
-    """Of all layers together."""
+    """Total of all layers."""
     tail_layers: int
-    """Layers of the audio tail, which keep 8 bits where the others have 4."""
+    """Layers of the audio tail, which stay at 8 bits when the others have 4."""
     heads_parameters: int
     embedding_parameters: int
     kv_row_bytes: int
     """In bfloat16."""
     codec_bytes: float
     voice_bytes: float
-    """Of one voice, shared by all who hear it."""
+    """Of one voice, shared by all its sessions."""
     speaking_bytes: float
-    """Of one reply under way."""
+    """Of one active reply."""
 
     def weights(self, method: "PlanMethod") -> float:
         """Bytes of the language model's weights."""
@@ -99,7 +101,7 @@ class PlanSizes:
 
 @dataclass(frozen=True)
 class PlanMethod:
-    """How weights and cache are kept; the audio tail keeps more."""
+    """Weight and KV cache format; the audio tail may have more bits."""
 
     name: str
     bits: float
@@ -107,7 +109,7 @@ class PlanMethod:
     kv_share: float = 1.0
     note: str = ""
     prefill_bytes: float = 0.0
-    """Beyond the reserve, to widen the largest matrix for a prompt."""
+    """Beyond the reserve, to dequantise the largest matrix for prefill."""
 
 
 INT4_PREFILL = 0.4e9  # two copies of the largest matrix in 16 bits, more than the other kinds need
@@ -126,7 +128,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One card, from its data sheet; the price is an assumption that everybody should replace by his own."""
+    """One card from its data sheet; the price is an assumption to be replaced (`--price`)."""
 
     name: str
     memory: float
@@ -172,7 +174,7 @@ H200_MEASURED = Measured(
     step=Curve(((1, 6.02), (8, 6.97), (32, 8.40), (64, 10.39), (128, 15.19))),
     hop=Curve(((1, 28.64), (4, 49.74), (16, 89.97), (32, 148.96))),
     hop_codes=20,
-    ear=Curve(((1, 2.67), (4, 3.31), (16, 5.17), (32, 5.99))),
+    encoder=Curve(((1, 2.67), (4, 3.31), (16, 5.17), (32, 5.99))),
     first_codes=8,
     first_sound_ms=22.25,
     prefill_rows_ms=37.56 / 512,
@@ -184,13 +186,13 @@ def read_measured(lm: Mapping[str, Any], serve: Mapping[str, Any]) -> Measured:
     """From the JSON of `viva bench lm` and `viva bench serve`."""
     try:
         stages = serve["stages"]
-        longest = max(stages["hop_ms"], key=int)
+        largest_hop = max(stages["hop_ms"], key=int)
         return Measured(
             device=lm["device"],
             step=Curve(tuple((each["batch"], each["step_ms"]) for each in lm["steps"])),
-            hop=_by_count(stages["hop_ms"][longest]),
-            hop_codes=int(longest),
-            ear=_by_count(stages["ear_ms"]),
+            hop=_by_count(stages["hop_ms"][largest_hop]),
+            hop_codes=int(largest_hop),
+            encoder=_by_count(stages["ear_ms"]),
             first_codes=stages["first_codes"],
             first_sound_ms=stages["first_sound_ms"],
             prefill_rows_ms=lm["prefill"]["ms"] / lm["prefill"]["rows"],
@@ -204,8 +206,8 @@ def _by_count(milliseconds: Mapping[str, float]) -> Curve:
     return Curve(tuple(sorted((int(count), each) for count, each in milliseconds.items())))
 
 
-def on(card: Accelerator, measured: Measured, sizes: PlanSizes, method: PlanMethod) -> Measured:
-    """What was measured, brought to another card and other weights by bandwidth and compute: reckoned, not measured."""
+def project_to(card: Accelerator, measured: Measured, sizes: PlanSizes, method: PlanMethod) -> Measured:
+    """Estimated times on another card and weight format, scaled by bandwidth and compute."""
     home = ACCELERATORS["H200"]
     if card.name == home.name and method.name == "bf16":
         return measured
@@ -215,59 +217,59 @@ def on(card: Accelerator, measured: Measured, sizes: PlanSizes, method: PlanMeth
     step = Curve(tuple((n, (first * reading + (ms - first)) * slower_memory) for n, ms in measured.step.points))
     return replace(
         measured,
-        device=f"{card.name}, reckoned from {measured.device}",
+        device=f"{card.name}, estimated from {measured.device}",
         step=step,
-        hop=measured.hop.grown(slower_compute),
-        ear=measured.ear.grown(slower_compute),
+        hop=measured.hop.scaled(slower_compute),
+        encoder=measured.encoder.scaled(slower_compute),
         prefill_rows_ms=measured.prefill_rows_ms * slower_compute,
     )
 
 
 @dataclass(frozen=True)
 class TalkPattern:
-    """How people talk with a machine."""
+    """Shares of speech and silence of a call."""
 
     user_share: float = 0.45
-    """Of a call in which the user speaks."""
+    """Share of a call in which the user speaks."""
     machine_share: float = 0.45
     silence_ms: int = 240
     network_ms: int = 60
-    """There and back, with the buffers of both ends."""
+    """Round trip including both jitter buffers."""
     call_seconds: float = 240.0
 
     @property
     def rows_a_second(self) -> float:
-        """Rows that a second of a call adds to the history."""
+        """Rows added to the history per second of a call."""
         return (self.user_share + self.machine_share) / FRAME_SECONDS
 
 
 @dataclass(frozen=True)
 class QuestionLoad:
-    """What is to be planned."""
+    """What is to be planned: card, model, format and load."""
 
     card: Accelerator = field(default_factory=lambda: ACCELERATORS["H200"])
     sizes: PlanSizes = MOSS_SPEECH
     measured: Measured = H200_MEASURED
     method: PlanMethod = field(default_factory=lambda: METHODS["bf16"])
     context: int = 4096
-    """Rows of history that each session may have."""
+    """Context rows per session."""
     sessions: int | None = None
     talk: TalkPattern = field(default_factory=TalkPattern)
     reserve_bytes: float = 1.5e9
-    """For the driver, graphs and what is in between."""
+    """For driver, CUDA graphs and activations."""
     busy: float = 0.85
-    """The most of a card's time that may be used; the rest is slack before deadlines are missed."""
+    """Usable share of a card's time; the rest is headroom for deadlines."""
 
 
 ASSUMED = (
-    "language model, voice and ear are taken to share a card's time; what overlaps is not counted as won",
-    "on other cards and with other weights a step is scaled by bandwidth, what others add to a hop by compute",
+    "language model, vocoder and speech encoder share a card's time; overlap is not counted as a gain",
+    "on other cards and weights a step is scaled by bandwidth, the cost of further replies in a hop by compute",
     "a history is half full on average; prices are typical rents, not offers",
 )
 
 
 def named(table: Mapping[str, Any], name: str, what: str) -> Any:
-    """An entry by its name, however it is written."""
+    """Look up an entry, ignoring case and spaces."""
     found = {key.lower().replace(" ", ""): value for key, value in table.items()}.get(name.lower().replace(" ", ""))
     if found is None:
         raise InputError(f"there is no {what} {name!r} here; there are {', '.join(table)}")

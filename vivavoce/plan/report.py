@@ -1,4 +1,4 @@
-"""What a plan says, on the console and as files."""
+"""Print a plan and a simulated day, and write them as JSON and plot."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ GREY = "#888888"
 
 
 def print_plan(planned: dict[str, Any], fitting: Sequence[dict[str, Any]]) -> None:
-    """One card, and which weights fit on it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -26,7 +25,7 @@ def print_plan(planned: dict[str, Any], fitting: Sequence[dict[str, Any]]) -> No
     console.print("time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
     console.print(
         f"first sound {planned['answer_ms']:.0f} ms after the turn, voice to voice {planned['voice_to_voice_ms']:.0f}"
-        f" ms; a whole history is read again in {planned['restore_ms']:.0f} ms"
+        f" ms; a full history is prefilled in {planned['restore_ms']:.0f} ms"
     )
     if planned["cards"] is not None:
         console.print(
@@ -45,7 +44,6 @@ def print_plan(planned: dict[str, Any], fitting: Sequence[dict[str, Any]]) -> No
 
 
 def print_day(day: dict[str, Any], places: int) -> None:
-    """A simulated day."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -83,12 +81,12 @@ def save(result: dict[str, Any], out: Path) -> None:
     regions = list(dict.fromkeys(sample["region"] for sample in samples))
     figure = Figure(figsize=(8, 2.2 * len(regions)), layout="constrained")
     for region, axes in zip(regions, figure.subplots(len(regions), 1, sharex=True, squeeze=False)[:, 0], strict=True):
-        here = [sample for sample in samples if sample["region"] == region]
-        hours = [sample["hour"] for sample in here]
-        axes.plot(hours, [sample["places"] for sample in here], color=GREY, label="places", drawstyle="steps-post")
-        axes.plot(hours, [sample["calls"] for sample in here], label="calls")
+        in_region = [sample for sample in samples if sample["region"] == region]
+        hours = [sample["hour"] for sample in in_region]
+        axes.plot(hours, [sample["places"] for sample in in_region], color=GREY, label="places", drawstyle="steps-post")
+        axes.plot(hours, [sample["calls"] for sample in in_region], label="calls")
         axes.vlines(
-            [sample["hour"] for sample in here if sample["refused"]],
+            [sample["hour"] for sample in in_region if sample["refused"]],
             0,
             1,
             color="tab:red",

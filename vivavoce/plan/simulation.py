@@ -1,4 +1,4 @@
-"""A day of calls over a fleet, event by event: arrivals, ends, failures, machines that come and go, other regions."""
+"""Discrete-event simulation of a day of calls on a fleet: arrivals, failures, autoscaling, overflow between regions."""
 
 import heapq
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-HOURLY = (  # calls by hour of the local day, against the busiest
+HOURLY = (  # calls by local hour, relative to the busiest
     *(0.10, 0.07, 0.05, 0.05, 0.06, 0.10, 0.20, 0.38, 0.60, 0.82, 0.95, 1.00),
     *(0.92, 0.88, 0.90, 0.94, 0.96, 0.93, 0.85, 0.72, 0.55, 0.40, 0.27, 0.17),
 )
@@ -16,11 +16,11 @@ HOURLY = (  # calls by hour of the local day, against the busiest
 
 @dataclass(frozen=True)
 class Region:
-    """Where callers and machines are."""
+    """A region of callers and machines."""
 
     name: str
     share: float
-    """Of the calls at the busiest hour, which comes at its own time of day."""
+    """Share of calls at the region's busiest hour."""
     utc_offset: float = 0.0
 
 
@@ -29,41 +29,41 @@ REGIONS = (Region("Asia", 0.45, 8.0), Region("Europe", 0.30, 1.0), Region("Ameri
 
 @dataclass(frozen=True)
 class Fleet:
-    """What is simulated."""
+    """Parameters of a simulation."""
 
     calls: float = 1000.0
-    """Calls at once, in the busiest hour of each region, all regions together."""
+    """Concurrent calls: the sum over regions of their busiest hours."""
     regions: tuple[Region, ...] = REGIONS
     hours: float = 24.0
     is_flat: bool = False
-    """The same traffic all day."""
+    """Constant traffic all day."""
     call_seconds: float = 240.0
     lengths: Literal["exponential", "lognormal"] = "lognormal"
 
     places: int = 24
-    """Sessions of one card."""
+    """Sessions per card."""
     machines: int | None = None
-    """Cards of each region, fixed; None: as many as the traffic asks for."""
+    """Cards per region; None: autoscaled."""
     spare: float = 0.12
-    """Share of places that is kept free for what comes next, and for those whose machine fails."""
-    least_machines: int = 2
+    """Share of places reserved for growth and for calls of failed machines."""
+    min_machines: int = 2
     boot_seconds: float = 180.0
-    """Until a new machine takes calls: it is found, started, and the model read and warmed."""
+    """Until a new machine takes calls: provisioning, start, model load and warm-up."""
     look_seconds: float = 30.0
     overflows: bool = True
-    """A full region sends calls to the emptiest other."""
+    """A full region sends calls to the least loaded other."""
 
     failures_a_year: float = 12.0
-    """Of one machine."""
+    """Per machine."""
     outage_hour: float | None = None
-    """When the largest region is gone for an hour (hours since midnight UTC)."""
+    """Hour (UTC) at which the largest region fails for an hour."""
 
     edge_calls: int = 2000
-    """Calls that one edge machine carries (SFU and TURN)."""
+    """Calls per edge machine (SFU and TURN)."""
     turn_share: float = 0.15
-    """Of calls that must be relayed."""
+    """Share of relayed calls."""
     kilobits: float = 48.0
-    """Of a call, one way: Opus with its headers."""
+    """Per call and direction: Opus with headers."""
 
     card_price: float = 3.50
     edge_price: float = 0.40
@@ -77,7 +77,7 @@ NOTE_SECONDS = 300.0
 
 @dataclass
 class Machine:
-    """One card and whom it serves."""
+    """One card and its calls."""
 
     id: int
     region: int
@@ -87,7 +87,7 @@ class Machine:
     since: float = 0.0
 
     def takes(self, places: int) -> bool:
-        """Whether there is room for one more."""
+        """Whether it accepts another call."""
         return self.is_ready and not self.is_draining and len(self.calls) < places
 
 
@@ -105,7 +105,7 @@ class SimulatedCall:
 
 @dataclass
 class Tally:
-    """What happened; every call that came is in exactly one of the first four, or still there."""
+    """Counts; every offered call is completed, refused, dropped or still active."""
 
     offered: int = 0
     completed: int = 0
@@ -117,18 +117,18 @@ class Tally:
     talk_seconds: float = 0.0
     machine_seconds: float = 0.0
     call_integral: float = 0.0
-    """Calls at once, over time."""
-    most_calls: int = 0
+    """Integral of concurrent calls over time."""
+    max_calls: int = 0
 
 
 class Simulation:
-    """One run. `run` gives what happened; `samples` how it was over the day."""
+    """One run: `run` returns the totals, `samples` holds the time series."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.tally, self.now = fleet, Tally(), 0.0
         self.end = fleet.hours * 3600.0
         self.machines: dict[int, Machine] = {}
-        self._here: list[dict[int, Machine]] = [{} for _ in fleet.regions]
+        self._by_region: list[dict[int, Machine]] = [{} for _ in fleet.regions]
         self.calls: dict[int, SimulatedCall] = {}
         self.samples: list[dict[str, Any]] = []
         self._random = random.Random(fleet.seed)
@@ -138,16 +138,15 @@ class Simulation:
         self._busy = [0] * len(fleet.regions)
         self._refused_since = [0] * len(fleet.regions)
         self._down: set[int] = set()
-        self._noted = 0.0
+        self._sampled_at = 0.0
 
     def run(self) -> Tally:
-        """The whole time."""
         for region in range(len(self.fleet.regions)):
             wanted = self.fleet.machines or self._wanted(self._demand(region, 0.0))
             for _ in range(wanted):
                 self._start_machine(region, boot=0.0)
             self._at(self._next_arrival(region), partial(self._arrive, region))
-        self._at(0.0, self._look)
+        self._at(0.0, self._autoscale)
         if self.fleet.outage_hour is not None:
             self._at(self.fleet.outage_hour * 3600.0, self._lose_region)
         while self._events and self._events[0][0] <= self.end:
@@ -162,7 +161,7 @@ class Simulation:
     # Traffic
 
     def rate(self, region: int, time: float) -> float:
-        """Calls that come to a region in a second."""
+        """Arrival rate of a region, in calls per second."""
         place, fleet = self.fleet.regions[region], self.fleet
         peak = fleet.calls * place.share / fleet.call_seconds
         if fleet.is_flat:
@@ -172,11 +171,11 @@ class Simulation:
         return peak * (HOURLY[low] * (1 - part) + HOURLY[(low + 1) % 24] * part)
 
     def _demand(self, region: int, time: float) -> float:
-        """Calls at once that are to be expected once a machine ordered now is there."""
+        """Expected concurrent calls at the time a machine started now is ready."""
         return self.rate(region, time + self.fleet.boot_seconds) * self.fleet.call_seconds
 
     def _next_arrival(self, region: int) -> float:
-        """By thinning: candidates at the peak's rate, of which as many are taken as the hour has."""
+        """Non-homogeneous Poisson arrivals by thinning."""
         peak = self.fleet.calls * self.fleet.regions[region].share / self.fleet.call_seconds
         time = self.now
         while time <= self.end:
@@ -195,9 +194,9 @@ class Simulation:
         self._at(self._next_arrival(region), lambda: self._arrive(region))
         self.tally.offered += 1
         call = SimulatedCall(self.tally.offered, region, self.now, self.now + self._length())
-        if self._seat(call):
+        if self._place_call(call):
             self.calls[call.id] = call
-            self.tally.most_calls = max(self.tally.most_calls, len(self.calls))
+            self.tally.max_calls = max(self.tally.max_calls, len(self.calls))
             self._at(call.ends, lambda: self._leave(call))
         else:
             self.tally.refused += 1
@@ -205,19 +204,19 @@ class Simulation:
 
     def _leave(self, call: SimulatedCall) -> None:
         if self.calls.pop(call.id, None) is None:
-            return  # its machine failed before
-        self._unseat(call)
+            return  # dropped when its machine failed
+        self._release_call(call)
         self.tally.completed += 1
         self.tally.talk_seconds += self.now - call.began
 
     # Places
 
-    def _seat(self, call: SimulatedCall) -> bool:
-        """A place at home, or abroad; whether there was one."""
+    def _place_call(self, call: SimulatedCall) -> bool:
+        """Place a call in its home region or another; returns whether there was room."""
         for region in self._regions_for(call):
-            free = [each for each in self._here[region].values() if each.takes(self.fleet.places)]
+            free = [each for each in self._by_region[region].values() if each.takes(self.fleet.places)]
             if free:
-                machine = max(free, key=lambda each: len(each.calls))  # fill one before the next: others can go
+                machine = max(free, key=lambda each: len(each.calls))  # fill machines up, so that others can be drained
                 machine.calls.add(call.id)
                 call.machine = machine.id
                 self._busy[region] += 1
@@ -232,7 +231,7 @@ class Simulation:
             others = [region for region in range(len(self._busy)) if region != call.home]
             yield from sorted(others, key=lambda region: self._busy[region] - self._places[region])
 
-    def _unseat(self, call: SimulatedCall) -> None:
+    def _release_call(self, call: SimulatedCall) -> None:
         if call.machine is None:
             return
         machine = self.machines[call.machine]
@@ -249,7 +248,7 @@ class Simulation:
     def _start_machine(self, region: int, boot: float | None = None) -> None:
         self._count += 1
         machine = Machine(self._count, region, since=self.now)
-        self.machines[machine.id] = self._here[region][machine.id] = machine
+        self.machines[machine.id] = self._by_region[region][machine.id] = machine
         self._at(self.now + (self.fleet.boot_seconds if boot is None else boot), lambda: self._ready(machine))
 
     def _ready(self, machine: Machine) -> None:
@@ -262,7 +261,7 @@ class Simulation:
             self._at(self.now + life, lambda: self._fail(machine))
 
     def _drain(self, machine: Machine) -> None:
-        """No new calls; the places it has left are those of its calls."""
+        """Take no new calls; only the places in use remain counted."""
         machine.is_draining = True
         self._places[machine.region] -= self.fleet.places - len(machine.calls)
         if not machine.calls:
@@ -270,11 +269,11 @@ class Simulation:
 
     def _stop_machine(self, machine: Machine) -> None:
         if self.machines.pop(machine.id, None) is not None:
-            del self._here[machine.region][machine.id]
+            del self._by_region[machine.region][machine.id]
             self.tally.machine_seconds += self.now - machine.since
 
     def _fail(self, machine: Machine) -> None:
-        """Its calls go on elsewhere where there is room; another machine is ordered."""
+        """Relocate its calls where there is room, and start a replacement."""
         if machine.id not in self.machines:
             return
         self.tally.failures += 1
@@ -284,12 +283,12 @@ class Simulation:
         self._stop_machine(machine)
         for call in held:
             call.machine = None
-            self._bring_elsewhere(call)
+            self._relocate(call)
         if machine.region not in self._down:
             self._start_machine(machine.region)
 
-    def _bring_elsewhere(self, call: SimulatedCall) -> None:
-        if self._seat(call):
+    def _relocate(self, call: SimulatedCall) -> None:
+        if self._place_call(call):
             call.moves += 1
             self.tally.moved += 1
         else:
@@ -301,7 +300,7 @@ class Simulation:
         region = max(range(len(self.fleet.regions)), key=lambda each: self.fleet.regions[each].share)
         self._down.add(region)
         self._at(self.now + 3600.0, lambda: self._down.discard(region))
-        for machine in list(self._here[region].values()):
+        for machine in list(self._by_region[region].values()):
             if machine.is_ready:
                 self._fail(machine)
             else:
@@ -309,41 +308,41 @@ class Simulation:
 
     # Watching
 
-    def _look(self) -> None:
-        """Order machines, or let some go; and note how it is."""
-        self._at(self.now + self.fleet.look_seconds, self._look)
-        is_noted = not self.samples or self.now - self._noted >= NOTE_SECONDS
+    def _autoscale(self) -> None:
+        """Start or drain machines, and record samples."""
+        self._at(self.now + self.fleet.look_seconds, self._autoscale)
+        is_noted = not self.samples or self.now - self._sampled_at >= NOTE_SECONDS
         for region in range(len(self.fleet.regions)):
             if is_noted:
-                self._note(region)
+                self._record_sample(region)
             if self.fleet.machines is None and region not in self._down:
                 self._scale(region)
 
     def _scale(self, region: int) -> None:
-        here = [each for each in self._here[region].values() if not each.is_draining]
-        expected = max(self._demand(region, self.now) + self._homeless(), float(self._busy[region]))
-        change = self._wanted(expected) - len(here)
+        in_region = [each for each in self._by_region[region].values() if not each.is_draining]
+        expected = max(self._demand(region, self.now) + self._displaced_demand(), float(self._busy[region]))
+        change = self._wanted(expected) - len(in_region)
         for _ in range(change):
             self._start_machine(region)
-        if change < -1:  # one too many stays: it would be missed soon
-            emptiest = sorted((each for each in here if each.is_ready), key=lambda each: len(each.calls))
+        if change < -1:  # hysteresis: keep one machine too many
+            emptiest = sorted((each for each in in_region if each.is_ready), key=lambda each: len(each.calls))
             for machine in emptiest[: -change - 1]:
                 self._drain(machine)
 
     def _wanted(self, calls: float) -> int:
-        """Machines for so many calls: what they need, the spare, and three deviations of chance."""
+        """Machines for a number of calls: with the spare share, or three standard deviations if larger."""
         places = max(calls * (1 + self.fleet.spare), calls + 3 * math.sqrt(calls))
-        return max(self.fleet.least_machines, math.ceil(places / self.fleet.places))
+        return max(self.fleet.min_machines, math.ceil(places / self.fleet.places))
 
-    def _homeless(self) -> float:
-        """Calls of regions that are gone, shared out among the others."""
+    def _displaced_demand(self) -> float:
+        """Demand of failed regions, shared among the others."""
         if not self.fleet.overflows:
             return 0.0
         left = len(self.fleet.regions) - len(self._down)
         return sum(self._demand(region, self.now) for region in self._down) / max(left, 1)
 
-    def _note(self, region: int) -> None:
-        self._noted = self.now
+    def _record_sample(self, region: int) -> None:
+        self._sampled_at = self.now
         self.samples.append(
             {
                 "hour": self.now / 3600.0,

@@ -1,1 +1,1 @@
-"""Models made smaller: methods, policies, calibration, conversion, and a report of what it cost."""
+"""Quantisation: methods, policies, calibration, conversion, and reports of quality and speed."""

@@ -1,37 +1,121 @@
-"""A model's folder → a quantised one: matrices rounded one by one, everything else copied bit for bit.
+"""Conversion of a model folder to a quantised one, and its manifest `quantisation.json`.
 
-The new folder appears whole or not at all: it is written under another name beside its place and renamed at the end.
+Matrices are rounded one by one, everything else is copied unchanged. The folder is written under a temporary name and
+renamed at the end, so that it is complete or absent. The manifest records source, method, versions and file hashes.
 """
 
 import errno
+import hashlib
 import json
+import platform
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vivavoce.errors import CapacityError, InputError
+from vivavoce import __version__
+from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.hub import free_disk
 from vivavoce.models.checkpoint import INDEX_NAME, PICKLED, SINGLE_NAME, Checkpoint, weight_files
-from vivavoce.models.quantised import PACKED_SCALE, PACKING, described, narrow_matrices, tensors_of, whole_numbers
+from vivavoce.models.quantised import (
+    PACKED_SCALE,
+    PACKING,
+    VERSION,
+    described,
+    narrow_matrices,
+    tensors_of,
+    whole_numbers,
+)
 from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, quantise, taken_over
-from vivavoce.quant.manifest import Manifest, file_hash, is_quantised
 from vivavoce.quant.policy import ModelPart, QuantMethod, QuantPolicy
+
+NAME = "quantisation.json"
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of `quantisation.json`."""
+
+    method: str
+    kind: str
+    policy: dict[str, Any]
+    source: dict[str, str]
+    """File → SHA-256 of the source weights."""
+    files: dict[str, str]
+    """File → SHA-256 of the quantised weights."""
+    tensors: dict[str, int]
+    """Scheme → number of matrices."""
+    bytes_before: int
+    bytes_after: int
+    calibration: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
+    format: int = VERSION
+    versions: dict[str, str] = field(
+        default_factory=lambda: {
+            "vivavoce": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+    )
+
+    def write(self, folder: Path) -> None:
+        (folder / NAME).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False), encoding="utf8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        try:
+            return cls(**json.loads((folder / NAME).read_text(encoding="utf8")))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{folder} is no folder that `viva quantize` wrote: it has no {NAME}") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{folder / NAME} is not a manifest of a quantised model ({error})") from error
+
+
+def is_quantised(folder: Path) -> bool:
+    """Whether a folder was written by `viva quantize`."""
+    return (folder / NAME).is_file()
+
+
+def verify(folder: Path) -> Manifest:
+    """Check format and file hashes of a quantised folder; returns its manifest."""
+    manifest = Manifest.read(folder)
+    if manifest.format != VERSION:
+        made_by = manifest.versions.get("vivavoce", "another version")
+        raise CheckpointError(
+            f"{folder} has format {manifest.format}, written by {made_by}; this version reads {VERSION}"
+        )
+    for name, wanted in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{folder} lacks {name}, which its manifest names; quantise the model again")
+        if file_hash(file) != wanted:
+            raise CheckpointError(f"{file} differs from the file that was written (SHA-256); quantise the model again")
+    return manifest
+
+
+def file_hash(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 class ShardWriter:
-    """Takes tensors one after another; holds at most one shard of them.
+    """Writes tensors one after another; holds at most one shard in memory.
 
     `target` is a folder, which gets `model.safetensors` or numbered shards and their index, or one `.safetensors`
-    file, which is held whole.
+    file, which is held in memory whole.
     """
 
     def __init__(self, target: Path, shard_bytes: int, metadata: Mapping[str, str]) -> None:
@@ -46,16 +130,16 @@ class ShardWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Tensors as they are, which must stand in one file."""
+        """Add unchanged tensors that must be in one file."""
         self._hold(tensors)
 
     def add_quantised(self, name: str, weight: QuantisedWeight) -> None:
-        """A matrix, rounded."""
+        """Add a quantised matrix."""
         self._hold(tensors_of(name, weight))
         self._quantised[name] = weight.to("meta")
 
     def finish(self) -> list[Path]:
-        """Write what is left, and the index; the files."""
+        """Write the last shard and the index; returns the files."""
         self._flush()
         if self.is_single or len(self._written) == 1:
             name = self.target if self.is_single else self.folder / SINGLE_NAME
@@ -66,7 +150,7 @@ class ShardWriter:
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._held and not self.is_single and self._held_bytes + size > self.shard_bytes:
             self._flush()
-        # Cloned, because a view of the mapped source would keep all of it in memory, and tied tensors are refused.
+        # Cloned, because a view would keep the mapped source in memory, and safetensors refuses tied tensors.
         self._held |= {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
         self._held_bytes += size
         self.bytes += size
@@ -93,25 +177,25 @@ class ShardWriter:
 SHARD_BYTES = 1_000_000_000
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 WEIGHTS = PICKLED | {".safetensors"}
-LEFT_BEHIND = {"model.safetensors.index.json", "pytorch_model.bin.index.json"}
+NOT_COPIED = {"model.safetensors.index.json", "pytorch_model.bin.index.json"}
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What was learned of a model before it is converted; keys are a part's name and the modules' tensor names."""
+    """Results of calibration, mixed precision and fine-tuning; keys are `part:tensor`."""
 
     ranges: Mapping[str, InputRange] = field(default_factory=dict)
     schemes: Mapping[str, Scheme | None] = field(default_factory=dict)
-    """Where mixed precision has chosen."""
+    """Schemes chosen by mixed precision."""
     tuned: Mapping[str, Tensor] = field(default_factory=dict)
-    """Matrices that fine-tuning has moved."""
+    """Fine-tuned matrices."""
     calibration: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Weights that are one checkpoint: a folder's, or one file's."""
+    """The weights of one checkpoint, a folder or a file."""
 
     part: ModelPart
     source: Path
@@ -120,7 +204,7 @@ class Unit:
 
 
 def units(folder: Path, policy: QuantPolicy) -> list[Unit]:
-    """All weights of a model that a policy speaks of."""
+    """All checkpoints of a model that a policy covers."""
     found = []
     for part in policy.parts:
         if part.weights == ".":
@@ -131,7 +215,7 @@ def units(folder: Path, policy: QuantPolicy) -> list[Unit]:
                 target = file.relative_to(folder).with_suffix(".safetensors")
                 found.append(Unit(part, file, (file,), str(target)))
     if not found:
-        raise InputError(f"{folder} holds none of the weights a {policy.kind} model has")
+        raise InputError(f"{folder} has none of the weights of a {policy.kind} model")
     return found
 
 
@@ -145,27 +229,27 @@ def quantise_folder(
     overwrite: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Manifest:
-    """Write the quantised model; what it was made of and how stands in its `quantisation.json`."""
+    """Write the quantised model and its `quantisation.json`."""
     findings = findings or Findings()
     if is_quantised(source):
-        raise InputError(f"{source} is quantised already; give the float model it was made of")
+        raise InputError(f"{source} is already quantised; give the float model it was made from")
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists; give another folder, or --overwrite")
     if out.resolve() in (source.resolve(), *source.resolve().parents) or source.resolve() in out.resolve().parents:
-        raise InputError(f"{out} would be written over or into its source {source}; give a folder elsewhere")
+        raise InputError(f"{out} would overwrite or be inside its source {source}; give another folder")
     todo = units(source, policy)
-    _require_room(todo, method, out)
-    with _whole_or_nothing(out) as temporary:
-        made = [_convert(unit, temporary, method, findings, shard_bytes, progress) for unit in todo]
-        _copy_the_rest(source, temporary, {file for unit in todo for file in unit.files})
-        manifest = _manifest(method, policy, findings, source, todo, temporary, made)
+    _require_disk_space(todo, method, out)
+    with _atomic_folder(out) as temporary:
+        converted_units = [_convert(unit, temporary, method, findings, shard_bytes, progress) for unit in todo]
+        _copy_other_files(source, temporary, {file for unit in todo for file in unit.files})
+        manifest = _manifest(method, policy, findings, source, todo, temporary, converted_units)
         manifest.write(temporary)
     return manifest
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of one unit."""
+    """Files and matrix counts of a converted unit."""
 
     files: tuple[Path, ...]
     schemes: Counter[str]
@@ -182,7 +266,7 @@ def _convert(
     schemes: Counter[str] = Counter()
     with Checkpoint(unit.source) as checkpoint, _Raw(unit) as raw:
         if checkpoint.quantised:
-            raise InputError(f"{unit.source} holds quantised matrices already; give the float model")
+            raise InputError(f"{unit.source} already holds quantised matrices; give the float model")
         writer = ShardWriter(folder / unit.target, shard_bytes, raw.metadata)
         for name in checkpoint.names():
             if name in unit.part.unused:
@@ -201,7 +285,7 @@ def _convert(
 def _rounded(
     part: ModelPart, name: str, checkpoint: Checkpoint, raw: "_Raw", method: QuantMethod, findings: Findings
 ) -> QuantisedWeight | None:
-    """A tensor as the method, the policy and what was found would have it; None: as it is."""
+    """The quantised tensor by method, policy and findings; None: unchanged."""
     key = key_of(part, name)
     scheme = part.scheme_of(name, checkpoint.shapes[name], method.scheme)
     if scheme is None or not (tensor := checkpoint.tensor(name)).is_floating_point():
@@ -214,10 +298,10 @@ def _rounded(
         span = findings.ranges.get(key)
         activations = "dynamic" if span is None else "static"
     activations = activations if scheme == "int8" else "float"
-    shipped = None if key in findings.tuned else raw.whole_numbers(name)
-    kept = None if shipped is None else taken_over(*shipped, scheme, activations, span)
-    if kept is not None:
-        return kept
+    packed = None if key in findings.tuned else raw.whole_numbers(name)
+    reused = None if packed is None else taken_over(*packed, scheme, activations, span)
+    if reused is not None:
+        return reused
     try:
         weight = findings.tuned.get(key, tensor)
         return quantise(weight, scheme, activations=activations, input_range=span)
@@ -226,12 +310,12 @@ def _rounded(
 
 
 def key_of(part: ModelPart, name: str) -> str:
-    """How findings name a tensor of a file: its part, and its name in the module."""
+    """Key of a tensor in `Findings`: its part and its name in the module."""
     return f"{part.name}:{part.rename(name)}"
 
 
 class _Raw:
-    """The tensors of a unit as its files hold them, packed or not."""
+    """Tensors of a unit as stored in its files, packed or not."""
 
     def __init__(self, unit: Unit) -> None:
         self.handles: list[Any] = [
@@ -240,35 +324,35 @@ class _Raw:
         self.metadata: dict[str, str] = {}
         for handle in self.handles:
             self.metadata |= handle.metadata() or {}
-        self.narrow = narrow_matrices(self.metadata)
-        self.places = {name: handle for handle in self.handles for name in handle.keys()}  # noqa: SIM118
+        self.formats = narrow_matrices(self.metadata)
+        self.by_name = {name: handle for handle in self.handles for name in handle.keys()}  # noqa: SIM118
 
     def __enter__(self) -> "_Raw":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.places.clear()
+        self.by_name.clear()
         self.handles.clear()
 
     def tensors(self, name: str, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """What belongs to a published name."""
-        if name not in self.places:
+        """Stored tensors of a published name."""
+        if name not in self.by_name:
             return {name: checkpoint.tensor(name)}
-        stored = [each for each in (name, name + PACKED_SCALE) if each in self.places]
-        return {each: self.places[each].get_tensor(each) for each in stored}
+        stored = [each for each in (name, name + PACKED_SCALE) if each in self.by_name]
+        return {each: self.by_name[each].get_tensor(each) for each in stored}
 
     def whole_numbers(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """A packed matrix as the numbers and scales it was shipped in; None for any other."""
-        if PACKING not in self.metadata or name + PACKED_SCALE not in self.places:
+        """Integer codes and scales of a packed matrix; None for any other."""
+        if PACKING not in self.metadata or name + PACKED_SCALE not in self.by_name:
             return None
-        stored, scale = (self.places[each].get_tensor(each) for each in (name, name + PACKED_SCALE))
-        return whole_numbers(stored, scale, self.narrow.get(name))
+        stored, scale = (self.by_name[each].get_tensor(each) for each in (name, name + PACKED_SCALE))
+        return whole_numbers(stored, scale, self.formats.get(name))
 
 
-def _copy_the_rest(source: Path, target: Path, weights: set[Path]) -> None:
+def _copy_other_files(source: Path, target: Path, weights: set[Path]) -> None:
     for file in sorted(source.rglob("*")):
         relative = file.relative_to(source)
-        if file.is_file() and file not in weights and file.name not in LEFT_BEHIND and ".git" not in relative.parts:
+        if file.is_file() and file not in weights and file.name not in NOT_COPIED and ".git" not in relative.parts:
             (target / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target / relative)
 
@@ -280,10 +364,10 @@ def _manifest(
     source: Path,
     todo: list[Unit],
     folder: Path,
-    made: list[Converted],
+    converted_units: list[Converted],
 ) -> Manifest:
     before = [file for unit in todo for file in unit.files]
-    after = [file for converted in made for file in converted.files]
+    after = [file for converted in converted_units for file in converted.files]
     return Manifest(
         method=method.name,
         kind=policy.kind,
@@ -295,7 +379,7 @@ def _manifest(
         },
         source={str(file.relative_to(source)): file_hash(file) for file in before},
         files={str(file.relative_to(folder)): file_hash(file) for file in after},
-        tensors=dict(sum((converted.schemes for converted in made), Counter[str]())),
+        tensors=dict(sum((converted.schemes for converted in converted_units), Counter[str]())),
         bytes_before=sum(file.stat().st_size for file in before),
         bytes_after=sum(file.stat().st_size for file in after),
         calibration=findings.calibration,
@@ -303,19 +387,21 @@ def _manifest(
     )
 
 
-def _require_room(todo: list[Unit], method: QuantMethod, out: Path) -> None:
-    """Fail before the first byte where even the smallest outcome would not fit."""
-    least = sum(file.stat().st_size for unit in todo for file in unit.files) // (8 if method.scheme == "int4" else 4)
+def _require_disk_space(todo: list[Unit], method: QuantMethod, out: Path) -> None:
+    """Raise before writing if even the smallest possible output does not fit."""
+    min_bytes = sum(file.stat().st_size for unit in todo for file in unit.files) // (
+        8 if method.scheme == "int4" else 4
+    )
     free = free_disk(out.absolute().parent)
-    if free < least:
+    if free < min_bytes:
         raise CapacityError(
-            f"{out} needs at least {least / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there; make room first"
+            f"{out} needs at least {min_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there; make room first"
         )
 
 
 @contextmanager
-def _whole_or_nothing(out: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` if all goes well and vanishes if not."""
+def _atomic_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder that is renamed to `out` on success and removed on failure."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
     try:
@@ -326,7 +412,7 @@ def _whole_or_nothing(out: Path) -> Iterator[Path]:
         temporary.rename(out)
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) in NO_ROOM or "space" in str(error) or "too large" in str(error):
-            raise CapacityError(f"there was no room to write {out} ({error}); nothing of it was kept") from error
+            raise CapacityError(f"not enough disk space to write {out} ({error}); it was removed") from error
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

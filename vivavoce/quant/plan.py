@@ -1,4 +1,4 @@
-"""Whether MOSS-Speech fits: weights, codec, keys and values, and workspace for each method, computed from shapes."""
+"""Memory plan of MOSS-Speech by method, computed from shapes; and random quantised models of any shape."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,19 +18,19 @@ from vivavoce.nn.modules import allocating
 from vivavoce.nn.quantised_weight import CASTS, GROUP, QuantisedWeight, Scheme, group_of
 from vivavoce.quant.policy import METHODS, MOSS_SPEECH
 
-ROWS_A_MINUTE = 12.5 * 60  # of speech, the user's or the machine's
+ROWS_A_MINUTE = 12.5 * 60  # of speech, of either side
 DRIVER = 600_000_000  # the CUDA context and its libraries
 GRAPHS = 500_000_000  # captured graphs of all batch sizes, and their activations
 PREFILL_ROWS = 512
 SCALE_BYTES = 4
-# Times the widest matrix in 16 bits: what widening it for a prefill takes. int4 goes through float32 and single codes.
+# Prefill workspace in multiples of the largest matrix in 16 bits; int4 is dequantised via float32 and unpacked codes.
 WIDENED: dict[Scheme | None, int] = {"int8": 3, "float8": 3, "int4": 5}
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "": 1}
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Bytes by purpose for one method, and minutes of conversation that the rest of the memory holds."""
+    """Bytes by purpose for one method, and the minutes of conversation that fit in the rest."""
 
     method: str
     weights: int
@@ -46,7 +46,7 @@ class Fit:
 
 
 def plan(memory: int, config: MossSpeechConfig | None = None, dtype: torch.dtype = torch.bfloat16) -> list[Fit]:
-    """Every method on a card of so many bytes, the float one first."""
+    """Every method on a card with this memory, the float model first."""
     with torch.device("meta"):
         model = MossSpeech(config or MossSpeechConfig())
     codec = codec_bytes()
@@ -60,7 +60,7 @@ def plan(memory: int, config: MossSpeechConfig | None = None, dtype: torch.dtype
 
 
 def weight_bytes(model: MossSpeech, scheme: Scheme | None, dtype: torch.dtype = torch.bfloat16) -> int:
-    """All weights of the language model with its policy's matrices in a scheme, the rest in `dtype`."""
+    """Bytes of the language model with the policy's matrices in `scheme`, the rest in `dtype`."""
     part, total = MOSS_SPEECH.parts[0], 0
     for name, tensor in published_tensors(model).items():
         kept = None if scheme is None else part.scheme_of(name, tensor.shape, scheme)
@@ -76,18 +76,18 @@ def _matrix_bytes(shape: torch.Size, scheme: Scheme) -> int:
 
 
 def codec_parts(device: torch.device | str) -> list[nn.Module]:
-    """Ear, flow decoder and vocoder at their published sizes."""
+    """Speech encoder, flow decoder and vocoder of the published sizes."""
     with torch.device(device):
         return [SpeechEncoder(SpeechEncoderConfig()), FlowDecoder(FlowConfig.moss_speech()), HiFT(HiFTConfig())]
 
 
 def codec_bytes() -> int:
-    """The codec as it is loaded, in float32."""
+    """Bytes of the codec in float32."""
     return sum(4 * tensor.numel() for part in codec_parts("meta") for tensor in published_tensors(part).values())
 
 
 def _workspace(model: MossSpeech, scheme: Scheme | None, dtype: torch.dtype) -> int:
-    """Context, graphs, a prefill's activations and logits, and one matrix widened for prefill."""
+    """Bytes of CUDA context, graphs, prefill activations and logits, and one dequantised matrix."""
     config = model.config
     rows = PREFILL_ROWS * (6 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
     logits = 8 * 4 * (config.vocab_size + config.audio_vocab_size) * 4
@@ -102,14 +102,14 @@ def byte_count(text: str) -> int:
     try:
         return round(float(digits) * UNITS[unit])
     except (ValueError, KeyError) as error:
-        raise InputError(f"{text!r} is no size; give one such as 9GB or 500MB") from error
+        raise InputError(f"{text!r} is not a size; give one such as 9GB or 500MB") from error
 
 
 DEVIATION = 0.02
 
 
 def random_weight(outputs: int, inputs: int, scheme: Scheme, device: torch.device | str) -> QuantisedWeight:
-    """A matrix whose widened numbers are about normal."""
+    """A quantised matrix with approximately normal values."""
     if scheme in CASTS:
         return QuantisedWeight(scheme, torch.randn(outputs, inputs, device=device).mul_(DEVIATION).to(CASTS[scheme]))
     if scheme == "int4":
@@ -128,7 +128,7 @@ def random_weight(outputs: int, inputs: int, scheme: Scheme, device: torch.devic
 def random_moss_speech(
     config: MossSpeechConfig, scheme: Scheme | None, device: torch.device | str, dtype: torch.dtype
 ) -> MossSpeech:
-    """The model with its policy's matrices in this scheme; None: all in `dtype`."""
+    """A random model with the policy's matrices in this scheme; None: all in `dtype`."""
     if scheme is None:
         return MossSpeech.random(config, device, dtype)
     part = MOSS_SPEECH.parts[0]

@@ -1,4 +1,4 @@
-"""What may be rounded in each kind of model, what keeps 8 bits in a 4-bit one, and what is never touched."""
+"""Quantisation methods, and the policy of each kind of model: which tensors are rounded, and which keep 8 bits."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,22 +20,22 @@ FLOW = f"{CONFORMER}|{UNET}|{DIT}"
 
 @dataclass(frozen=True)
 class ModelPart:
-    """The weights of one network of a model: where they stand, and which of them may be rounded.
+    """The weights of one network of a model: where they are, and which of them may be rounded.
 
-    Patterns are searched in the tensors' names. What no pattern of `rounds` finds is copied bit for bit.
+    Patterns are searched in tensor names. Tensors that `rounds` does not match are copied unchanged.
     """
 
     name: str
     weights: str  # folder or file inside the model's folder; `*` allowed
     rounds: str
-    eight_bits: str = r"(?!)"  # never in 4
+    eight_bits: str = r"(?!)"  # matches nothing: no tensor is limited to 8 bits
     unused: tuple[str, ...] = ()
     rename: Callable[[str], str | None] = str
     is_usual: bool = True
-    """Whether it is rounded when nobody says which parts are to be."""
+    """Whether it is rounded by default."""
 
     def scheme_of(self, name: str, shape: Sequence[int], wanted: Scheme) -> Scheme | None:
-        """How a tensor is to be kept; None: as it is."""
+        """Scheme of a tensor; None: unchanged."""
         if len(shape) != 2 or not re.search(self.rounds, name):
             return None
         if wanted == "int4" and (re.search(self.eight_bits, name) or shape[1] % 2):
@@ -45,7 +45,7 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class QuantPolicy:
-    """The parts of a kind of model, and what a person should know of it."""
+    """The parts of a kind of model, and notes for the user."""
 
     kind: str
     parts: tuple[ModelPart, ...]
@@ -55,7 +55,7 @@ class QuantPolicy:
     def overridden(
         self, keep: Sequence[str] = (), also: Sequence[str] = (), eight_bits: Sequence[str] = ()
     ) -> "QuantPolicy":
-        """With a person's own patterns: tensors to leave, others to round too, and those that keep 8 bits."""
+        """With the user's patterns: tensors to leave, further ones to round, and those that keep 8 bits."""
         for pattern in (*keep, *also, *eight_bits):
             _compiled(pattern)
         left = "".join(f"(?!.*(?:{pattern}))" for pattern in keep)
@@ -70,7 +70,7 @@ class QuantPolicy:
         return replace(self, parts=parts)
 
     def of_parts(self, names: Sequence[str] = ()) -> "QuantPolicy":
-        """Only these parts are rounded, or the usual ones; the others are copied."""
+        """Only these parts are rounded, or the default ones; the others are copied."""
         names = names or [part.name for part in self.parts if part.is_usual]
         unknown = sorted(set(names) - {part.name for part in self.parts})
         if unknown:
@@ -85,7 +85,7 @@ MOSS_SPEECH = QuantPolicy(
         ModelPart("lm", ".", DECODER, r"audio_block\."),
         ModelPart("flow", "codec/flow/flow*", FLOW, r".", is_usual=False),
     ),
-    "vocoder, ear, embeddings, norms, heads, time embeddings, convolutions",
+    "vocoder, speech encoder, embeddings, norms, heads, time embeddings, convolutions",
     "audio codes are more sensitive than text, so the audio tail keeps 8 bits in a 4-bit model",
 )
 MOSS_TTS_NANO = QuantPolicy(
@@ -122,7 +122,7 @@ REFUSED = {
 
 
 def policy_for(folder: Path, parts: Sequence[str] = ()) -> QuantPolicy:
-    """The policy of the model in a folder; a model that none fits is refused with the reason."""
+    """The policy of the model in a folder; raises with the reason if there is none."""
     kind = kind_in(folder)
     if kind in POLICIES:
         return POLICIES[kind].of_parts(parts)
@@ -131,12 +131,12 @@ def policy_for(folder: Path, parts: Sequence[str] = ()) -> QuantPolicy:
         raise InputError(f"{folder} is a {kind} model: {reason}")
     known = ", ".join(POLICIES)
     raise InputError(
-        f"{folder} holds no model that can be quantised here (it says {kind or 'nothing'}); those are {known}"
+        f"{folder} holds no model that can be quantised (its type is {kind or 'unknown'}); supported are {known}"
     )
 
 
 def kind_in(folder: Path) -> str | None:
-    """What stands in a folder."""
+    """The kind of model in a folder, or None."""
     family = family_of(folder)
     if (family and family.name == "cosyvoice") or any((folder / name).is_file() for name in COSYVOICE_FILES):
         return "cosyvoice"
@@ -151,12 +151,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise InputError(f"{pattern!r} is no regular expression ({error})") from error
+        raise InputError(f"{pattern!r} is not a regular expression ({error})") from error
 
 
 @dataclass(frozen=True)
 class QuantMethod:
-    """How matrices are kept and inputs met. `error` bounds a layer's relative error on normal inputs."""
+    """Weight and activation formats. `error` bounds a layer's relative error on normal inputs."""
 
     name: str
     scheme: Scheme
@@ -194,7 +194,6 @@ LOSSLESS = {
 
 
 def method_of(name: str) -> QuantMethod:
-    """The method of this name."""
     if name in LOSSLESS:
         raise InputError(f"{name!r} makes no smaller model: {LOSSLESS[name]}")
     if name not in METHODS:

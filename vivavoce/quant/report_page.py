@@ -1,4 +1,4 @@
-"""The report as a person reads it: a verdict by stated thresholds, tables, and a picture."""
+"""The Markdown report: verdict by thresholds, tables, a plot, and the comparison of static with dynamic int8."""
 
 import tempfile
 from collections.abc import Sequence
@@ -10,22 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.errors import MissingDependencyError
-from vivavoce.quant.calibration import LEVELS, OBSERVERS, Observer, input_range, observer, watching
+from vivavoce.quant.calibration import (
+    LEVELS,
+    OBSERVERS,
+    Observer,
+    RatedLayer,
+    input_range,
+    observer,
+    observing_inputs,
+    roundable,
+)
 from vivavoce.quant.convert import quantise_folder
-from vivavoce.quant.measure import closeness, opinions, step_seconds
-from vivavoce.quant.mixed import RatedLayer, roundable
+from vivavoce.quant.measure import closeness, log_probabilities, step_seconds
 from vivavoce.quant.policy import METHODS, ModelPart, policy_for
 from vivavoce.quant.subjects import CalibrationBatch, QuantSubject
 
-LEAST_AGREEMENT = 0.98  # likeliest ids, at the same places
-LEAST_VISQOL = 0.95  # of what two identical sounds get
-MOST_WORSE = 0.02  # word errors, right answers
+MIN_AGREEMENT = 0.98  # argmax agreement
+MIN_VISQOL = 0.95  # relative to identical audio
+MAX_LOSS = 0.02  # rise of word errors, drop of right answers
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Test:
-    """One threshold: what was found and whether it holds."""
+    """One threshold, the measured value, and whether it holds."""
 
     what: str
     found: float
@@ -34,29 +42,29 @@ class Test:
 
 
 def tests(figures: Figures) -> list[Test]:
-    """Every threshold for which there is a figure."""
+    """All thresholds that have a measured value."""
     agreement = figures["logits"]["agreement"]
-    done = [Test("likeliest id the same", agreement, f"≥ {LEAST_AGREEMENT}", agreement >= LEAST_AGREEMENT)]
+    done = [Test("likeliest id the same", agreement, f"≥ {MIN_AGREEMENT}", agreement >= MIN_AGREEMENT)]
     aligned = figures.get("aligned") or {}
     if aligned.get("visqol") and aligned["ceiling"]["visqol"]:
         share = aligned["visqol"] / aligned["ceiling"]["visqol"]
-        done.append(Test("ViSQOL, share of identical sounds'", share, f"≥ {LEAST_VISQOL}", share >= LEAST_VISQOL))
+        done.append(Test("ViSQOL, share of identical sounds'", share, f"≥ {MIN_VISQOL}", share >= MIN_VISQOL))
     alone = figures.get("alone") or {}
     if "wer" in alone.get("float", {}):
         rise = alone["quantised"]["wer"] - alone["float"]["wer"]
-        done.append(Test("word errors, rise", rise, f"≤ {MOST_WORSE}", rise <= MOST_WORSE))
+        done.append(Test("word errors, rise", rise, f"≤ {MAX_LOSS}", rise <= MAX_LOSS))
     if "right" in alone.get("float", {}):
         drop = alone["float"]["right"] - alone["quantised"]["right"]
-        done.append(Test("right answers, drop", drop, f"≤ {MOST_WORSE}", drop <= MOST_WORSE))
+        done.append(Test("right answers, drop", drop, f"≤ {MAX_LOSS}", drop <= MAX_LOSS))
     rates = (figures.get("transcripts") or {}).get("wer")
     if rates:
         rise = rates["quantised"] - rates["float"]
-        done.append(Test("word errors, rise", rise, f"≤ {MOST_WORSE}", rise <= MOST_WORSE))
+        done.append(Test("word errors, rise", rise, f"≤ {MAX_LOSS}", rise <= MAX_LOSS))
     return done
 
 
 def verdict(figures: Figures) -> str:
-    """One line: whether it is as good, and whether it is faster here."""
+    """One line on quality, speed and memory."""
     failed = [test for test in tests(figures) if not test.holds]
     quality = (
         "as good as float"
@@ -71,7 +79,6 @@ def verdict(figures: Figures) -> str:
 
 
 def page(figures: Figures) -> str:
-    """Markdown."""
     lines = [f"# {figures['kind']}, {figures['method']}", "", f"**{figures['verdict']}**", ""]
     lines += _table(["threshold", "found", "bound", "holds"], [
         [test.what, f"{test.found:.4f}", test.bound, "yes" if test.holds else "**no**"] for test in tests(figures)
@@ -124,7 +131,7 @@ def _closeness_rows(figures: Figures) -> list[list[str]]:
 
 
 def _static_lines(figures: Figures) -> list[str]:
-    """Static int8 beside dynamic, and the observers where it is hardest for them."""
+    """Static int8 beside dynamic, and the observers on the layer with the worst outliers."""
     versions, found = figures["static"], figures["outliers"]
     batches = list(next(iter(versions.values()))["step_ms"])
     rows = [
@@ -142,15 +149,15 @@ def _static_lines(figures: Figures) -> list[str]:
 
 
 def training_lines(training: Figures) -> list[str]:
-    """How much of what rounding cost was won back by fine-tuning."""
+    """Share of the quantisation loss recovered by fine-tuning."""
     before, after = training["divergence_before"], training["divergence_after"]
     won = 1 - after / before if before else 0.0
-    said = "at least half" if won >= 0.5 else "less than half"
+    amount = "at least half" if won >= 0.5 else "less than half"
     return [
         "## Fine-tuning", "",
         f"{training['steps']} steps on {training['lessons']} replies. On {training['held_out']} held-out ones: "
         f"divergence {before:.5f} → {after:.5f}, likeliest id the same {training['agreement_before']:.4f} → "
-        f"{training['agreement_after']:.4f}. It won back {100 * won:.0f} % of the divergence: **{said} of what 4 bits "
+        f"{training['agreement_after']:.4f}. It recovered {100 * won:.0f} % of that: **{amount} of what 4 bits "
         "lost**.", "",
     ]  # fmt: skip
 
@@ -167,12 +174,12 @@ def _sound_lines(figures: Figures) -> list[str]:
     ]
     return [
         "## Sound", "",
-        f"At the same places of {aligned['pairs']} replies (`aligned-*.wav`, pictures beside them):", "",
+        f"At the same positions of {aligned['pairs']} replies (`aligned-*.wav`, pictures beside them):", "",
         *_table(["", "quantised against float", "float against itself"], rows), "",
         "Left alone (`alone-*.wav`), same items and seeds:", "",
         *_table(["", "float", "quantised"], own), "",
         f"Speaker similarity of both left alone: {_number(figures['speaker_similarity'])}. "
-        f"Judges that are not installed: {', '.join(aligned['absent_judges']) or 'none'}.", "",
+        f"Metrics that are not installed: {', '.join(aligned['absent_judges']) or 'none'}.", "",
     ]  # fmt: skip
 
 
@@ -189,7 +196,7 @@ def _megabytes(count: int) -> str:
 
 
 def plot_summary(figures: Figures, file: Path) -> None:
-    """Disk, memory and step time beside float."""
+    """Plot disk size, memory and step time beside float."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -209,34 +216,34 @@ def plot_summary(figures: Figures, file: Path) -> None:
 
 
 STATIC, DYNAMIC = "int8-static", "int8-dynamic"
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 
 
 @dataclass(frozen=True)
 class Outliers:
-    """The layer whose inputs hold the largest values beside usual ones, and its results by each observer's range."""
+    """The layer with the largest input outliers, and its output error by observer."""
 
     layer: str
     largest: float
     usual: float
-    """Where all but a few values lie."""
+    """Range of all but a few values."""
     errors: dict[str, float]
-    """Relative, of a row's results, by observer: the median over rows."""
+    """Median relative output error over rows, by observer."""
     worst: dict[str, float]
-    """Of the row that suffers most."""
+    """Largest relative output error of a row, by observer."""
 
 
 def static_figures(
-    subject: QuantSubject, source: Path, exact: nn.Module, static: nn.Module, lessons: Sequence[CalibrationBatch]
+    subject: QuantSubject, source: Path, exact: nn.Module, static: nn.Module, examples: Sequence[CalibrationBatch]
 ) -> Figures:
-    """Static and dynamic int8 of one model in turns, and the layer with outliers."""
+    """Static and dynamic int8 of one model compared, and the layer with outliers."""
     policy = policy_for(source)
     with tempfile.TemporaryDirectory() as folder:
         quantise_folder(source, Path(folder) / DYNAMIC, METHODS[DYNAMIC], policy)
         versions = {STATIC: static, DYNAMIC: subject.load(Path(folder) / DYNAMIC)}
-        steps = step_seconds(subject, versions, lessons)
-        truth = opinions(subject, exact, lessons)
-        near = {name: closeness(truth, opinions(subject, model, lessons)) for name, model in versions.items()}
+        steps = step_seconds(subject, versions, examples)
+        truth = log_probabilities(subject, exact, examples)
+        near = {name: closeness(truth, log_probabilities(subject, model, examples)) for name, model in versions.items()}
     beside = {
         name: {
             **{"step_ms": {str(batch): 1e3 * taken for batch, taken in steps[name].items()}},
@@ -244,28 +251,30 @@ def static_figures(
         }
         for name in versions
     }
-    return {"static": beside, "outliers": asdict(outliers(subject, exact, policy.parts[0], lessons))}
+    return {"static": beside, "outliers": asdict(outliers(subject, exact, policy.parts[0], examples))}
 
 
 @torch.no_grad()
-def outliers(subject: QuantSubject, model: nn.Module, part: ModelPart, lessons: Sequence[CalibrationBatch]) -> Outliers:
-    """The layer that outliers hurt most under the range of all that was seen, and how each observer does there."""
+def outliers(
+    subject: QuantSubject, model: nn.Module, part: ModelPart, examples: Sequence[CalibrationBatch]
+) -> Outliers:
+    """The layer whose min-max range is widest relative to its percentile range, and each observer's error there."""
     layers = {layer.names: layer for layer in roundable(model, part, "int8")}
     watched: dict[tuple[str, ...], dict[str, Observer]] = {}
 
-    def see(names: tuple[str, ...], x: Tensor) -> None:
+    def observe(names: tuple[str, ...], x: Tensor) -> None:
         if names in layers:
             for each in watched.setdefault(names, {name: observer(name) for name in OBSERVERS}).values():
-                each.see(x)
+                each.observe(x)
 
-    with watching(model, see):
-        for lesson in lessons:
-            subject.logits(model, lesson)
+    with observing_inputs(model, observe):
+        for example in examples:
+            subject.logits(model, example)
     spans = {names: {name: each.span() for name, each in observers.items()} for names, observers in watched.items()}
     chosen = max(
         spans, key=lambda names: _width(spans[names]["minmax"]) / max(_width(spans[names]["percentile"]), 1e-9)
     )
-    given = _inputs(subject, model, chosen, lessons)
+    given = _inputs(subject, model, chosen, examples)
     rows = {name: _row_errors(layers[chosen], given, span) for name, span in spans[chosen].items()}
     return Outliers(
         layers[chosen].name,
@@ -281,22 +290,22 @@ def _width(span: tuple[float, float]) -> float:
 
 
 def _inputs(
-    subject: QuantSubject, model: nn.Module, chosen: tuple[str, ...], lessons: Sequence[CalibrationBatch]
+    subject: QuantSubject, model: nn.Module, chosen: tuple[str, ...], examples: Sequence[CalibrationBatch]
 ) -> Tensor:
     found: list[Tensor] = []
 
-    def see(names: tuple[str, ...], x: Tensor) -> None:
-        if names == chosen and sum(map(len, found)) < MOST_ROWS:
+    def observe(names: tuple[str, ...], x: Tensor) -> None:
+        if names == chosen and sum(map(len, found)) < MAX_ROWS:
             found.append(x.flatten(0, -2).float().clone())
 
-    with watching(model, see):
-        for lesson in lessons:
-            subject.logits(model, lesson)
-    return torch.cat(found)[:MOST_ROWS]
+    with observing_inputs(model, observe):
+        for example in examples:
+            subject.logits(model, example)
+    return torch.cat(found)[:MAX_ROWS]
 
 
 def _row_errors(layer: RatedLayer, given: Tensor, span: tuple[float, float]) -> Tensor:
-    """How far each row's results are off where inputs are rounded within a span.  # [row]"""
+    """Relative output error of each row with inputs rounded within a span.  # [row]"""
     steps, weight = input_range(*span), layer.linear.weight.float()
     rounded = ((given / steps.scale).round() + steps.zero).clamp(0, LEVELS)
     off = ((rounded - steps.zero) * steps.scale - given) @ weight.T

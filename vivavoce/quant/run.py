@@ -1,32 +1,56 @@
-"""`viva quantize` from one end to the other: calibrate, choose, fine-tune, convert, report."""
+"""`viva quantize`: calibrate, choose schemes, fine-tune, convert, and report.
+
+`write_report` compares a float model with its quantised version in one run and writes `report.md`, `report.json`, plots
+and pairs of audio files.
+"""
 
 import json
+import logging
+import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from vivavoce import hub
-from vivavoce.errors import InputError
+from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.audio.io import Sound, write
+from vivavoce.device import pick
+from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.evaluation.machine import stage
+from vivavoce.evaluation.scoring import Listeners, plot_spectrograms, word_errors
 from vivavoce.models.checkpoint import Checkpoint
-from vivavoce.quant.calibration import calibrate, observer
-from vivavoce.quant.convert import Findings, quantise_folder, units
-from vivavoce.quant.manifest import Manifest, is_quantised
-from vivavoce.quant.mixed import mixture, plot_costs, roundable, scan
+from vivavoce.models.moss_speech.cpu import CpuMossSpeech
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.quant.calibration import calibrate, mixture, observer, plot_costs, roundable, scan
+from vivavoce.quant.convert import Findings, Manifest, is_quantised, quantise_folder, units
+from vivavoce.quant.measure import (
+    AudioMetrics,
+    Likeness,
+    bytes_on_disk,
+    closeness,
+    loading,
+    log_probabilities,
+    step_seconds,
+)
 from vivavoce.quant.policy import QuantMethod, QuantPolicy, method_of, policy_for
 from vivavoce.quant.qat import FineTuning, fine_tune
-from vivavoce.quant.speech_set import SpeechSet, lesson_sets, project_set, read_set, scene_set
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
+from vivavoce.quant.report_page import STATIC, page, plot_summary, static_figures, verdict
+from vivavoce.quant.speech_set import SpeechSet, SpokenSample, project_set, read_set, scene_set, training_sets
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
+from vivavoce.quant.voices import ComparedVoice, SpokenReply, code_agreement, misheard, voice_of
+from vivavoce.train.front_desk import judge, normalise
 
 READS_TEXT = ("moss_tts_nano", "cosyvoice")
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a person may say beside the method."""
+class QuantizeOptions:
+    """Options of `viva quantize` besides the method."""
 
     parts: Sequence[str] = ()
     keep: Sequence[str] = ()
@@ -36,41 +60,41 @@ class Wishes:
     items: int = 12
     observer: str = "mse"
     budget: int | None = None
-    most_drop: float | None = None
-    course: FineTuning = field(default_factory=FineTuning)
+    max_drop: float | None = None
+    fine_tuning: FineTuning = field(default_factory=FineTuning)
     overwrite: bool = False
 
     @property
     def is_mixed(self) -> bool:
-        """Whether layers are to be kept in different ways."""
-        return self.budget is not None or self.most_drop is not None
+        """Whether layers get different schemes."""
+        return self.budget is not None or self.max_drop is not None
 
 
-def quantize(model: str, method_name: str, out: Path, wishes: Wishes | None = None) -> Manifest:
-    """Write the quantised model of a bundled name, folder or hub id; its manifest says what was done."""
-    wishes, method = wishes or Wishes(), method_of(method_name)
-    observer(wishes.observer)
-    if wishes.is_mixed and method.name != "int4-weight":
-        raise InputError(f"mixed precision mixes ways to keep weights: give --method int4-weight, not {method.name}")
+def quantize(model: str, method_name: str, out: Path, options: QuantizeOptions | None = None) -> Manifest:
+    """Write the quantised model of a bundled name, folder or hub id; returns its manifest."""
+    options, method = options or QuantizeOptions(), method_of(method_name)
+    observer(options.observer)
+    if options.is_mixed and method.name != "int4-weight":
+        raise InputError(f"mixed precision needs --method int4-weight, not {method.name}")
     source = hub.resolve(model)
-    policy = _policy(source, wishes)
+    policy = _policy(source, options)
     if is_quantised(source):
-        raise InputError(f"{source} is quantised already; give the float model it was made of")
-    findings = _findings(source, method, policy, wishes)
+        raise InputError(f"{source} is already quantised; give the float model it was made from")
+    findings = _findings(source, method, policy, options)
     with stage(f"{model} by {method.name}"):
-        return quantise_folder(source, out, method, policy, findings, overwrite=wishes.overwrite)
+        return quantise_folder(source, out, method, policy, findings, overwrite=options.overwrite)
 
 
-def sensitivity(model: str, out: Path, wishes: Wishes | None = None) -> list[dict[str, Any]]:
-    """Which layers 4 bits hurt most; `sensitivity.json` and `sensitivity.png` in a folder."""
-    wishes = wishes or Wishes()
+def sensitivity(model: str, out: Path, options: QuantizeOptions | None = None) -> list[dict[str, Any]]:
+    """Sensitivity of each layer to 4 bits; writes `sensitivity.json` and `sensitivity.png`."""
+    options = options or QuantizeOptions()
     source = hub.resolve(model)
-    policy = _policy(source, wishes)
+    policy = _policy(source, options)
     subject = SUBJECTS[policy.kind]
-    lessons = _lessons(source, policy, speech_for(policy.kind, wishes))
+    examples = _examples(source, policy, speech_for(policy.kind, options))
     loaded = subject.load(source)
     with stage("each layer rounded alone"):
-        costs = scan(subject, loaded, roundable(loaded, policy.parts[0]), lessons, "int4")
+        costs = scan(subject, loaded, roundable(loaded, policy.parts[0]), examples, "int4")
     out.mkdir(parents=True, exist_ok=True)
     listed = [asdict(cost) for cost in costs]
     (out / "sensitivity.json").write_text(json.dumps(listed, indent=2), encoding="utf8")
@@ -78,49 +102,49 @@ def sensitivity(model: str, out: Path, wishes: Wishes | None = None) -> list[dic
     return listed
 
 
-def speech_for(kind: str, wishes: Wishes) -> SpeechSet:
-    """What to calibrate with: a person's own, or the project's."""
-    if wishes.calibration is not None:
-        return read_set(wishes.calibration).first(wishes.items)
-    return (scene_set() if kind in READS_TEXT else project_set()).first(wishes.items)
+def speech_for(kind: str, options: QuantizeOptions) -> SpeechSet:
+    """Calibration data: the user's, or the bundled set."""
+    if options.calibration is not None:
+        return read_set(options.calibration).first(options.items)
+    return (scene_set() if kind in READS_TEXT else project_set()).first(options.items)
 
 
-def _policy(source: Path, wishes: Wishes) -> QuantPolicy:
-    return policy_for(source, wishes.parts).overridden(wishes.keep, wishes.also, wishes.eight_bits)
+def _policy(source: Path, options: QuantizeOptions) -> QuantPolicy:
+    return policy_for(source, options.parts).overridden(options.keep, options.also, options.eight_bits)
 
 
-def _findings(source: Path, method: QuantMethod, policy: QuantPolicy, wishes: Wishes) -> Findings:
-    """Whatever the method needs to know of the model."""
+def _findings(source: Path, method: QuantMethod, policy: QuantPolicy, options: QuantizeOptions) -> Findings:
+    """Calibration results that the method needs."""
     if method.trains:
-        return _tuned(source, policy, wishes)
-    if not method.calibrates and not wishes.is_mixed:
+        return _tuned(source, policy, options)
+    if not method.calibrates and not options.is_mixed:
         return Findings()
-    speech = speech_for(policy.kind, wishes)
-    lessons = _lessons(source, policy, speech)
-    described = speech.described() | {"observer": wishes.observer}
+    speech = speech_for(policy.kind, options)
+    examples = _examples(source, policy, speech)
+    described = speech.described() | {"observer": options.observer}
     subject = SUBJECTS[policy.kind]
     if method.calibrates:
         with stage("the range of every layer's inputs"):
-            ranges = calibrate(subject, source, lessons, wishes.observer)
+            ranges = calibrate(subject, source, examples, options.observer)
         return Findings(ranges=ranges, calibration=described)
     loaded = subject.load(source)
-    with stage("how each layer can be kept"):
+    with stage("schemes of layers"):
         layers = roundable(loaded, policy.parts[0])
         touched = sum(layer.bytes_as(None) for layer in layers)
         found = mixture(
             subject,
             loaded,
             layers,
-            lessons,
+            examples,
             max(0, _bytes_as_half(source, policy) - touched),
-            wishes.budget,
-            wishes.most_drop,
+            options.budget,
+            options.max_drop,
         )
     return Findings(schemes=found.schemes, calibration=described | {"bytes": found.bytes, "near": asdict(found.near)})
 
 
 def _bytes_as_half(source: Path, policy: QuantPolicy) -> int:
-    """All weights a policy speaks of in 16 bits, whatever they are stored in."""
+    """Bytes of all weights of a policy in 16 bits."""
     total = 0
     for unit in units(source, policy):
         with Checkpoint(unit.source) as checkpoint:
@@ -128,15 +152,198 @@ def _bytes_as_half(source: Path, policy: QuantPolicy) -> int:
     return total
 
 
-def _tuned(source: Path, policy: QuantPolicy, wishes: Wishes) -> Findings:
-    given = None if wishes.calibration is None else read_set(wishes.calibration)
-    learned, judged = lesson_sets(policy.kind, 10 * wishes.items, given)
-    lessons, held_out = (_lessons(source, policy, speech) for speech in (learned, judged.first(wishes.items)))
+def _tuned(source: Path, policy: QuantPolicy, options: QuantizeOptions) -> Findings:
+    given = None if options.calibration is None else read_set(options.calibration)
+    learned, judged = training_sets(policy.kind, 10 * options.items, given)
+    examples, held_out = (_examples(source, policy, speech) for speech in (learned, judged.first(options.items)))
     with stage("fine-tuning with rounding in the loop"):
-        tuned = fine_tune(policy.kind, source, policy.parts[0], lessons, held_out, wishes.course)
+        tuned = fine_tune(policy.kind, source, policy.parts[0], examples, held_out, options.fine_tuning)
     return Findings(tuned=tuned.weights, calibration=learned.described(), training=tuned.training)
 
 
-def _lessons(source: Path, policy: QuantPolicy, speech: SpeechSet) -> list[CalibrationBatch]:
-    with stage(f"what the model replies to {len(speech.items)} items of {speech.name}"):
-        return SUBJECTS[policy.kind].lessons(source, speech.items)
+def _examples(source: Path, policy: QuantPolicy, speech: SpeechSet) -> list[CalibrationBatch]:
+    with stage(f"replies of the model to {len(speech.items)} items of {speech.name}"):
+        return SUBJECTS[policy.kind].examples(source, speech.items)
+
+
+logger = logging.getLogger(__name__)
+
+FLOAT, QUANTISED = "float", "quantised"
+PAIRS_KEPT = 3
+Figures = dict[str, Any]
+
+
+def write_report(source: Path, quantised: Path, out: Path, speech: SpeechSet, moonshine: Path | None = None) -> Figures:
+    """Measure both, write the report into a folder, and return its figures."""
+    if not is_quantised(quantised):
+        raise InputError(f"{quantised} was not written by `viva quantize`; a report needs its manifest")
+    manifest = Manifest.read(quantised)
+    subject = SUBJECTS[manifest.kind]
+    out.mkdir(parents=True, exist_ok=True)
+    with stage("replies of the float model"):
+        examples = subject.examples(source, speech.items)
+    with stage("logits of both"):
+        models = {FLOAT: subject.load(source), QUANTISED: subject.load(quantised)}
+        figures = _logit_figures(subject, models, quantised, examples, speech.items)
+    with stage("time and memory"):
+        figures |= _cost_figures(manifest.kind, subject, models, {FLOAT: source, QUANTISED: quantised}, examples)
+    with stage("audio of both"):
+        figures |= _sound_figures(
+            manifest.kind, subject, models, {FLOAT: source, QUANTISED: quantised}, examples, speech, out, moonshine
+        )
+    if manifest.method == STATIC:
+        with stage("static beside dynamic, and outliers"):
+            figures |= static_figures(subject, source, models[FLOAT], models[QUANTISED], examples)
+    if manifest.kind == "whisper":
+        figures |= _transcripts({FLOAT: source, QUANTISED: quantised}, speech.items)
+    figures |= {
+        "method": manifest.method, "kind": manifest.kind, "tensors": manifest.tensors, "training": manifest.training,
+        "set": speech.described(), "machine": pick("cpu").name, "threads": torch.get_num_threads(),
+        "torch": torch.__version__, "python": platform.python_version(),
+    }  # fmt: skip
+    figures["verdict"] = verdict(figures)
+    (out / "report.json").write_text(json.dumps(figures, indent=2, ensure_ascii=False), encoding="utf8")
+    plot_summary(figures, out / "summary.png")
+    (out / "report.md").write_text(page(figures), encoding="utf8")
+    return figures
+
+
+def _logit_figures(
+    subject: QuantSubject,
+    models: dict[str, nn.Module],
+    folder: Path,
+    examples: Sequence[CalibrationBatch],
+    items: Sequence[SpokenSample],
+) -> Figures:
+    near = closeness(
+        log_probabilities(subject, models[FLOAT], examples), log_probabilities(subject, models[QUANTISED], examples)
+    )
+    agreement = code_agreement(examples, subject.examples(folder, items))
+    return {"logits": asdict(near), "code_agreement": agreement, "lessons": len(examples)}
+
+
+def _cost_figures(
+    kind: str,
+    subject: QuantSubject,
+    models: dict[str, nn.Module],
+    folders: dict[str, Path],
+    examples: Sequence[CalibrationBatch],
+) -> Figures:
+    """Disk size, memory and step times; the float model uses its CPU implementation if it has one."""
+    fast: dict[str, nn.Module] = {
+        name: CpuMossSpeech(model) if isinstance(model, MossSpeech) and CpuMossSpeech.suits(model) else model
+        for name, model in models.items()
+    }
+    steps = step_seconds(subject, fast, examples)
+    float_bytes = 4 * sum(parameter.numel() for parameter in models[FLOAT].parameters())
+    return {
+        "float32_bytes": float_bytes,
+        "disk_bytes": {name: bytes_on_disk(folder) for name, folder in folders.items()},
+        "loading": {name: asdict(each) for name, each in loading(kind, folders).items()},
+        "step_ms": {name: {str(batch): 1e3 * taken for batch, taken in each.items()} for name, each in steps.items()},
+    }
+
+
+def _sound_figures(
+    kind: str,
+    subject: QuantSubject,
+    models: dict[str, nn.Module],
+    folders: dict[str, Path],
+    examples: Sequence[CalibrationBatch],
+    speech: SpeechSet,
+    out: Path,
+    moonshine: Path | None,
+) -> Figures:
+    voices = {name: voice_of(kind, folder) for name, folder in folders.items()}
+    exact, other = voices[FLOAT], voices[QUANTISED]
+    if exact is None or other is None:
+        return {}
+    metrics = AudioMetrics()
+    pairs = [
+        (exact.aligned(subject, models[FLOAT], example), other.aligned(subject, models[QUANTISED], example))
+        for example in examples
+    ]
+    heard = [(one, two) for one, two in pairs if one is not None and two is not None]
+    scores = [metrics.compare(one, two) for one, two in heard]
+    ceiling = [metrics.compare(one, one) for one, _ in heard[:2]]
+    _write_pairs(heard, out)
+    figures: Figures = {
+        "aligned": _means(scores) | {"pairs": len(scores), "ceiling": _means(ceiling), "absent_judges": metrics.absent}
+    }
+    replies = {name: _alone(voice, speech.items) for name, voice in (("float", exact), ("quantised", other))}
+    figures["alone"] = {name: _judged(kind, said, speech.items, moonshine) for name, said in replies.items()}
+    similar = [metrics.compare(one.sound, two.sound).speaker for one, two in zip(*replies.values(), strict=True)]
+    figures["speaker_similarity"] = _mean(similar)
+    for number, (one, two) in enumerate(zip(*replies.values(), strict=True)):
+        if number < PAIRS_KEPT:
+            write(out / f"alone-{number}-float.wav", one.sound)
+            write(out / f"alone-{number}-quantised.wav", two.sound)
+    return figures
+
+
+def _alone(voice: ComparedVoice, items: Sequence[SpokenSample]) -> list[SpokenReply]:
+    return [voice.say(item, seed=number) for number, item in enumerate(items)]
+
+
+def _judged(kind: str, said: Sequence[SpokenReply], items: Sequence[SpokenSample], moonshine: Path | None) -> Figures:
+    """RTF, time to first audio, DNSMOS, and word errors by an independent recogniser."""
+    seconds = sum(each.sound.seconds for each in said)
+    found: Figures = {
+        "rtf": sum(each.seconds for each in said) / max(seconds, 1e-9),
+        "first_sound_ms": 1e3 * float(np.median([each.first for each in said])),
+        "sound_seconds": seconds,
+        "dnsmos": _opinion([each.sound for each in said]),
+    }
+    if moonshine is None:
+        return found
+    listener = Moonshine(moonshine)
+    texts = [listener.transcribe(each.sound) if each.sound.seconds > 0.3 else "" for each in said]
+    wanted = [_wanted(kind, item) for item in items]
+    errors = sum(word_errors(normalise(want), normalise(text)) for want, text in zip(wanted, texts, strict=True))
+    found["wer"] = errors / max(1, sum(len(normalise(want).split()) for want in wanted))
+    judged = [judge(text, item.exchange) for text, item in zip(texts, items, strict=True) if item.exchange]
+    if kind == "moss_speech" and judged:
+        found["right"] = float(np.mean(judged))
+    return found
+
+
+def _wanted(kind: str, item: SpokenSample) -> str:
+    return item.exchange.reply if kind == "moss_speech" and item.exchange is not None else item.text
+
+
+def _opinion(sounds: Sequence[Sound]) -> float | None:
+    try:
+        listeners = Listeners()
+    except MissingDependencyError:
+        return None
+    return _mean([listeners.overall(sound) for sound in sounds if sound.seconds > 0.5])
+
+
+def _transcripts(folders: dict[str, Path], items: Sequence[SpokenSample]) -> Figures:
+    """Word error rates of a recogniser on the labelled recordings."""
+    rates: dict[str, float] = {}
+    each: list[tuple[int, int]] = []
+    for name, folder in folders.items():
+        try:
+            each = misheard(folder, items)
+        except Exception as error:  # a bare checkpoint has no tokenizer
+            logger.debug("transcripts cannot be compared", exc_info=True)
+            return {"transcripts": {"why_not": str(error)}}
+        rates[name] = sum(wrong for wrong, _ in each) / max(1, sum(of for _, of in each))
+    return {"transcripts": {"wer": rates, "recordings": len(each)}}
+
+
+def _write_pairs(pairs: Sequence[tuple[Sound, Sound]], out: Path) -> None:
+    for number, (one, two) in enumerate(pairs[:PAIRS_KEPT]):
+        write(out / f"aligned-{number}-float.wav", one)
+        write(out / f"aligned-{number}-quantised.wav", two)
+        plot_spectrograms(one, two, "quantised", out / f"aligned-{number}.png")
+
+
+def _means(scores: Sequence[Likeness]) -> dict[str, float | None]:
+    return {name: _mean([getattr(score, name) for score in scores]) for name in ("visqol", "pesq", "stoi", "speaker")}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

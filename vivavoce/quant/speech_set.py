@@ -1,4 +1,4 @@
-"""What a model is calibrated and judged on: the project's spoken questions, or a person's own recordings and texts."""
+"""Calibration, training and evaluation data: the bundled questions and texts, or the user's recordings."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from vivavoce.train.front_desk import Exchange, dialogues
 from vivavoce.train.voices import TRAINING, programs, speak
 
 RATE = 16_000
-QUIETEST = 10 ** (-60 / 20)  # root mean square below which a recording is silence
+QUIETEST = 10 ** (-60 / 20)  # RMS below which a recording is silent
 SOUNDS = {".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".webm"}
-# What a front desk says; for models that read text and hear nothing.
+# Texts of a front desk, for models that take text only.
 SCENES = (
     "Good evening, and welcome.",
     "How may I help you tonight?",
@@ -34,12 +34,12 @@ SCENES = (
 
 @dataclass(frozen=True)
 class SpokenSample:
-    """Something said: its words, where they are known, and its sound, where there is one."""
+    """An item: its text and audio, either of which may be missing."""
 
     text: str
     sound: Sound | None = None
     exchange: Exchange | None = None
-    """The question and its right answer, where that is known."""
+    """The question and its expected answer, if known."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,15 @@ class SpeechSet:
         return digest.hexdigest()
 
     def first(self, count: int) -> "SpeechSet":
-        """The first items only."""
         return SpeechSet(self.name, self.items[:count])
 
     def described(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Name, size and hash, for the manifest."""
         return {"name": self.name, "items": len(self.items), "sha256": self.hash}
 
 
 def project_set() -> SpeechSet:
-    """The bundled questions with what should be answered to them, in voices that no training met."""
+    """The bundled questions with expected answers, in voices not used in training."""
     folder = hub.BUNDLED / "questions"
     listed = json.loads((folder / "questions.json").read_text(encoding="utf8"))
     items = []
@@ -81,12 +80,11 @@ def project_set() -> SpeechSet:
 
 
 def scene_set() -> SpeechSet:
-    """Texts of a front desk."""
     return SpeechSet("front desk scenes", tuple(SpokenSample(text) for text in SCENES))
 
 
 def read_set(source: Path) -> SpeechSet:
-    """A folder of recordings, their words in `.txt` files beside them or unsaid, or a `.jsonl` of `audio`, `text`."""
+    """A folder of recordings with optional `.txt` files beside them, or a `.jsonl` of `audio`, `text`."""
     if source.is_dir():
         items = [_recorded(file) for file in sorted(source.rglob("*")) if file.suffix.lower() in SOUNDS]
     elif source.suffix == ".jsonl" and source.is_file():
@@ -116,7 +114,7 @@ def _listed(source: Path) -> list[SpokenSample]:
             entry = json.loads(line)
             text, audio = entry.get("text", ""), entry.get("audio")
         except (ValueError, AttributeError) as error:
-            raise InputError(f"{source}, line {number}, is no JSON object with audio and text ({error})") from error
+            raise InputError(f"{source}, line {number}, is not a JSON object with audio and text ({error})") from error
         if not text and not audio:
             raise InputError(f"{source}, line {number}, has neither audio nor text")
         items.append(SpokenSample(text, None if audio is None else read(source.parent / audio, rate=RATE)))
@@ -133,7 +131,7 @@ def _refuse_silence(source: Path, items: Sequence[SpokenSample]) -> None:
 
 
 def spoken_set(count: int, seed: int = 0) -> SpeechSet:
-    """Questions of training's own grammar in training's own voices, spoken now by the synthesizers of this machine."""
+    """Questions of the training grammar in training voices, synthesised on this machine."""
     source, found = random.Random(f"qat {seed}"), programs()
     items = []
     for (exchange,) in dialogues("train", count, 7000 + seed, (1, 1)):
@@ -141,8 +139,8 @@ def spoken_set(count: int, seed: int = 0) -> SpeechSet:
     return SpeechSet(f"{count} questions spoken anew", tuple(items))
 
 
-def lesson_sets(kind: str, count: int, given: SpeechSet | None = None) -> tuple[SpeechSet, SpeechSet]:
-    """What to learn from and what to judge by, apart from one another."""
+def training_sets(kind: str, count: int, given: SpeechSet | None = None) -> tuple[SpeechSet, SpeechSet]:
+    """Disjoint training and evaluation sets."""
     if given is not None:
         held = max(1, len(given.items) // 5)
         return SpeechSet(given.name, given.items[held:] or given.items), given.first(held)

@@ -1,1 +1,1 @@
-"""TensorRT-LLM checkpoint folders, the script that builds their engines, and what runs them."""
+"""TensorRT-LLM: checkpoint folders, the script that builds their engines, and a runner."""

@@ -1,4 +1,4 @@
-"""A decoder layer of the Llama family (Qwen2, Qwen3) under TensorRT-LLM's names, and its config."""
+"""Decoders of the Llama family (Qwen2, Qwen3) for TensorRT-LLM: tensor-parallel sharding, tensor files and config."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.export.trtllm.options import TrtLlmOptions
-from vivavoce.export.trtllm.rounding import (
+from vivavoce.export.trtllm.options import (
     FP8_PEAK,
     INT8_PEAK,
+    TrtLlmOptions,
     WeightLayout,
     check_arrangeable,
     round_per_channel,
@@ -29,7 +29,7 @@ from vivavoce.nn.decoder import TrunkSizes
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank of so many."""
+    """One rank of a tensor-parallel group."""
 
     rank: int
     tp: int
@@ -43,7 +43,7 @@ class Shard:
         return weight.chunk(self.tp, dim=1)[self.rank]
 
     def key_heads(self, weight: Tensor, heads: int) -> Tensor:
-        """A share of the key or value heads; where there are fewer heads than ranks, several ranks have the same one.
+        """A share of the key or value heads; with fewer heads than ranks, heads are repeated.
 
         # [heads · head_dim, …] → [max(1, heads / tp) · head_dim, …]
         """
@@ -52,13 +52,13 @@ class Shard:
         return weight.chunk(heads)[self.rank * heads // self.tp]
 
     def vocabulary(self, head: Tensor) -> Tensor:
-        """A share of a head's rows, which zeros fill up to a multiple of the ranks.  # [id, hidden]"""
+        """A share of an LM head's rows, zero-padded to a multiple of the ranks.  # [id, hidden]"""
         missing = -head.shape[0] % self.tp
         return self.outputs(functional.pad(head, (0, 0, 0, missing)) if missing else head)
 
 
 def check_divisible(tp: int, heads: int, key_heads: int, inner: int) -> None:
-    """Raise if a model cannot be cut so."""
+    """Raise if a model cannot be sharded this way."""
     for count, what in ((heads, "attention heads"), (inner, "feed-forward channels")):
         if count % tp:
             fits = ", ".join(str(n) for n in (1, 2, 4, 8) if not (heads % n or inner % n))
@@ -86,20 +86,19 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class WrittenTensor:
-    """Tensors that are made together (codes and their scales), and how, once it is their turn to be written."""
+    """Tensors that are computed together (codes and scales), and a function that computes them when written."""
 
     stored: tuple[Stored, ...]
     make: Callable[[], Sequence[Tensor]]
 
 
 def write_tensor_file(file: Path, parts: Sequence[WrittenTensor]) -> int:
-    """Write them in order and say how many bytes the file has."""
+    """Write tensors in order; returns the file size."""
     header = _header(stored for part in parts for stored in part.stored)
     with file.open("wb") as opened:
         opened.write(header)
@@ -118,7 +117,7 @@ def _header(tensors: Iterable[Stored]) -> bytes:
     offset = 0
     for stored in tensors:
         if stored.name in described or offset % stored.dtype.itemsize:
-            raise AssertionError(f"{stored} is there twice or would stand at the odd place {offset}")
+            raise AssertionError(f"{stored} is duplicate or would be at the unaligned offset {offset}")
         end = offset + stored.nbytes
         described[stored.name] = {
             "dtype": NAMES[stored.dtype],
@@ -137,7 +136,7 @@ BITS = {"int8": 8, "int4": 4}
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A published tensor, to be read when it is needed, and the share of it that is this rank's."""
+    """A published tensor, read on demand, and this rank's share of it."""
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
@@ -145,31 +144,31 @@ class TensorPart:
 
 
 class RankPlan:
-    """Tensors in the order they will be written; nothing is read while a plan is made."""
+    """Tensors of a rank in file order; nothing is read while planning."""
 
     def __init__(self, source: Checkpoint, shard: Shard, options: TrtLlmOptions) -> None:
         self.source, self.shard, self.options = source, shard, options
         self.parts: list[WrittenTensor] = []
 
     def part(self, name: str, cut: Cut = lambda tensor: tensor) -> TensorPart:
-        """A tensor of the source; `cut` takes this rank's share of it."""
+        """A tensor of the source; `cut` selects this rank's share."""
         if name not in self.source.shapes:
-            raise CheckpointError(f"{self.source.source} lacks {name}; fetch the model again")
+            raise CheckpointError(f"{self.source.source} lacks {name}; download the model again")
         shape = cut(torch.empty(self.source.shapes[name], device="meta")).shape
         return TensorPart(tuple(shape), lambda: cut(self._read(name)), lambda: self._read(name))
 
     def _read(self, name: str) -> Tensor:
         tensor = self.source.tensor(name)
         if not tensor.is_floating_point():
-            raise CheckpointError(f"{name} of {self.source.source} is rounded already; export the model it was made of")
+            raise CheckpointError(f"{name} of {self.source.source} is already quantised; export the float model")
         return tensor
 
     def zeros(self, like: TensorPart) -> TensorPart:
-        """What stands for a bias that a model does not have."""
+        """Zeros in place of a missing bias."""
         return TensorPart(like.shape, lambda: torch.zeros(like.shape), lambda: torch.zeros(like.shape))
 
     def plain(self, name: str, *parts: TensorPart, view: Cut = lambda tensor: tensor) -> None:
-        """A tensor in the model's type: the parts one after the other."""
+        """The concatenated parts in the model's dtype."""
         meta = view(torch.cat([torch.empty(part.shape, device="meta") for part in parts]))
         dtype = self.options.torch_dtype
         self._add(
@@ -178,14 +177,14 @@ class RankPlan:
         )
 
     def ones(self, name: str, size: int) -> None:
-        """A norm that only normalises."""
+        """A norm with unit weight."""
         self._add(
             [Stored(name, (size,), self.options.torch_dtype)],
             lambda: [torch.ones(size, dtype=self.options.torch_dtype)],
         )
 
     def linear(self, name: str, weights: Sequence[TensorPart], biases: Sequence[TensorPart] = ()) -> None:
-        """A projection whose outputs are the parts' one after the other, in the chosen precision."""
+        """A projection with concatenated outputs, in the chosen precision."""
         outputs, inputs = sum(part.shape[0] for part in weights), weights[0].shape[1]
         if self.options.quantise in BITS:
             self._weight_only(name, weights, (inputs, outputs))
@@ -197,13 +196,13 @@ class RankPlan:
             self.plain(f"{name}.bias", *biases)
 
     def key_value_scale(self, attention: str) -> None:
-        """The scale of a rounded cache, where one is asked for."""
+        """The scale of a quantised KV cache, if one is asked for."""
         kind = self.options.kv_cache
         if kind == "none":
             return
         peak = self.options.peaks.get(f"{attention}.kv")
         if peak is None and kind == "int8":
-            raise InputError("an int8 cache needs to know how large keys and values get: give --calibration rows.json")
+            raise InputError("an int8 cache needs calibrated ranges: give --calibration rows.json")
         scale = 1.0 if peak is None else peak / (FP8_PEAK if kind == "fp8" else INT8_PEAK)
         stored = Stored(f"{attention}.kv_cache_scaling_factor", (1,), torch.float32)
         self._add([stored], lambda: [torch.tensor([scale])])
@@ -226,7 +225,9 @@ class RankPlan:
         activation = self.options.peaks[name] / FP8_PEAK
 
         def make() -> list[Tensor]:
-            peak = max(float(part.whole().abs().max()) for part in weights)  # of all ranks, so that they agree
+            peak = max(
+                float(part.whole().abs().max()) for part in weights
+            )  # over all ranks, so that their scales agree
             rounded = round_to_fp8(torch.cat([part.read() for part in weights]), peak)
             return [rounded, torch.tensor([peak / FP8_PEAK]), torch.tensor([activation])]
 
@@ -240,7 +241,7 @@ class RankPlan:
 def plan_layer(plan: RankPlan, ours: str, theirs: str, sizes: TrunkSizes) -> None:
     """One layer; `ours` and `theirs` are its prefixes.
 
-    Beware: their `fc` is the gate (it goes through SiLU) and their `gate` is what it is multiplied with, our `up`.
+    Note: their `fc` is the gate (followed by SiLU) and their `gate` is our `up` projection.
     """
     shard, attention = plan.shard, f"{ours}.self_attn"
     cuts = {
@@ -266,7 +267,7 @@ def plan_layer(plan: RankPlan, ours: str, theirs: str, sizes: TrunkSizes) -> Non
 
 
 def calibrated_names(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
-    """Which linears of a checkpoint share the input of each of a layer's modules."""
+    """Linears of a checkpoint that share the input of each of a layer's modules."""
     return {
         f"{ours}.self_attn.qkv_proj": (f"{theirs}.attention.qkv",),
         f"{ours}.self_attn.o_proj": (f"{theirs}.attention.dense",),

@@ -1,4 +1,4 @@
-"""A checkpoint folder: planned, written under another name and moved into place whole, and recognised if it is not."""
+"""Checkpoint folders: written atomically with a manifest, read back with checks, and the engine build script."""
 
 import json
 import shutil
@@ -20,19 +20,19 @@ MANIFEST = "export.json"
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """One checkpoint that `trtllm-build` takes: its config, the plan of every rank's file, and what lies beside."""
+    """One checkpoint for `trtllm-build`: config, plan of every rank's file, and extra files."""
 
     name: str  # below the export's folder; empty: the folder itself
     config: Mapping[str, Any]
     plan: Callable[[Shard], RankPlan]
     network: tuple[str, str] | None = None
-    """File and class of a definition that TensorRT-LLM does not have."""
+    """File and class of a model definition that TensorRT-LLM lacks."""
     extras: Mapping[str, Callable[[], Mapping[str, Tensor]]] = field(default_factory=dict)
     prompt_table: int = 0
-    """Rows of prompt embeddings a request may bring."""
+    """Maximum prompt-embedding rows of a request."""
 
     def write(self, folder: Path, tp: int) -> None:
-        """Rank by rank, then what describes them."""
+        """Write the ranks' tensors, extra files and config."""
         folder.mkdir(parents=True, exist_ok=True)
         for rank in range(tp):
             write_tensor_file(folder / f"rank{rank}.safetensors", self.plan(Shard(rank, tp)).parts)
@@ -45,7 +45,7 @@ class CheckpointFolder:
 
 
 def write_export(out: Path, writers: Sequence[Callable[[Path], None]], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the writers fill a folder beside `out`, list what they wrote, and only then give it its name."""
+    """Run the writers on a temporary folder, write the manifest, then rename it to `out`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not an empty folder; name another, or remove it")
     partial = out.with_name(f"{out.name}.partial")
@@ -63,7 +63,7 @@ def write_export(out: Path, writers: Sequence[Callable[[Path], None]], about: Ma
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a finished export says of itself; one that is not whole is named as such."""
+    """The manifest of a complete export; raises for an incomplete one."""
     file = folder / MANIFEST
     if not file.is_file():
         if folder.name.endswith(".partial"):
@@ -75,15 +75,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file} is damaged ({error}); export again") from error
     for name, size in sizes.items():
-        here = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if here != size:
-            state = "is missing" if here is None else f"has {here} of {size} bytes"
+        actual = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if actual != size:
+            state = "is missing" if actual is None else f"has {actual} of {size} bytes"
             raise CheckpointError(f"{folder} is not whole: {name} {state}; export again")
     return manifest
 
 
 NAME = "build_engine.sh"
-LONGEST_INPUT, LONGEST_SEQUENCE = 2048, 6144
+MAX_INPUT, MAX_SEQUENCE = 2048, 6144
 WHISPER_FRAMES, WHISPER_PROMPT, WHISPER_SEQUENCE = 3000, 14, 114
 
 HEAD = """#!/usr/bin/env bash
@@ -104,7 +104,7 @@ esac
 
 
 def write_build_script(folder: Path, folders: Sequence[CheckpointFolder], options: TrtLlmOptions) -> None:
-    """The script of all checkpoints of an export, ready to be run."""
+    """Write the executable script that builds all engines of an export."""
     text = HEAD.format(version=options.version, tp=options.tp)
     if options.quantise in ("int8", "int4"):
         fitting = "90" if options.sm == 90 else "80|86|89|120"
@@ -118,12 +118,12 @@ def write_build_script(folder: Path, folders: Sequence[CheckpointFolder], option
 
 
 def build_flags(checkpoint: CheckpointFolder, options: TrtLlmOptions) -> list[str]:
-    """The flags of one `trtllm-build`, in the order they are written."""
-    place = checkpoint.name or "."
+    """Flags of one `trtllm-build` call."""
+    folder = checkpoint.name or "."
     engine = f"engines/{checkpoint.name}" if checkpoint.name else "engines"
-    # A class from a file cannot be sent to other processes, so its ranks are built one after the other.
+    # A class from a file cannot be pickled, so its ranks are built sequentially.
     workers = 1 if checkpoint.network is not None else options.tp
-    flags = [f"--checkpoint_dir {place}", f"--output_dir {engine}", f"--workers {workers}"]
+    flags = [f"--checkpoint_dir {folder}", f"--output_dir {engine}", f"--workers {workers}"]
     flags.append('--max_batch_size "${MAX_BATCH_SIZE:-64}"')
     by_name = {"encoder": _encoder_flags, "decoder": _decoder_flags}
     flags += by_name.get(checkpoint.name, _lm_flags)(options)
@@ -137,8 +137,8 @@ def build_flags(checkpoint: CheckpointFolder, options: TrtLlmOptions) -> list[st
 
 def _lm_flags(options: TrtLlmOptions) -> list[str]:
     flags = [
-        f"--max_input_len {LONGEST_INPUT}",
-        f"--max_seq_len {LONGEST_SEQUENCE}",
+        f"--max_input_len {MAX_INPUT}",
+        f"--max_seq_len {MAX_SEQUENCE}",
         "--max_num_tokens 8192",
         "--max_beam_width 1",
         *_paged(options),

@@ -3,7 +3,7 @@
 Both have one vocabulary: text ids, then audio codes. That is exact, because a row's embedding is a choice between the
 two tables, and one channel of a generated row decides it all (see `joint_id`). Whole, the model has 40 layers in the
 order of our cache (shared, text tail, audio tail), two norms and two heads; no published architecture is like that, so
-its folder carries the definition, `moss_speech_network.py`. The trunk is a plain Qwen3 whose hidden states *before* the
+its folder has the definition, `moss_speech_network.py`. The trunk is a plain Qwen3 whose hidden states *before* the
 last norm feed our tails; that norm is all ones, and the heads are there only because a Qwen3 has one.
 """
 
@@ -29,7 +29,7 @@ HEADS = ("text_lm_head", "audio_lm_head")
 
 
 def joint_id(config: MossSpeechConfig, row: Row) -> int:
-    """The one id of a row: its text id, or behind all text ids its audio code."""
+    """The joint id of a row: its text id, or its audio code offset by the text vocabulary."""
     return row[TEXT] if row[TEXT] != config.modality_pad_token_id else config.vocab_size + row[AUDIO]
 
 
@@ -41,7 +41,7 @@ def row_of(config: MossSpeechConfig, joint: int) -> Row:
 
 
 def sizes_of(config: MossSpeechConfig, layers: int) -> TrunkSizes:
-    """The decoder's sizes with the joint vocabulary and so many layers."""
+    """The decoder's sizes with the joint vocabulary."""
     return TrunkSizes(
         config.vocab_size + config.audio_vocab_size,
         config.hidden_size,
@@ -150,7 +150,7 @@ BESIDE_THE_WEIGHTS = (INDEX_NAME, "tokenizer.json", "tokenizer_config.json", "ge
 
 
 def write_torch_backend(source: Path, options: TrtLlmOptions, folder: Path) -> None:
-    """Fill a folder that `LLM(model=FOLDER)` takes once its definition is imported."""
+    """Fill a folder for `LLM(model=FOLDER)`, to be used after importing its definition."""
     config = MossSpeechConfig.read(source)
     for file in (*weight_files(source), *(source / name for name in BESIDE_THE_WEIGHTS)):
         if file.is_file():
@@ -185,7 +185,7 @@ def write_torch_backend(source: Path, options: TrtLlmOptions, folder: Path) -> N
 
 
 def _link(file: Path, target: Path) -> None:
-    """The same file under another name where the disk allows, else a copy."""
+    """Hard link if possible, else copy."""
     try:
         os.link(file.resolve(), target)
     except OSError:

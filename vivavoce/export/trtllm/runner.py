@@ -1,6 +1,7 @@
-"""Engines of our exports, run by TensorRT-LLM where it is installed; what this machine can use of it."""
+"""Runs engines built from exported checkpoints with TensorRT-LLM, and reports what this machine can run."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -40,12 +41,12 @@ class ModeRule:
         return last - config.vocab_size not in (config.eosp_token_id, config.audio_pad_token_id)
 
     def __call__(self, request: int, logits: Tensor, ids: list[list[int]], stream: int | None, *_: Any) -> None:
-        """Forbid the half that is not this reply's turn.  # logits [1, beam, joint id]"""
+        """Mask the ids of the other modality.  # logits [1, beam, joint id]"""
         text = self.config.vocab_size
         with _on(stream):
-            for beam, so_far in enumerate(ids):
+            for beam, generated in enumerate(ids):
                 row = logits[0, beam]
-                if self.in_speech(so_far):
+                if self.in_speech(generated):
                     row[:text] = NEVER
                     row[text + self.config.eosp_token_id + 1 :] = NEVER
                 else:
@@ -54,18 +55,18 @@ class ModeRule:
 
 @dataclass(frozen=True)
 class BiasRule:
-    """CosyVoice 2: the head's bias, for which an engine's head has no place."""
+    """CosyVoice 2: the LM head's bias, which engines do not support."""
 
     bias: Tensor  # [speech id]
 
     def __call__(self, request: int, logits: Tensor, ids: list[list[int]], stream: int | None, *_: Any) -> None:
-        """Add it.  # logits [1, beam, speech id]"""
+        """# logits [1, beam, speech id]"""
         with _on(stream):
             logits[..., : len(self.bias)] += self.bias.to(logits)
 
 
 def _on(stream: int | None) -> Any:
-    """The stream of this handle; on a CPU there is none."""
+    """Context of the CUDA stream of this handle; none on a CPU."""
     return nullcontext() if not stream else torch.cuda.stream(torch.cuda.ExternalStream(stream))
 
 
@@ -74,7 +75,7 @@ RULE = "vivavoce"
 
 @dataclass(frozen=True)
 class EngineSampling:
-    """How ids are drawn inside the engine."""
+    """Sampling settings of the engine."""
 
     temperature: float = 1.0
     top_k: int = 50
@@ -91,11 +92,20 @@ class MossSpeechEngine:
         self.config = MossSpeechConfig.read(model)
         self.runner = _open_runner(Path(folder), "moss-speech", ModeRule(self.config))
 
-    def reply(self, rows: Sequence[Row], most: int, sampling: EngineSampling | None = None) -> Iterator[Row]:
-        """The rows that follow, as the engine makes them, up to the end of the turn."""
+    def reply(
+        self,
+        rows: Sequence[Row],
+        max_new: int | None = None,
+        sampling: EngineSampling | None = None,
+        most: int | None = None,
+    ) -> Iterator[Row]:
+        """Stream the rows of a reply up to the end of the turn; `most` is the deprecated name of `max_new`."""
+        max_new = _limit(max_new, most)
         ids = [joint_id(self.config, row) for row in rows]
         ends = [self.config.eos_token_id]
-        for joint in _generated(self.runner, ids, most, ends, self.config.pad_token_id, sampling or EngineSampling()):
+        for joint in _generated(
+            self.runner, ids, max_new, ends, self.config.pad_token_id, sampling or EngineSampling()
+        ):
             yield row_of(self.config, joint)
 
 
@@ -111,12 +121,28 @@ class CosyVoiceEngine:
         self.config = config
         self.runner = _open_runner(folder, "cosyvoice-lm", None if bias is None else BiasRule(bias))
 
-    def speak(self, rows: Sequence[Row], most: int, sampling: EngineSampling | None = None) -> Iterator[int]:
-        """The codes that follow the rows of `CosyVoiceLM.prompt`."""
+    def speak(
+        self,
+        rows: Sequence[Row],
+        max_new: int | None = None,
+        sampling: EngineSampling | None = None,
+        most: int | None = None,
+    ) -> Iterator[int]:
+        """Stream the codes after the rows of `CosyVoiceLM.prompt`; `most` is the deprecated name of `max_new`."""
+        max_new = _limit(max_new, most)
         ids, table = prompt_ids(self.config, self.tables, rows)
         options = {} if table is None else {"prompt_table": table[None], "prompt_tasks": "0"}
         end = self.config.end_code
-        yield from _generated(self.runner, ids, most, [end], end, sampling or EngineSampling(), options)
+        yield from _generated(self.runner, ids, max_new, [end], end, sampling or EngineSampling(), options)
+
+
+def _limit(max_new: int | None, most: int | None) -> int:
+    if most is not None:
+        warnings.warn("`most` is deprecated; use `max_new`", DeprecationWarning, stacklevel=3)
+        return most
+    if max_new is None:
+        raise InputError("say how many rows or codes to generate at most: max_new")
+    return max_new
 
 
 def _open_runner(folder: Path, kind: str, rule: Any) -> Any:
@@ -140,16 +166,16 @@ def _open_runner(folder: Path, kind: str, rule: Any) -> Any:
 def _generated(
     runner: Any,
     ids: Sequence[int],
-    most: int,
+    max_new: int,
     ends: Sequence[int],
     pad: int,
     sampling: EngineSampling,
     options: dict[str, Any] | None = None,
 ) -> Iterator[int]:
-    """New ids one after the other, without the one that ends them."""
+    """Stream new ids, without the end id."""
     steps = runner.generate(
         batch_input_ids=[torch.tensor(ids, dtype=torch.int32)],
-        max_new_tokens=most,
+        max_new_tokens=max_new,
         end_id=ends[0],
         pad_id=pad,
         temperature=sampling.temperature,
@@ -166,10 +192,10 @@ def _generated(
     known = len(ids)
     for step in steps:
         length = int(step["sequence_lengths"][0, 0])
-        for made in step["output_ids"][0, 0, known:length].tolist():
-            if made in ends:
+        for token in step["output_ids"][0, 0, known:length].tolist():
+            if token in ends:
                 return
-            yield made
+            yield token
         known = max(known, length)
 
 
@@ -182,8 +208,8 @@ def _tensorrt_llm(module: str) -> Any:
         ) from error
 
 
-def usable_here() -> list[str]:
-    """One line on each of our exports that this machine can or cannot use, for `viva doctor`."""
+def usable_exports() -> list[str]:
+    """What this machine can do with exports, for `viva doctor`."""
     try:
         installed = metadata.version("tensorrt-llm")
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Whisper and Breeze-ASR-25 for TensorRT-LLM: an encoder folder and a decoder folder."""
+"""TensorRT-LLM checkpoints of Whisper (encoder and decoder folders) and of CosyVoice's language model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,7 +91,7 @@ def _norm(plan: RankPlan, ours: str, theirs: str) -> None:
 
 
 def _attention(plan: RankPlan, ours: str, theirs: str) -> None:
-    """Queries, keys and values as one product; keys have no bias, so theirs is zero."""
+    """Fused QKV; keys have no bias, so theirs is zero."""
     outputs = plan.shard.outputs
     weights = [plan.part(f"{ours}.{name}_proj.weight", outputs) for name in "qkv"]
     query, value = (plan.part(f"{ours}.{name}_proj.bias", outputs) for name in "qv")
@@ -99,7 +99,7 @@ def _attention(plan: RankPlan, ours: str, theirs: str) -> None:
     plan.linear(
         f"{theirs}.dense",
         [plan.part(f"{ours}.out_proj.weight", plan.shard.inputs)],
-        [plan.part(f"{ours}.out_proj.bias")],  # whole: it is added once the ranks have been summed
+        [plan.part(f"{ours}.out_proj.bias")],  # not sharded: added after the all-reduce
     )
 
 
@@ -177,7 +177,7 @@ PROMPT_FILE = "prompt.safetensors"
 
 
 def sizes_of(checkpoint: Checkpoint, config: CosyVoiceLMConfig) -> TrunkSizes:
-    """The decoder's sizes, with the speech ids for a vocabulary and as many layers as the file has."""
+    """The decoder's sizes from the file, with speech ids as vocabulary."""
     layers = {name.split(".")[4] for name in checkpoint.shapes if name.startswith(f"{TRUNK}.layers.")}
     inner, hidden = checkpoint.shapes[f"{TRUNK}.layers.0.mlp.gate_proj.weight"]
     return TrunkSizes(
@@ -235,7 +235,7 @@ def cosyvoice_folder(
 def prompt_ids(
     config: CosyVoiceLMConfig, tables: Mapping[str, Tensor], rows: Sequence[Row]
 ) -> tuple[list[int], Tensor | None]:
-    """Rows of `CosyVoiceLM.prompt` as an engine takes them: ids, of which those past the speech ids count the table."""
+    """Rows of `CosyVoiceLM.prompt` as engine input: ids, of which those beyond the speech ids index the table."""
     ids: list[int] = []
     embedded: list[Tensor] = []
     for text, speech in rows:
@@ -243,7 +243,7 @@ def prompt_ids(
             ids.append(speech)
             continue
         ids.append(config.speech_rows + len(embedded))
-        special = text - config.speech_mark - 1  # start and task stand behind the mark of speech
+        special = text - config.speech_mark - 1  # start and task ids follow the speech mark
         embedded.append(tables["text"][text] if special < 0 else tables["special"][special])
     return ids, torch.stack(embedded) if embedded else None
 
