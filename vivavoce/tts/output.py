@@ -156,7 +156,7 @@ class _OnlyForward:
         self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._end}[whence]
         return self._place
 
-    def send(self) -> int:
+    def tell(self) -> int:
         return self._place
 
     def read(self, size: int = -1) -> bytes:
