@@ -225,5 +225,5 @@ def test_a_window_is_cut_at_pairs_of_times():
 
 
 def test_wishes_left_open_are_settled_by_the_model(listener):
-    settled = listener._settled(TranscriptionOptions(), 3.0)
+    settled = listener._with_defaults(TranscriptionOptions(), 3.0)
     assert (settled.language, settled.timestamps) == ("en", True)

@@ -270,14 +270,17 @@ class TranscribingEngine:
 
     def run(self, steps: Steps[Result], previous: Sequence[int] = ()) -> Transcription[Result]:
         """As `begin`, for steps of any kind."""
+        self._start()
+        job = Transcription(self, steps, previous)
+        self._jobs.add(job)
+        return job
+
+    def _start(self) -> None:
         with self._changed:
             if not self._is_started:
                 self._is_started = True
                 self.driver.start()
                 self.batcher.start()
-            job = Transcription(self, steps, previous)
-            self._jobs.add(job)
-        return job
 
     def transcribe(
         self,
@@ -320,8 +323,9 @@ class TranscribingEngine:
                     if on_segment is not None:
                         on_segment(number, item)
             finally:
-                for job in jobs if left else jobs[:0]:
-                    job.cancel()
+                if left:
+                    for job in jobs:
+                        job.cancel()
         return segments
 
     def report(self) -> DraftReport:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -79,7 +79,8 @@ class RecognitionService:
 
     async def _run(self, job: Transcription[Result]) -> AsyncGenerator[TranscriptSegment, None]:
         try:
-            async with aclosing(on_a_thread(lambda: iter(job))) as segments:
+            items = cast(AsyncGenerator[TranscriptSegment, None], on_a_thread(lambda: iter(job)))
+            async with aclosing(items) as segments:
                 async for segment in segments:
                     yield segment
         finally:

@@ -188,25 +188,22 @@ class WhisperSettings:
 
     def updated(self, values: Mapping[str, Any]) -> "WhisperSettings":
         """These settings with the values of a generation config, by its names."""
-        changes: dict[str, Any] = {}
-        for theirs, ours in (
-            ("compression_ratio_threshold", "highest_compression"),
-            ("logprob_threshold", "least_logprob"),
-            ("no_speech_threshold", "no_speech"),
-            ("likely_text_is_speech", "likely_text_is_speech"),
-            ("writes_timestamps", "writes_times"),
-            ("untimed_up_to", "untimed_up_to"),
-            ("default_language", "language"),
-            ("shortest_window", "min_window_seconds"),
-            ("window_fill", "window_fill"),
-        ):
-            if theirs in values:
-                changes[ours] = values[theirs]
-        for theirs, ours in (("suppress_tokens", "suppressed"), ("begin_suppress_tokens", "suppressed_at_start")):
-            if values.get(theirs) is not None:
-                changes[ours] = tuple(values[theirs])
-        if values.get("alignment_heads"):
-            changes["alignment_heads"] = tuple((layer, head) for layer, head in values["alignment_heads"])
-        if values.get("max_initial_timestamp_index") is not None:
-            changes["latest_start"] = values["max_initial_timestamp_index"] * SECONDS_PER_TIMESTAMP
-        return replace(self, **changes)
+        given = values.get
+        heads, latest = given("alignment_heads"), given("max_initial_timestamp_index")
+        never, not_first = given("suppress_tokens"), given("begin_suppress_tokens")
+        return replace(
+            self,
+            suppressed=self.suppressed if never is None else tuple(never),
+            suppressed_at_start=self.suppressed_at_start if not_first is None else tuple(not_first),
+            alignment_heads=tuple((layer, head) for layer, head in heads) if heads else self.alignment_heads,
+            latest_start=self.latest_start if latest is None else latest * SECONDS_PER_TIMESTAMP,
+            highest_compression=given("compression_ratio_threshold", self.highest_compression),
+            least_logprob=given("logprob_threshold", self.least_logprob),
+            no_speech=given("no_speech_threshold", self.no_speech),
+            likely_text_is_speech=given("likely_text_is_speech", self.likely_text_is_speech),
+            writes_times=given("writes_timestamps", self.writes_times),
+            untimed_up_to=given("untimed_up_to", self.untimed_up_to),
+            language=given("default_language", self.language),
+            min_window_seconds=given("shortest_window", self.min_window_seconds),
+            window_fill=given("window_fill", self.window_fill),
+        )
