@@ -240,11 +240,11 @@ def test_what_is_refused_says_why(tmp_path):
     with pytest.raises(InputError, match="already quantised"):
         quantise_folder(out, tmp_path / "again", METHODS["fp16"], policy_for(out))
     (out / "quantisation.json").unlink()
-    with pytest.raises(InputError, match="quantised matrices already"):
+    with pytest.raises(InputError, match="already holds quantised matrices"):
         quantise_folder(out, tmp_path / "again", METHODS["fp16"], policy_for(out))
     with pytest.raises(InputError, match="exists"):
         quantise_folder(source, out, METHODS["fp16"], policy_for(source))
-    with pytest.raises(InputError, match="into its source"):
+    with pytest.raises(InputError, match="inside its source"):
         quantise_folder(source, source / "out", METHODS["fp16"], policy_for(source))
     with pytest.raises(InputError, match="scaled_dot_product_attention"):
         method_of("sdpa")
@@ -252,7 +252,7 @@ def test_what_is_refused_says_why(tmp_path):
         method_of("int2")
     with pytest.raises(InputError, match="stays in float"):
         policy_for(write("moss_speech", tmp_path) / "codec")
-    with pytest.raises(InputError, match="says nothing"):
+    with pytest.raises(InputError, match="its type is unknown"):
         policy_for(tmp_path)
 
 
