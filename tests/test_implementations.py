@@ -107,7 +107,7 @@ def test_the_speech_model_runs_as_the_doctor_says():
     assert says["language model"] == (type(model).__name__, "float32")
     assert model.text_lm_head.weight.dtype == torch.float32
     assert (says["decode steps"][0] == "StepGraphs") == runs.core.runner.use_graphs
-    assert says["speech encoder"][0] == type(codec.ear.encoder).__name__
+    assert says["speech encoder"][0] == type(codec.speech_encoder.encoder).__name__
     assert says["flow"][0] == type(codec.flow).__name__
     assert dtype_of(says["flow"][1]) == codec.flow._dtype
     assert says["vocoder"][0] == type(codec.vocoder.hift).__name__

@@ -11,7 +11,7 @@ from vivavoce.bench.asr import BUNDLED, spoken_sentences
 from vivavoce.cpu_speed import is_int8_fast
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
-from vivavoce.train.asr.evaluate import judge_texts
+from vivavoce.train.asr.evaluate import score_texts
 
 RATE = 16_000
 
@@ -108,4 +108,4 @@ def test_a_model_packed_for_shipping_is_unpacked_for_ctranslate2(tmp_path, monke
     short = [one for one in spoken_sentences() if 1.5 <= len(one.samples) / RATE <= 1.65]
     options = TranscriptionOptions(temperatures=(0.0,), padding="trim")
     texts = ["".join(s.text for s in theirs.segments(one.samples, options)) for one in short]
-    assert judge_texts(texts, [one.text for one in short]).word_error_rate < 0.2
+    assert score_texts(texts, [one.text for one in short]).word_error_rate < 0.2

@@ -84,7 +84,7 @@ def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, option
 
 @pytest.mark.parametrize("name", ["heads", "decoder", "pieces"])
 def test_texts_drawn_at_a_temperature_are_the_same_draws(listener, drafts, name):  # noqa: F811
-    hot = replace(listener.settings, least_logprob=0.0, temperatures=(0.0, 0.8), best_of=2)
+    hot = replace(listener.settings, min_logprob=0.0, temperatures=(0.0, 0.8), best_of=2)
     strict = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, hot)
     sounds, options = SOUNDS[2:3], TranscriptionOptions(seed=5, timestamps=False)
     expected = TranscribingEngine(strict, CPU, windows=2).transcribe(sounds, options)

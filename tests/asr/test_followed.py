@@ -33,7 +33,7 @@ def bilingual(listener):  # noqa: F811
     model.decoder.embed_tokens.weight.data *= 3
     runs = []
     model.encoder.register_forward_hook(lambda *_: runs.append(1))
-    settings = WhisperSettings(suppressed=tokens.specials, no_speech=None, least_logprob=None, highest_compression=None)
+    settings = WhisperSettings(suppressed=tokens.specials, no_speech=None, min_logprob=None, max_compression=None)
     return WhisperTranscriber(model, listener.tokenizer, tokens, settings), runs
 
 
@@ -119,8 +119,8 @@ def test_three_hours_are_heard_window_by_window(listener):  # noqa: F811
         suppressed=tuple(set(range(config.vocab_size)) - {word, tokens.endoftext}),
         suppressed_at_start=(tokens.endoftext,),
         no_speech=None,
-        least_logprob=None,
-        highest_compression=None,
+        min_logprob=None,
+        max_compression=None,
     )
     model.decoder.layer_norm.weight.zero_()  # so every state is the same, and says that the text is over
     model.decoder.layer_norm.bias.fill_(1.0)

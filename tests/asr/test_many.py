@@ -35,7 +35,7 @@ def test_each_sound_has_the_segments_it_has_alone(listener, padding):  # noqa: F
 
 
 def test_doubtful_texts_are_drawn_again_and_every_place_is_given_back(listener):  # noqa: F811
-    strict = replace(listener.settings, least_logprob=0.0, temperatures=(0.0, 1.0), best_of=3)
+    strict = replace(listener.settings, min_logprob=0.0, temperatures=(0.0, 1.0), best_of=3)
     engine = TranscribingEngine(
         WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, strict), pick("cpu"), windows=2
     )

@@ -81,9 +81,9 @@ def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, po
     updates, state = live.step(live.initial_state(), samples)
     final, after = live.finish(state)
     assert len(updates) == 21 and not updates[-1].is_final and final.is_final
-    told = [word for update in (*updates, final) for word in update.words]
-    assert tuple(told) == after.told and "".join(word.text for word in told).strip() == after.text
-    assert all(word.start >= 0 and word.end <= word.committed_at + 1e-6 and word.latency >= -1e-6 for word in told)
+    committed = [word for update in (*updates, final) for word in update.words]
+    assert tuple(committed) == after.committed and "".join(word.text for word in committed).strip() == after.text
+    assert all(word.start >= 0 and word.end <= word.committed_at + 1e-6 and word.latency >= -1e-6 for word in committed)
     assert len(state.sound) / RATE < 2.0 and state.heard == pytest.approx(5.3, abs=0.01)  # a window is 2 s
     assert after.sound.numel() == 0 and after.heard == pytest.approx(5.3, abs=0.01)
     assert live.finish(state)[0] == final
@@ -103,7 +103,7 @@ def test_the_guess_before_is_the_draft_of_the_next(live_engine):
     assert not update.words and update.pending
     _, state = live.settle(state, live._guess(state))
     assert live_engine.report().passes * 2 < plain.passes
-    assert state.told  # the same sound heard twice is agreed on
+    assert state.committed  # the same sound heard twice is agreed on
 
 
 def test_silence_tells_nothing(listener):  # noqa: F811
@@ -124,7 +124,7 @@ async def test_recordings_and_streams_are_heard_side_by_side(listener):  # noqa:
     alone = [[s.tokens for s in listener.segments(torch.from_numpy(noise(t, n)))] for n, t in enumerate((1.3, 4.2))]
     sync = LiveListener(TranscribingEngine(listener, pick("cpu"), windows=1), "alignatt", WISH, every=0.5)
     _, state = sync.step(sync.initial_state(), noise(2.6, 7))
-    expected = "".join(word.text for word in sync.finish(state)[1].told).strip()
+    expected = "".join(word.text for word in sync.finish(state)[1].committed).strip()
     async with RecognitionService(TranscribingEngine(listener, pick("cpu"), windows=3)) as recogniser:
         session = recogniser.live("alignatt", WISH, every=0.5)
 

@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 def listener(folder):
     made = WhisperTranscriber.load(folder)
     open_minded = replace(
-        made.settings, likely_text_is_speech=True, least_logprob=None, highest_compression=None, no_speech=None
+        made.settings, likely_text_is_speech=True, min_logprob=None, max_compression=None, no_speech=None
     )
     return WhisperTranscriber(made.model, made.tokenizer, made.tokens, open_minded)
 
@@ -106,7 +106,7 @@ def test_words_have_times_inside_their_segments_window(listener):
 
 
 def test_a_doubtful_text_is_tried_again_at_every_temperature(listener):
-    strict = replace(listener.settings, least_logprob=0.0, temperatures=(0.0, 0.5, 1.0))
+    strict = replace(listener.settings, min_logprob=0.0, temperatures=(0.0, 0.5, 1.0))
     strict_listener = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, strict)
     first = transcribe(noise(2.0), strict_listener, seed=1)
     assert {segment.temperature for segment in first.segments} == {1.0}
@@ -115,10 +115,10 @@ def test_a_doubtful_text_is_tried_again_at_every_temperature(listener):
 
 
 def test_silence_is_not_written_down(listener):
-    settings = replace(listener.settings, no_speech=-1.0, least_logprob=0.0)  # the model always hears nobody
+    settings = replace(listener.settings, no_speech=-1.0, min_logprob=0.0)  # the model always hears nobody
     deaf = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, settings)
     assert transcribe(noise(5.0), deaf).segments == ()
-    sure = replace(settings, least_logprob=-100.0, likely_text_is_speech=True)  # but it is sure of what it wrote
+    sure = replace(settings, min_logprob=-100.0, likely_text_is_speech=True)  # but it is sure of what it wrote
     assert transcribe(noise(5.0), WhisperTranscriber(deaf.model, deaf.tokenizer, deaf.tokens, sure)).segments
     humble = replace(sure, likely_text_is_speech=False)
     assert not transcribe(noise(5.0), WhisperTranscriber(deaf.model, deaf.tokenizer, deaf.tokens, humble)).segments
@@ -198,7 +198,7 @@ def test_settings_come_from_the_model(folder, tmp_path):
     own = {"no_speech_threshold": None, "logprob_threshold": -2.0, "writes_timestamps": False, "default_language": "zh"}
     (tmp_path / "generation_config.json").write_text(json.dumps(own))
     tuned = WhisperSettings.read(tmp_path, config, tokens)
-    assert (tuned.no_speech, tuned.least_logprob, tuned.writes_times, tuned.language) == (None, -2.0, False, "zh")
+    assert (tuned.no_speech, tuned.min_logprob, tuned.writes_times, tuned.language) == (None, -2.0, False, "zh")
     mini = WhisperTranscriber.load(folder)
     assert mini.settings.min_window_seconds == 1.2 and mini.settings.latest_start == 2.0
 

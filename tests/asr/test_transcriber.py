@@ -20,7 +20,7 @@ from vivavoce.models.whisper.windows import TranscriptionOptions
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.config import ServingOptions
-from vivavoce.server.hosting.conversations import host_of
+from vivavoce.server.hosting.conversations import load_models
 
 RATE = 16_000
 
@@ -48,11 +48,11 @@ def recordings() -> dict[str, bytes]:
 
 
 async def by_server(recordings: dict[str, bytes], gate: bool = True) -> dict[str, str]:
-    host = host_of(ServingOptions(device="cpu", asr="mini-asr", audio_only=True, asr_gate=gate))
+    host = load_models(ServingOptions(device="cpu", asr="mini-asr", audio_only=True, asr_gate=gate))
     server = RunningServer(host, ServerOptions())
     server.use(build_app(host, server.options, host.speech, host.transcriber))
     texts = {}
-    async with host.ear, server, httpx.AsyncClient(timeout=60) as http:
+    async with host.recogniser, server, httpx.AsyncClient(timeout=60) as http:
         for name, data in recordings.items():
             reply = await http.post(f"{server.http}/v1/audio/transcriptions", files={"file": ("a.wav", data)})
             texts[name] = reply.json()["text"]

@@ -72,7 +72,7 @@ class ScriptedMind:
         self.kept: list[str] = []
         self.log: list = []
 
-    def remember(self, past, settings):
+    def set_history(self, past, settings):
         self.past, self.settings = tuple(past), settings
 
     def listen(self, samples):

@@ -58,7 +58,7 @@ def test_the_first_chunk_is_the_smallest_the_decoder_allows():
 
 
 def test_chunks_grow_with_the_lead_and_stop_growing():
-    policy = LeadPolicy(FLOW, share=0.5, longest=1.6)
+    policy = LeadPolicy(FLOW, share=0.5, max_seconds=1.6)
     assert [policy.wanted(3, lead) for lead in (0.0, 0.5, 0.8, 1.6, 2.4, 100.0)] == [5, 5, 5, 10, 15, 20]
 
 
@@ -152,7 +152,7 @@ def test_where_passes_are_shared_a_crowd_does_not_make_a_first_chunk_wait():
 
 
 def test_later_chunks_may_be_longer_than_the_lead_affords_where_short_ones_cost_too_much():
-    policy = LeadPolicy(FLOW, share=1.0, longest=0.8, later=2)
+    policy = LeadPolicy(FLOW, share=1.0, max_seconds=0.8, later=2)
     assert [policy.wanted(chunks, 0.1) for chunks in (0, 1, 2)] == [5, 10, 10]
 
 

@@ -16,7 +16,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
-from vivavoce.nn.paged_kv import NARROW, KVShape, narrowed, widened
+from vivavoce.nn.paged_kv import FP8, KVShape, to_fp8, widened
 
 MODEL = tiny_model(seed=5)
 CPU = pick("cpu")
@@ -30,17 +30,17 @@ def make_engine(rows_per_step: int = 64, model: MossSpeech = MODEL) -> Engine:
 
 def test_a_head_keeps_three_bits_of_each_number_whatever_its_size():
     heads = torch.randn(50, 4, 64) * 10.0 ** torch.arange(-4, 4).repeat(25, 1).view(50, 4, 1)
-    found = widened(*narrowed(heads), torch.float64)
+    found = widened(*to_fp8(heads), torch.float64)
     assert ((found - heads).abs() <= heads.abs() / 16 + heads.abs().amax(-1, keepdim=True) * 2**-18).all()
     assert (found - heads).norm() / heads.norm() < 0.03
-    assert not widened(*narrowed(torch.zeros(2, 8)), torch.float32).any()
+    assert not widened(*to_fp8(torch.zeros(2, 8)), torch.float32).any()
 
 
 def test_a_row_costs_a_byte_a_number_and_four_a_head():
-    assert KVShape(40, 8, 128).bytes_per_row(NARROW) == 2 * 40 * 8 * (128 + 4)
+    assert KVShape(40, 8, 128).bytes_per_row(FP8) == 2 * 40 * 8 * (128 + 4)
     cache = make_engine().runner.cache
     rows = cache.keys.shape[1] * cache.page_size
-    assert sum(tensor.nbytes for tensor in cache.tensors()) == rows * MODEL.kv_shape.bytes_per_row(NARROW)
+    assert sum(tensor.nbytes for tensor in cache.tensors()) == rows * MODEL.kv_shape.bytes_per_row(FP8)
 
 
 def test_prefill_in_pieces_equals_prefill_at_once():

@@ -218,7 +218,7 @@ def test_the_engine_measures_the_slack_of_those_who_listen():
     engine.heard(sequence, 3.0)
     engine.step()
     assert engine.slack.least(0.1) == pytest.approx(5.0 - 3.0, abs=0.1)
-    assert engine.slack.longest_ever == pytest.approx(0.01)
+    assert engine.slack.max_step_seconds == pytest.approx(0.01)
     engine.stop(sequence)
     assert sequence.listener is None
 
@@ -231,9 +231,9 @@ def test_slack_is_of_late_and_extremes_are_of_always():
     assert slack.least(1.0) == 0.5
     assert slack.least(5.5) == 2.0
     assert slack.least(60.0) is None
-    assert (slack.least_ever, slack.longest_ever, slack.busy) == (0.5, 0.03, 0.03)
+    assert (slack.min_slack, slack.max_step_seconds, slack.busy) == (0.5, 0.03, 0.03)
     slack.begin_anew()
-    assert (slack.least_ever, slack.busy) == (None, 0.03)
+    assert (slack.min_slack, slack.busy) == (None, 0.03)
 
 
 @pytest.mark.parametrize(

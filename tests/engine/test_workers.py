@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor, executor_for, most_urgent
+from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor, earliest_deadline, executor_for
 
 
 class Chores:
@@ -92,7 +92,7 @@ def test_two_threads_do_two_duties_at_once_but_never_one():
 
 
 def test_nothing_to_do_is_nobody():
-    assert most_urgent([Chores([])]) == (float("inf"), None)
+    assert earliest_deadline([Chores([])]) == (float("inf"), None)
 
 
 def test_a_worker_for_each_duty_does_not_wait_for_the_others():

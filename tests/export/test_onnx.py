@@ -194,9 +194,9 @@ def test_a_codec_hears_and_makes_mels_through_onnx(codec: Path, graphs: Path) ->
     codes = torch.randint(0, 64, (17,))
     wanted = flow(codes, prompt, streaming=True)
     assert difference(wanted, mel_of(graphs, codes, prompt, flow.config.euler_steps, flow.config.ratio)) < 1e-4
-    mel = torch.randn(1, loaded.ear.encoder.config.num_mel_bins, 230)
+    mel = torch.randn(1, loaded.speech_encoder.encoder.config.num_mel_bins, 230)
     heard = open_session(graphs / "speech_encoder.onnx").run(None, {"mel": mel.numpy()})[0]
-    assert difference(loaded.ear.encoder(mel), heard) == 0
+    assert difference(loaded.speech_encoder.encoder(mel), heard) == 0
 
 
 def mel_of(folder: Path, codes: Tensor, prompt: VoicePrompt, steps: int, ratio: int) -> np.ndarray:

@@ -85,7 +85,7 @@ async def reply_to(speaker, written=(), spoken=None):
     pipeline = CascadeBackend(WholeTurns(Listener(spoken)), Chat(), TTSSynthesiser(speaker))
     mind, settings = pipeline.open(lambda item, words, is_over: None), ConversationSettings(voice="ann")
     past = [Item(str(number), Message("user", (TextPart(words),))) for number, words in enumerate(written)]
-    mind.remember(past, settings)
+    mind.set_history(past, settings)
     if spoken is not None:
         mind.listen(np.zeros(16_000, np.float32))
     reply = mind.reply(ReplyPlan("reply", settings, lambda: 0.0, hears_turn=spoken is not None))

@@ -73,10 +73,10 @@ async def test_a_cascade_hears_and_speaks_through_servers_that_do_nothing_else(p
             assert await host.pipeline.ear.transcribe(turn, 16_000) == said
             far = np.concatenate([piece async for piece in host.pipeline.voice.speak("Good evening.", None, 1.0)])
             near = [piece async for piece in speaks.speech.voice.speak("Good evening.", None, 1.0)]
-            here = Sound(np.concatenate(near), speaks.speech.rate).resampled(24_000).samples[0]
-            assert len(far) == pytest.approx(len(here), abs=240)
-            shared = min(len(far), len(here))
-            assert np.abs(far[:shared] - here[:shared]).max() < 0.02 * max(1.0, np.abs(here).max())
+            local = Sound(np.concatenate(near), speaks.speech.rate).resampled(24_000).samples[0]
+            assert len(far) == pytest.approx(len(local), abs=240)
+            shared = min(len(far), len(local))
+            assert np.abs(far[:shared] - local[:shared]).max() < 0.02 * max(1.0, np.abs(local).max())
         assert hears.gauges()["audio_requests_begun"] >= 1 and hears.gauges()["audio_requests"] == 0
         assert speaks.gauges()["audio_requests_begun"] == 1 and speaks.gauges()["audio_requests"] == 0
 
@@ -150,14 +150,14 @@ async def codec_server(codec):
     host = CodecHost(LocalCodec(codec[0], 10), codec[1])
     server = RunningServer(host, OPTIONS)
     server.use(codec_app(host, OPTIONS))
-    host.here.ear.start()
-    host.here.voice.start()
+    host.local.ear.start()
+    host.local.voice.start()
     try:
         async with server:
             yield host, server
     finally:
-        await host.here.ear.close()
-        await host.here.voice.close()
+        await host.local.ear.close()
+        await host.local.voice.close()
 
 
 async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
@@ -169,17 +169,17 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
         ears, voices = RemoteSpeechEncoder(at(server), "ear"), RemoteVocoder(at(server), "voice")
         ears.start()
         voices.start()
-        far, here = RemoteState(), codec[0].ear.initial_state()
+        far, local = RemoteState(), codec[0].speech_encoder.initial_state()
         for start, is_last in (
             (0, False),
             (4800, True),
             (4800, False),
         ):  # a turn may go on after it was heard to its end
             heard, next_far = await ears.do((far, sound[start : start + 4800], is_last))
-            expected, next_here = await near.ear.do((here, sound[start : start + 4800], is_last))
+            expected, next_here = await near.ear.do((local, sound[start : start + 4800], is_last))
             assert heard == expected
             if not is_last:
-                far, here = next_far, next_here
+                far, local = next_far, next_here
         reply, spoken = RemoteState(voice="buzz"), codec[1]["buzz"]
         for start in (0, 8):
             made, reply = await voices.do((reply, codes[start : start + 8], start == 8), urgency=0.1)
@@ -248,7 +248,7 @@ async def test_a_replica_finds_its_parts_in_other_pools_of_its_fleet(codec):
 async def reply(pipeline) -> np.ndarray:
     """The sound of an answer to a spoken and a written word."""
     async with pipeline:
-        conversation = LiveConversation(pipeline, ConversationSettings(most_output_tokens=12), input_rate=16_000)
+        conversation = LiveConversation(pipeline, ConversationSettings(max_output_tokens=12), input_rate=16_000)
         spoken = AudioPart(buzz(0.5, 16_000).samples[0], 16_000)
         conversation.add(Message("user", (spoken, TextPart("hello"))))
         conversation.reply()

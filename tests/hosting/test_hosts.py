@@ -13,7 +13,7 @@ from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_host
 from vivavoce.server.hosting.config import ModerationOptions, ServingOptions
-from vivavoce.server.hosting.conversations import host_of
+from vivavoce.server.hosting.conversations import load_models
 
 IDLE = dict.fromkeys(("queue_depth", "kv_used_ratio", "audio_requests", "audio_requests_begun"), 0.0)
 
@@ -26,7 +26,7 @@ def parts(tmp_path_factory):
 
 async def test_a_recogniser_and_a_voice_beside_speech_to_speech(parts):
     moderation = ModerationOptions(regex=("never",))
-    host = host_of(ServingOptions(device="cpu", asr=parts["asr"], tts=parts["tts"], moderation=moderation))
+    host = load_models(ServingOptions(device="cpu", asr=parts["asr"], tts=parts["tts"], moderation=moderation))
     assert [card.id for card in host.models] == ["mini-speech"]
     assert host.pipeline.options.words_first and host.pipeline.options.captioner is host.recogniser
     assert host.gauges() == IDLE
@@ -58,8 +58,8 @@ def test_what_cannot_be_served_is_told_before_anything_is_loaded(parts, tmp_path
     with pytest.raises(InputError, match="no model is called 'nobody'"):
         load_host(chat="http://localhost:1/v1", asr="nobody")
     with pytest.raises(CheckpointError, match="smart-turn"):
-        host_of(ServingOptions(smart_turn=str(tmp_path / "absent.onnx")))
+        load_models(ServingOptions(smart_turn=str(tmp_path / "absent.onnx")))
     with pytest.raises(InputError, match="instructions file"):
-        host_of(ServingOptions(instructions="@" + str(tmp_path / "absent.txt")))
+        load_models(ServingOptions(instructions="@" + str(tmp_path / "absent.txt")))
     with pytest.raises(InputError, match="regular expression"):
-        host_of(ServingOptions(moderation=ModerationOptions(regex=("(",))))
+        load_models(ServingOptions(moderation=ModerationOptions(regex=("(",))))

@@ -9,7 +9,7 @@ from vivavoce.asr.drafts import DraftChoice
 from vivavoce.bench.asr import spoken_sentences
 from vivavoce.device import pick
 from vivavoce.models.whisper.windows import TranscriptionOptions
-from vivavoce.train.asr.evaluate import judge_texts
+from vivavoce.train.asr.evaluate import score_texts
 
 QUESTIONS = 12
 GREEDY = TranscriptionOptions(padding="trim", temperatures=(0.0,))
@@ -36,7 +36,7 @@ def plain(listener, spoken):
 
 
 def test_the_recogniser_understands_voices_it_has_never_heard(plain, spoken):
-    assert judge_texts(plain, [one.text for one in spoken]).word_error_rate < 0.15
+    assert score_texts(plain, [one.text for one in spoken]).word_error_rate < 0.15
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vivavoce.quant.policy import METHODS
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.config import ServingOptions
-from vivavoce.server.hosting.conversations import host_of
+from vivavoce.server.hosting.conversations import load_models
 from vivavoce.tts import SpeakingStyle
 from vivavoce.tts.interface import open_speech_model
 
@@ -50,7 +50,7 @@ def test_a_stream_is_the_whole():
 
 @bundled("mini-tts")
 async def test_the_server_says_it():
-    host = host_of(ServingOptions(device="cpu", tts="mini-tts"))
+    host = load_models(ServingOptions(device="cpu", tts="mini-tts"))
     server = build_app(host, ServerOptions(), host.speech, host.transcriber)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://127.0.0.1") as http:
         listed = (await http.get("/v1/models")).json()["data"]

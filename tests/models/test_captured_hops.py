@@ -34,7 +34,7 @@ class Noted(GraphedCodec):
 def exact_codec():
     """Waits for all frames that sound depends on, so that it does not matter where hops end."""
     codec = tiny_codec()
-    return MossSpeechCodec(codec.ear.encoder, codec.flow, codec.vocoder.hift, look_right=None)
+    return MossSpeechCodec(codec.speech_encoder.encoder, codec.flow, codec.vocoder.hift, look_right=None)
 
 
 @pytest.fixture(scope="module")

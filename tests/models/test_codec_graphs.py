@@ -99,7 +99,7 @@ def test_a_state_is_a_value_and_the_voice_is_left_alone(graphed):
 
 
 def test_warming_up_disturbs_no_reply_and_captures_what_it_names(graphed):
-    graphed = graphed.beside()
+    graphed = graphed.with_own_graphs()
     voice = graphed.flow.voice(a_prompt(6))
     codes = some_codes(18)
     _, state = spoken(graphed, graphed.start(voice), codes[:8], [8], final=False)

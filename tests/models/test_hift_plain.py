@@ -7,7 +7,7 @@ import torch
 
 from tests.models.hift_cases import NARROW, distance, mels, quietened, streamed
 from vivavoce.models.hift.cpu import CpuHiFT
-from vivavoce.models.hift.model import HiFT, HiFTConfig, turned
+from vivavoce.models.hift.model import HiFT, HiFTConfig, polar_to_rectangular
 from vivavoce.models.hift.stream import HiFTStream
 
 PLAIN = HiFTConfig(**NARROW, overtones=24, plain_spectrum=True)
@@ -20,11 +20,11 @@ def hift():
 
 def test_published_angles_stay_within_a_radian_and_plain_parts_as_they_are():
     spectrum = 4 * torch.randn(1, 18, 50, dtype=torch.float64)
-    real, imaginary = turned(spectrum).chunk(2, dim=1)
+    real, imaginary = polar_to_rectangular(spectrum).chunk(2, dim=1)
     assert torch.atan2(imaginary, real).abs().max() <= 1.0
     magnitude = spectrum.chunk(2, dim=1)[0].exp().clamp(max=100.0)
     torch.testing.assert_close(torch.hypot(real, imaginary), magnitude)
-    assert turned(spectrum, plain=True) is spectrum
+    assert polar_to_rectangular(spectrum, plain=True) is spectrum
 
 
 def test_a_stream_is_the_whole_sound(hift):

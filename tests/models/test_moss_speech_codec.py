@@ -16,7 +16,7 @@ from vivavoce.models.cosyvoice.folder import SpeakerEmbedder
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 
 CODEC = tiny_codec()
-EXACT = MossSpeechCodec(CODEC.ear.encoder, CODEC.flow, CODEC.vocoder.hift, look_right=None)
+EXACT = MossSpeechCodec(CODEC.speech_encoder.encoder, CODEC.flow, CODEC.vocoder.hift, look_right=None)
 SPEAKER = torch.linspace(-1, 1, 192)
 
 

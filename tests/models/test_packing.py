@@ -38,7 +38,7 @@ def test_fewer_bits_are_read_within_half_a_step_of_theirs(tmp_path):
     torch.manual_seed(0)
     tensors = {"table": torch.randn(3, 20, 96), "kernel": torch.randn(48, 32, 5), "other": torch.randn(80, 70)}
     save_file(tensors, tmp_path / "whole.safetensors")
-    pack_file(tmp_path / "whole.safetensors", tmp_path / "packed.safetensors", narrow={"table": 5, "kernel": 6})
+    pack_file(tmp_path / "whole.safetensors", tmp_path / "packed.safetensors", low_bits={"table": 5, "kernel": 6})
     with Checkpoint(tmp_path / "packed.safetensors") as packed:
         for name, largest in (("table", 15), ("kernel", 31), ("other", 127)):
             wide, exact = packed.tensor(name), tensors[name]

@@ -78,7 +78,7 @@ def test_states_and_logits_are_those_of_transformers(pair):
 def test_tokens_in_any_pieces_give_the_logits_of_the_whole(pair):
     _, model, _ = pair
     tokens = torch.randint(0, 50000, (2, 13), generator=torch.Generator().manual_seed(2))
-    memory = model.decoder.remember(model.encoder(mels_of(model, 2)))
+    memory = model.decoder.cross_kv(model.encoder(mels_of(model, 2)))
     whole = model.decoder(tokens, memory)
     state, pieces = model.decoder.initial_state(memory), []
     for piece in tokens.split([4, 1, 1, 5, 2], dim=1):
@@ -105,7 +105,7 @@ def test_greedy_texts_are_those_of_transformers(pair):
     expected = reference.generate(
         mel, decoder_input_ids=given, max_new_tokens=most, do_sample=False, num_beams=1, return_timestamps=False
     )
-    memory = model.decoder.remember(model.encoder(mel))
+    memory = model.decoder.cross_kv(model.encoder(mel))
     rules = [SuppressAtStart([220, tokens.endoftext]), Suppress(SUPPRESSED)]
     texts = decode(model, tokens, memory, [prompt] * 6, rules, most=most)
     for row, text in zip(expected.tolist(), texts, strict=True):
@@ -195,7 +195,7 @@ def test_what_is_saved_is_read_by_transformers(pair, tmp_path):
 @torch.no_grad()
 def test_rows_of_one_window_share_its_memory(pair):
     _, model, _ = pair
-    memory = model.decoder.remember(model.encoder(mels_of(model, 2)))
+    memory = model.decoder.cross_kv(model.encoder(mels_of(model, 2)))
     tokens = torch.randint(0, 50000, (6, 5), generator=torch.Generator().manual_seed(4))
     shared, _ = model.decoder.step(model.decoder.initial_state(memory, rows_per_window=3), tokens)
     apart = memory.of([0, 0, 0, 1, 1, 1])
@@ -205,7 +205,7 @@ def test_rows_of_one_window_share_its_memory(pair):
 
 def test_a_batch_gives_each_window_the_text_it_has_alone(pair):
     _, model, tokens = pair
-    memory = model.decoder.remember(model.encoder(mels_of(model, 3, seed=5)))
+    memory = model.decoder.cross_kv(model.encoder(mels_of(model, 3, seed=5)))
     prompt = tokens.prompt("en" if tokens.is_multilingual else None)
     together = decode(model, tokens, memory, [prompt] * 3, most=20)
     for index, text in enumerate(together):
@@ -216,7 +216,7 @@ def test_a_batch_gives_each_window_the_text_it_has_alone(pair):
 
 def test_a_drawn_text_follows_its_seed_and_is_the_best_of_several(pair):
     _, model, tokens = pair
-    memory = model.decoder.remember(model.encoder(mels_of(model, 1, seed=6)))
+    memory = model.decoder.cross_kv(model.encoder(mels_of(model, 1, seed=6)))
     prompt = tokens.prompt("en" if tokens.is_multilingual else None)
 
     def drawn(seed: int, best_of: int = 1):
@@ -237,7 +237,7 @@ def test_languages_are_told_by_the_start_token(pair):
     logits = reference(input_features=mel, decoder_input_ids=start).logits[:, 0]
     ids = list(tokens.languages.values())
     expected = logits[:, ids].softmax(-1)
-    chances = language_chances(model, tokens, model.decoder.remember(model.encoder(mel)))
+    chances = language_chances(model, tokens, model.decoder.cross_kv(model.encoder(mel)))
     assert list(chances[0]) == list(tokens.languages) and len(ids) == model.config.vocab_size - 51766
     assert (torch.tensor([list(row.values()) for row in chances]) - expected).abs().max() < 1e-5
 
@@ -257,7 +257,7 @@ def test_mels_of_another_shape_are_refused(shape):
 
 def test_more_tokens_than_places_are_refused():
     model = Whisper.random(WhisperConfig(**SMALL, vocab_size=64))
-    memory = model.decoder.remember(model.encoder(torch.zeros(1, 80, 10)))
+    memory = model.decoder.cross_kv(model.encoder(torch.zeros(1, 80, 10)))
     with pytest.raises(CapacityError, match="65 tokens"):
         model.decoder.step(model.decoder.initial_state(memory), torch.zeros(1, 65, dtype=torch.long))
 
@@ -324,10 +324,10 @@ def test_an_encoder_in_bfloat16_gives_nearly_the_same_states_as_wide_as_before()
     model = Whisper.random(WhisperConfig(**SMALL, vocab_size=100), seed=2)
     mel = torch.randn(2, 80, 120, generator=torch.Generator().manual_seed(0))
     wide = model.encoder(mel)
-    keys = model.decoder.remember(wide).keys
+    keys = model.decoder.cross_kv(wide).keys
     to_bf16(model)
     states = model.encoder(mel)
-    narrower = model.decoder.remember(wide).keys
+    narrower = model.decoder.cross_kv(wide).keys
     assert narrower.shape == keys.shape and 0 < (narrower - keys).abs().max() < 0.02 * keys.abs().max()
     assert states.dtype == torch.float32 and model.encoder.layers[0].fc1.weight.dtype == torch.bfloat16
     assert 0 < (states - wide).abs().max() < 0.05 * wide.abs().max()
@@ -337,11 +337,11 @@ def test_a_straightened_encoder_gives_the_same_states_and_keeps_no_weight_twice(
     model = Whisper.random(WhisperConfig(**SMALL, vocab_size=100), seed=2)
     mel = torch.randn(2, 80, 120, generator=torch.Generator().manual_seed(0))
     states = model.encoder(mel)
-    memory = model.decoder.remember(states)
+    memory = model.decoder.cross_kv(states)
     optimise_encoder(model)
     assert not is_bf16(model)
     assert torch.allclose(model.encoder(mel), states, atol=1e-4)
-    again = model.decoder.remember(states)
+    again = model.decoder.cross_kv(states)
     assert torch.allclose(again.keys, memory.keys, atol=1e-4) and torch.allclose(again.values, memory.values, atol=1e-4)
     attention = model.encoder.layers[0].self_attn
     places = {part.weight.untyped_storage().data_ptr() for part in attention.projections}

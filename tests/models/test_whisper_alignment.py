@@ -70,7 +70,7 @@ def test_token_times_are_those_of_transformers(pair):
     made = SimpleNamespace(sequences=sequence, cross_attentions=[attentions.cross_attentions])
     skipped = len(prompt) - 1
     expected = reference._extract_token_timestamps(_InPlace(made), HEADS, num_input_ids=skipped)[0, skipped:-1]
-    memory = model.decoder.remember(model.encoder(mel))
+    memory = model.decoder.cross_kv(model.encoder(mel))
     attention = model.decoder.attention(sequence, memory, HEADS)[0]
     for (layer, head), mine in zip(HEADS, attention, strict=True):
         assert (mine[:-1] - attentions.cross_attentions[layer][0, head]).abs().max() < 1e-5
@@ -90,7 +90,7 @@ class _InPlace(dict):
 def test_words_are_timed_in_order_within_what_is_sound(pair):
     _, model = pair
     tokens = WhisperTokens.of_vocabulary(51865)
-    memory = model.decoder.remember(model.encoder(torch.randn(1, 80, 160)))
+    memory = model.decoder.cross_kv(model.encoder(torch.randn(1, 80, 160)))
     letters = {11: " a", 12: "b", 13: " c", 14: "."}
     texts = [[tokens.timestamps, 11, 12], [13, 14, tokens.timestamps + 9], [tokens.timestamps]]
     by_text = word_times(

@@ -38,7 +38,7 @@ def model():
 
 def windows_of(model: Whisper, count: int, frames: int = 120, seed: int = 0):
     mel = torch.randn(count, 80, frames, generator=torch.Generator().manual_seed(seed))
-    return model.decoder.remember(model.encoder(mel))
+    return model.decoder.cross_kv(model.encoder(mel))
 
 
 def rules(timestamps: bool):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vivavoce import kernels
 from vivavoce.kernels import tiles
-from vivavoce.kernels.tiles import CACHE_VARIABLE, CHAINED, Tile, keep_tiles
+from vivavoce.kernels.tiles import CACHE_VARIABLE, CHAINED, Tile, store_tiles
 
 pytestmark = pytest.mark.gpu
 WIDTH, LAYERS = 256, 40
@@ -33,7 +33,7 @@ def test_a_chain_says_the_same_whether_its_launches_overlap_or_not(is_captured, 
     given = [given[0], given[1] / 16, given[2] / 28, torch.rand(WIDTH, **size), torch.rand(WIDTH, **size)]
     made = []
     for entries in ({}, {CHAINED: Tile(0, 0, 0, 0)}):
-        keep_tiles(torch.cuda.get_device_name(), entries)
+        store_tiles(torch.cuda.get_device_name(), entries)
         tiles.tiles.cache_clear()
         found = chain(*given)
         if is_captured:

@@ -8,7 +8,7 @@ from vivavoce import kernels
 from vivavoce.engine.sampling import gumbel_noise
 from vivavoce.nn.attention import PagedAttention, _attend_piece, attend
 from vivavoce.nn.norm import rms_norm
-from vivavoce.nn.paged_kv import NARROW, CachePiece, PagedCache, RowBatch, narrowed
+from vivavoce.nn.paged_kv import FP8, CachePiece, PagedCache, RowBatch, to_fp8
 from vivavoce.nn.rope import RotaryTable
 
 pytestmark = pytest.mark.gpu
@@ -75,8 +75,8 @@ def random_batch(dtype, positions, heads, dim, page_size=16, layers=2, narrow=Fa
     shape = (layers, pages, page_size, heads, dim)
     cache = PagedCache(torch.randn(shape, dtype=dtype, device=CUDA), torch.randn(shape, dtype=dtype, device=CUDA))
     if narrow:
-        (keys, key_scales), (values, value_scales) = narrowed(cache.keys), narrowed(cache.values)
-        cache = PagedCache(keys.view(NARROW), values.view(NARROW), key_scales, value_scales)
+        (keys, key_scales), (values, value_scales) = to_fp8(cache.keys), to_fp8(cache.values)
+        cache = PagedCache(keys.view(FP8), values.view(FP8), key_scales, value_scales)
     table = (torch.randperm(pages - 1, device=CUDA).to(torch.int32) + 1).view(len(positions), width)
     slots = torch.arange(len(positions), dtype=torch.int32, device=CUDA)
     return RowBatch(cache, table, slots, torch.tensor(positions, dtype=torch.int32, device=CUDA), len(positions), ())
@@ -85,9 +85,9 @@ def random_batch(dtype, positions, heads, dim, page_size=16, layers=2, narrow=Fa
 def in_float64(batch: RowBatch) -> RowBatch:
     """The same batch for the plain twin: float64, every row a piece. A narrow cache stays what it is."""
     cache = PagedCache(batch.cache.keys.double().cpu(), batch.cache.values.double().cpu())
-    if batch.cache.is_narrow:
+    if batch.cache.is_fp8:
         keys, values, *scales = (tensor.cpu() for tensor in batch.cache.tensors())
-        cache = PagedCache(keys.view(NARROW), values.view(NARROW), *scales)
+        cache = PagedCache(keys.view(FP8), values.view(FP8), *scales)
     places = zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)
     pieces = tuple(CachePiece(slice(row, row + 1), slot, position) for row, (slot, position) in enumerate(places))
     return RowBatch(cache, batch.page_table.cpu(), batch.slots.cpu(), batch.positions.cpu(), 0, pieces)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vivavoce.kernels import tiles
-from vivavoce.kernels.tiles import FILE, FITTING_MORE, FITTING_ONE, Tile, keep_tiles, tile_for, tile_name
+from vivavoce.kernels.tiles import FILE, FITTING_MORE, FITTING_ONE, Tile, store_tiles, tile_for, tile_name
 from vivavoce.nn.quantised import CudaLinear
 from vivavoce.nn.quantised_weight import quantise
 
@@ -20,8 +20,8 @@ def folder(tmp_path, monkeypatch):
 def test_a_kept_tile_is_taken_and_one_the_library_beat_is_not():
     weight, x = torch.zeros(64, 128, dtype=torch.bfloat16), torch.zeros(1, 128, dtype=torch.bfloat16)
     assert tile_for(weight, x, gated=False) is None
-    keep_tiles("cpu", {tile_name("bfloat16", 128, 64, 1, False): Tile(16, 64, 3, 2, early=True)})
-    keep_tiles(
+    store_tiles("cpu", {tile_name("bfloat16", 128, 64, 1, False): Tile(16, 64, 3, 2, early=True)})
+    store_tiles(
         "cpu",
         {tile_name("bfloat16", 128, 64, 5, False): Tile(32, 64, 3, 2), tile_name("int8", 128, 64, 1, False): None},
     )

@@ -13,7 +13,7 @@ from vivavoce.engine.drafts import EarlierHypothesis
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Speculation
-from vivavoce.kernels.tiles import CACHE_VARIABLE, keep_tiles, name_around, tiles
+from vivavoce.kernels.tiles import CACHE_VARIABLE, name_around, store_tiles, tiles
 from vivavoce.models.whisper.encoder import WindowEncoder
 from vivavoce.models.whisper.engine import BEFORE_IS_TIME, BEGUN, LAST_IS_TIME, LATEST_SHIFT, WhisperWriter
 from vivavoce.models.whisper.model import Whisper
@@ -173,7 +173,7 @@ def test_texts_of_the_gpu_are_those_of_the_cpu_with_and_without_drafts(
     if tiled:
         found = {name_around(torch.float32, *shape, rows): kernels.Tile(16, shape[1], 0, 2, early=True)
                  for shape in shapes for rows in (1, 2, 4, 8, 16)}  # fmt: skip
-        keep_tiles(torch.cuda.get_device_name(), found)
+        store_tiles(torch.cuda.get_device_name(), found)
     tiles.cache_clear()
 
     def texts(device: str, drafts=None):

@@ -101,7 +101,7 @@ def test_every_method_is_written_read_elsewhere_and_runs_within_its_error(kind, 
 def test_a_matrix_that_was_shipped_in_few_bits_is_not_rounded_again(bits, method, is_exact, tmp_path):
     whole, source, out = write("whisper", tmp_path / "whole"), tmp_path / "source", tmp_path / "out"
     shutil.copytree(whole, source)
-    pack_file(whole / "model.safetensors", source / "model.safetensors", narrow={"weight$": bits})
+    pack_file(whole / "model.safetensors", source / "model.safetensors", low_bits={"weight$": bits})
     quantise_folder(source, out, METHODS[method], policy_for(source))
     with Checkpoint(source) as shipped, Checkpoint(out) as made:
         packed = [name for name in made.quantised if shipped.tensor(name).numel() >= SMALLEST_MATRIX]

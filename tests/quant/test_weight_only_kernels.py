@@ -47,9 +47,9 @@ def test_a_product_is_that_of_the_widened_matrix(scheme, rows, inputs, outputs):
     torch.full((rows, outputs), float("nan"), dtype=DTYPE, device=DEVICE)
     for parts, early in ((1, False), (4, True)):
         tile = kernels.Tile(16, 128, 3, parts, parts, early)
-        assert_near(kernels.few_row_linear(x, weight, bias, tile), exact)
+        assert_near(kernels.small_batch_linear(x, weight, bias, tile), exact)
     if rows == 1 and scheme != "int4":
-        assert_near(kernels.few_row_linear(x, weight, bias, kernels.Tile(2, 512, 0, 4)), exact)
+        assert_near(kernels.small_batch_linear(x, weight, bias, kernels.Tile(2, 512, 0, 4)), exact)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_gate_stands_behind_the_product(scheme, rows, stages):
     torch.manual_seed(rows)
     weight, wide = matrix(96, 512, scheme, DTYPE)
     x = torch.randn(rows, 512).to(DTYPE).to(DEVICE)
-    found = kernels.few_row_linear(x, weight, None, kernels.Tile(32, 128, stages, 4, parts=2), gated=True)
+    found = kernels.small_batch_linear(x, weight, None, kernels.Tile(32, 128, stages, 4, parts=2), gated=True)
     gate, up = (x.double() @ wide.T).chunk(2, dim=-1)
     assert_near(found, functional.silu(gate) * up)
 
@@ -81,7 +81,7 @@ def test_one_row_of_any_range_meets_weights_of_a_byte(scheme, dtype, inputs, out
     x = (torch.randn(1, inputs) * 2.0 ** torch.randint(-20, 8, (1, inputs))).to(dtype).to(DEVICE)
     bias = torch.randn(outputs).to(dtype).to(DEVICE)
     torch.full((1, outputs), float("nan"), dtype=dtype, device=DEVICE)
-    found = kernels.few_row_linear(x, weight, bias, kernels.Tile(*tile), gated)
+    found = kernels.small_batch_linear(x, weight, bias, kernels.Tile(*tile), gated)
     exact = x.double() @ wide.T + bias.double()
     if gated:
         gate, up = exact.chunk(2, dim=-1)
@@ -95,7 +95,7 @@ def test_one_row_with_a_number_that_is_none_makes_none(scheme):
     for broken in (float("nan"), float("inf")):
         x = torch.ones(1, 256, dtype=torch.bfloat16, device=DEVICE)
         x[0, 77] = broken
-        assert not kernels.few_row_linear(x, weight, None, kernels.Tile(2, 256, 0, 2)).isfinite().any()
+        assert not kernels.small_batch_linear(x, weight, None, kernels.Tile(2, 256, 0, 2)).isfinite().any()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES[1:])

@@ -29,9 +29,9 @@ from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import TranscriptionOptions
 from vivavoce.nn.decoder import TrunkSizes
-from vivavoce.runtime.event_loop import on_a_thread
+from vivavoce.runtime.event_loop import iterate_on_thread
 
-BRIEF, LONGER = ConversationSettings(most_output_tokens=12), ConversationSettings(most_output_tokens=40)
+BRIEF, LONGER = ConversationSettings(max_output_tokens=12), ConversationSettings(max_output_tokens=40)
 GREEDY = LocalChatOptions(sampling=Sampling(temperature=0.0), cache_rows=512)
 
 
@@ -87,7 +87,7 @@ async def test_replies_made_at_once_are_those_made_alone_though_the_cache_is_sma
 
 async def test_a_reply_that_is_left_stops_and_the_next_is_made(parts):
     async with LocalChat.load(parts.chat, "cpu", GREEDY) as chat:
-        stream = chat.reply(said(("user", "go on for ever")), ConversationSettings(most_output_tokens=400))
+        stream = chat.reply(said(("user", "go on for ever")), ConversationSettings(max_output_tokens=400))
         await anext(stream)
         await stream.aclose()
         assert not any(sequence.is_generating for sequence in chat._kept)
@@ -122,7 +122,7 @@ async def test_a_local_model_that_thinks_first_says_only_its_answer(is_special):
     model.lm_head.weight[ids[1:], ids[:-1]] = 1.0
     engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
     async with LocalChat(engine, TextTokenizer(tokenizer), GREEDY) as chat:
-        words, end = await words_of(chat, said(("user", "Well?")), ConversationSettings(most_output_tokens=20))
+        words, end = await words_of(chat, said(("user", "Well?")), ConversationSettings(max_output_tokens=20))
     assert words == "Ok." and end.reason == "stop" and end.completion_tokens == 7
 
 
@@ -146,7 +146,7 @@ async def test_a_thread_s_items_come_in_order_and_its_errors_too():
         yield from range(40)
         raise InputError("no more")
 
-    items = on_a_thread(numbers, max_waiting=3)
+    items = iterate_on_thread(numbers, max_waiting=3)
     assert [await anext(items) for _ in range(40)] == list(range(40))
     with pytest.raises(InputError, match="no more"):
         await anext(items)
@@ -163,7 +163,7 @@ async def test_a_thread_that_is_left_ends():
         finally:
             loop.call_soon_threadsafe(ended.set)
 
-    items = on_a_thread(endless, max_waiting=2)
+    items = iterate_on_thread(endless, max_waiting=2)
     await anext(items)
     await items.aclose()
     async with asyncio.timeout(20):
@@ -173,7 +173,7 @@ async def test_a_thread_that_is_left_ends():
 async def test_a_spoken_question_goes_through_ear_chat_and_voice(parts):
     told = []
     async with load_cascade(parts, "cpu") as cascade:
-        settings = ConversationSettings(instructions="Be brief.", most_output_tokens=12, transcribe_input=True)
+        settings = ConversationSettings(instructions="Be brief.", max_output_tokens=12, transcribe_input=True)
         await cascade.warm_up(settings)
         options = DialogueOptions(speaking=SpeakingOptions(max_ahead=None))
         clock, over = SimulatedClock(), asyncio.Event()

@@ -33,14 +33,14 @@ def codec(request):
                 raise PlantedError
             return result
 
-    class FaultyEar(type(made.ear)):
+    class FaultyEar(type(made.speech_encoder)):
         def step_batch(self, states, samples, final=None):
             result = super().step_batch(states, samples, final)
             if any(len(each) and each.max() > 4 for each in samples):
                 raise PlantedError
             return result
 
-    made.__class__, made.ear.__class__ = Faulty, FaultyEar
+    made.__class__, made.speech_encoder.__class__ = Faulty, FaultyEar
     return made
 
 
@@ -94,16 +94,16 @@ async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
     sounds = torch.randn(3, 4, 2560, generator=generator) * 0.2
 
     def turn(number):
-        state, heard = codec.ear.initial_state(), []
+        state, heard = codec.speech_encoder.initial_state(), []
         for piece in sounds[number]:
-            new, state = codec.ear.step(state, piece)
+            new, state = codec.speech_encoder.step(state, piece)
             heard += new.tolist()
         return heard
 
     with torch.inference_mode():
         wanted = [turn(number) for number in range(3)]
     here.ear.start()
-    states, heard = [codec.ear.initial_state() for _ in range(3)], [[] for _ in range(3)]
+    states, heard = [codec.speech_encoder.initial_state() for _ in range(3)], [[] for _ in range(3)]
     for number in range(4):
         given = [sounds[turn, number].clone() for turn in range(3)]
         given[2][7] = 9.0 if number == 2 else given[2][7]

@@ -123,11 +123,11 @@ async def test_a_turn_is_heard_as_by_the_plain_ear(graphed, plain):
     here.ear.start()
     here.voice.start()
     sound = 0.2 * torch.randn(8000, generator=torch.Generator().manual_seed(3))
-    first, state = await here.ear.do((graphed.ear.initial_state(), sound[:4000], False))
+    first, state = await here.ear.do((graphed.speech_encoder.initial_state(), sound[:4000], False))
     rest, _ = await here.ear.do((state, sound[4000:], True))
     await here.ear.close()
     await here.voice.close()
-    heard, _ = plain.ear.step_batch([plain.ear.initial_state()], [sound], [True])
+    heard, _ = plain.speech_encoder.step_batch([plain.speech_encoder.initial_state()], [sound], [True])
     assert first + rest == heard[0].tolist()
 
 

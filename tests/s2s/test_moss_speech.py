@@ -42,14 +42,14 @@ from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.sequence import Admission
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.minis.untrained import untrained_codec, write_untrained
-from vivavoce.models.moss_speech.codec import VOICE_RATE
+from vivavoce.models.moss_speech.codec import DECODER_RATE
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 AT_ONCE = DialogueOptions(speaking=SpeakingOptions(max_ahead=None, guards=GuardLimits(stuck_seconds=None)))
-SHORT = ConversationSettings(most_output_tokens=12)
+SHORT = ConversationSettings(max_output_tokens=12)
 WINDOW = 512
 
 
@@ -225,7 +225,7 @@ async def test_a_reply_begun_too_soon_costs_nothing_but_time(parts):
 
 async def test_an_interrupted_reply_is_cut_to_the_codes_that_were_heard(parts):
     async with parts.pipeline() as pipeline:
-        caller = Caller.on(pipeline, settings=ConversationSettings(most_output_tokens=25))
+        caller = Caller.on(pipeline, settings=ConversationSettings(max_output_tokens=25))
         await caller.hear(asked())
         await caller.until(ReplyDone)
         reply = caller.all(ReplyStarted)[0].reply
@@ -246,7 +246,7 @@ async def test_an_interrupted_reply_is_cut_to_the_codes_that_were_heard(parts):
 
 async def test_text_in_text_out(parts):
     async with parts.pipeline() as pipeline:
-        caller = Caller.on(pipeline, settings=ConversationSettings(modality="text", most_output_tokens=30))
+        caller = Caller.on(pipeline, settings=ConversationSettings(modality="text", max_output_tokens=30))
         caller.conversation.add(Message("user", (TextPart("Hello"),)))
         caller.conversation.reply()
         await caller.until(ReplyDone)
@@ -308,7 +308,7 @@ async def test_a_reply_out_of_band_does_not_touch_the_conversation(parts):
 
 async def test_long_calls_drop_their_oldest_turns_and_keep_the_instructions(parts):
     async with parts.pipeline(cache_rows=1024, context=640) as pipeline:
-        settings = ConversationSettings(instructions="Be kind.", most_output_tokens=12)
+        settings = ConversationSettings(instructions="Be kind.", max_output_tokens=12)
         caller = Caller.on(pipeline, settings=settings)
         for turn in range(8):
             await caller.hear(asked(turn, seconds=1.6))
@@ -350,16 +350,16 @@ async def test_eight_at_once_say_what_each_would_say_alone(parts):
 async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     async def said(pipeline, expected: float) -> list[np.ndarray]:
         pipeline.second_chunk_gap = ChunkGapEstimate(expected, share=0.0, margin=0.0)
-        mind, settings = pipeline.open(None), ConversationSettings(most_output_tokens=30)
-        mind.remember((), settings)
+        mind, settings = pipeline.open(None), ConversationSettings(max_output_tokens=30)
+        mind.set_history((), settings)
         mind.listen(buzz(1.0, 16_000).samples[0])
         pieces = [piece async for piece in mind.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
         await mind.close()
         return [piece.samples for piece in pieces if isinstance(piece, Spoke)]
 
-    async with parts.pipeline(longest_loop=None) as pipeline:
+    async with parts.pipeline(max_loop=None) as pipeline:
         soon, late = await said(pipeline, 0.001), await said(pipeline, 60.0)
-        lacking = await said(pipeline, len(soon[0]) / VOICE_RATE + 1e-6)
+        lacking = await said(pipeline, len(soon[0]) / DECODER_RATE + 1e-6)
         assert pipeline.speaking == 0
     assert len(late[0]) == len(soon[0]) + len(soon[1])
     assert len(lacking[0]) == len(soon[0]), "it is kept back for as long as it lacks, not until the second is there"
@@ -367,17 +367,17 @@ async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
 
 
 async def test_in_a_crowd_chunks_are_long_and_the_first_waits_for_the_second(parts):
-    settings = ConversationSettings(most_output_tokens=30)
+    settings = ConversationSettings(max_output_tokens=30)
 
     async def said(pipeline) -> list[int]:
         mind = pipeline.open(None)
-        mind.remember((), settings)
+        mind.set_history((), settings)
         mind.listen(buzz(1.0, 16_000).samples[0])
         pieces = [piece async for piece in mind.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
         await mind.close()
         return [len(piece.samples) for piece in pieces if isinstance(piece, Spoke)]
 
-    async with parts.pipeline(longest_loop=None) as pipeline:
+    async with parts.pipeline(max_loop=None) as pipeline:
         pipeline.speaking = 2  # others
         crowded = await said(pipeline)
         assert crowded[0] >= pipeline.policy.grain.frames * 2 * parts.codec.samples_per_code
@@ -396,7 +396,7 @@ async def test_a_faster_voice_says_the_same_in_less_time(parts):
     sounds = {}
     for speed in (1.0, 1.25):
         async with parts.pipeline() as pipeline:
-            caller = Caller.on(pipeline, settings=ConversationSettings(speed=speed, most_output_tokens=25))
+            caller = Caller.on(pipeline, settings=ConversationSettings(speed=speed, max_output_tokens=25))
             await caller.hear(asked())
             await caller.until(ReplyDone)
             sounds[speed] = caller.sound()
@@ -415,8 +415,8 @@ async def test_a_faster_voice_says_the_same_in_less_time(parts):
 async def test_a_reply_that_is_stuck_ends(parts):
     stuck = copy.deepcopy(parts.model)
     stuck.audio_lm_head.weight.data.zero_()  # every code is as likely, and greedy takes the first
-    settings = ConversationSettings(sampling=GREEDY, most_output_tokens=200)
-    async with replace(parts, model=stuck).pipeline(longest_loop=20) as pipeline:
+    settings = ConversationSettings(sampling=GREEDY, max_output_tokens=200)
+    async with replace(parts, model=stuck).pipeline(max_loop=20) as pipeline:
         caller = Caller.on(pipeline, settings=settings)
         await caller.hear(asked())
         await caller.until(ReplyDone)
@@ -432,7 +432,7 @@ async def test_captions_come_with_the_sound(parts):
             return f"[{len(samples)}]"
 
     async with parts.pipeline(captioner=Captioner(), caption_seconds=0.4) as pipeline:
-        caller = Caller.on(pipeline, settings=ConversationSettings(most_output_tokens=30))
+        caller = Caller.on(pipeline, settings=ConversationSettings(max_output_tokens=30))
         caller.conversation.add(Message("user", (TextPart("Hello"),)))
         caller.conversation.reply()
         await caller.until(ReplyDone)
@@ -454,7 +454,7 @@ async def test_where_words_come_first_no_sound_is_heard_before_its_words_are_che
     moderation = Moderation(CallableChecker(lambda text: f"stretch{forbidden}:" in text))
     options = DialogueOptions(speaking=replace(AT_ONCE.speaking, moderation=moderation))
     async with parts.pipeline(captioner=Captioner(), caption_seconds=0.4, words_first=True) as pipeline:
-        caller = Caller.on(pipeline, options, ConversationSettings(most_output_tokens=30))
+        caller = Caller.on(pipeline, options, ConversationSettings(max_output_tokens=30))
         caller.conversation.add(Message("user", (TextPart("Hello"),)))
         caller.conversation.reply()
         await caller.until(ReplyDone)
@@ -470,7 +470,7 @@ async def test_where_words_come_first_no_sound_is_heard_before_its_words_are_che
 async def test_the_model_itself_can_write_down_what_it_says_and_hears(parts):
     async with parts.pipeline(captioner="model") as pipeline:
         options = DialogueOptions(speaking=AT_ONCE.speaking, transcriber=pipeline.words)
-        caller = Caller.on(pipeline, options, ConversationSettings(most_output_tokens=12, transcribe_input=True))
+        caller = Caller.on(pipeline, options, ConversationSettings(max_output_tokens=12, transcribe_input=True))
         await caller.hear(asked())
         await caller.until(ReplyDone)
         await caller.until(InputTranscript)
@@ -489,12 +489,12 @@ async def test_the_model_itself_can_write_down_what_it_says_and_hears(parts):
 
 async def test_an_engine_that_is_full_fails_the_reply_and_not_the_conversation(parts):
     async with parts.pipeline(cache_rows=128, context=128) as pipeline:
-        caller = Caller.on(pipeline, settings=ConversationSettings(instructions="x" * 500, most_output_tokens=5))
+        caller = Caller.on(pipeline, settings=ConversationSettings(instructions="x" * 500, max_output_tokens=5))
         caller.conversation.add(Message("user", (TextPart("Hello"),)))
         caller.conversation.reply()
         await caller.until(ReplyDone)
         assert caller.all(ReplyDone)[0].reason == "failed" and "rows" in caller.all(ReplyDone)[0].error
-        caller.conversation.update(lambda _: ConversationSettings(instructions="Hi", most_output_tokens=5))
+        caller.conversation.update(lambda _: ConversationSettings(instructions="Hi", max_output_tokens=5))
         caller.conversation.reply()
         await caller.until(ReplyDone, 2)
         assert caller.all(ReplyDone)[1].reason == "max_output_tokens"
@@ -512,7 +512,7 @@ def test_whatever_happens_all_pages_come_back(parts, happenings, detector):
 
     async def play():
         async with parts.pipeline(cache_rows=2048) as pipeline:
-            settings = ConversationSettings(most_output_tokens=10, turn=TurnSettings(detector=detector))
+            settings = ConversationSettings(max_output_tokens=10, turn=TurnSettings(detector=detector))
             caller = Caller.on(pipeline, settings=settings)
             conversation = caller.conversation
             for what in happenings:

@@ -83,7 +83,7 @@ def in_a_server(test, host=ScriptedHost, answer_begins="You said: am I alone?"):
 
     def run(value) -> None:
         async def main() -> None:
-            options = ServerOptions(most_event_bytes=MOST_BYTES, resume_seconds=0.0, opens_per_minute=1e6)
+            options = ServerOptions(max_event_bytes=MOST_BYTES, resume_seconds=0.0, opens_per_minute=1e6)
             async with RunningServer(host(), options) as server:
                 await one(server, value)
 

@@ -30,7 +30,7 @@ def send(make_request) -> httpx.Response:
     """What the application answers, on this event loop, without a socket; what it raises is raised."""
 
     async def main() -> httpx.Response:
-        app = build_app(ScriptedHost(), ServerOptions(most_upload_bytes=100_000), ToneMaker(), ToneListener())
+        app = build_app(ScriptedHost(), ServerOptions(max_upload_bytes=100_000), ToneMaker(), ToneListener())
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             return await make_request(http)

@@ -71,7 +71,7 @@ async def leave_after(server: RunningServer, events: int) -> None:
 
 def test_a_client_may_vanish_at_every_event_of_a_lively_session():
     async def main() -> None:
-        options = ServerOptions(resume_seconds=0.0, opens_per_minute=1e6, most_sessions=LONGEST)
+        options = ServerOptions(resume_seconds=0.0, opens_per_minute=1e6, max_sessions=LONGEST)
         async with RunningServer(ScriptedHost(), options) as server:
             async with connected(server) as whole:
                 await lively(whole)

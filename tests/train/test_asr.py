@@ -28,7 +28,7 @@ from vivavoce.train.asr.batches import (
     WindowShape,
 )
 from vivavoce.train.asr.checkpoint import Vocabulary, init_from_speech_encoder, spread_layers
-from vivavoce.train.asr.evaluate import CONDITIONS, judge_texts, main, transcribe_all
+from vivavoce.train.asr.evaluate import CONDITIONS, main, score_texts, transcribe_all
 from vivavoce.train.asr.train import TINY, ASRRecipe, Rounding, Training
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.speech_encoder.model import Lattice, new_encoder
@@ -231,7 +231,7 @@ def test_listening_is_the_same_for_the_same_seed_and_finite_for_silence():
 
 
 def test_errors_are_counted_as_the_field_counts_them():
-    evaluated = judge_texts(["A table for two!", "seven 30", "no"], ["a table for three", "seven thirty", "not at all"])
+    evaluated = score_texts(["A table for two!", "seven 30", "no"], ["a table for three", "seven thirty", "not at all"])
     assert (evaluated.word_errors, evaluated.words, evaluated.right_sentences) == (4, 9, 1)
 
 

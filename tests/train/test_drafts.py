@@ -41,7 +41,7 @@ def taught(tmp_path_factory):
     training.run()
     training.save(folder)
     listener = WhisperTranscriber.load(folder)
-    listener.settings = replace(listener.settings, least_logprob=None, highest_compression=None)  # it babbles
+    listener.settings = replace(listener.settings, min_logprob=None, max_compression=None)  # it babbles
     return listener, Vocabulary.read(folder), folder
 
 
@@ -109,7 +109,7 @@ def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_
     texts = decode(
         listener.model,
         listener.tokens,
-        listener.model.decoder.remember(states),
+        listener.model.decoder.cross_kv(states),
         [prompt] * len(states),
         rules,
         most=most,
@@ -142,7 +142,7 @@ def test_the_commands_write_what_is_read_back(taught, tmp_path):
     assert len(small.stack) == 2 and small.embed_tokens is model.decoder.embed_tokens
     states = model.encoder(WhisperMel(80)(torch.zeros(1, 32_000)))
     tokens = torch.tensor([vocabulary.tokens.prompt("en")])
-    assert small.logits(small(tokens, small.remember(states))).shape == (1, tokens.shape[1], vocabulary.size)
+    assert small.logits(small(tokens, small.cross_kv(states))).shape == (1, tokens.shape[1], vocabulary.size)
     (guess,) = PieceGuesser.load(tmp_path / "pieces", model.config).guess(states)
     assert all(0 <= token < vocabulary.tokens.endoftext for token in guess)
     assert json.loads((tmp_path / "heads" / "metrics.json").read_text())["steps"] == 4

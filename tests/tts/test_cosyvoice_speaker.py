@@ -212,7 +212,7 @@ class TestGrowingText:
 class TestConversion:
     def test_a_recording_is_said_by_another_voice(self, speaker):
         source = a_recording(3.0, pitch=90)
-        codes = speaker.parts.ear.codes(source).tolist()
+        codes = speaker.parts.speech_tokenizer.codes(source).tolist()
         said = heard(speaker.convert(source, "ann"))
         assert_same_sound(said, plain_sound(speaker, "ann", codes))
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from vivavoce.audio.io import read, write
 from vivavoce.audio.level import buzz
 from vivavoce.cli import app
-from vivavoce.cli.say import SHORTEST_LETTER
+from vivavoce.cli.say import MIN_LETTER_SECONDS
 from vivavoce.errors import InputError
 from vivavoce.tts import NanoTTS, SpeakingStyle
 from vivavoce.tts.output import EncodedSink, PcmSink, shaped, sink
@@ -71,7 +71,7 @@ def test_one_channel_at_another_rate(folder, said, tmp_path):
 
 def test_a_sound_that_is_too_short_for_its_text_is_told(folder, said, tmp_path):
     long_enough = "Ah."
-    assert SHORTEST_LETTER * len(long_enough) < said.seconds < SHORTEST_LETTER * len(TEXT)
+    assert MIN_LETTER_SECONDS * len(long_enough) < said.seconds < MIN_LETTER_SECONDS * len(TEXT)
     told = "too short to be all of the text: try another --seed"
     assert told in say(folder, "--out", tmp_path / "said.wav").stderr
     assert told not in say(folder, "--out", tmp_path / "said.wav", text=long_enough).stderr

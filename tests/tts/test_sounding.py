@@ -10,7 +10,7 @@ import torch
 
 from tests.models.tiny_nano import CODEC_CONFIG, tiny_nano_codec
 from tests.tts.test_speaker import EIGHT, TEXT, joined, tiny_speaker
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.models.moss_audio_tokenizer.cuda import SlotDecoder, SlotState
@@ -33,7 +33,7 @@ def whole(codec):
 
 def sounding(codec, decode=None, beside=None, is_live=True, clock=lambda: 0.0) -> ChunkedPlayback:
     seconds = 1 / CODEC_CONFIG.frame_rate
-    player = SimulatedPlayer()
+    player = PlaybackClock()
     decode = decode or SingleDecoder(codec)
     return ChunkedPlayback(decode, decode.start(), seconds, player, clock, beside, is_live)
 
@@ -90,7 +90,7 @@ def test_where_all_cores_make_frames_none_is_asked_to_decode_beside(tmp_path):
     try:
         for count in (spare_cores() + 1, max(1, spare_cores())):
             torch.set_num_threads(count)
-            sounding = speaker._start_playback(SimulatedPlayer(), lambda: 0.0, True)
+            sounding = speaker._start_playback(PlaybackClock(), lambda: 0.0, True)
             assert (sounding.beside is None) == (count > spare_cores())
     finally:
         torch.set_num_threads(threads)

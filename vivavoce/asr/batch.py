@@ -66,7 +66,7 @@ class EncoderBatches:
         """The numbers under which the windows are held.  # each [1, mel, frame]"""
         mel = torch.cat(list(mels))
         states = self.encoder(mel)
-        windows = self.writer.store.hold(self.decoder.remember(states))
+        windows = self.writer.store.hold(self.decoder.cross_kv(states))
         try:
             self.drafter.hear(windows, mel, states)
         except BaseException:

@@ -260,7 +260,7 @@ class Drafter:
     def hear(self, windows: Sequence[int], mel: Tensor, states: Tensor) -> None:
         """Prepare drafts of encoded windows.  # [window, mel, frame], [window, position, d_model]"""
         if self.small is not None and self._small_writer is not None:
-            memory = self.small.decoder.remember(self.small.states(mel, states))
+            memory = self.small.decoder.cross_kv(self.small.states(mel, states))
             self._small_writer.store.hold(memory, windows)
         if self.pieces is not None:
             given = states.to(torch.bfloat16) if is_bf16(self.listener.model) else states

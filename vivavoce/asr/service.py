@@ -14,7 +14,7 @@ from vivavoce.asr.batch import TranscribingEngine, Transcription
 from vivavoce.asr.drafts import DraftReport
 from vivavoce.asr.streaming import CommitPolicy, LiveGuess, LiveListener, LiveState, LiveUpdate
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
-from vivavoce.runtime.event_loop import on_a_thread
+from vivavoce.runtime.event_loop import iterate_on_thread
 
 Result = TypeVar("Result")
 
@@ -79,7 +79,7 @@ class RecognitionService:
 
     async def _run(self, job: Transcription[Result]) -> AsyncGenerator[TranscriptSegment, None]:
         try:
-            items = cast(AsyncGenerator[TranscriptSegment, None], on_a_thread(lambda: iter(job)))
+            items = cast(AsyncGenerator[TranscriptSegment, None], iterate_on_thread(lambda: iter(job)))
             async with aclosing(items) as segments:
                 async for segment in segments:
                     yield segment

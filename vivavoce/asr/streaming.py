@@ -205,7 +205,7 @@ class LiveState:
     context: tuple[int, ...] = ()
     settled: tuple[int, ...] = ()
     guess: LiveGuess = LiveGuess()
-    told: tuple[LiveWord, ...] = ()
+    committed: tuple[LiveWord, ...] = ()
 
     @property
     def heard(self) -> float:
@@ -215,7 +215,7 @@ class LiveState:
     @property
     def text(self) -> str:
         """All committed words."""
-        return "".join(word.text for word in self.told).strip()
+        return "".join(word.text for word in self.committed).strip()
 
 
 class LiveListener:
@@ -288,11 +288,11 @@ class LiveListener:
             LiveWord(word.text, state.begins + word.start, state.begins + word.end, state.heard) for word in fresh
         )
         update = LiveUpdate(words, "".join(word.text for word in rest), state.heard, is_final)
-        state = replace(state, fresh=0, settled=(*state.settled, *_tokens(fresh)), told=(*state.told, *words))
+        state = replace(state, fresh=0, settled=(*state.settled, *_tokens(fresh)), committed=(*state.committed, *words))
         if is_final:
             follows = self.options.follow_earlier
             context = (*state.context, *state.settled)[-CONTEXT_TOKENS:] if follows else ()
-            return update, replace(self.initial_state(), told=state.told, begins=state.heard, context=context)
+            return update, replace(self.initial_state(), committed=state.committed, begins=state.heard, context=context)
         state = replace(state, guess=LiveGuess((*guess.settled, *fresh), rest))
         return update, self._shorten(state, force=is_full)
 

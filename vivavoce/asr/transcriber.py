@@ -85,13 +85,13 @@ class Transcriber:
     ) -> Iterator[TranscriptSegment]:
         """Segments in which speech is detected, as they become final.  # [time] at 16 kHz"""
         activity = self.speech_chances(samples.numpy())
-        return (each for each in self.backend.segments(samples, options) if self.lets_through(each, activity))
+        return (each for each in self.backend.segments(samples, options) if self.passes_gate(each, activity))
 
     def speech_chances(self, samples: NDArray[np.float32]) -> SpeechActivity | None:
         """Speech activity for `lets_through`; None without a gate.  # [time] at 16 kHz"""
         return None if self.gate is None else self.gate.activity(samples)
 
-    def lets_through(self, segment: TranscriptSegment, activity: SpeechActivity | None) -> bool:
+    def passes_gate(self, segment: TranscriptSegment, activity: SpeechActivity | None) -> bool:
         """Whether the gate keeps a segment of the recording with this activity."""
         return self.gate is None or activity is None or self.gate.passes(segment, activity)
 

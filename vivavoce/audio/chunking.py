@@ -46,7 +46,7 @@ class LeadPolicy:
 
     grain: Grain
     share: float = 0.5
-    longest: float = 1.6
+    max_seconds: float = 1.6
     doubles: bool = False
     """Whether chunks are one, two, four … grains long, so that those of many replies are alike."""
     later: int = 1
@@ -58,12 +58,12 @@ class LeadPolicy:
     less of it two grains of them; None: never."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1 or self.longest <= 0:
-            raise InputError(f"share must be in (0, 1] and longest above 0, not {self.share} and {self.longest}")
+        if not 0 < self.share <= 1 or self.max_seconds <= 0:
+            raise InputError(f"share must be in (0, 1] and longest above 0, not {self.share} and {self.max_seconds}")
 
     def wanted(self, chunks: int, lead: float) -> int:
         """Frames that take `share` of the lead to play: the rest of the lead is for making them."""
-        affordable = min(lead * self.share, self.longest) / self.grain.frame_seconds
+        affordable = min(lead * self.share, self.max_seconds) / self.grain.frame_seconds
         grains = max(1 if chunks == 0 else self.later, int(affordable / self.grain.frames + 1e-9))
         return (1 << (grains.bit_length() - 1) if self.doubles else grains) * self.grain.frames
 
@@ -71,13 +71,13 @@ class LeadPolicy:
         """Frames to take at once if they are there already: long chunks cost much less for many replies."""
         if self.making is None or chunks == 0:
             return self.wanted(chunks, lead)
-        longest = self.longest / self.grain.frame_seconds
-        return max(2 * self.grain.frames, round(longest)) if lead >= self.making else 2 * self.grain.frames
+        max_seconds = self.max_seconds / self.grain.frame_seconds
+        return max(2 * self.grain.frames, round(max_seconds)) if lead >= self.making else 2 * self.grain.frames
 
     def sizes(self) -> list[int]:
         """Frames of every chunk it may ask for."""
         seconds = self.grain.frames * self.grain.frame_seconds
-        most = max(1, int(self.longest / seconds + 1e-9))
+        most = max(1, int(self.max_seconds / seconds + 1e-9))
         return sorted({self.wanted(1, grains * seconds / self.share) for grains in range(1, most + 1)})
 
 

@@ -23,8 +23,8 @@ from vivavoce.audio.io import Sound, read
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import MissingDependencyError
 from vivavoce.evaluation.machine import stage
-from vivavoce.evaluation.scoring import Listeners
-from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE
+from vivavoce.evaluation.scoring import DNSMOS
+from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.s2s.captions import WRITE_DOWN
 from vivavoce.s2s.loading import load_moss_speech
@@ -107,7 +107,7 @@ def _bundled_questions() -> list[AskedQuestion]:
         AskedQuestion(
             Exchange(entry["intent"], entry["text"], entry["reply"], tuple(tuple(pair) for pair in entry["slots"])),
             entry["voice"],
-            _padded_with_silence(read(QUESTIONS / entry["file"], rate=EAR_RATE)),
+            _padded_with_silence(read(QUESTIONS / entry["file"], rate=ENCODER_RATE)),
         )
         for entry in entries
     ]
@@ -120,15 +120,15 @@ def _synthesised_questions(count: int, seed: int) -> list[AskedQuestion]:
         voice = source.choice(HELD_OUT)
         asked.append(
             AskedQuestion(
-                exchange, voice.name, _padded_with_silence(Sound(speak(voice, exchange.user, found), EAR_RATE))
+                exchange, voice.name, _padded_with_silence(Sound(speak(voice, exchange.user, found), ENCODER_RATE))
             )
         )
     return asked
 
 
 def _padded_with_silence(sound: Sound) -> Sound:
-    before, after = (np.zeros(int(seconds * EAR_RATE), np.float32) for seconds in (LEAD, TAIL))
-    return Sound(np.concatenate([before, sound.samples[0], after]), EAR_RATE)
+    before, after = (np.zeros(int(seconds * ENCODER_RATE), np.float32) for seconds in (LEAD, TAIL))
+    return Sound(np.concatenate([before, sound.samples[0], after]), ENCODER_RATE)
 
 
 def _with_noise(asked: AskedQuestion, decibels: float, number: int) -> AskedQuestion:
@@ -136,7 +136,7 @@ def _with_noise(asked: AskedQuestion, decibels: float, number: int) -> AskedQues
     samples = torch.from_numpy(asked.sound.samples)
     bed = noise(NOISES[number % len(NOISES)], samples, torch.Generator().manual_seed(number))
     return AskedQuestion(
-        asked.exchange, asked.voice, Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), EAR_RATE)
+        asked.exchange, asked.voice, Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), ENCODER_RATE)
     )
 
 
@@ -151,10 +151,10 @@ def _answer(pipeline: MossSpeechBackend, asked: AskedQuestion, recogniser: Moons
     core.close(sequence)
     spoken = pipeline.model.spoken_codes(rows)
     if not spoken:
-        return ScoredAnswer(asked, "", "", Sound(np.zeros(1, np.float32), VOICE_RATE), False, 0.0)
+        return ScoredAnswer(asked, "", "", Sound(np.zeros(1, np.float32), DECODER_RATE), False, 0.0)
     audio = codec.speak(torch.tensor(spoken), pipeline.voice_of(None), pipeline.options.left_chunks)
     seconds = time.perf_counter() - started
-    sound = Sound(audio.float().cpu().numpy(), VOICE_RATE)
+    sound = Sound(audio.float().cpu().numpy(), DECODER_RATE)
     model_text = _transcribe_codes(pipeline, spoken)
     heard_text = model_text if recogniser is None else recogniser.transcribe(sound)
     return ScoredAnswer(asked, model_text, heard_text, sound, judge(heard_text, asked.exchange), seconds)
@@ -241,7 +241,7 @@ def _teacher_sounds(answers: Sequence[ScoredAnswer]) -> TeacherSounds:
     replies = {answer.asked.exchange.reply: answer.asked.exchange for answer in answers}
     try:
         found = programs()
-        return [(replies[text], Sound(speak(TEACHER, text, found), EAR_RATE)) for text in replies]
+        return [(replies[text], Sound(speak(TEACHER, text, found), ENCODER_RATE)) for text in replies]
     except MissingDependencyError:
         return []
 
@@ -249,7 +249,7 @@ def _teacher_sounds(answers: Sequence[ScoredAnswer]) -> TeacherSounds:
 def _mos_scores(answers: Sequence[ScoredAnswer], teacher_sounds: TeacherSounds) -> dict[str, float | None]:
     """Mean DNSMOS of the replies and of the training voice; None where DNSMOS is not installed."""
     try:
-        listeners = Listeners()
+        listeners = DNSMOS()
     except MissingDependencyError:
         return {"opinion": None, "opinion_of_teacher": None}
     audio = [answer.sound for answer in answers if answer.sound.seconds > 0.5]

@@ -29,7 +29,7 @@ from vivavoce.evaluation.machine import stage
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import Padding, TranscriptionOptions
-from vivavoce.train.asr.evaluate import judge_texts
+from vivavoce.train.asr.evaluate import score_texts
 from vivavoce.train.corpus import Corpus
 
 RATE = 16_000
@@ -105,7 +105,7 @@ class Contender:
         self.tokens.append(tuple(token for segment in segments for token in segment.tokens))
 
     def figures(self, references: Sequence[str], sound_seconds: float, plain: "Contender") -> dict[str, Any]:
-        judged = judge_texts(self.texts, references)
+        judged = score_texts(self.texts, references)
         total = sum(self.seconds)
         figures: dict[str, Any] = {
             "name": self.name,
@@ -286,8 +286,8 @@ def _live(
         _, state = live.finish(state)
         taken += time.perf_counter() - began
         texts.append(state.text)
-        latencies += [word.latency for word in state.told]
-    judged = judge_texts(texts, [one.text for one in spoken])
+        latencies += [word.latency for word in state.committed]
+    judged = score_texts(texts, [one.text for one in spoken])
     return {
         "policy": policy,
         "every_s": live.every,

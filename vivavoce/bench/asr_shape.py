@@ -147,7 +147,7 @@ class ShapeBench:
             self._windows += self._encoded(min(8, self.windows - len(self._windows)))
 
     def _encoded(self, count: int) -> list[int]:
-        return self.writer.store.hold(self.model.decoder.remember(self.encoder(self.mel(count))))
+        return self.writer.store.hold(self.model.decoder.cross_kv(self.encoder(self.mel(count))))
 
     def step_cost(self, texts: int, bandwidth: float) -> StepCost:
         """Time a step of `texts` sequences, with and without drafts."""

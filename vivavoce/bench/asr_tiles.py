@@ -18,7 +18,7 @@ from torch import Tensor
 from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import read_bandwidth
-from vivavoce.kernels import Entries, Tile, keep_tiles, known_tiles, name_around, window_attention_name
+from vivavoce.kernels import Entries, Tile, known_tiles, name_around, store_tiles, window_attention_name
 from vivavoce.models.whisper.config import SIZES, WhisperTokens
 from vivavoce.models.whisper.cuda import single_rows_step
 from vivavoce.models.whisper.engine import WhisperWriter
@@ -214,7 +214,7 @@ def run(shape: str = "large-v2", texts: Sequence[int] = (8, 1), device: str = "a
     for name, tile in found.items():
         print(f'        "{name}": {tile},', flush=True)
     if store and found:
-        print(f"stored in {keep_tiles(target.name, found)}", flush=True)
+        print(f"stored in {store_tiles(target.name, found)}", flush=True)
     return found
 
 

@@ -36,7 +36,7 @@ from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import stage
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE
+from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.s2s.loading import load_moss_speech
@@ -94,8 +94,8 @@ def _result(model: str, sessions: int, costs: list[StageCost]) -> dict[str, Any]
 
 def _listening(pipeline: MossSpeechBackend, sessions: int) -> list[StageCost]:
     """While the user speaks: speech encoder, and prefill of each code as it arrives."""
-    encoder, samples = pipeline.codec.ear, torch.from_numpy(buzz(HISTORY_SECONDS, EAR_RATE).samples[0])
-    seconds = encoder.samples_per_code / EAR_RATE
+    encoder, samples = pipeline.codec.speech_encoder, torch.from_numpy(buzz(HISTORY_SECONDS, ENCODER_RATE).samples[0])
+    seconds = encoder.samples_per_code / ENCODER_RATE
     pieces = samples.split(encoder.samples_per_code)[:-1]
 
     def encoder_ms(streams: int) -> float:
@@ -171,7 +171,7 @@ def _voice(pipeline: MossSpeechBackend, streams: int) -> tuple[float, float]:
         mel_ms, (mels, flows) = _timed(codec.flow.step_batch, flows, [piece] * streams, last)
         given = [mel[None] for mel in mels]
         sound_ms, (sounds, vocoders) = _timed(codec.vocoder.step_batch, vocoders, given, last)
-        seconds = streams * sounds[0].shape[-1] / VOICE_RATE
+        seconds = streams * sounds[0].shape[-1] / DECODER_RATE
         times.append((mel_ms / seconds, sound_ms / seconds))
     flow, vocoder = np.median(np.array(times), axis=0)
     return float(flow), float(vocoder)
@@ -180,7 +180,7 @@ def _voice(pipeline: MossSpeechBackend, streams: int) -> tuple[float, float]:
 def _always() -> list[StageCost]:
     """VAD and echo detection, which run on every 32 ms of input."""
     activity, guard = voice_activity(), EchoGuard()
-    window = buzz(1.0, EAR_RATE).samples[0][:WINDOW]
+    window = buzz(1.0, ENCODER_RATE).samples[0][:WINDOW]
     listening, room = activity.initial_state(), guard.initial_state()
     milliseconds = {
         "voice activity": _median(activity.step, listening, window),

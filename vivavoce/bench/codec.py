@@ -29,7 +29,7 @@ from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfi
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
 from vivavoce.models.hift.model import HiFT, HiFTConfig
 from vivavoce.models.hift.stream import HiFTStream
-from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, GraphedCodec, MossSpeechCodec, SpokenState
+from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE, GraphedCodec, MossSpeechCodec, SpokenState
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
 from vivavoce.nn.modules import allocating, fill_randomly
 
@@ -146,7 +146,7 @@ def run(
     with stage("sessions at once"):
         together = [_sessions(codec, voice, target, left_chunks, count) for count in sessions]
     with stage("chunk policies"):
-        codes = plain.ear.encode(recording(EAR_RATE))[:REPLY_CODES].cpu()
+        codes = plain.speech_encoder.encode(recording(ENCODER_RATE))[:REPLY_CODES].cpu()
         policies = [
             row | jumps_at_edges(codec, voice, left_chunks, codes, _clipped(sizes, len(codes)))
             for row, sizes in _policies(seconds_per_code, by_codes, first)
@@ -154,8 +154,8 @@ def run(
     with stage("windows, vocoder look-ahead and speech encoder"):
         sound = {
             "windows": window_errors(plain.flow, prompt),
-            "ear": _encoder_figures(plain, target) | codes_that_differ(plain, recording(EAR_RATE)),
-            "look_right": look_right_errors(plain, recording(VOICE_RATE)),
+            "ear": _encoder_figures(plain, target) | codes_that_differ(plain, recording(ENCODER_RATE)),
+            "look_right": look_right_errors(plain, recording(DECODER_RATE)),
             "speech": "a synthetic buzz" if speech is None else speech.name,
         }
     result = {
@@ -293,12 +293,12 @@ def _hop_bytes(codec: MossSpeechCodec, voice: FlowVoice, states: Sequence[Spoken
 def _encoder_figures(codec: MossSpeechCodec, device: Device) -> dict[str, float]:
     """The streaming speech encoder: time per 80 ms of audio, ten seconds into a turn."""
     noise = 0.1 * torch.randn(16_000 * 12, generator=torch.Generator().manual_seed(0))
-    _, state = codec.ear.step(codec.ear.initial_state(), noise[:160_000])
+    _, state = codec.speech_encoder.step(codec.speech_encoder.initial_state(), noise[:160_000])
     times = []
     for begin in range(160_000, 160_000 + 1280 * 12, 1280):
         synchronize(device)
         start = time.perf_counter()
-        codes, state = codec.ear.step(state, noise[begin : begin + 1280])
+        codes, state = codec.speech_encoder.step(state, noise[begin : begin + 1280])
         codes.cpu()
         times.append(time.perf_counter() - start)
     median = sorted(times[2:])[len(times[2:]) // 2]
@@ -316,7 +316,7 @@ def _policies(
     grain = Grain(5, 3)
     policies: dict[str, ChunkPolicy] = {
         "lead": LeadPolicy(grain),
-        "lead, cautious": LeadPolicy(grain, share=0.25, longest=0.8),
+        "lead, cautious": LeadPolicy(grain, share=0.25, max_seconds=0.8),
         "fixed 2 then 4": FixedPolicy(grain, 2, 4),
         "fixed 5 then 10": FixedPolicy(grain, 5, 10),
         "fixed 25 then 25": FixedPolicy(grain, 25, 25),
@@ -423,9 +423,9 @@ def jumps_at_edges(
 @torch.no_grad()
 def codes_that_differ(codec: MossSpeechCodec, samples: Tensor) -> dict[str, float]:
     """Share of codes that differ when the mel is normalised by the running maximum instead of the turn's."""
-    first, state = codec.ear.step(codec.ear.initial_state(), samples)
-    last, state = codec.ear.finish(state)
-    streamed, exact = torch.cat([first, last]), codec.ear.exact_codes(state)
+    first, state = codec.speech_encoder.step(codec.speech_encoder.initial_state(), samples)
+    last, state = codec.speech_encoder.finish(state)
+    streamed, exact = torch.cat([first, last]), codec.speech_encoder.exact_codes(state)
     return {"codes": len(exact), "codes_that_differ": float((streamed != exact).float().mean())}
 
 
@@ -433,7 +433,7 @@ def codes_that_differ(codec: MossSpeechCodec, samples: Tensor) -> dict[str, floa
 def look_right_errors(codec: MossSpeechCodec, samples: Tensor) -> dict[int, float]:
     """Relative difference of streamed from whole vocoder output, by look-ahead in mel frames (20 ms)."""
     hift = codec.vocoder.hift
-    mel = codec.mel(samples[None, : 3 * VOICE_RATE]).to(hift.conv_pre.weight)
+    mel = codec.mel(samples[None, : 3 * DECODER_RATE]).to(hift.conv_pre.weight)
     whole = hift(mel)
     errors = {}
     for frames in LOOK_RIGHT:

@@ -20,7 +20,7 @@ import torch
 from vivavoce.audio.level import buzz
 from vivavoce.cascade.remote import got
 from vivavoce.dialogue.backend import Address
-from vivavoce.models.moss_speech.codec import EAR_RATE
+from vivavoce.models.moss_speech.codec import ENCODER_RATE
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.s2s.remote_codec import EAR, VOICE, RemoteSpeechEncoder, RemoteState, RemoteVocoder
 from vivavoce.server.hosting.codec import CodecHost, load_codec
@@ -54,15 +54,15 @@ def run(model: str, rounds: int) -> dict[str, dict[str, float]]:
 async def _measure(host: CodecHost, address: Address, rounds: int) -> dict[str, dict[str, float]]:
     await _wait_until_ready(address)
     remote_encoder, remote_vocoder = RemoteSpeechEncoder(address, EAR), RemoteVocoder(address, VOICE)
-    local, codec = host.here, host.here.codec
+    local, codec = host.local, host.local.codec
     for worker in (remote_encoder, remote_vocoder, local.ear, local.voice):
         worker.start()
     chunk = codec.flow.config.chunk + codec.flow.config.lookahead
-    sound = torch.from_numpy(buzz(0.08, EAR_RATE).samples[0])
+    sound = torch.from_numpy(buzz(0.08, ENCODER_RATE).samples[0])
     codes = torch.zeros(chunk, dtype=torch.long)
     voice = next(iter(host.voices.values()))
     jobs: dict[str, tuple[Step, Any, Step, Any, torch.Tensor]] = {
-        EAR: (local.ear.do, codec.ear.initial_state(), remote_encoder.do, RemoteState(), sound),
+        EAR: (local.ear.do, codec.speech_encoder.initial_state(), remote_encoder.do, RemoteState(), sound),
         VOICE: (local.voice.do, voice, remote_vocoder.do, RemoteState(voice=next(iter(host.voices))), codes),
     }
     figures = {name: await _compare(*job, rounds) for name, job in jobs.items()}

@@ -20,11 +20,11 @@ from vivavoce.engine.engine import Engine, EngineLimits, Kept
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence
 from vivavoce.errors import CapacityError, InputError, MissingDependencyError
-from vivavoce.evaluation.machine import give_back, median_seconds, read_bandwidth, stage
+from vivavoce.evaluation.machine import median_seconds, read_bandwidth, release_memory, stage
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.nn.modules import allocating
-from vivavoce.nn.paged_kv import NARROW
+from vivavoce.nn.paged_kv import FP8
 from vivavoce.nn.quantised import QuantisedLinear
 from vivavoce.nn.quantised_weight import Scheme
 from vivavoce.quant.plan import random_moss_speech
@@ -109,7 +109,7 @@ def run(
         small = [batch for batch in batches if batch <= MAX_PEER_BATCH]
         with stage("eager transformers layers, the peer"):
             peer_times = measure_peer(config, target, kind, small, context, prefill)
-            give_back(target)
+            release_memory(target)
     steps: list[TimedStep] = []
     by_weights: dict[str, Any] = {}
     for name in weights:
@@ -119,7 +119,7 @@ def run(
             )
             steps += timed
             by_weights[name] = about
-            give_back(target)
+            release_memory(target)
     result = {
         "what": "MOSS-Speech language model, random weights",
         "shape": shape,
@@ -166,7 +166,7 @@ def _measure_weights(
 ) -> tuple[list[TimedStep], dict[str, Any]]:
     """Step times of one weight format, and its sizes."""
     model = random_moss_speech(config, WEIGHTS[weights], target.torch_device, dtype)
-    every, row = _weight_bytes(model), model.kv_shape.bytes_per_row(dtype if kv == "float" else NARROW)
+    every, row = _weight_bytes(model), model.kv_shape.bytes_per_row(dtype if kv == "float" else FP8)
     skipped = _skipped_bytes(model)
     seconds, prefill_ms = _measure_engine(model, target, dtype, batches, context, prefill, kv)
     steps = [

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from vivavoce.audio.level import buzz
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.bench.serve_parts import (
     Level,
     ServeLoad,
@@ -37,7 +37,7 @@ from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import HostWatch, PowerMeter, stage
-from vivavoce.models.moss_speech.codec import EAR_RATE
+from vivavoce.models.moss_speech.codec import ENCODER_RATE
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.s2s.local_codec import EAR
@@ -168,7 +168,7 @@ async def measure_level(pipeline: MossSpeechBackend, count: int, script: Script)
     gc.collect()
     loop, is_cuda = asyncio.get_running_loop(), pipeline.core.runner.device.type == "cuda"
     before = _Counters.of(pipeline)
-    pipeline.core.slack.begin_anew()
+    pipeline.core.slack.reset()
     pipeline.first_sounds.clear()
     started = loop.time()
     async with HostWatch() as host, PowerMeter() as power:
@@ -193,8 +193,8 @@ async def measure_level(pipeline: MossSpeechBackend, count: int, script: Script)
         wall_seconds=wall,
         engine_busy=spent.busy / wall,
         step_ms=spent.busy / max(1, spent.steps) * 1e3,
-        max_step_ms=slack.longest_ever * 1e3,
-        min_slack_ms=None if slack.least_ever is None else slack.least_ever * 1e3,
+        max_step_ms=slack.max_step_seconds * 1e3,
+        min_slack_ms=None if slack.min_slack is None else slack.min_slack * 1e3,
         passes=spent.passes,
         replies_a_pass=spent.jobs / max(1, spent.passes),
         ways={name: way.as_dict(wall) for name, way in spent.ways.items()},
@@ -222,10 +222,10 @@ async def _run_newcomers(pipeline: MossSpeechBackend, script: Script, start_at: 
 async def _run_session(pipeline: MossSpeechBackend, question: float, reply: float, start_at: float) -> SessionResult:
     """Run one session to the end of its reply."""
     settings = ConversationSettings(
-        turn=TurnSettings(detector="none"), most_output_tokens=max(1, round(reply / PACKET_SECONDS))
+        turn=TurnSettings(detector="none"), max_output_tokens=max(1, round(reply / PACKET_SECONDS))
     )
     options = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), activity=AlwaysSpeech(), echo=None)
-    conversation = LiveConversation(pipeline, settings, options, input_rate=EAR_RATE)
+    conversation = LiveConversation(pipeline, settings, options, input_rate=ENCODER_RATE)
     try:
         ended = await _ask(conversation, question, start_at)
         return await _listen(conversation, ended)
@@ -238,10 +238,10 @@ async def _run_session(pipeline: MossSpeechBackend, question: float, reply: floa
 async def _ask(conversation: LiveConversation, question: float, start_at: float) -> float:
     """Send the question in real time; returns when it ended."""
     loop, sound = asyncio.get_running_loop(), _question(question)
-    size = round(PACKET_SECONDS * EAR_RATE)
+    size = round(PACKET_SECONDS * ENCODER_RATE)
     for start in range(0, len(sound), size):
         packet = sound[start : start + size]
-        await asyncio.sleep(max(0.0, start_at + (start + len(packet)) / EAR_RATE - loop.time()))
+        await asyncio.sleep(max(0.0, start_at + (start + len(packet)) / ENCODER_RATE - loop.time()))
         conversation.hear(packet)
     ended = loop.time()
     conversation.commit()
@@ -252,11 +252,11 @@ async def _ask(conversation: LiveConversation, question: float, start_at: float)
 @functools.cache
 def _question(seconds: float) -> Samples:
     """The question of every session, cached because synthesising it would disturb the measurement."""
-    return buzz(seconds, EAR_RATE).samples[0]
+    return buzz(seconds, ENCODER_RATE).samples[0]
 
 
 async def _listen(conversation: LiveConversation, ended: float) -> SessionResult:
-    loop, player, results = asyncio.get_running_loop(), SimulatedPlayer(), SessionResult()
+    loop, player, results = asyncio.get_running_loop(), PlaybackClock(), SessionResult()
     async for event in conversation.events():
         now = loop.time()
         match event:

@@ -22,7 +22,7 @@ from vivavoce.implementations import choose_moss_speech_codec
 from vivavoce.minis.untrained import CONFIG as TINY
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.flow.state import VoicePrompt
-from vivavoce.models.moss_speech.codec import EAR_RATE, GraphedCodec, MossSpeechCodec, SpokenState
+from vivavoce.models.moss_speech.codec import ENCODER_RATE, GraphedCodec, MossSpeechCodec, SpokenState
 from vivavoce.models.moss_speech.cpu import CpuCodec
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
@@ -84,9 +84,9 @@ def build(shape: str, device: Device, dtype: str, load: ServeLoad, options: Moss
         raise InputError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
     options = replace(
         options,
-        most_output_tokens=load.reply_rows,
-        least_output_tokens=load.reply_rows + 1,
-        longest_loop=None,
+        max_output_tokens=load.reply_rows,
+        min_output_tokens=load.reply_rows + 1,
+        max_loop=None,
         captioner=None,
     )
     if shape == "mini":
@@ -232,8 +232,8 @@ def _first_ms(pipeline: MossSpeechBackend, device: Device) -> float:
 
 
 def _encoder_ms(pipeline: MossSpeechBackend, device: Device, count: int) -> float:
-    encoder = pipeline.codec.ear
-    noise = 0.1 * torch.randn(round(HEARD_SECONDS * EAR_RATE), generator=torch.Generator().manual_seed(0))
+    encoder = pipeline.codec.speech_encoder
+    noise = 0.1 * torch.randn(round(HEARD_SECONDS * ENCODER_RATE), generator=torch.Generator().manual_seed(0))
     _, states = encoder.step_batch([encoder.initial_state()] * count, [noise] * count)
     piece = noise[: encoder.samples_per_code]
 

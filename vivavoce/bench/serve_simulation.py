@@ -32,7 +32,7 @@ from vivavoce.models.moss_speech.codec import GraphedCodec, SpokenState
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.plan.figures import Curve
-from vivavoce.s2s.local_codec import longest_quick
+from vivavoce.s2s.local_codec import max_quick_codes
 from vivavoce.s2s.moss_speech import AS_EARLY_AS_CAN_BE, MossSpeechBackend, MossSpeechOptions
 
 Spend = Callable[[float, float], None]  # seconds on the idle device, and the share of it that is occupied
@@ -110,16 +110,16 @@ class SimulatedCodec(GraphedCodec):
     def __init__(self, times: PassTimes, spend: Spend) -> None:
         super().__init__(untrained_codec())
         self._times, self._spend = times, spend
-        self.ear = cast(Any, SimulatedEncoder(self.ear, times, spend))
+        self.speech_encoder = cast(Any, SimulatedEncoder(self.speech_encoder, times, spend))
 
-    def beside(self) -> "SimulatedCodec":
+    def with_own_graphs(self) -> "SimulatedCodec":
         """A view of this codec with short hops only."""
-        short = {size: curve for size, curve in self._times.hops.items() if size <= longest_quick(self)}
-        beside = copy.copy(self)
-        beside._times = replace(self._times, hops=short)
-        return beside
+        short = {size: curve for size, curve in self._times.hops.items() if size <= max_quick_codes(self)}
+        with_own_graphs = copy.copy(self)
+        with_own_graphs._times = replace(self._times, hops=short)
+        return with_own_graphs
 
-    def give_back(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
+    def release_memory(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
         """No buffers to return."""
 
     def start(self, voice: FlowVoice, left_chunks: int | None = None, seed: int = 0) -> SpokenState:
@@ -233,9 +233,9 @@ def _pipeline(load: ServeLoad, times: PassTimes, device: VirtualDevice, executor
     options = MossSpeechOptions(
         seed=1,
         voices_together=REPLIES_TOGETHER,
-        most_output_tokens=load.reply_rows,
-        least_output_tokens=load.reply_rows + 1,
-        longest_loop=None,
+        max_output_tokens=load.reply_rows,
+        min_output_tokens=load.reply_rows + 1,
+        max_loop=None,
     )
     voices = {"simulated": codec.flow.voice(prompt)}
     prompts = MossSpeechPrompt(CONFIG, tokenizer)

@@ -24,7 +24,7 @@ from vivavoce.bench.turn_scenes import script
 from vivavoce.bench.turn_sounds import gather
 from vivavoce.evaluation.machine import stage
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, most_urgent
+from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, earliest_deadline
 from vivavoce.s2s.loading import load_moss_speech
 from vivavoce.s2s.moss_speech import MossSpeechBackend
 from vivavoce.server.config import ServerOptions
@@ -215,7 +215,7 @@ class VirtualExecutor(DeadlineExecutor):
             self._alarm.cancel()
             self._alarm = None
         while self._idle and self._is_open:
-            due, task = most_urgent([task for task in self.tasks if id(task) not in self._busy])
+            due, task = earliest_deadline([task for task in self.tasks if id(task) not in self._busy])
             if task is None:
                 return
             rest = due - self.now() - self.early

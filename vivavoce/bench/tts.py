@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from vivavoce import hub
 from vivavoce.audio.level import buzz
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Contender, TTSBenchSetup
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, VivaError
-from vivavoce.evaluation.machine import give_back, stage, synchronize
+from vivavoce.evaluation.machine import release_memory, stage, synchronize
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.tts.interface import SpeakingStyle
 
@@ -146,7 +146,7 @@ def _speeds(
                 except (VivaError, RuntimeError) as error:  # go on with the other backends
                     absent[name] = " ".join(str(error).split())
                     break
-            give_back(setup.device)
+            release_memory(setup.device)
     return speeds, absent
 
 
@@ -202,7 +202,7 @@ def _measure_concurrent(
 
 
 def _run_concurrent(contender: Contender, count: int) -> ConcurrentRun:
-    players = [SimulatedPlayer() for _ in range(count)]
+    players = [PlaybackClock() for _ in range(count)]
     firsts, lengths, errors = [0.0] * count, [0.0] * count, list[BaseException]()
     ready = threading.Barrier(count + 1)
 

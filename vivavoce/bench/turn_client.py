@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.bench.turn_sounds import FRAME, RATE, Samples, voiced
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
 
@@ -245,7 +245,7 @@ class PlayedReply:
     """Times and reasons at which unplayed audio was dropped."""
     voice_at: int | None = None
     """First sample above the voice threshold."""
-    _player: SimulatedPlayer = field(default_factory=SimulatedPlayer, repr=False)
+    _player: PlaybackClock = field(default_factory=PlaybackClock, repr=False)
     _received: int = 0
     _next: int = 0
     """Next sample to play when playback resumes."""
@@ -288,7 +288,7 @@ class PlayedReply:
         if self._is_playing:
             self.spans[-1].last = self.position(now)
         self.dropped.append((now, reason))
-        self._player, self._next, self._free_at = SimulatedPlayer(), self._received, 0.0
+        self._player, self._next, self._free_at = PlaybackClock(), self._received, 0.0
         return True
 
     def is_audible(self, now: float) -> bool:

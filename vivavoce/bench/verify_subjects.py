@@ -22,7 +22,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.codecs import open_codec
-from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
+from vivavoce.models.moss_speech.codec import DECODER_RATE, MossSpeechCodec
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.moss_tts_nano.prompt import NanoSampling
@@ -179,7 +179,7 @@ class ConversationSubject:
         names = self.codec.voices()
         voice = self.codec.named_voice(names[0]) if names else self.codec.voice(ask.audio_input())
         spoken = self.codec.speak(torch.tensor(codes), voice)
-        sound = Sound(spoken.float().cpu().numpy(), VOICE_RATE)
+        sound = Sound(spoken.float().cpu().numpy(), DECODER_RATE)
         return VerifyOutput(sound, None, time.perf_counter() - began, sound.seconds)
 
     def first_logits(self, ask: Question) -> NDArray[np.float32] | None:

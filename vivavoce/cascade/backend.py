@@ -134,7 +134,7 @@ class CascadeConversation:
         self._replies: set[CascadeReply] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
+    def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""
         self._past, self._settings = tuple(past), settings
         known = {item.id for item in past}

@@ -106,8 +106,8 @@ class ChatEndpoint:
             named = settings.tool_choice not in ("auto", "none", "required")
             function = {"type": "function", "function": {"name": settings.tool_choice}}
             body["tool_choice"] = function if named else settings.tool_choice
-        if settings.most_output_tokens:
-            body["max_tokens"] = settings.most_output_tokens
+        if settings.max_output_tokens:
+            body["max_tokens"] = settings.max_output_tokens
         if settings.sampling is not None:
             body |= {"temperature": settings.sampling.temperature, "top_p": settings.sampling.top_p}
         return json.dumps(body).encode()

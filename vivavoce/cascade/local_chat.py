@@ -34,7 +34,7 @@ class LocalChatOptions:
     """How replies are written where the client does not say."""
 
     sampling: Sampling = Sampling(temperature=0.0, repetition_penalty=1.05)  # noqa: RUF009 - frozen
-    most_output_tokens: int = 120
+    max_output_tokens: int = 120
     """A reply that is spoken is short."""
     cache_rows: int = 8192
     kept: int = 8
@@ -75,7 +75,7 @@ class LocalChat:
         self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
     ) -> AsyncIterator[ChatPiece]:
         """The reply as it comes; leaving it stops it."""
-        max_tokens = settings.most_output_tokens or self.options.most_output_tokens
+        max_tokens = settings.max_output_tokens or self.options.max_output_tokens
         rows = self._fitting(messages, max_tokens)
         sequence = await self._opened(rows)
         text = _ReplyText(self.tokenizer)

@@ -21,7 +21,7 @@ from vivavoce.implementations import choose_turn_recogniser
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
 from vivavoce.runtime.batcher import DynamicBatcher
-from vivavoce.runtime.event_loop import on_a_thread
+from vivavoce.runtime.event_loop import iterate_on_thread
 from vivavoce.tts import style as direction
 from vivavoce.tts.cosyvoice import CosyVoiceTTS
 from vivavoce.tts.interface import SpeakingStyle, SpeechModel
@@ -105,14 +105,14 @@ class LocalRecogniser:
         if self._together is not None:
             return self._gated(self._together, samples, options)
         sound = torch.from_numpy(samples.copy())
-        return on_a_thread(lambda: self.transcriber.segments(sound, options))
+        return iterate_on_thread(lambda: self.transcriber.segments(sound, options))
 
     async def _gated(
         self, engine: RecognitionService, samples: Samples, options: TranscriptionOptions
     ) -> AsyncIterator[TranscriptSegment]:
         chances = await asyncio.to_thread(self.transcriber.speech_chances, samples)
         async for segment in engine.segments(samples, options):
-            if self.transcriber.lets_through(segment, chances):
+            if self.transcriber.passes_gate(segment, chances):
                 yield segment
 
     def _known(self, language: str | None) -> str | None:
@@ -168,4 +168,4 @@ class TTSSynthesiser:
             for piece in self.speaker.stream(text, known, manner):
                 yield downmix(piece)[0]
 
-        return on_a_thread(pieces)
+        return iterate_on_thread(pieces)

@@ -13,7 +13,7 @@ from vivavoce.audio.io import Sound, pcm16_to_float, write
 from vivavoce.dialogue.backend import EndpointRef, Resolver
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import VivaError
-from vivavoce.runtime.event_loop import on_a_thread
+from vivavoce.runtime.event_loop import iterate_on_thread
 
 PCM_RATE = 24_000  # of `response_format` pcm
 ASR_RATE = 16_000
@@ -82,7 +82,7 @@ class RemoteSynthesiser:
         known = voice if voice in self.voices else None
         body: dict[str, Any] = {"model": ANY_MODEL, "input": text, "voice": known or "default"}
         body |= {"speed": speed, "response_format": "pcm"}
-        async for piece in on_a_thread(lambda: _spoken(endpoint, body)):
+        async for piece in iterate_on_thread(lambda: _spoken(endpoint, body)):
             yield piece
 
 

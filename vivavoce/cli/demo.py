@@ -19,7 +19,7 @@ from rich.console import Console
 
 from vivavoce import hub
 from vivavoce.audio.io import Sound, read, write
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.cascade.loading import LoadedCascade
 from vivavoce.dialogue.events import (
     ConversationSettings,
@@ -35,7 +35,7 @@ from vivavoce.dialogue.events import (
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import InputError, MissingDependencyError
-from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE
+from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.loading import load_moss_speech
@@ -58,10 +58,10 @@ class DemoResult:
     heard: str = ""
     said: str = ""
     pieces: list[Samples] = field(default_factory=list)
-    player: SimulatedPlayer = field(default_factory=SimulatedPlayer)
+    player: PlaybackClock = field(default_factory=PlaybackClock)
     reason: str | None = None
     error: str | None = None
-    rate: int = VOICE_RATE
+    rate: int = DECODER_RATE
 
     @property
     def sound(self) -> Sound:
@@ -143,10 +143,10 @@ def _question(wav: Path | None, microphone: float | None) -> tuple[Sound, dict[s
     if microphone is not None:
         return _record(microphone), None
     if wav is not None:
-        return read(wav, rate=EAR_RATE), None
+        return read(wav, rate=ENCODER_RATE), None
     listed = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
     about = next(entry for entry in listed if entry["file"] == DEFAULT_QUESTION)
-    return read(QUESTIONS / DEFAULT_QUESTION, rate=EAR_RATE), about
+    return read(QUESTIONS / DEFAULT_QUESTION, rate=ENCODER_RATE), about
 
 
 def _record(seconds: float) -> Sound:
@@ -155,14 +155,14 @@ def _record(seconds: float) -> Sound:
     except (ImportError, OSError) as error:
         raise MissingDependencyError("the microphone needs sounddevice: pip install 'vivavoce[microphone]'") from error
     _print_line(f"speak now, {seconds:.0f} s …")
-    recorded = sounddevice.rec(int(seconds * EAR_RATE), EAR_RATE, channels=1, dtype="float32", blocking=True)
-    return Sound(np.ascontiguousarray(recorded[:, 0]), EAR_RATE)
+    recorded = sounddevice.rec(int(seconds * ENCODER_RATE), ENCODER_RATE, channels=1, dtype="float32", blocking=True)
+    return Sound(np.ascontiguousarray(recorded[:, 0]), ENCODER_RATE)
 
 
 async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float]:
     """Stream the question in real time; the answer, and the time of the last voiced sample."""
-    samples = question.mono().resampled(EAR_RATE).samples[0]
-    voiced_end = (np.flatnonzero(np.abs(samples) > QUIET * np.abs(samples).max())[-1] + 1) / EAR_RATE
+    samples = question.mono().resampled(ENCODER_RATE).samples[0]
+    voiced_end = (np.flatnonzero(np.abs(samples) > QUIET * np.abs(samples).max())[-1] + 1) / ENCODER_RATE
     turn = TurnSettings(silence_duration_ms=TURN_SILENCE_MS)
     settings = replace(subject.settings, transcribe_input=True, turn=turn)
     pipeline = subject.pipeline
@@ -172,7 +172,7 @@ async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float
         await (pipeline.warm_up(settings) if isinstance(pipeline, LoadedCascade) else pipeline.warm_up())
         stack.enter_context(frozen_heap())
         options = DialogueOptions(transcriber=pipeline.words)
-        conversation = LiveConversation(pipeline, settings, options, input_rate=EAR_RATE)
+        conversation = LiveConversation(pipeline, settings, options, input_rate=ENCODER_RATE)
         started = time.perf_counter()
         over = asyncio.Event()
 
@@ -192,9 +192,9 @@ async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float
 
 async def _play(conversation: LiveConversation, samples: Samples, started: float, over: asyncio.Event) -> None:
     """Send the question, then silence, in packets at the pace of a microphone, until the reply is over."""
-    packet = int(PACKET_SECONDS * EAR_RATE)
+    packet = int(PACKET_SECONDS * ENCODER_RATE)
     number = 0
-    while not over.is_set() and number * PACKET_SECONDS < len(samples) / EAR_RATE + MAX_WAIT_SECONDS:
+    while not over.is_set() and number * PACKET_SECONDS < len(samples) / ENCODER_RATE + MAX_WAIT_SECONDS:
         piece = samples[number * packet : (number + 1) * packet]
         number += 1
         await asyncio.sleep(max(0.0, started + number * PACKET_SECONDS - time.perf_counter()))
@@ -223,7 +223,7 @@ def _stage_costs(pipeline: MossSpeechBackend, question: Sound) -> dict[str, floa
     sound, state = codec.step(state, spoken[:first])
     chunk = time.perf_counter() - started
     rest, _ = codec.step(state, spoken[first:], final=True)
-    seconds = (len(sound) + len(rest)) / VOICE_RATE
+    seconds = (len(sound) + len(rest)) / DECODER_RATE
     vocoder = time.perf_counter() - started
     return {
         "ear_ms_per_frame": encoder * 1e3,

@@ -27,7 +27,7 @@ SpeechModelName = Annotated[
 ]
 VoiceFolder = Annotated[Path | None, typer.Option("--voices", file_okay=False, help="Another folder of stored voices.")]
 STANDARD_STREAM = "-"
-SHORTEST_LETTER = 0.02  # seconds, of the fastest speaker
+MIN_LETTER_SECONDS = 0.02  # seconds, of the fastest speaker
 
 
 @app.command()
@@ -86,7 +86,7 @@ def say(
             target.write(chunk)
     figures = clock.figures(out_rate, channels)
     _report(figures, as_json and out != STANDARD_STREAM)
-    if figures["seconds"] * speed < SHORTEST_LETTER * len(words):
+    if figures["seconds"] * speed < MIN_LETTER_SECONDS * len(words):
         hint = "; --continue needs the very words of the recording" if continues else ""
         Console(stderr=True, highlight=False).print(f"→ too short to be all of the text: try another --seed{hint}")
 

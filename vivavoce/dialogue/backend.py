@@ -101,7 +101,7 @@ class ReplyStream(Protocol):
 class ConversationState(Protocol):
     """One conversation's state in a backend."""
 
-    def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
+    def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings: items may have been cut, added or removed."""
         ...
 

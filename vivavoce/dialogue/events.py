@@ -53,7 +53,7 @@ class ConversationSettings:
     voice: str | None = None
     speed: float = 1.0
     sampling: Sampling | None = None
-    most_output_tokens: int | None = None
+    max_output_tokens: int | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     transcribe_input: bool = False

@@ -42,9 +42,9 @@ class ConversationContext:
     gain: float = 1.0
     """The gain at which replies are played now."""
 
-    def remember(self) -> None:
+    def set_history(self) -> None:
         """Pass the history and the settings to the backend."""
-        self.conversation_state.remember(self.history.items, self.settings)
+        self.conversation_state.set_history(self.history.items, self.settings)
 
 
 class Replies:
@@ -145,7 +145,7 @@ class Replies:
             speaking.end("client_cancelled")
             self._cut_to_played(speaking)
             self.mute(speaking.spoken_item)
-        self._context.remember()
+        self._context.set_history()
 
     def mute(self, item: str) -> None:
         """The client plays no more of this item: what the user says now is not said over it."""
@@ -166,7 +166,7 @@ class Replies:
             speaking.end("turn_detected")
             self._silence(speaking)
         if stopped:
-            self._context.remember()
+            self._context.set_history()
 
     def set_gain(self, gain: float) -> None:
         """Play softer, or as before, at once: also what was handed out already and not played yet."""
@@ -242,7 +242,7 @@ class Replies:
             self._generating = None
             if speaking.reason == "content_filter":
                 self._silence(speaking)
-            self._context.remember()
+            self._context.set_history()
             self._start_pending()
 
     def _start_pending(self) -> None:

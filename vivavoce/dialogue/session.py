@@ -89,7 +89,7 @@ class LiveConversation:
             timeline,
             pipeline.output_rate,
         )
-        self._context.remember()
+        self._context.set_history()
         self._replies = Replies(self._context, options.speaking)
         front_end = AudioFrontEnd(input_rate, options.activity or voice_activity(), options.echo, timeline.read)
         self._listening = UserTurns(self._context, self._replies, front_end, self._listening_options())
@@ -141,7 +141,7 @@ class LiveConversation:
         before, self._context.settings = self._context.settings, change(self._context.settings)
         if self._context.settings.turn != before.turn:
             self._listening.settle()
-        self._context.remember()
+        self._context.set_history()
 
     def commit(self) -> Item:
         """End the user's turn by hand; `InputError` where nothing was heard."""
@@ -157,7 +157,7 @@ class LiveConversation:
         """A new item and its predecessor; `after` "root" puts it first, None last."""
         self._require_open()
         added = self._history.add(content, id, after)
-        self._context.remember()
+        self._context.set_history()
         return added
 
     def item(self, id: str) -> Item:
@@ -168,7 +168,7 @@ class LiveConversation:
         """Take an item out of the history."""
         self._require_open()
         self._history.delete(id)
-        self._context.remember()
+        self._context.set_history()
 
     def truncate(self, id: str, audio_end_ms: int) -> Item:
         """Cut a spoken reply to what was heard: sound, words, and the model's memory of it."""
@@ -181,7 +181,7 @@ class LiveConversation:
             generating.end("client_cancelled")
         item = self._history.cut(id, audio_end_ms / 1e3)
         self._replies.mute(id)
-        self._context.remember()
+        self._context.set_history()
         return item
 
     def reply(self, request: ReplyRequest | None = None) -> str:

@@ -101,7 +101,7 @@ class UserTurns:
         self.drop_held()
         item = self._commit(self._open)
         self._context.conversation_state.commit_turn(item.id)
-        self._context.remember()
+        self._context.set_history()
         return item
 
     def clear(self) -> None:
@@ -242,7 +242,7 @@ class UserTurns:
 
     def _answer(self, item: Item) -> None:
         self._context.conversation_state.commit_turn(item.id)
-        self._context.remember()
+        self._context.set_history()
         if self._context.settings.turn.create_response:
             self._replies.request()
 

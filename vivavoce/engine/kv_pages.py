@@ -5,7 +5,7 @@ import torch
 from vivavoce.device import Device
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel
-from vivavoce.nn.paged_kv import NARROW, SCRATCH_PAGE, PagedCache
+from vivavoce.nn.paged_kv import FP8, SCRATCH_PAGE, PagedCache
 
 
 class PagePool:
@@ -67,7 +67,7 @@ def cache_dtype(model: GenerativeModel, device: Device, dtype: torch.dtype, kv: 
         raise InputError(f"{type(model).__name__} keeps keys and values as floats only; leave kv at 'float'")
     if device.kind == "mps" or (device.kind == "cuda" and torch.cuda.get_device_capability(device.index) < (8, 9)):
         raise InputError(f"{device.name} does not compute with float8; leave kv at 'float'")
-    return NARROW
+    return FP8
 
 
 def rows_that_fit(model: GenerativeModel, device: Device, dtype: torch.dtype) -> int:

@@ -101,7 +101,7 @@ class SamplingTables:
     floats: Tensor  # [slot, channel, (temperature, top_p, repetition penalty)]
     top_k: Tensor  # [slot, channel] int64; 0 = no limit
     seeds: Tensor  # [slot] int64
-    least: Tensor  # [slot] int32: min_new_rows
+    min_rows: Tensor  # [slot] int32: min_new_rows
     seen: list[Tensor]  # per channel [slot, vocabulary] bool: ids that stand in the sequence's rows
 
     @classmethod
@@ -125,7 +125,7 @@ class SamplingTables:
         self.floats[slot] = torch.tensor(values, device=self.floats.device)
         self.top_k[slot] = torch.tensor([s.top_k for s in samplings], device=self.top_k.device)
         self.seeds[slot] = generation.seed
-        self.least[slot] = generation.min_new_rows
+        self.min_rows[slot] = generation.min_new_rows
 
     def remember(self, slot: int, rows: Tensor) -> None:
         """Make a slot's history exactly these rows.  # [row, channel] int64"""
@@ -177,9 +177,9 @@ class SlotDraw:
     """The mode of every one of these sequences, where it is known before the device knows it."""
 
     @property
-    def least(self) -> Tensor:
+    def min_rows(self) -> Tensor:
         """The least number of rows each sequence's caller wants."""
-        return self.tables.least[self.slots]
+        return self.tables.min_rows[self.slots]
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
@@ -234,8 +234,8 @@ class SlotDraw:
     def _drawn_at_once(self, channel: int, logits: Tensor, seen: Tensor | None, total: Tensor | None = None) -> Tensor:
         tables, logits = self.tables, logits.float()
         settings = (tables.floats, tables.top_k, tables.seeds)
-        if total is None and logits.shape[-1] <= kernels.WIDEST_DRAW:
-            drawn = kernels.narrow_draw(logits, *settings, seen, self.slots, self.positions, channel)
+        if total is None and logits.shape[-1] <= kernels.MAX_DRAW_COLUMNS:
+            drawn = kernels.small_vocabulary_draw(logits, *settings, seen, self.slots, self.positions, channel)
         else:
             drawn = kernels.draw(logits, *settings, seen, self.slots, self.positions, channel, total)
         # A kernel that is only compiled writes nothing, and what is anything must not be looked up.

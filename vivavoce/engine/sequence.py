@@ -192,22 +192,22 @@ class Slack:
         self._lateness = Extreme()
         self.busy = 0.0
         """Seconds of all steps together."""
-        self.longest_ever = 0.0
-        self.least_ever: float | None = None
+        self.max_step_seconds = 0.0
+        self.min_slack: float | None = None
 
     def note(self, now: float, left: float) -> None:
         """A row came when its listener had sound for so many seconds more."""
         self._lateness.note(now, -left)
-        self.least_ever = left if self.least_ever is None else min(self.least_ever, left)
+        self.min_slack = left if self.min_slack is None else min(self.min_slack, left)
 
     def note_step(self, seconds: float) -> None:
         """A step took so long."""
-        self.busy, self.longest_ever = self.busy + seconds, max(self.longest_ever, seconds)
+        self.busy, self.max_step_seconds = self.busy + seconds, max(self.max_step_seconds, seconds)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget the extremes; what was busy stays."""
         self._lateness = Extreme()
-        self.longest_ever, self.least_ever = 0.0, None
+        self.max_step_seconds, self.min_slack = 0.0, None
 
     def least(self, now: float) -> float | None:
         """The least time a listener had left lately; below 0 somebody heard a gap. None: nobody listened."""

@@ -30,7 +30,7 @@ def synchronize(device: Device) -> None:
         getattr(torch, device.kind).synchronize()
 
 
-def give_back(device: Device) -> None:
+def release_memory(device: Device) -> None:
     """Free unreferenced memory, so that the next model fits."""
     gc.collect()
     if device.kind == "cuda":

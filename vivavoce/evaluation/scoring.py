@@ -23,7 +23,7 @@ N_FFT, HOP = 1024, 256
 RANGE_DB = 80.0
 
 
-class Listeners:
+class DNSMOS:
     """DNSMOS P.835: predicts the mean opinion score of overall quality, 1 to 5."""
 
     def __init__(self, threads: int = 2) -> None:

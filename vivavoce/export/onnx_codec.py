@@ -17,7 +17,7 @@ from vivavoce.models.flow.estimator import GUIDANCE_ROWS, cosine_times, fixed_no
 from vivavoce.models.flow.model import FlowDecoder, FlowSpeech
 from vivavoce.models.flow.stream import StreamingFlow
 from vivavoce.models.hift.causal import CausalHiFT, Contexts
-from vivavoce.models.hift.model import DecodePlan, HiFT, StagePlan, turned
+from vivavoce.models.hift.model import DecodePlan, HiFT, StagePlan, polar_to_rectangular
 from vivavoce.models.hift.model import SampleSpan as TimeSpan
 from vivavoce.models.hift.stream import HiFTStream
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
@@ -110,7 +110,7 @@ class VocoderGraph(nn.Module):
         hift, half = self.hift, self.hift.config.n_fft // 2
         source = hift.m_source(hift.f0_predictor(mel), SourceStart(None, torch.zeros_like(seed), seed))
         spectrum = hift._spectrum(mel, hift.fourier(source), self.everything)
-        sound = hift.fourier.inverse(turned(spectrum, hift.config.plain_spectrum))
+        sound = hift.fourier.inverse(polar_to_rectangular(spectrum, hift.config.plain_spectrum))
         return hift.limit(sound[:, half:-half])
 
 
@@ -131,7 +131,7 @@ class CausalVocoder(nn.Module):
         excitations = tuple(functional.pad(excitation, (stride - 1, 0)) for stride in strides)
         known = hift.conv_pre(functional.pad(mel, (0, hift.config.look_right)))
         spectrum, _ = hift._spectrum(known, excitations, FromSilence(), begins=True)
-        sound = hift.fourier.inverse(turned(spectrum))[:, half:-half]
+        sound = hift.fourier.inverse(polar_to_rectangular(spectrum))[:, half:-half]
         return sound.clamp(-hift.config.audio_limit, hift.config.audio_limit)
 
 
@@ -159,7 +159,7 @@ def speech_graphs(speech: FlowSpeech) -> Iterator[OnnxExport]:
 def codec_graphs(codec: MossSpeechCodec) -> Iterator[OnnxExport]:
     """Speech encoder, flow and vocoder of a codec."""
     flow = codec.flow
-    yield speech_encoder_graph(codec.ear.encoder)
+    yield speech_encoder_graph(codec.speech_encoder.encoder)
     yield _conditions_graph(flow)
     yield _step_graph(flow)
     yield vocoder_graph(codec.vocoder.hift)

@@ -191,7 +191,7 @@ class WhisperEncoderGraph(nn.Module):
     def forward(self, mel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """# [window, mel, frame] → [window, position, d_model], twice [layer, window, head, position, head_dim]"""
         states = self.whisper.encoder(mel)
-        memory = self.whisper.decoder.remember(states)
+        memory = self.whisper.decoder.cross_kv(states)
         return states, memory.keys, memory.values
 
 

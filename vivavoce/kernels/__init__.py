@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vivavoce.kernels.tiles import Entries, Tile, keep_tiles, name_around, tile_for, tile_name, window_attention_name
+from vivavoce.kernels.tiles import Entries, Tile, name_around, store_tiles, tile_for, tile_name, window_attention_name
 from vivavoce.kernels.tiles import tiles as known_tiles
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE or TYPE_CHECKING:
-    from vivavoce.kernels.chunk_attention import LONGEST_CHUNK, chunk_attention
+    from vivavoce.kernels.chunk_attention import MAX_CHUNK_FRAMES, chunk_attention
     from vivavoce.kernels.decode_attention import (
         Pages,
         one_row_decode,
@@ -31,8 +31,8 @@ if AVAILABLE or TYPE_CHECKING:
     )
     from vivavoce.kernels.rotary import norm_rotate_store, rotate_first_head
     from vivavoce.kernels.row_linear import MAX_UNTILED_ROWS, row_linear, row_tile_linear, takes
-    from vivavoce.kernels.sampling import WIDEST_DRAW, draw, gumbel_noise, narrow_draw, transcript_rules
-    from vivavoce.kernels.small_batch_linear import few_row_linear
+    from vivavoce.kernels.sampling import MAX_DRAW_COLUMNS, draw, gumbel_noise, small_vocabulary_draw, transcript_rules
+    from vivavoce.kernels.small_batch_linear import small_batch_linear
     from vivavoce.kernels.stream_conv import stream_conv
     from vivavoce.kernels.window_attention import window_attention
 
@@ -44,9 +44,9 @@ def usable(x: Tensor) -> bool:
 
 __all__ = [
     "AVAILABLE",
-    "LONGEST_CHUNK",
+    "MAX_CHUNK_FRAMES",
+    "MAX_DRAW_COLUMNS",
     "MAX_UNTILED_ROWS",
-    "WIDEST_DRAW",
     "Entries",
     "Pages",
     "Tile",
@@ -54,13 +54,10 @@ __all__ = [
     "add_rms_norm",
     "chunk_attention",
     "draw",
-    "few_row_linear",
     "gumbel_noise",
-    "keep_tiles",
     "known_tiles",
     "modulated_norm",
     "name_around",
-    "narrow_draw",
     "norm_linear",
     "norm_mish",
     "norm_rotate_store",
@@ -71,8 +68,11 @@ __all__ = [
     "row_linear",
     "row_tile_linear",
     "silu_multiply",
+    "small_batch_linear",
+    "small_vocabulary_draw",
     "snake",
     "store_rows",
+    "store_tiles",
     "stream_conv",
     "takes",
     "takes_one_row",

@@ -17,7 +17,7 @@ from vivavoce.kernels.dependent_launch import begin, chained
 PROGRAMS_WANTED = 528  # four for each of an H200's multiprocessors: one computes while others wait for memory
 MAX_SPLITS = 8
 BLOCK_KEYS = 32  # 64 and 128 were slower on an H200, by half as much again for hops of 20 frames
-LONGEST_CHUNK = 128
+MAX_CHUNK_FRAMES = 128
 
 
 @triton.jit

@@ -29,7 +29,7 @@ def _decode_split(
     table_width, scale, out_ptr, part_ptr, peak_ptr, weight_ptr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, LINE: tl.constexpr,
-    NARROW: tl.constexpr, FAST: tl.constexpr, DEPENDENT: tl.constexpr,
+    FP8: tl.constexpr, FAST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -64,12 +64,12 @@ def _decode_split(
         cell = (page * PAGE + place % PAGE) * KV_HEADS + kv_head
         keys = tl.load(keys_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(widened(keys, queries.dtype, FAST)), input_precision=PRECISION) * scale
-        if NARROW:
+        if FP8:
             scores *= tl.load(key_scale_ptr + cell, mask=inside, other=0.0)[None, :]
         chance, shrink, peak = softened(scores, inside, peak)
         values = tl.load(values_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
         weight = weight * shrink + tl.sum(chance, axis=1)
-        if NARROW:
+        if FP8:
             chance *= tl.load(value_scale_ptr + cell, mask=inside, other=0.0)[None, :]
         chance, values = chance.to(queries.dtype), widened(values, queries.dtype, FAST)
         total = total * shrink[:, None] + tl.dot(chance, values, input_precision=PRECISION)
@@ -118,9 +118,9 @@ def paged_decode(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
         queries, keys, values, key_scales, value_scales, batch.slots, batch.positions, batch.page_table,
         batch.page_table.shape[1], dim**-0.5, out, parts, peaks, weights,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)),
-        DIM=dim, PAGE=batch.cache.page_size, SPLITS=splits, BLOCK=32 if splits > 1 or batch.cache.is_narrow else 64,
+        DIM=dim, PAGE=batch.cache.page_size, SPLITS=splits, BLOCK=32 if splits > 1 or batch.cache.is_fp8 else 64,
         PRECISION="ieee" if queries.dtype == torch.float32 else "tf32", LINE=min(dim, 128 // keys.element_size()),
-        NARROW=batch.cache.is_narrow, FAST=queries.is_cuda, num_warps=4, num_stages=3, **dependent(queries.device),
+        FP8=batch.cache.is_fp8, FAST=queries.is_cuda, num_warps=4, num_stages=3, **dependent(queries.device),
     )  # fmt: skip
     if splits > 1:
         join_splits[(rows * heads,)](
@@ -321,7 +321,7 @@ def _one_row_decode(  # noqa: PLR0915
 def takes_one_row(packed: Tensor, batch: RowBatch, kv_heads: int) -> bool:
     """Whether a step has exactly one row, and a head size that the kernel supports."""
     rows, _, dim = packed.shape
-    is_lone = rows == 1 and batch.singles == 1 and batch.places is None and not batch.cache.is_narrow
+    is_lone = rows == 1 and batch.singles == 1 and batch.places is None and not batch.cache.is_fp8
     return is_lone and dim >= MIN_HEAD_DIM and dim & (dim - 1) == 0 and splits_for(kv_heads) > 1
 
 

@@ -10,9 +10,9 @@ from vivavoce.nn.paged_kv import RowBatch
 
 
 @triton.jit
-def _keep(low, high, heads_ptr, scale_ptr, cell, column, HALF: tl.constexpr, NARROW: tl.constexpr):
+def _keep(low, high, heads_ptr, scale_ptr, cell, column, HALF: tl.constexpr, FP8: tl.constexpr):
     """Write the halves of a head to the cache. Twin of narrowing: `vivavoce.nn.paged_kv.narrowed`."""
-    if NARROW:
+    if FP8:
         low, high = low.to(tl.float32), high.to(tl.float32)
         largest = tl.maximum(tl.max(tl.abs(low), axis=0), tl.max(tl.abs(high), axis=0))
         scale = tl.maximum(largest / 448.0, 1e-12)
@@ -28,7 +28,7 @@ def _norm_rotate_store(
     packed_ptr, queries_ptr, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, q_weight_ptr, k_weight_ptr,
     cos_ptr, sin_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
-    NORMED: tl.constexpr, NARROW: tl.constexpr, DEPENDENT: tl.constexpr,
+    NORMED: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)  # queries first, then keys, then values
@@ -46,7 +46,7 @@ def _norm_rotate_store(
 
     if head >= HEADS + KV_HEADS:
         cell = cache_row + head - HEADS - KV_HEADS
-        _keep(first, second, values_ptr, value_scale_ptr, cell, column, HALF, NARROW)
+        _keep(first, second, values_ptr, value_scale_ptr, cell, column, HALF, FP8)
     else:
         low, high = first.to(tl.float32), second.to(tl.float32)
         if NORMED:
@@ -65,7 +65,7 @@ def _norm_rotate_store(
             tl.store(target + HALF + column, high)
         else:
             cell = cache_row + head - HEADS
-            _keep(low, high, keys_ptr, key_scale_ptr, cell, column, HALF, NARROW)
+            _keep(low, high, keys_ptr, key_scale_ptr, cell, column, HALF, FP8)
 
 
 def norm_rotate_store(
@@ -87,7 +87,7 @@ def norm_rotate_store(
         packed, queries, keys, values, key_scales, value_scales, q_weight, k_weight, cos, sin,
         batch.slots, batch.positions, batch.page_table, batch.page_table.shape[1], eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=batch.cache.page_size, NORMED=norms is not None,
-        NARROW=batch.cache.is_narrow, num_warps=1, **dependent(packed.device),
+        FP8=batch.cache.is_fp8, num_warps=1, **dependent(packed.device),
     )  # fmt: skip
     return queries
 

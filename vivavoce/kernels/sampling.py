@@ -170,7 +170,7 @@ def draw(
     return out
 
 
-WIDEST_DRAW = 2048  # columns; a row is held in the registers of one program
+MAX_DRAW_COLUMNS = 2048  # columns; a row is held in the registers of one program
 CANDIDATES = 64
 
 
@@ -219,7 +219,7 @@ def _small_vocabulary_draw(
     tl.store(drawn_ptr + row, tl.sum(tl.where(place == winner, ids, 0), axis=0).to(tl.int64))
 
 
-def narrow_draw(
+def small_vocabulary_draw(
     logits: Tensor,  # [sequence, column] float32
     floats: Tensor,  # [slot, channel, (temperature, top_p, repetition penalty)]
     top_k: Tensor,  # [slot, channel]

@@ -273,7 +273,7 @@ def _few_row_linear_of_groups(
     )
 
 
-def few_row_linear(
+def small_batch_linear(
     x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, tile: Tile, gated: bool = False
 ) -> Tensor:
     """`x @ weight.T + bias`, and the gate. Twins: `Linear`, `QuantisedLinear`, and `nn.quantised.project`.

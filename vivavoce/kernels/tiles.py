@@ -181,7 +181,7 @@ def tiles(device: torch.device) -> Entries:
     return BUNDLED.get(name, {}) | _stored_tiles().get(name, {})
 
 
-def keep_tiles(device: str, found: Entries) -> Path:
+def store_tiles(device: str, found: Entries) -> Path:
     """Add entries measured on a device to the user's file."""
     everything = _stored_tiles()
     everything[device] = everything.get(device, {}) | found

@@ -26,7 +26,7 @@ from vivavoce.models.quantised import (
     QuantisedNames,
     ReadQuantised,
     install,
-    narrow_matrices,
+    low_bit_matrices,
     widen,
 )
 from vivavoce.nn.linear import postponed
@@ -104,7 +104,7 @@ class Checkpoint:
             names = set(handle.keys())
             metadata = handle.metadata() or {}
             is_packed, quantised = PACKING in metadata, QuantisedNames(metadata, file)
-            narrow = narrow_matrices(metadata)
+            low_bits = low_bit_matrices(metadata)
             for name in quantised:
                 read = quantised.reader(name, names, handle.get_tensor)
                 self._add(name, quantised.shape(name), partial(_dequantised, read), file)
@@ -117,7 +117,7 @@ class Checkpoint:
                     self._add(name, shape, partial(handle.get_tensor, name), file)
                 elif not name.endswith(PACKED_SCALE):
                     scale = partial(handle.get_tensor, name + PACKED_SCALE) if name + PACKED_SCALE in names else None
-                    packed, low_bits_entry = partial(handle.get_tensor, name), narrow.get(name)
+                    packed, low_bits_entry = partial(handle.get_tensor, name), low_bits.get(name)
                     self._add(
                         name,
                         low_bits_entry.shape if low_bits_entry else shape,
@@ -154,8 +154,8 @@ class Checkpoint:
         self.shapes[name] = shape
 
 
-def _widened(tensor: Callable[[], Tensor], scale: Callable[[], Tensor] | None, narrow: PackedMatrix | None) -> Tensor:
-    return widen(tensor(), scale() if scale is not None else None, narrow)
+def _widened(tensor: Callable[[], Tensor], scale: Callable[[], Tensor] | None, low_bits: PackedMatrix | None) -> Tensor:
+    return widen(tensor(), scale() if scale is not None else None, low_bits)
 
 
 def _dequantised(read: ReadQuantised) -> Tensor:

@@ -14,7 +14,7 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models import read_config
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.cosyvoice.folder import mono_samples
-from vivavoce.models.moss_speech.codec import VOICE_RATE, MossSpeechCodec
+from vivavoce.models.moss_speech.codec import DECODER_RATE, MossSpeechCodec
 from vivavoce.models.registry import family_of
 from vivavoce.models.xy_tokenizer.model import RATE as XY_RATE
 from vivavoce.models.xy_tokenizer.model import XYTokenizer
@@ -62,7 +62,7 @@ class MossSpeechFolderCodec:
         if voice is None and not names:
             raise InputError("MOSS-Speech's codes are spoken by a voice: give a recording of one")
         speaker = self.codec.named_voice(names[0]) if voice is None else self.codec.voice(voice)
-        return _sound(self.codec.speak(_codes(codes, 1)[0], speaker), VOICE_RATE)
+        return _sound(self.codec.speak(_codes(codes, 1)[0], speaker), DECODER_RATE)
 
     def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
         """The same words in the given voice, else in the sound's own if the codec has a speaker network."""

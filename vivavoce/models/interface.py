@@ -34,7 +34,7 @@ class Draw(Protocol):
         ...
 
     @property
-    def least(self) -> Tensor:
+    def min_rows(self) -> Tensor:
         """Minimum rows of the reply."""
         ...
 

@@ -192,13 +192,13 @@ class PackedMatrix(NamedTuple):
 
 
 def pack_file(
-    source: str | Path, target: str | Path, keep: Sequence[str] = (), narrow: Mapping[str, int] | None = None
+    source: str | Path, target: str | Path, keep: Sequence[str] = (), low_bits: Mapping[str, int] | None = None
 ) -> None:
     """Pack a safetensors file: float16 where a pattern of `keep` matches, else bits by pattern, else 8."""
     packed: dict[str, Tensor] = {}
     low_bit: dict[str, PackedMatrix] = {}
     for name, tensor in load_file(str(source)).items():
-        bits = next((bits for pattern, bits in (narrow or {}).items() if re.search(pattern, name)), 8)
+        bits = next((bits for pattern, bits in (low_bits or {}).items() if re.search(pattern, name)), 8)
         if not is_matrix(tensor) or any(re.search(pattern, name) for pattern in keep):
             packed[name] = _to_float16(tensor)
         elif bits == 8:
@@ -219,7 +219,7 @@ def is_packed(folder: str | Path) -> bool:
     return False
 
 
-def narrow_matrices(metadata: Mapping[str, str]) -> dict[str, PackedMatrix]:
+def low_bit_matrices(metadata: Mapping[str, str]) -> dict[str, PackedMatrix]:
     """Matrices of a file with fewer than eight bits, by name."""
     return {
         name: PackedMatrix(bits, tuple(shape))
@@ -227,28 +227,28 @@ def narrow_matrices(metadata: Mapping[str, str]) -> dict[str, PackedMatrix]:
     }
 
 
-def widen(tensor: Tensor, scale: Tensor | None, narrow: PackedMatrix | None = None) -> Tensor:
+def widen(tensor: Tensor, scale: Tensor | None, low_bits: PackedMatrix | None = None) -> Tensor:
     """A packed tensor as float32."""
-    if narrow is not None:
+    if low_bits is not None:
         assert scale is not None
-        whole = _unpack_low_bits(tensor, narrow).view(len(scale), -1).float()
-        return (whole * scale.float()[:, None]).view(narrow.shape)
+        whole = _unpack_low_bits(tensor, low_bits).view(len(scale), -1).float()
+        return (whole * scale.float()[:, None]).view(low_bits.shape)
     if scale is not None:
         return tensor.float() * _broadcast_scale(scale, tensor)
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def whole_numbers(
-    tensor: Tensor, scale: Tensor | None, narrow: PackedMatrix | None = None
+    tensor: Tensor, scale: Tensor | None, low_bits: PackedMatrix | None = None
 ) -> tuple[Tensor, Tensor] | None:
     """The int8 levels and per-row scales of a packed matrix; None if it has no such form.
 
     # [output, input], [output]
     """
-    shape = tensor.shape if narrow is None else narrow.shape
+    shape = tensor.shape if low_bits is None else low_bits.shape
     if scale is None or len(shape) != 2 or len(scale) != shape[0] or not torch.isfinite(scale).all():
         return None
-    numbers = tensor if narrow is None else _unpack_low_bits(tensor, narrow).view(shape).to(torch.int8)
+    numbers = tensor if low_bits is None else _unpack_low_bits(tensor, low_bits).view(shape).to(torch.int8)
     return numbers, scale.float()
 
 
@@ -295,8 +295,8 @@ def _max_level(bits: int) -> int:
     return 2 ** (bits - 1) - 1
 
 
-def _unpack_low_bits(tensor: Tensor, narrow: PackedMatrix) -> Tensor:
-    bits, count = narrow.bits, math.prod(narrow.shape)
+def _unpack_low_bits(tensor: Tensor, low_bits: PackedMatrix) -> Tensor:
+    bits, count = low_bits.bits, math.prod(low_bits.shape)
     bits_of_levels = np.unpackbits(tensor.numpy(), count=count * bits).reshape(-1, bits)
     numbers = np.packbits(bits_of_levels, axis=1)[:, 0] >> (8 - bits)
     return torch.from_numpy(numbers.astype(np.int16) - _max_level(bits))

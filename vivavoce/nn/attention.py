@@ -49,7 +49,7 @@ class PagedAttention(nn.Module):
         queries = self._store(packed, rotary, layer, batch)
         return project(self.o_proj, attend(queries, layer, batch).flatten(-2))
 
-    def remember(self, x: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
+    def store_kv(self, x: Tensor, rotary: RotaryTable, layer: int, batch: RowBatch) -> Tensor:
         """Store the rows' keys and values and return their queries.  # [row, hidden] → [row, head, head_dim]"""
         return self._store(self._packed(x), rotary, layer, batch)
 

@@ -44,10 +44,10 @@ class DecoderLayer(nn.Module):
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
 
-    def remember(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, layer: int, batch: RowBatch) -> None:
+    def store_kv(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, layer: int, batch: RowBatch) -> None:
         """Store the rows' keys and values, where the layer's output is not needed."""
         x, _ = self.input_layernorm.add(x, residual)
-        self.self_attn.remember(x, rotary, layer, batch)
+        self.self_attn.store_kv(x, rotary, layer, batch)
 
 
 @dataclass(frozen=True)

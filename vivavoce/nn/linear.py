@@ -150,13 +150,13 @@ class MkldnnLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         plain = weight.detach().to(torch.bfloat16).contiguous()
-        self.reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain)
+        self.mkldnn_weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain)
         self.bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
         self.bias = self.bias.to(torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension.  # [.., input] bfloat16 → [.., output]"""
-        return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, self.mkldnn_weight, self.bias, "none", [], "")
 
 
 class MkldnnLinearGelu(MkldnnLinear):
@@ -164,7 +164,7 @@ class MkldnnLinearGelu(MkldnnLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension.  # [.., input] bfloat16 → [.., output]"""
-        return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "gelu", [], "none")
+        return torch.ops.mkldnn._linear_pointwise(x, self.mkldnn_weight, self.bias, "gelu", [], "none")
 
 
 class MkldnnLinearAdd(MkldnnLinear):
@@ -172,7 +172,7 @@ class MkldnnLinearAdd(MkldnnLinear):
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
         """Project the last dimension and add.  # [.., input] bfloat16, [.., output] → [.., output]"""
-        return torch.ops.mkldnn._linear_pointwise(x, residual, self.reordered, self.bias, "add")
+        return torch.ops.mkldnn._linear_pointwise(x, residual, self.mkldnn_weight, self.bias, "add")
 
 
 class ConvAsProduct(nn.Module):

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NARROW = torch.float8_e4m3fn
+FP8 = torch.float8_e4m3fn
 LARGEST, SMALLEST_SCALE = 448.0, 1e-12  # of NARROW, and of a head whose numbers are all zero
 SCALE = torch.float32
 SCRATCH_PAGE = 0  # of no sequence: rows that pad a batch up to its bucket are written there
@@ -25,7 +25,7 @@ class KVShape:
 
     def bytes_per_row(self, dtype: torch.dtype) -> int:
         """Bytes of keys and values of one row, with their scales in float8."""
-        scale = SCALE.itemsize if dtype == NARROW else 0
+        scale = SCALE.itemsize if dtype == FP8 else 0
         return 2 * self.layers * self.heads * (self.head_dim * dtype.itemsize + scale)
 
 
@@ -44,9 +44,9 @@ class PagedCache:
     ) -> "PagedCache":
         """A zeroed cache: a page is never read before it is written, but its unwritten rows may be, under a mask."""
         size = (shape.layers, pages, page_size, shape.heads, shape.head_dim)
-        if dtype != NARROW:
+        if dtype != FP8:
             return cls(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
-        keys, values = (torch.zeros(size, dtype=torch.uint8, device=device).view(NARROW) for _ in range(2))
+        keys, values = (torch.zeros(size, dtype=torch.uint8, device=device).view(FP8) for _ in range(2))
         return cls(keys, values, *(torch.zeros(size[:-1], dtype=SCALE, device=device) for _ in range(2)))
 
     @property
@@ -54,7 +54,7 @@ class PagedCache:
         return int(self.keys.shape[2])
 
     @property
-    def is_narrow(self) -> bool:
+    def is_fp8(self) -> bool:
         """Whether keys and values are stored in float8."""
         return self.key_scales is not None
 
@@ -121,8 +121,8 @@ class RowBatch:
         """Store the new rows' keys and values.  # each [row, head, head_dim]"""
         pages, rows = self.addresses
         kept: tuple[Tensor, ...] = (keys, values)
-        if self.cache.is_narrow:
-            (keys, key_scales), (values, value_scales) = narrowed(keys), narrowed(values)
+        if self.cache.is_fp8:
+            (keys, key_scales), (values, value_scales) = to_fp8(keys), to_fp8(values)
             kept = (keys, values, key_scales, value_scales)
         for tensor, new in zip(self.cache.tensors(), kept, strict=True):
             tensor[layer, pages, rows] = new
@@ -147,14 +147,14 @@ class RowBatch:
         return keys, values
 
 
-def narrowed(rows: Tensor) -> tuple[Tensor, Tensor]:
+def to_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Heads in float8, as bytes, each scaled to use its whole range, and the scales.  # [.., head_dim] → .., [..]"""
     wide = rows.float()
     scale = (wide.abs().amax(-1) / LARGEST).clamp_min(SMALLEST_SCALE)
-    return (wide / scale[..., None]).to(NARROW).view(torch.uint8), scale
+    return (wide / scale[..., None]).to(FP8).view(torch.uint8), scale
 
 
 def widened(heads: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """What `narrowed` made, as floats again.  # [.., head_dim], [..]"""
     wide = torch.promote_types(dtype, torch.float32)
-    return (heads.view(NARROW).to(wide) * scale[..., None].to(wide)).to(dtype)
+    return (heads.view(FP8).to(wide) * scale[..., None].to(wide)).to(dtype)

@@ -160,7 +160,7 @@ class CudaLinear(QuantisedLinear):
         rows = flat.shape[0]
         tile = kernels.tile_for(self.quantised, flat, gated=False) if kernels.usable(x) else None
         if tile is not None:
-            return kernels.few_row_linear(flat, self.quantised, self._bias(x), tile).unflatten(0, x.shape[:-1])
+            return kernels.small_batch_linear(flat, self.quantised, self._bias(x), tile).unflatten(0, x.shape[:-1])
         if self.like.activations != "float" and rows >= MIN_INT8_ROWS and self.like.inputs % 16 == 0:
             return self._integer_product(x)
         return super().forward(x)
@@ -272,7 +272,7 @@ def project(linear: nn.Module, x: Tensor, gated: bool = False) -> Tensor:
     weight = _weight(linear, x)
     tile = None if weight is None else kernels.tile_for(weight, x, gated)
     if weight is not None and tile is not None:
-        return kernels.few_row_linear(x, weight, linear.bias, tile, gated)  # type: ignore[arg-type]
+        return kernels.small_batch_linear(x, weight, linear.bias, tile, gated)  # type: ignore[arg-type]
     out: Tensor = linear(x)
     return _gate(out) if gated else out
 

@@ -132,7 +132,7 @@ def quantise(
     return QuantisedWeight(scheme, rounded, scale, activations=activations, input_range=input_range)
 
 
-def taken_over(
+def from_integers(
     numbers: Tensor, scale: Tensor, scheme: Scheme, activations: Activations = "float", span: InputRange | None = None
 ) -> QuantisedWeight | None:
     """A matrix of whole numbers with a scale a row, kept without rounding it again; None where a scheme cannot.

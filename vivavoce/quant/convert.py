@@ -31,11 +31,11 @@ from vivavoce.models.quantised import (
     PACKING,
     VERSION,
     described,
-    narrow_matrices,
+    low_bit_matrices,
     tensors_of,
     whole_numbers,
 )
-from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, quantise, taken_over
+from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, from_integers, quantise
 from vivavoce.quant.policy import ModelPart, QuantMethod, QuantPolicy
 
 NAME = "quantisation.json"
@@ -299,7 +299,7 @@ def _rounded(
         activations = "dynamic" if span is None else "static"
     activations = activations if scheme == "int8" else "float"
     packed = None if key in findings.tuned else raw.whole_numbers(name)
-    reused = None if packed is None else taken_over(*packed, scheme, activations, span)
+    reused = None if packed is None else from_integers(*packed, scheme, activations, span)
     if reused is not None:
         return reused
     try:
@@ -324,7 +324,7 @@ class _Raw:
         self.metadata: dict[str, str] = {}
         for handle in self.handles:
             self.metadata |= handle.metadata() or {}
-        self.formats = narrow_matrices(self.metadata)
+        self.formats = low_bit_matrices(self.metadata)
         self.by_name = {name: handle for handle in self.handles for name in handle.keys()}  # noqa: SIM118
 
     def __enter__(self) -> "_Raw":

@@ -21,7 +21,7 @@ from torch.nn import functional
 from vivavoce import kernels
 from vivavoce.device import Device, pick
 from vivavoce.evaluation.machine import median_seconds, read_bandwidth
-from vivavoce.kernels import Tile, keep_tiles, tile_name
+from vivavoce.kernels import Tile, store_tiles, tile_name
 from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised import CudaLinear, project, quantised_linear
@@ -186,7 +186,7 @@ def _sweep(target: Device, config: MossSpeechConfig, rows_swept: Sequence[int]) 
             found[name] = [(taken, repr(tile)) for taken, tile in tried]
             summary = "; ".join(f"{taken:.1f} {_tile_text(tile)}" for taken, tile in tried[:4])
             print(f"{layer.name} {name} ({first.nbytes / tried[0][0] / 1e3:.0f} GB/s): {summary}", flush=True)
-    print("stored in", keep_tiles(target.name, best), flush=True)
+    print("stored in", store_tiles(target.name, best), flush=True)
     return found
 
 
@@ -310,7 +310,7 @@ def sweep(
 
 
 def _product(candidate: Candidate, weight: Weight) -> Callable[[Tensor], Tensor]:
-    return lambda x: kernels.few_row_linear(_normed(x), weight, None, candidate.tile, candidate.layer.is_gated)
+    return lambda x: kernels.small_batch_linear(_normed(x), weight, None, candidate.tile, candidate.layer.is_gated)
 
 
 def _library(layer: SweptLayer, weight: Weight) -> Callable[[Tensor], Tensor]:

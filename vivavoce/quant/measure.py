@@ -129,7 +129,7 @@ def _engine(model: GenerativeModel) -> Engine:
 def _whisper_stepper(model: Whisper, example: CalibrationBatch, batch: int) -> Callable[[], None]:
     assert example.mel is not None
     with torch.inference_mode():
-        memory = model.decoder.remember(model.encoder(example.mel.expand(batch, -1, -1)))
+        memory = model.decoder.cross_kv(model.encoder(example.mel.expand(batch, -1, -1)))
         _, state = model.decoder.step(model.decoder.initial_state(memory), example.rows[:, :4].expand(batch, -1))
     token = example.rows[:, 4:5].expand(batch, 1)
 

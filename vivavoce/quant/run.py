@@ -22,7 +22,7 @@ from vivavoce.audio.io import Sound, write
 from vivavoce.device import pick
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.evaluation.machine import stage
-from vivavoce.evaluation.scoring import Listeners, plot_spectrograms, word_errors
+from vivavoce.evaluation.scoring import DNSMOS, plot_spectrograms, word_errors
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.moss_speech.cpu import CpuMossSpeech
 from vivavoce.models.moss_speech.model import MossSpeech
@@ -313,7 +313,7 @@ def _wanted(kind: str, item: SpokenSample) -> str:
 
 def _opinion(sounds: Sequence[Sound]) -> float | None:
     try:
-        listeners = Listeners()
+        listeners = DNSMOS()
     except MissingDependencyError:
         return None
     return _mean([listeners.overall(sound) for sound in sounds if sound.seconds > 0.5])

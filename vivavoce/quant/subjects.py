@@ -168,7 +168,7 @@ class WhisperQuantSubject:
 
     @torch.inference_mode()
     def _written(self, model: Whisper, mel: Tensor, start: int) -> CalibrationBatch:
-        memory = model.decoder.remember(model.encoder(mel))
+        memory = model.decoder.cross_kv(model.encoder(mel))
         state, tokens = model.decoder.initial_state(memory), [start]
         max_tokens = min(64, model.config.max_target_positions - 1)
         for _ in range(max_tokens):

@@ -26,7 +26,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.engine.sampling import Generation
 from vivavoce.evaluation.scoring import word_errors
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
-from vivavoce.models.moss_speech.codec import VOICE_RATE
+from vivavoce.models.moss_speech.codec import DECODER_RATE
 from vivavoce.models.moss_speech.model import AUDIO
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.models.moss_tts_nano.model import TEXT
@@ -95,7 +95,7 @@ class MossSpeechVoice:
         spoken = pipeline.model.spoken_codes(rows)
         generation_seconds = time.perf_counter() - started
         if not spoken:
-            return SpokenReply(Sound(SILENCE, VOICE_RATE), generation_seconds, generation_seconds)
+            return SpokenReply(Sound(SILENCE, DECODER_RATE), generation_seconds, generation_seconds)
         sound, first = self._spoken(torch.tensor(spoken))
         # A stream would have its first chunk after its share of the rows.
         share = min(1.0, self._first_codes / len(rows))
@@ -118,7 +118,7 @@ class MossSpeechVoice:
                 sound, state = codec.step(state, part, final=is_last)
                 pieces.append(sound.float().cpu())
             first = first or time.perf_counter() - started
-        return Sound(torch.cat(pieces).numpy(), VOICE_RATE), first
+        return Sound(torch.cat(pieces).numpy(), DECODER_RATE), first
 
 
 class NanoVoice:

@@ -39,7 +39,9 @@ class _Over:
     error: Exception | None = None
 
 
-async def on_a_thread(make: Callable[[], Iterator[Item]], max_waiting: int = MAX_WAITING) -> AsyncGenerator[Item, None]:
+async def iterate_on_thread(
+    make: Callable[[], Iterator[Item]], max_waiting: int = MAX_WAITING
+) -> AsyncGenerator[Item, None]:
     """The items of an iterator; leaving it stops the thread after the item it is at, a slow reader makes it wait."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Item | _Over] = asyncio.Queue()

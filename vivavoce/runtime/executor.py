@@ -148,7 +148,7 @@ class DeadlineExecutor:
         while True:
             self._forget_wakeups()
             with self._changed:
-                due, task = most_urgent([each for each in self.tasks if id(each) not in self._busy])
+                due, task = earliest_deadline([each for each in self.tasks if id(each) not in self._busy])
                 wait = due - self.now() - self.early
                 if not self._is_open or not self.tasks:
                     self._leave()
@@ -183,7 +183,7 @@ class DeadlineExecutor:
         if self._idle:
             self._wakeups.put(None)
         elif len(self._threads) < self._max_threads:
-            due, task = most_urgent([each for each in self.tasks if id(each) not in self._busy])
+            due, task = earliest_deadline([each for each in self.tasks if id(each) not in self._busy])
             if task is not None and due - self.now() <= self.early:
                 self._start_thread()
 
@@ -269,7 +269,7 @@ class Actions:
                 self._actions.get_nowait()()
 
 
-def most_urgent(tasks: list[Task]) -> tuple[float, Task | None]:
+def earliest_deadline(tasks: list[Task]) -> tuple[float, Task | None]:
     """The earliest deadline, and the task that has it."""
     deadlines = [(due, index) for index, task in enumerate(tasks) if (due := task.due()) is not None]
     if not deadlines:

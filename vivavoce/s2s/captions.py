@@ -12,7 +12,7 @@ from vivavoce.audio.level import rms_dbfs
 from vivavoce.dialogue.backend import Piece, ReplyPlan, Spoke, Wrote
 from vivavoce.dialogue.events import Samples
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.models.moss_speech.codec import VOICE_RATE
+from vivavoce.models.moss_speech.codec import DECODER_RATE
 from vivavoce.models.moss_speech.prompt import Turn
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Captions:
         self._captioner = pipeline.options.captioner
         self.are_first = pipeline.options.words_first and self._captioner is not None
         self._words, self._language, self._put = pipeline.words, plan.settings.language, put
-        self._stretch = round(pipeline.options.caption_seconds * VOICE_RATE)
+        self._stretch = round(pipeline.options.caption_seconds * DECODER_RATE)
         self._sound: list[Samples] = []
         self._codes: list[int] = []
         self._captioned = 0  # samples
@@ -42,7 +42,7 @@ class Captions:
         self._sound.append(samples)
         self._codes += codes
         length = sum(map(len, self._sound))
-        pauses = rms_dbfs(samples[-VOICE_RATE // 12 :]) < PAUSE_DBFS
+        pauses = rms_dbfs(samples[-DECODER_RATE // 12 :]) < PAUSE_DBFS
         if length >= 3 * self._stretch or (length >= self._stretch and pauses):
             self._caption_held()
 
@@ -60,7 +60,7 @@ class Captions:
 
     def _caption_held(self) -> None:
         sound, codes = np.concatenate(self._sound), self._codes
-        at, self._captioned = self._captioned / VOICE_RATE, self._captioned + len(sound)
+        at, self._captioned = self._captioned / DECODER_RATE, self._captioned + len(sound)
         self._sound, self._codes = [], []
         self._last = asyncio.get_running_loop().create_task(self._caption(sound, codes, at, self._last))
 
@@ -68,7 +68,7 @@ class Captions:
         if self._captioner is None or self._captioner == "model":
             text = await self._words.of_codes(codes)
         else:
-            text = await self._captioner.transcribe(sound, VOICE_RATE, self._language)
+            text = await self._captioner.transcribe(sound, DECODER_RATE, self._language)
         if before is not None:
             await before
         if text:
@@ -92,7 +92,7 @@ class MossSpeechTranscriber:
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
         """What was said."""
         sound = Sound(samples, rate).mono().resampled(self._pipeline.input_rate).samples[0]
-        state = self._pipeline.codec.ear.initial_state()
+        state = self._pipeline.codec.speech_encoder.initial_state()
         codes, _ = await self._pipeline.ear.do((state, torch.from_numpy(sound), True), urgency=1.0)
         return await self.of_codes(codes)
 

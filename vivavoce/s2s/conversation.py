@@ -78,7 +78,7 @@ class MossSpeechConversation:
         """Whether the user is speaking and no reply has been started."""
         return self._turn is not None and not self._replies
 
-    def remember(self, past: Sequence[Item], settings: ConversationSettings) -> None:
+    def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""
         self._order(lambda: self._set_history(past, settings))
 
@@ -145,12 +145,12 @@ class MossSpeechConversation:
 
     async def _listen(self, samples: Samples) -> None:
         if self._turn is None:
-            self._turn = EncodedTurn(self._pipeline.codec.ear.initial_state())
+            self._turn = EncodedTurn(self._pipeline.codec.speech_encoder.initial_state())
         self._turn.waiting.append(samples)
         if not self._orders.empty():
             return  # the next order, most likely the end of the turn, takes this sound along: one pass instead of two
         together = 1 if self._pipeline.hears_at_once else HEARD_TOGETHER
-        if self._turn.waits >= together * self._pipeline.codec.ear.samples_per_code:
+        if self._turn.waits >= together * self._pipeline.codec.speech_encoder.samples_per_code:
             await self._encode(self._turn)
             await self._settle()
 
@@ -292,7 +292,7 @@ class MossSpeechConversation:
         if not len(audio.samples):
             return []
         sound = Sound(audio.samples, audio.rate).resampled(self._pipeline.input_rate).samples[0]
-        state = self._pipeline.codec.ear.initial_state()
+        state = self._pipeline.codec.speech_encoder.initial_state()
         self._codes[item.id], _ = await self._pipeline.ear.do((state, torch.from_numpy(sound), True))
         return self._codes[item.id]
 

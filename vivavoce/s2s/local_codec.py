@@ -30,7 +30,7 @@ SOON_SECONDS = 1.0  # what is needed within this uses the quick batcher
 COMPANY_SECONDS = 2.0  # sound is made this long before it is needed, or as soon as a batch is full
 
 
-def longest_quick(codec: MossSpeechCodec) -> int:
+def max_quick_codes(codec: MossSpeechCodec) -> int:
     """Codes of the longest hop that the quick way has."""
     return QUICK_CHUNKS * codec.flow.config.chunk
 
@@ -42,9 +42,9 @@ class VocoderBatcher:
         self,
         usual: DynamicBatcher[VocoderJob, VocoderResult],
         quick: DynamicBatcher[VocoderJob, VocoderResult] | None,
-        longest_quick: int = 0,
+        max_quick_codes: int = 0,
     ) -> None:
-        self._usual, self._quick, self._max_quick_codes = usual, quick, longest_quick
+        self._usual, self._quick, self._max_quick_codes = usual, quick, max_quick_codes
         self.first_sounds = 0
         """That are being made."""
         self.ways = [usual] if quick is None else [usual, quick]
@@ -108,7 +108,7 @@ class LocalCodec:
         workers: DeadlineExecutor | None = None,
     ) -> None:
         self.codec, self.left_chunks = codec, left_chunks
-        device = codec.ear.device
+        device = codec.speech_encoder.device
         self._encoder_stream, self._vocoder_streams = (
             CudaStream(device, urgent=True),
             [CudaStream(device), CudaStream(device, urgent=True)],
@@ -119,8 +119,8 @@ class LocalCodec:
         )
         self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
-            codec.vocoder.looks = False  # its sound is looked at when it is read
-            self._codecs.append(codec.beside())
+            codec.vocoder.checks_mels = False  # its sound is looked at when it is read
+            self._codecs.append(codec.with_own_graphs())
             quick = DynamicBatcher("viva-quick", self._vocoder(1), together, _pass, workers, leaves_jobs=True)
             usual = DynamicBatcher(
                 "viva-voice",
@@ -133,7 +133,7 @@ class LocalCodec:
                 lambda: self.voice.first_sounds > 0,
                 leaves_jobs=True,
             )
-            self.voice = VocoderBatcher(usual, quick, longest_quick(codec))
+            self.voice = VocoderBatcher(usual, quick, max_quick_codes(codec))
         else:
             usual = DynamicBatcher("viva-voice", self._vocoder(0), together, _pass, workers, leaves_jobs=True)
             self.voice = VocoderBatcher(usual, None)
@@ -141,7 +141,7 @@ class LocalCodec:
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
         """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""
         if not isinstance(self.codec, GraphedCodec):
-            if self.codec.ear.device.type == "cpu":
+            if self.codec.speech_encoder.device.type == "cpu":
                 self._speak_once(voice, max(sizes))
             return
         with compiling_ahead() as is_ahead:
@@ -170,13 +170,13 @@ class LocalCodec:
             cast(GraphedCodec, self.codec).encoder.warm_up(max(batches))
         for index, (codec, stream) in enumerate(zip(codecs, self._vocoder_streams, strict=False)):
             with torch.inference_mode(), stream():
-                short = [size for size in sizes if size <= longest_quick(codec)]
+                short = [size for size in sizes if size <= max_quick_codes(codec)]
                 cast(GraphedCodec, codec).warm_up(voice, batches, sizes if index == 0 else short, self.left_chunks)
 
     @property
-    def spare_bytes(self) -> float:
+    def pooled_bytes(self) -> float:
         """Memory freed by replies and reserved for the next ones."""
-        return self.codec.spare_bytes if isinstance(self.codec, GraphedCodec) else 0.0
+        return self.codec.pooled_bytes if isinstance(self.codec, GraphedCodec) else 0.0
 
     def reply_bytes(self, voice: FlowVoice) -> float:
         """What a reply in this voice keeps while it is spoken, as far as a left window bounds it."""
@@ -186,7 +186,7 @@ class LocalCodec:
     @torch.inference_mode()
     def _encode(self, jobs: Sequence[EncoderJob]) -> list[EncoderResult]:
         with self._encoder_stream():
-            codes, states = self.codec.ear.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
+            codes, states = self.codec.speech_encoder.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
             self._encoder_stream.wait()
             return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
 
@@ -206,7 +206,7 @@ class LocalCodec:
                 stream.wait()
                 heard = _read_back(sound, list(map(len, sounds)))
             if isinstance(codec, GraphedCodec):
-                codec.give_back(begun, states)
+                codec.release_windows(begun, states)
             return list(zip(heard, states, strict=True))
 
         return speak

@@ -18,7 +18,7 @@ from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.sequence import Admission
 from vivavoce.errors import InputError
 from vivavoce.models.flow.state import FlowVoice
-from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, GraphedCodec, MossSpeechCodec
+from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE, GraphedCodec, MossSpeechCodec
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer
@@ -44,15 +44,15 @@ class MossSpeechOptions:
     """How replies are made where the client does not say."""
 
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, top_k=20, top_p=0.95))
-    most_output_tokens: int = 1500
+    max_output_tokens: int = 1500
     """Two minutes of speech."""
-    least_output_tokens: int = 0
+    min_output_tokens: int = 0
     """A reply does not end before it has so many: for measurements on weights that have learned nothing."""
     seed: int | None = None
     """Replies are the same for the same conversation; None: never twice."""
     left_chunks: int | None = 10
     """How many chunks the voice looks back, which bounds what a long reply keeps."""
-    longest_loop: int | None = 50
+    max_loop: int | None = 50
     """Codes that may repeat one another at the end of a reply before it is taken for stuck; None: any."""
     captioner: ReplyTranscriber | Literal["model"] | None = None
     """Gives the words of a spoken reply, for captions and moderation; "model": the language model itself does."""
@@ -77,8 +77,8 @@ class MossSpeechOptions:
 class MossSpeechBackend:
     """Use as `async with`: it owns the threads of engine, speech encoder and vocoder."""
 
-    input_rate = EAR_RATE
-    output_rate = VOICE_RATE
+    input_rate = ENCODER_RATE
+    output_rate = DECODER_RATE
     transcribes = False
 
     def __init__(
@@ -102,7 +102,7 @@ class MossSpeechBackend:
         self.workers = workers or _workers(core.runner.device.type, self.options.workers)
         self.engine = AsyncEngine(core, self.workers)
         flow = codec.flow.config
-        grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / VOICE_RATE)
+        grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / DECODER_RATE)
         is_graphed = isinstance(codec, GraphedCodec)
         self.policy = _policy(grain, core.runner.device.type, is_graphed)
         is_slow = core.runner.device.type == "cpu" and not is_graphed
@@ -122,7 +122,7 @@ class MossSpeechBackend:
         self.ear, self.voice = self.here.ear, self.here.voice
 
     async def __aenter__(self) -> Self:
-        on_cpu = self.codec.ear.device.type == "cpu"
+        on_cpu = self.codec.speech_encoder.device.type == "cpu"
         self._stack.enter_context(serving_pace(on_cpu, self.options.threads, self.options.switch_seconds))
         self.workers.start()
         await self.engine.__aenter__()
@@ -142,7 +142,7 @@ class MossSpeechBackend:
         if self.options.admission is not None:
             slack = self.core.slack.least(self.core.scheduler.now())
             voice = self.here.reply_bytes(self.voice_of(None))
-            free = self.core.free_bytes + self.here.spare_bytes
+            free = self.core.free_bytes + self.here.pooled_bytes
             self.options.admission.check(slack, self.core.free_rows, free, voice)
         conversation = MossSpeechConversation(self)
         self._conversations.add(conversation)
@@ -183,9 +183,9 @@ class MossSpeechBackend:
         widest = max(self.voices.values(), key=lambda voice: voice.sink)
         await asyncio.to_thread(self.here.warm_up, widest, self.options.warm_batches, sizes)
         conversation = self.open(lambda item, text, is_final: None)
-        settings = ConversationSettings(most_output_tokens=3 * self.policy.grain.frames)
-        conversation.remember((), settings)
-        conversation.listen(buzz(1.0, EAR_RATE).samples[0])
+        settings = ConversationSettings(max_output_tokens=3 * self.policy.grain.frames)
+        conversation.set_history((), settings)
+        conversation.listen(buzz(1.0, ENCODER_RATE).samples[0])
         reply = conversation.reply(ReplyPlan("item_warm_up", settings, played=lambda: 0.0))
         async for _ in reply.pieces():
             pass
@@ -212,5 +212,5 @@ def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
     if is_graphed:
         return LeadPolicy(grain, share=0.8, doubles=True, making=SOON_SECONDS)
     if device == "cpu":
-        return LeadPolicy(grain, share=1.0, longest=2 * grain.frames * grain.frame_seconds, end=1.6)
+        return LeadPolicy(grain, share=1.0, max_seconds=2 * grain.frames * grain.frame_seconds, end=1.6)
     return LeadPolicy(grain)

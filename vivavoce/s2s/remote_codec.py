@@ -159,7 +159,7 @@ class RemoteCodec:
     """A remote `MossSpeechCodec`, as far as a backend needs it."""
 
     find: Resolver
-    ear: RemoteStream
+    speech_encoder: RemoteStream
     flow: RemoteFlowInfo
     samples_per_code: int
     voices: Mapping[str, RemoteState]

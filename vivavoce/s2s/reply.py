@@ -24,7 +24,7 @@ from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.interface import Row
-from vivavoce.models.moss_speech.codec import VOICE_RATE, SpokenState
+from vivavoce.models.moss_speech.codec import DECODER_RATE, SpokenState
 from vivavoce.models.moss_speech.model import AUDIO, TEXT
 from vivavoce.runtime.reply import Reply
 from vivavoce.s2s.captions import Captions
@@ -39,16 +39,16 @@ class ChunkedDecoder:
     def __init__(self, pipeline: "MossSpeechBackend", voice: str | None, speed: float) -> None:
         self._pipeline = pipeline
         self._state: SpokenState | FlowVoice = pipeline.voice_of(voice)
-        self._gate = OnsetGate(VOICE_RATE)
+        self._gate = OnsetGate(DECODER_RATE)
         self._onset = self._gate.initial_state()
-        self._stretch = TimeStretch(VOICE_RATE, speed)
+        self._stretch = TimeStretch(DECODER_RATE, speed)
         self._stretched = self._stretch.initial_state()
         self._spoken = self._fed = self._chunks = 0
 
     @property
     def left_out(self) -> float:
         """Seconds of silence before the first word."""
-        return self._onset.dropped / VOICE_RATE
+        return self._onset.dropped / DECODER_RATE
 
     def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
         """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
@@ -214,13 +214,13 @@ class MossSpeechReply:
 
     def _generation(self) -> Generation:
         options, settings = self._pipeline.options, self.plan.settings
-        most = settings.most_output_tokens or options.most_output_tokens
+        most = settings.max_output_tokens or options.max_output_tokens
         room = self._pipeline.core.capacity - len(self.rows)
         seed = options.seed if options.seed is not None else int(np.random.default_rng().integers(2**31))
         return Generation(
             settings.sampling or options.sampling,
             max_new_rows=max(1, min(most, room)),
-            min_new_rows=options.least_output_tokens,
+            min_new_rows=options.min_output_tokens,
             seed=seed,
         )
 
@@ -271,7 +271,7 @@ class MossSpeechReply:
                 if len(samples):
                     if not self._made_seconds:
                         self._pipeline.engine.sounds(reply.sequence)
-                    self._made_seconds += len(samples) / VOICE_RATE
+                    self._made_seconds += len(samples) / DECODER_RATE
                     self._need_more(reply)
                     if not captions.are_first:
                         await self._output(samples, is_last)
@@ -306,7 +306,7 @@ class MossSpeechReply:
         self._held_sound.append(samples)
         if not self._is_out and not is_last and self._made_seconds < self._pipeline.cushion:
             return
-        wait = gap.wait(len(samples) / VOICE_RATE, demand) if self._made_chunks == 1 and not is_last else 0.0
+        wait = gap.wait(len(samples) / DECODER_RATE, demand) if self._made_chunks == 1 and not is_last else 0.0
         if wait:
             self._waiting = loop.call_later(wait, self._output_held)
             return
@@ -349,7 +349,7 @@ class MossSpeechReply:
             self._is_whole = True
             return False
         self.codes.append(row[AUDIO])
-        limit = self._pipeline.options.longest_loop
+        limit = self._pipeline.options.max_loop
         if limit is None or len(self.codes) % 8:
             return True
         return loop_length(self.codes[-limit - 32 :]) < limit

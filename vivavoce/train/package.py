@@ -23,7 +23,7 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.hift.model import HiFT
-from vivavoce.models.moss_speech.codec import EAR_RATE, VOICE_RATE, MossSpeechCodec, read_sizes
+from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE, MossSpeechCodec, read_sizes
 from vivavoce.models.quantised import pack_file
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.train.corpus import Corpus, split_held_out
@@ -80,7 +80,7 @@ def _package(trained: Path, files: Sequence[str], out: Path, bits: Mapping[str, 
     out.mkdir(parents=True, exist_ok=True)
     for name in files:
         shutil.copy2(trained / name, out / name)
-    pack_file(trained / WEIGHTS, out / WEIGHTS, narrow=bits)
+    pack_file(trained / WEIGHTS, out / WEIGHTS, low_bits=bits)
 
 
 def _size(folder: Path) -> int:
@@ -155,7 +155,7 @@ def _vocoder(folder: Path) -> HiFT:
 def _prompts(codec: MossSpeechCodec, teacher: Corpus, indices: np.ndarray) -> list[tuple[int, VoicePrompt]]:
     """Candidate prompts: sentences of about two seconds in whole chunks, so that replies start at a chunk."""
     found = []
-    per_code = EAR_RATE * codec.samples_per_code // VOICE_RATE
+    per_code = ENCODER_RATE * codec.samples_per_code // DECODER_RATE
     for index in indices.tolist():
         length = int(teacher.starts[index + 1] - teacher.starts[index]) // per_code
         if length in PROMPT_CODES and teacher.voices[index] == TEACHER.name:
@@ -181,7 +181,7 @@ def _evaluate(
     for reply in replies:
         sound = _sound(teacher, reply)
         spoken = codec.speak(codec.encode(sound), voice, LEFT_CHUNKS)
-        given, made = _mel(sound), _mel(Sound(spoken.numpy(), VOICE_RATE))
+        given, made = _mel(sound), _mel(Sound(spoken.numpy(), DECODER_RATE))
         shared = min(len(given), len(made))
         distances.append(float((given[:shared] - made[:shared]).abs().mean()))
     return EvaluatedPrompt(
@@ -190,11 +190,11 @@ def _evaluate(
 
 
 def _sound(corpus: Corpus, index: int) -> Sound:
-    return Sound(corpus[index][0], EAR_RATE)
+    return Sound(corpus[index][0], ENCODER_RATE)
 
 
 def _mel(sound: Sound) -> Tensor:  # [frame, band]
-    samples = torch.from_numpy(sound.mono().resampled(VOICE_RATE).samples[0])
+    samples = torch.from_numpy(sound.mono().resampled(DECODER_RATE).samples[0])
     return VocoderMel(MATCHA_24KHZ)(samples[None])[0].T
 
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from vivavoce import hub
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import Limiter
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.audio.stretch import TimeStretch
 from vivavoce.device import Device, pick
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import InputError
 from vivavoce.implementations import choose_cosyvoice_flow, choose_cosyvoice_lm
 from vivavoce.models.cosyvoice.folder import (
-    LONGEST_SECONDS,
+    MAX_REFERENCE_SECONDS,
     CosyVoiceParts,
     CosyVoiceSpeechTokenizer,
     graphed,
@@ -82,7 +82,9 @@ class CosyVoiceTTS:
         self.parts, self.device, self.settings = parts, device, settings or CosyVoiceSettings()
         self.version = parts.version
         self.prompt = CosyVoicePrompt(parts.lm, parts.tokenizer)
-        self.references = References(VoiceStore(None, voices), lambda: parts.ear, f"cosyvoice{self.version}")
+        self.references = References(
+            VoiceStore(None, voices), lambda: parts.speech_tokenizer, f"cosyvoice{self.version}"
+        )
         speech = graphed(parts.speech) if choose_cosyvoice_flow(device).cls is GraphedFlow else parts.speech
         self.mouth = CosyVoiceSynthesizer(parts.lm, speech, device, self.settings.left_chunks)
         chunk = speech.flow.config.chunk
@@ -214,11 +216,11 @@ class CosyVoiceTTS:
 
     def _converted(self, sound: Sound, saying: UtteranceOptions) -> Iterator[Tensor]:
         mono = sound.mono()
-        window = int(LONGEST_SECONDS * mono.rate)
+        window = int(MAX_REFERENCE_SECONDS * mono.rate)
         for start in range(0, mono.samples.shape[1], window):
             part = mono.samples[:, start : start + window]
             if part.shape[1] >= mono.rate / CODES_A_SECOND:
-                codes = self.parts.ear.codes(Sound(part, mono.rate))
+                codes = self.parts.speech_tokenizer.codes(Sound(part, mono.rate))
                 yield from self.mouth.speech_codes(codes.tolist(), saying)
 
     def _parts(
@@ -303,7 +305,7 @@ class ListenerLead:
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
         self._clock = clock or (lambda: 0.0)
-        self._player, self._lock = SimulatedPlayer(), threading.Lock()
+        self._player, self._lock = PlaybackClock(), threading.Lock()
 
     def hear(self, seconds: float) -> None:
         """Sound of this length is handed to them."""

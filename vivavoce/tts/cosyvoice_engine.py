@@ -54,11 +54,11 @@ class HopPolicy:
 
     grain: Grain
     first: int  # codes
-    longest: float = MAX_HOP_SECONDS
+    max_seconds: float = MAX_HOP_SECONDS
 
     def wanted(self, chunks: int, lead: float) -> int:
         """Codes of the next hop."""
-        return self.first if chunks == 0 else LeadPolicy(self.grain, longest=self.longest).wanted(chunks, lead)
+        return self.first if chunks == 0 else LeadPolicy(self.grain, max_seconds=self.max_seconds).wanted(chunks, lead)
 
     def most(self, chunks: int, lead: float) -> int:
         """No more: codes that wait already go along with the next hop."""

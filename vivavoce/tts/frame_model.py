@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.chunking import Grain, LeadPolicy, next_chunk
 from vivavoce.audio.io import Sound
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.audio.stretch import TimeStretch
 from vivavoce.errors import InputError
 from vivavoce.models.moss_tts_nano.prompt import Chunk, MossTTSNanoPrompt, chunks
@@ -60,15 +60,15 @@ class ChunkedPlayback(Generic[State]):
     decode: Decoder[State]
     state: State
     frame_seconds: float
-    player: SimulatedPlayer
+    player: PlaybackClock
     clock: Callable[[], float]
     beside: Executor | None = None
     is_live: bool = True
     """Whether sound is wanted as soon as it is there; if not, the chunks are always the same ones."""
 
     def __post_init__(self) -> None:
-        longest = MAX_CHUNK_SECONDS if self.beside is None else MAX_PARALLEL_CHUNK_SECONDS
-        self.policy = LeadPolicy(Grain(frame_seconds=self.frame_seconds), longest=longest)
+        max_seconds = MAX_CHUNK_SECONDS if self.beside is None else MAX_PARALLEL_CHUNK_SECONDS
+        self.policy = LeadPolicy(Grain(frame_seconds=self.frame_seconds), max_seconds=max_seconds)
         self.chunks = 0
 
     def sounds(self, frames: Iterator[Frame]) -> Iterator[Samples]:
@@ -159,7 +159,7 @@ class CallerFrames:
 class Playback:
     """When a listener has played a text; without a clock nobody listens, and nothing is ever urgent."""
 
-    def __init__(self, player: SimulatedPlayer, clock: Callable[[], float] | None) -> None:
+    def __init__(self, player: PlaybackClock, clock: Callable[[], float] | None) -> None:
         self.player, self.clock, self._is_live = player, clock or (lambda: 0.0), clock is not None
 
     @property
@@ -207,9 +207,7 @@ class FrameTTS(ABC):
         """The frames of a part, begun now."""
 
     @abstractmethod
-    def _start_playback(
-        self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool
-    ) -> ChunkedPlayback[Any]:
+    def _start_playback(self, player: PlaybackClock, clock: Callable[[], float], is_live: bool) -> ChunkedPlayback[Any]:
         """The codec before the first frame of a part."""
 
     @abstractmethod
@@ -256,7 +254,7 @@ class FrameTTS(ABC):
         stretch: TimeStretch,
         live_clock: Callable[[], float] | None,
     ) -> Iterator[Samples]:
-        playback, channels = Playback(SimulatedPlayer(), live_clock), self.channels
+        playback, channels = Playback(PlaybackClock(), live_clock), self.channels
         under_way: deque[tuple[Chunk, Frames]] = deque()
         with closing(self._start_parts(parts, before, manner, under_way, playback)) as started:
             for part, frames in started:

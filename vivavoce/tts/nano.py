@@ -11,7 +11,7 @@ import torch
 
 from vivavoce import hub
 from vivavoce.audio.io import Sound
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.device import Device, pick
 from vivavoce.errors import CheckpointError
 from vivavoce.implementations import choose_nano_generator, choose_nano_lm
@@ -182,7 +182,7 @@ class NanoTTS(FrameTTS):
         return self.codec.mark
 
     def _start_playback(
-        self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool
+        self, player: PlaybackClock, clock: Callable[[], float], is_live: bool
     ) -> ChunkedPlayback[State]:
         seconds = 1 / self.codec.config.frame_rate
         beside = self._beside if torch.get_num_threads() <= spare_cores() else None  # no core is left for it

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vivavoce import hub
 from vivavoce.audio.io import Sound
-from vivavoce.audio.player import SimulatedPlayer
+from vivavoce.audio.player import PlaybackClock
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
 from vivavoce.models.moss_audio_tokenizer.config import reference_samples
 from vivavoce.models.moss_tts_nano.prompt import (
@@ -190,7 +190,7 @@ class OnnxTTS(FrameTTS):
         return self._open(self._folder, "moss_tts_local_cached_step")
 
     def _start_playback(
-        self, player: SimulatedPlayer, clock: Callable[[], float], is_live: bool
+        self, player: PlaybackClock, clock: Callable[[], float], is_live: bool
     ) -> ChunkedPlayback[dict[str, Any]]:
         seconds = int(self._meta["frame_samples"]) / self.rate
         return ChunkedPlayback(self._decode, self._silence(), seconds, player, clock, self._beside, is_live)

@@ -79,7 +79,7 @@ TOKENIZERS = {2: "speech_tokenizer_v2.onnx", 3: "speech_tokenizer_v3.onnx"}
 SPEAKER = "campplus.onnx"
 MEL_SPECS = {2: MATCHA_24KHZ, 3: COSYVOICE3_24KHZ}  # by version: they differ in the highest frequency
 FRAMES_PER_CODE = 2  # of mel
-LONGEST_SECONDS = 30.0
+MAX_REFERENCE_SECONDS = 30.0
 MIN_REFERENCE_SECONDS = 1.0
 LOWEST_RATE = 16_000
 SILENCE_DBFS = -60.0
@@ -105,8 +105,8 @@ class CosyVoiceSpeechTokenizer:
 
     def codes(self, sound: Sound) -> Tensor:
         """Speech codes of a recording of at most 30 s, 25 per second.  # int64 [code]"""
-        if sound.seconds > LONGEST_SECONDS:
-            raise InputError(f"the recording has {sound.seconds:.1f} s; give at most {LONGEST_SECONDS:.0f}")
+        if sound.seconds > MAX_REFERENCE_SECONDS:
+            raise InputError(f"the recording has {sound.seconds:.1f} s; give at most {MAX_REFERENCE_SECONDS:.0f}")
         log_mel = self._log_mel(mono_samples(sound, self.rates.heard)[None])  # [1, 128, frame]
         codes = self._tokenizer.run(log_mel.numpy(), np.array([log_mel.shape[-1]], dtype=np.int32))
         return torch.from_numpy(codes.astype(np.int64)).flatten()
@@ -123,10 +123,10 @@ class CosyVoiceSpeechTokenizer:
 
 def check_reference(sound: Sound) -> None:
     """Raise `InputError` unless a recording is usable as a voice."""
-    if sound.seconds > LONGEST_SECONDS or sound.seconds < MIN_REFERENCE_SECONDS:
+    if sound.seconds > MAX_REFERENCE_SECONDS or sound.seconds < MIN_REFERENCE_SECONDS:
         raise InputError(
             f"the voice recording has {sound.seconds:.1f} s; give {MIN_REFERENCE_SECONDS:.0f} to "
-            f"{LONGEST_SECONDS:.0f}, best 5 to 10"
+            f"{MAX_REFERENCE_SECONDS:.0f}, best 5 to 10"
         )
     if sound.rate < LOWEST_RATE:
         raise InputError(f"the voice recording has {sound.rate} Hz; give at least {LOWEST_RATE}")
@@ -265,7 +265,7 @@ class CosyVoiceParts:
     lm: CosyVoiceLM
     speech: FlowSpeech
     tokenizer: TextTokenizer
-    ear: CosyVoiceSpeechTokenizer
+    speech_tokenizer: CosyVoiceSpeechTokenizer
 
     @property
     def version(self) -> int:

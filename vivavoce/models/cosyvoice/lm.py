@@ -224,7 +224,7 @@ class CosyVoiceLM(nn.Module):
         that end a reply are masked.
         """
         logits = self.logits(hidden)
-        before_minimum = (draw.generated <= draw.least)[:, None]
+        before_minimum = (draw.generated <= draw.min_rows)[:, None]
         codes = self.config.speech_codes
         logits[:, codes:] = logits[:, codes:].masked_fill(before_minimum, float("-inf"))
         speech = draw.sample_unrepeated(SPEECH, logits, self.config.repetition_share)

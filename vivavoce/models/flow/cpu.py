@@ -48,7 +48,7 @@ class PaddedRowsLinear(MkldnnLinear):
         given = x.reshape(rows, x.size(-1))
         if rows % self.rows:
             given = functional.pad(given, (0, 0, 0, self.rows - rows % self.rows))
-        out = torch.ops.mkldnn._linear_pointwise(given, self.reordered, self.bias, "none", [], "")
+        out = torch.ops.mkldnn._linear_pointwise(given, self.mkldnn_weight, self.bias, "none", [], "")
         return out[:rows].unflatten(0, x.size()[:-1])
 
 

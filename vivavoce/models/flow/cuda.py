@@ -91,7 +91,7 @@ class GraphedFlow(StreamingFlow):
         self._blank = FlowCache.blank(config.encoder, config.estimator, config.euler_steps, like)
         self._graphs = Graphed(self._graph_body)
 
-    def beside(self) -> "GraphedFlow":
+    def with_own_graphs(self) -> "GraphedFlow":
         """The same flow with its own graphs and a shared window pool."""
         flow = GraphedFlow(self.flow, self._prefix_step, self.pool)
         flow._graphs.blank = self._graphs.blank

@@ -317,7 +317,7 @@ def _window_addresses(cache: FlowCache) -> Tensor:
 
 def addressable(voices: Sequence[FlowVoice], cache: FlowCache, frames: int) -> bool:
     """Whether the kernels can use this past in place."""
-    if not kernels.usable(cache.mel_windows) or frames > kernels.LONGEST_CHUNK:
+    if not kernels.usable(cache.mel_windows) or frames > kernels.MAX_CHUNK_FRAMES:
         return False
     caches = [cache, *(voice.cache for voice in voices)]
     return all(getattr(each, name).is_contiguous() for each in caches for name in WINDOWS)

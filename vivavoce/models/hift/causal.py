@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import InputError
-from vivavoce.models.hift.model import HiFTConfig, ResBlock, check_mel, load_vocoder, stage_layers, turned
+from vivavoce.models.hift.model import HiFTConfig, ResBlock, check_mel, load_vocoder, polar_to_rectangular, stage_layers
 from vivavoce.nn.vocoder import CausalConv1d, ShortFourier, SineSource, SourceStart, stacked_starts
 from vivavoce.nn.vq import uniform_at
 
@@ -309,7 +309,7 @@ class CausalHiFT(nn.Module):
 
     def _synthesise(self, held: Tensor, spectrum: Tensor, final: bool) -> tuple[Tensor, Tensor]:
         """The samples whose overlapping frames are complete, and the frames that the next samples need."""
-        frames = torch.cat([held, turned(spectrum)], dim=-1)
+        frames = torch.cat([held, polar_to_rectangular(spectrum)], dim=-1)
         hop, n_fft = self.config.fft_hop, self.config.n_fft
         first = held.shape[-1] * hop if held.shape[-1] else n_fft // 2
         stop = frames.shape[-1] * hop + (n_fft // 2 - hop if final else 0)

@@ -247,7 +247,7 @@ def load_vocoder(make: Callable[[], Vocoder], file: str | Path, device: torch.de
     return hift
 
 
-def turned(spectrum: Tensor, plain: bool = False) -> Tensor:
+def polar_to_rectangular(spectrum: Tensor, plain: bool = False) -> Tensor:
     """Log magnitudes and angles to real and imaginary parts; `plain` ones are already.  # [batch, 2 · bin, frame]"""
     if plain:
         return spectrum
@@ -312,7 +312,7 @@ class HiFT(nn.Module):
 
     def _waves(self, spectrum: Tensor, plan: DecodePlan, emit: SampleSpan) -> Tensor:
         """The sound of the frames `emit` from their spectrum.  # [batch, 2 · bins, frame] → [batch, emitted · 480]"""
-        sound = self.fourier.inverse(turned(spectrum, self.config.plain_spectrum))
+        sound = self.fourier.inverse(polar_to_rectangular(spectrum, self.config.plain_spectrum))
         begin = plan.spectrum.start * self.config.fft_hop - self.config.n_fft // 2
         hop = self.config.hop
         return sound[:, emit.start * hop - begin : emit.stop * hop - begin]

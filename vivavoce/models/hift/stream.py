@@ -246,22 +246,22 @@ class GraphedVocoder(HiFTStream):
         super().__init__(stream.hift, stream.delay_frames, graphs=True)
         self.eager = stream
         self.buckets: Sequence[int] = BUCKETS
-        self.looks = True
+        self.checks_mels = True
         """Whether to check mels for NaN, which synchronises with the flow; else the reader of the sound checks."""
         self.shapes: set[HopShape] = set()
         """Shapes of the hops captured ahead of use; other hops are cut or padded to these."""
         self._is_recording = False
 
-    def beside(self) -> "GraphedVocoder":
+    def with_own_graphs(self) -> "GraphedVocoder":
         """The same vocoder with its own graphs; states can move between the two."""
         vocoder = GraphedVocoder(self.eager)
         assert self._replay is not None
         assert vocoder._replay is not None
-        vocoder._replay.blank, vocoder.looks = self._replay.blank, self.looks
+        vocoder._replay.blank, vocoder.checks_mels = self._replay.blank, self.checks_mels
         return vocoder
 
     def _check_mels(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
-        if self.looks:
+        if self.checks_mels:
             super()._check_mels(mels, final)
 
     @contextmanager

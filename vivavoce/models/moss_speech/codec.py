@@ -33,8 +33,8 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechStream
 
 __all__ = ["CodecSizes", "MossSpeechCodec", "SpokenState", "read_sizes"]
 
-EAR_RATE = 16_000
-VOICE_RATE = 24_000
+ENCODER_RATE = 16_000
+DECODER_RATE = 24_000
 MAX_PROMPT_SECONDS = 30.0  # one segment of the speech encoder; more only costs memory and time
 SIZES = "sizes.json"  # written by `save`; published folders, all of one size, have no such file
 FLOWS = {None: "flow", 5: "flow-chunk-5", 25: "flow-chunk-25"}  # files by codes in a chunk; None: offline
@@ -120,7 +120,7 @@ class MossSpeechCodec(FlowSpeech):
         named: NamedVoices | None = None,
     ) -> None:
         super().__init__(flow, HiFTStream(vocoder, look_right))
-        self.ear = SpeechStream(encoder)
+        self.speech_encoder = SpeechStream(encoder)
         self.speaker = speaker
         self.mel = VocoderMel(MATCHA_24KHZ)
         self.named = named or NamedVoices()
@@ -155,7 +155,7 @@ class MossSpeechCodec(FlowSpeech):
         """Write weights, sizes and voices for `load`; the speaker network (ONNX) is not written."""
         folder = Path(folder)
         (folder / "flow").mkdir(parents=True, exist_ok=True)
-        encoder, vocoder = self.ear.encoder, self.vocoder.hift
+        encoder, vocoder = self.speech_encoder.encoder, self.vocoder.hift
         config = dataclasses.asdict(encoder.config) | {"pooling_position": encoder.config.quantize_position}
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf8")
         _save(encoder, folder / "model.safetensors", "encoder.")
@@ -172,7 +172,7 @@ class MossSpeechCodec(FlowSpeech):
 
     def encode(self, sound: Sound) -> Tensor:
         """Codes of a whole sound of any rate.  # [code]"""
-        return self.ear.encode(mono_samples(sound, EAR_RATE))
+        return self.speech_encoder.encode(mono_samples(sound, ENCODER_RATE))
 
     def voice(self, sound: Sound, speaker: Tensor | None = None) -> FlowVoice:
         """The voice of a recording with its flow cache precomputed; make it once and share it."""
@@ -184,9 +184,9 @@ class MossSpeechCodec(FlowSpeech):
                 raise InputError(
                     f"this codec has no speaker network; give the speaker's vector or a voice's name: {named}"
                 )
-            speaker = self.speaker.embed(mono_samples(sound, EAR_RATE))
+            speaker = self.speaker.embed(mono_samples(sound, ENCODER_RATE))
         codes = self.encode(sound)
-        mel = self.mel(mono_samples(sound, VOICE_RATE)[None])[0].T  # [frame, band]
+        mel = self.mel(mono_samples(sound, DECODER_RATE)[None])[0].T  # [frame, band]
         # Codes are rounded up to 80 ms and mel frames are not, so their ends may differ. With whole chunks of prompt,
         # the first chunk of every reply holds only reply codes.
         length, chunk = min(len(codes), len(mel) // self.flow.config.ratio), self.flow.config.chunk
@@ -232,22 +232,24 @@ class GraphedCodec(MossSpeechCodec):
     """The codec on CUDA, its steps replayed as graphs; replies attend to a left window of chunks."""
 
     def __init__(self, codec: MossSpeechCodec) -> None:
-        self._exact_encoder, self.speaker, self.mel = codec.ear, codec.speaker, codec.mel
-        self.encoder = GraphedSpeechEncoder(codec.ear.encoder)
-        self.ear = SpeechStream(cast(SpeechEncoder, self.encoder), keep_for_exact=False)  # same step interface
+        self._exact_encoder, self.speaker, self.mel = codec.speech_encoder, codec.speaker, codec.mel
+        self.encoder = GraphedSpeechEncoder(codec.speech_encoder.encoder)
+        self.speech_encoder = SpeechStream(
+            cast(SpeechEncoder, self.encoder), keep_for_exact=False
+        )  # same step interface
         self.named, self.ready = codec.named, {}
         self.flow = GraphedFlow(codec.flow)  # type: ignore[assignment]  # same streaming interface
         self.vocoder: GraphedVocoder = GraphedVocoder(codec.vocoder)
 
     def encode(self, sound: Sound) -> Tensor:
         """Codes of a whole sound by the plain encoder: graphs serve streams only.  # [code]"""
-        return self._exact_encoder.encode(mono_samples(sound, EAR_RATE))
+        return self._exact_encoder.encode(mono_samples(sound, ENCODER_RATE))
 
-    def beside(self) -> "GraphedCodec":
+    def with_own_graphs(self) -> "GraphedCodec":
         """The same codec with its own graphs, for another CUDA stream; states can move between the two."""
         codec = copy.copy(self)
-        codec.flow = cast(Any, self.flow).beside()
-        codec.vocoder = self.vocoder.beside()
+        codec.flow = cast(Any, self.flow).with_own_graphs()
+        codec.vocoder = self.vocoder.with_own_graphs()
         return codec
 
     def start(self, voice: FlowVoice, left_chunks: int | None = LEFT_CHUNKS, seed: int = 0) -> SpokenState:
@@ -255,11 +257,11 @@ class GraphedCodec(MossSpeechCodec):
         return super().start(voice, left_chunks, seed)
 
     @property
-    def spare_bytes(self) -> int:
+    def pooled_bytes(self) -> int:
         """Memory of released windows in the pool."""
         return cast(GraphedFlow, self.flow).pool.nbytes
 
-    def give_back(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
+    def release_windows(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
         """Return the windows of states that were stepped from to the pool; the device must be done with them."""
         for old, new in zip(used, after, strict=True):
             if old.flow.cache is not None and new.flow.cache is not None:
@@ -302,7 +304,7 @@ class GraphedCodec(MossSpeechCodec):
             codes, before = [torch.zeros(size, dtype=torch.int64)] * streams, states
             sounds, states = self.step_batch(before, codes, [False] * streams)
             torch.cat(sounds).cpu()  # synchronise
-            self.give_back(before, states)
+            self.release_windows(before, states)
 
 
 class CodecSizes(NamedTuple):

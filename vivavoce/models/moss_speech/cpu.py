@@ -164,7 +164,7 @@ class CpuMossSpeech(MossSpeech):
 
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Both tails' states of every row.  # [row, 2] → [row, 2, hidden]"""
-        if batch.cache.is_narrow:
+        if batch.cache.is_fp8:
             return super().forward(rows, batch)
         states: Tensor = self._cpu_layers(
             self.model.embed(rows), batch.cache.keys, batch.cache.values, self._layout(batch)
@@ -224,7 +224,7 @@ class CpuCodec(MossSpeechCodec):
     """
 
     def __init__(self, codec: MossSpeechCodec, dtype: torch.dtype = torch.float32) -> None:
-        self.ear, self.speaker, self.mel = codec.ear, codec.speaker, codec.mel
+        self.speech_encoder, self.speaker, self.mel = codec.speech_encoder, codec.speaker, codec.mel
         self.named = codec.named
         self.ready: dict[str, FlowVoice] = {}
         self.flow = CpuFlow(codec.flow, dtype) if CpuFlow.suits(codec.flow) else codec.flow

@@ -103,13 +103,13 @@ class LayerGroup(nn.Module):
             x, residual = layer(x, residual, rotary, index, batch)
         return x, residual
 
-    def remember(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, batch: RowBatch) -> None:
+    def store_kv(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, batch: RowBatch) -> None:
         """Write the rows' keys and values of all layers, without computing the last layer's output."""
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers[:last], start=self.first):
             x, residual = layer(x, residual, rotary, index, batch)
         final: DecoderLayer = self.layers[last]  # type: ignore[assignment]
-        final.remember(x, residual, rotary, self.first + last, batch)
+        final.store_kv(x, residual, rotary, self.first + last, batch)
 
 
 def _layer(config: MossSpeechConfig) -> DecoderLayer:
@@ -151,7 +151,7 @@ class Trunk(nn.Module):
         audio, audio_residual = self.audio_block(x, residual, self.rotary, batch)
         audio, _ = self.audio_norm.add(audio, audio_residual)
         if batch.shared_mode == AUDIO:
-            self.text_block.remember(x, residual, self.rotary, batch)
+            self.text_block.store_kv(x, residual, self.rotary, batch)
             return audio[:, None].expand(-1, 2, -1)  # the text states are not read
         text, text_residual = self.text_block(x, residual, self.rotary, batch)
         text, _ = self.text_norm.add(text, text_residual)
@@ -234,7 +234,7 @@ class MossSpeech(nn.Module):
     def _audio(self, hidden: Tensor, draw: Draw) -> Tensor:
         end = self.config.eosp_token_id
         logits = self._head_logits(hidden, AUDIO)[:, : end + 1]
-        logits[:, end].masked_fill_(draw.generated < draw.least, float("-inf"))
+        logits[:, end].masked_fill_(draw.generated < draw.min_rows, float("-inf"))
         return draw.sample(AUDIO, logits)
 
     def start_mode(self, last: Row) -> int:

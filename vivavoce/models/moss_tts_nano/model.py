@@ -272,7 +272,7 @@ class MossTTSNano(nn.Module):
 
     def _stop_logits(self, before: Tensor, draw: Draw) -> Tensor:
         logits = self.stop_logits(before)
-        logits[:, 1] = logits[:, 1].masked_fill(draw.generated < draw.least, float("-inf"))
+        logits[:, 1] = logits[:, 1].masked_fill(draw.generated < draw.min_rows, float("-inf"))
         return logits
 
 

@@ -168,7 +168,7 @@ class WhisperWriter:
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Hidden states of the last layer.  # [row, 2] → [row, d_model]"""
         windows = rows[:, WINDOW] // 2
-        if self.paged is not None and not batch.cache.is_narrow:
+        if self.paged is not None and not batch.cache.is_fp8:
             hidden = self._forward_paged(rows[:, TOKEN], windows, batch)
         else:
             hidden = self._forward_layers(rows[:, TOKEN], windows, batch)

@@ -65,7 +65,7 @@ class DecoderState:
 class CrossAttention(WhisperAttention):
     """Attention to the encoder's states, whose keys and values are computed once per window."""
 
-    def remember(self, states: Tensor) -> tuple[Tensor, Tensor]:
+    def cross_kv(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of windows.  # [window, position, d_model] → [window, head, position, head_dim] twice"""
         keys, values = (project(states).unflatten(-1, (self.heads, -1)) for project in (self.k_proj, self.v_proj))
         return keys.transpose(1, 2), values.transpose(1, 2)
@@ -224,14 +224,14 @@ class WhisperDecoder(nn.Module):
         """The layers with their type."""
         return cast(Sequence[WhisperDecoderLayer], self.layers)
 
-    def remember(self, states: Tensor) -> WindowMemory:
+    def cross_kv(self, states: Tensor) -> WindowMemory:
         """Cross-attention keys and values of windows, for all layers.  # [window, position, d_model]"""
         if self.fast_cross_kv is not None:
             attention, layers = self.stack[0].encoder_attn, len(self.stack)
             joined: Tensor = self.fast_cross_kv(states)
             by_layer = joined.unflatten(-1, (layers, 2, attention.heads, attention.head_dim)).permute(2, 3, 0, 4, 1, 5)
             return WindowMemory(by_layer[:, 0], by_layer[:, 1])
-        pairs = [layer.encoder_attn.remember(states) for layer in self.stack]
+        pairs = [layer.encoder_attn.cross_kv(states) for layer in self.stack]
         return WindowMemory(torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs]))
 
     def forward(self, tokens: Tensor, memory: WindowMemory) -> Tensor:
@@ -333,5 +333,5 @@ class Whisper(nn.Module):
 
     def forward(self, mel: Tensor, tokens: Tensor) -> Tensor:
         """Logits of whole texts, one a window.  # [window, mel, frame], [window, token] → [window, token, id]"""
-        memory = self.decoder.remember(self.encoder(mel))
+        memory = self.decoder.cross_kv(self.encoder(mel))
         return self.decoder.logits(self.decoder(tokens, memory))

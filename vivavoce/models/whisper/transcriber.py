@@ -201,7 +201,7 @@ class WhisperTranscriber:
 
     @torch.inference_mode()
     def encode(self, mel: Tensor) -> WindowMemory:
-        return self.model.decoder.remember(self.model.encoder(mel))
+        return self.model.decoder.cross_kv(self.model.encoder(mel))
 
     def _write(
         self, memory: WindowMemory, options: TranscriptionOptions, earlier: list[int], is_first: bool
@@ -260,7 +260,7 @@ class WhisperTranscriber:
         """Whether a text is neither repetitive nor unlikely; silence needs no second try."""
         if self.is_silence(text):
             return True
-        min_frames, highest = self.settings.least_logprob, self.settings.highest_compression
+        min_frames, highest = self.settings.min_logprob, self.settings.max_compression
         is_loop = highest is not None and compression(self.spell(text.tokens)) > highest
         return not is_loop and (min_frames is None or text.average_logprob >= min_frames)
 
@@ -269,9 +269,9 @@ class WhisperTranscriber:
         settings = self.settings
         if settings.no_speech is None or text.no_speech <= settings.no_speech:
             return False
-        if settings.least_logprob is None or not settings.likely_text_is_speech:
+        if settings.min_logprob is None or not settings.likely_text_is_speech:
             return True
-        return text.average_logprob <= settings.least_logprob
+        return text.average_logprob <= settings.min_logprob
 
     def spell(self, tokens: Sequence[int]) -> str:
         """The text of tokens without special tokens and timestamps."""

@@ -142,8 +142,8 @@ class WhisperSettings:
     latest_start: float | None = 1.0
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     best_of: int = 5
-    highest_compression: float | None = 2.4
-    least_logprob: float | None = -1.0
+    max_compression: float | None = 2.4
+    min_logprob: float | None = -1.0
     no_speech: float | None = 0.6
     likely_text_is_speech: bool = True
     """Whether a text above `least_logprob` is kept although the model detects no speech."""
@@ -197,8 +197,8 @@ class WhisperSettings:
             suppressed_at_start=self.suppressed_at_start if not_first is None else tuple(not_first),
             alignment_heads=tuple((layer, head) for layer, head in heads) if heads else self.alignment_heads,
             latest_start=self.latest_start if latest is None else latest * SECONDS_PER_TIMESTAMP,
-            highest_compression=given("compression_ratio_threshold", self.highest_compression),
-            least_logprob=given("logprob_threshold", self.least_logprob),
+            max_compression=given("compression_ratio_threshold", self.max_compression),
+            min_logprob=given("logprob_threshold", self.min_logprob),
             no_speech=given("no_speech_threshold", self.no_speech),
             likely_text_is_speech=given("likely_text_is_speech", self.likely_text_is_speech),
             writes_times=given("writes_timestamps", self.writes_times),

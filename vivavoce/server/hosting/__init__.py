@@ -18,7 +18,7 @@ from vivavoce.server.app import build_app, uvicorn_config
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.audio import AudioHost
 from vivavoce.server.hosting.config import ServingOptions, read_serving_options
-from vivavoce.server.hosting.conversations import SpeechHost, host_of
+from vivavoce.server.hosting.conversations import SpeechHost, load_models
 
 __all__ = [
     "ServingOptions",
@@ -82,7 +82,7 @@ def load_audio(asr: str | None = None, tts: str | None = None, device: str = "au
 
 def load(options: ServingOptions) -> Served:
     """The host of these options, its models loaded; it is ready once its parts are entered and warm."""
-    return host_of(options)
+    return load_models(options)
 
 
 def serve_fleet(options: ServingOptions, replicas: int, address: str | None = None) -> None:

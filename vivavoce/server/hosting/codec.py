@@ -44,7 +44,7 @@ STATE_SECONDS = 600.0  # a state that was not used for so long has lost its clie
 class CodecHost:
     """The speech encoder and the vocoder for language models in other processes."""
 
-    here: LocalCodec
+    local: LocalCodec
     voices: Mapping[str, FlowVoice]
     _states: dict[str, tuple[Any, float]] = field(default_factory=dict)
     started: int = 0
@@ -52,9 +52,12 @@ class CodecHost:
 
     def description(self) -> dict[str, Any]:
         """What a remote pipeline must know of the codec."""
-        codec = self.here.codec
+        codec = self.local.codec
         chunks = {"chunk": codec.flow.config.chunk, "lookahead": codec.flow.config.lookahead}
-        sizes = {"samples_per_code": codec.samples_per_code, "ear_samples_per_code": codec.ear.samples_per_code}
+        sizes = {
+            "samples_per_code": codec.samples_per_code,
+            "ear_samples_per_code": codec.speech_encoder.samples_per_code,
+        }
         return {**chunks, **sizes, "voices": list(self.voices)}
 
     @property
@@ -65,7 +68,7 @@ class CodecHost:
     @property
     def waiting(self) -> int:
         """Jobs that are queued."""
-        return self.here.ear.waiting + self.here.voice.waiting
+        return self.local.ear.waiting + self.local.voice.waiting
 
     async def do(self, what: str, request: bytes) -> bytes:
         """Run one job. Its header names the state it continues and the state after it."""
@@ -75,11 +78,11 @@ class CodecHost:
         following: Any
         if what == EAR:
             samples = torch.from_numpy(np.frombuffer(payload, np.float32).copy())
-            codes, following = await self.here.ear.do((state, samples, header["is_last"]), header["urgency"])
+            codes, following = await self.local.ear.do((state, samples, header["is_last"]), header["urgency"])
             result = np.asarray(codes, np.int64).tobytes()
         else:
             given = torch.from_numpy(np.frombuffer(payload, np.int64).copy())
-            sound, following = await self.here.voice.do((state, given, header["is_last"]), header["urgency"])
+            sound, following = await self.local.voice.do((state, given, header["is_last"]), header["urgency"])
             result = sound.numpy().tobytes()
         self._states[header["next"]] = (following, time.monotonic())
         return result
@@ -88,7 +91,7 @@ class CodecHost:
         if not header["state"]:
             self.started += 1
             if what == EAR:
-                return self.here.codec.ear.initial_state()
+                return self.local.codec.speech_encoder.initial_state()
             return self.voices.get(header["voice"]) or next(iter(self.voices.values()))
         if header["state"] not in self._states:
             raise VivaError(f"there is no state {header['state']} here")
@@ -124,12 +127,12 @@ def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> C
 
 async def serve_codec(host: CodecHost, options: ServerOptions) -> None:
     """Serve until interrupted."""
-    host.here.ear.start()
-    host.here.voice.start()
+    host.local.ear.start()
+    host.local.voice.start()
     try:
         await uvicorn.Server(uvicorn_config(codec_app(host, options), options)).serve()
     finally:
-        await asyncio.gather(host.here.ear.close(), host.here.voice.close())
+        await asyncio.gather(host.local.ear.close(), host.local.voice.close())
 
 
 def codec_app(host: CodecHost, options: ServerOptions) -> Starlette:

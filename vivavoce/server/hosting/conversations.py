@@ -83,7 +83,7 @@ class SpeechHost:
         self.is_ready = True
 
 
-def host_of(options: ServingOptions) -> SpeechHost | AudioHost:
+def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     """The host of these options, its models loaded; it is ready once its parts are entered and warm."""
     dialogue, settings = options.dialogue(), options.settings()
     if options.is_cascade:

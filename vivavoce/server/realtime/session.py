@@ -71,7 +71,7 @@ class RealtimeSession:
         self.conversation: Conversation = host.open(self.configuration.settings(), opening.model)
         self.log = EventLog(self.id[5:13], options.resume_seconds)
         self.clock = TurnClock(metrics)
-        self.audio = AudioInputStream(self.conversation, self.configuration, self.clock, options.most_pending_bytes)
+        self.audio = AudioInputStream(self.conversation, self.configuration, self.clock, options.max_pending_bytes)
         self.is_call = track is not None
         self.encoder = self._new_encoder(track)
         self.connections: dict[Connection, Cursor] = {}
@@ -165,10 +165,10 @@ class RealtimeSession:
         if self.options.log_content:
             logger.info("%s → %s", self.id, events.encode(event).decode())
         for connection, cursor in list(self.connections.items()):
-            if cursor.pending_bytes > self.options.most_pending_bytes:
+            if cursor.pending_bytes > self.options.max_pending_bytes:
                 self.metrics.dropped.labels("unread").inc()
                 connection.drop(1013, "too much is waiting to be read; read faster, or come back")
-        if not self.connections and self.log.kept_bytes > 2 * self.options.most_pending_bytes:
+        if not self.connections and self.log.kept_bytes > 2 * self.options.max_pending_bytes:
             self._finish(1013, "nobody reads")
 
     def send_error(self, error: WireError, event_id: str | None = None) -> None:
@@ -230,8 +230,8 @@ class RealtimeSession:
             self.send_error(WireError(message, "internal_error", kind="server_error"), event_id())
 
     def _decoded(self, message: str) -> AnyClientEvent:
-        if len(message) > self.options.most_event_bytes:
-            limit = self.options.most_event_bytes >> 20
+        if len(message) > self.options.max_event_bytes:
+            limit = self.options.max_event_bytes >> 20
             raise WireError(f"an event of {len(message)} bytes; at most {limit} MiB are taken", "event_too_large")
         event = decode_client_event(message)
         if self.options.log_content and not isinstance(event, InputAudioBufferAppend):
@@ -241,7 +241,7 @@ class RealtimeSession:
     def _new_encoder(self, track: AudioSink | None) -> EventEncoder:
         options = self.options
         least, most, piece_ms = (
-            (options.least_lead_ms, options.lead_ms, options.piece_ms)
+            (options.min_lead_ms, options.lead_ms, options.piece_ms)
             if track is None
             else (options.call_lead_ms, options.call_lead_ms, options.call_piece_ms)
         )

@@ -127,7 +127,7 @@ def default_session(settings: ConversationSettings, model: str, kind: SessionTyp
         instructions=settings.instructions,
         tools=[],
         tool_choice=settings.tool_choice,  # type: ignore[arg-type]
-        max_output_tokens=settings.most_output_tokens or "inf",
+        max_output_tokens=settings.max_output_tokens or "inf",
         tracing=None,
         truncation="auto",
         prompt=None,
@@ -279,7 +279,7 @@ def conversation_settings(
         modality=session.output_modalities[0],
         voice=voice if voice in voices else base.voice,
         speed=output.speed,
-        most_output_tokens=None if limit == "inf" else limit,
+        max_output_tokens=None if limit == "inf" else limit,
         tools=tuple(Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in session.tools),
         tool_choice=choice if isinstance(choice, str) else choice.name,
     )

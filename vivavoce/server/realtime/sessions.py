@@ -88,7 +88,7 @@ class Sessions:
             raise self._refusal(f"{address} opened too many sessions", "rate_limit_exceeded", 429)
         if self.is_stopping or not self.host.is_ready:
             raise self._refusal("the server is not ready", "server_not_ready", 503)
-        if len(self) >= self.options.most_sessions and not self._end_one_that_waits():
+        if len(self) >= self.options.max_sessions and not self._end_one_that_waits():
             raise self._refusal(f"{len(self)} sessions are open, the most there can be", "session_limit_reached", 503)
         try:
             session = RealtimeSession(self.host, opening, self.options, self.metrics, track)

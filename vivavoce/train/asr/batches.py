@@ -305,7 +305,7 @@ class TeacherBatches:
         with torch.autocast(mel.device.type, torch.bfloat16, enabled=self.half):
             states = model.encoder(mel)
         prompt = tokens.prompt(LANGUAGE, timestamps=timed)
-        memory, max_tokens = model.decoder.remember(states.float()), shape.positions - len(prompt)
+        memory, max_tokens = model.decoder.cross_kv(states.float()), shape.positions - len(prompt)
         rules = self.transcriber.rules(TranscriptionOptions(language=LANGUAGE, timestamps=timed))
         texts = decode(model, tokens, memory, [prompt] * shape.batch, rules, most=max_tokens)
         return {"states": states.bfloat16(), **self._padded(prompt, texts)}

@@ -127,7 +127,7 @@ class DraftTraining:
     def _teacher_outputs(self, batch: Batch) -> DraftBatch:
         decoder, tokens = self.model.decoder, batch["tokens"]
         states = batch["states"].to(decoder.embed_tokens.weight.dtype)
-        memory = decoder.remember(states)
+        memory = decoder.cross_kv(states)
         hidden = decoder(tokens, memory)
         probabilities = (SHARPENING * decoder.logits(hidden)).softmax(-1)
         entropy = torch.special.entr(probabilities).sum(-1)
@@ -221,7 +221,7 @@ class DecoderStudent:
 
     def loss(self, teacher: DraftBatch, batch: Batch) -> dict[str, Tensor]:
         """KL divergence from the teacher, and how often the greedy tokens agree."""
-        hidden = self.decoder(teacher.tokens, self.decoder.remember(teacher.states))
+        hidden = self.decoder(teacher.tokens, self.decoder.cross_kv(teacher.states))
         divergence, agreed = distillation(
             self.decoder.logits(hidden), teacher.probabilities, teacher.entropy, teacher.best, teacher.counts
         )

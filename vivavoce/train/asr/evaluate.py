@@ -110,7 +110,7 @@ class RecognitionScores:
         }
 
 
-def judge_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> RecognitionScores:
+def score_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> RecognitionScores:
     """Score hypotheses against references, both normalised."""
     pairs = [(normalise(one), normalise(other)) for one, other in zip(said, meant, strict=True)]
     by_words = [edit_distance(one.split(), other.split()) for one, other in pairs]
@@ -152,7 +152,7 @@ def transcribe_all(
         if decibels is not None:
             lengths = recordings.lengths[chosen].to(windows.device)
             windows = at_snr(windows, noise("pink", windows, generator), decibels, lengths)
-        memory = model.decoder.remember(model.encoder(mel(windows)))
+        memory = model.decoder.cross_kv(model.encoder(mel(windows)))
         prompt = tokens.prompt(LANGUAGE)
         max_tokens = min(MAX_TOKENS, model.config.max_target_positions - len(prompt))
         decoded = decode(model, tokens, memory, [prompt] * len(chosen), rules, most=max_tokens)
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recordings = recordings.to(options.device)
     for way, padding, decibels in CONDITIONS:
         texts = transcribe_all(model, vocabulary, recordings, padding, decibels)
-        scores = judge_texts(texts, recordings.texts)
+        scores = score_texts(texts, recordings.texts)
         print(f"{way}: {scores.line()}")
         for said, meant in scores.worst[:5]:
             print(f"    {meant!r} was written {said!r}")
@@ -222,7 +222,7 @@ def timing_heads(
     found = torch.zeros(len(pairs))
     for index, text in enumerate(recordings.texts):
         windows = windows_of(model, recordings, [index], "full")
-        memory = model.decoder.remember(model.encoder(mel(windows)))
+        memory = model.decoder.cross_kv(model.encoder(mel(windows)))
         room = config.max_target_positions - len(prompt) - 1
         written = torch.tensor([[*prompt, *vocabulary.encode(text)[:room]]], device=windows.device)
         sound = min(int(recordings.lengths[index]), windows.shape[1]) * POSITIONS_PER_SECOND // RATE + 1

@@ -37,7 +37,7 @@ from vivavoce.train.asr.checkpoint import (
     save_whisper,
     write_json,
 )
-from vivavoce.train.asr.evaluate import CONDITIONS, RecognitionScores, judge_texts, timing_heads, transcribe_all
+from vivavoce.train.asr.evaluate import CONDITIONS, RecognitionScores, score_texts, timing_heads, transcribe_all
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, TrainingStep, plot_curves
 from vivavoce.train.losses import BLANK, ctc_loss
@@ -176,7 +176,7 @@ class ASRModule(nn.Module):
         tokens, decoder = batch["tokens"], self.model.decoder
         wrong = (torch.rand(tokens.shape, device=tokens.device) < self.recipe.wrong_tokens) & (tokens < self.text_ids)
         tokens = torch.where(wrong, torch.randint_like(tokens, self.text_ids), tokens)
-        logits = decoder.logits(decoder(tokens, decoder.remember(states)))
+        logits = decoder.logits(decoder(tokens, decoder.cross_kv(states)))
         return functional.cross_entropy(
             logits.flatten(0, 1),
             batch["labels"].flatten(),
@@ -295,7 +295,7 @@ class Training:
         for name, recordings in sets.items():
             for way, padding, decibels in CONDITIONS:
                 texts = transcribe_all(self.module.model, self.vocabulary, recordings, padding, decibels)
-                evaluated[f"{name}, {way}"] = judge_texts(texts, recordings.texts)
+                evaluated[f"{name}, {way}"] = score_texts(texts, recordings.texts)
                 report(f"{name}, {way}: {evaluated[f'{name}, {way}'].line()}")
         return evaluated
 

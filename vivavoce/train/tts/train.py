@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from vivavoce.asr.backends.moonshine import Moonshine
 from vivavoce.device import pick
-from vivavoce.evaluation.scoring import Listeners, word_errors
+from vivavoce.evaluation.scoring import DNSMOS, word_errors
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, NanoSampling
@@ -234,7 +234,7 @@ def evaluate_voice(
     tts: SpeechModel,
     texts: Sequence[str],
     moonshine: Moonshine,
-    listeners: Listeners,
+    listeners: DNSMOS,
     voice: str | None = None,
 ) -> dict[str, float]:
     """Word error rate, DNSMOS and real-time factor of synthesized sentences."""
@@ -292,7 +292,7 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> None:
     tts, moonshine, listeners = (
         open_speech_model(given.model, "cpu"),
         Moonshine(given.moonshine),
-        Listeners(),
+        DNSMOS(),
     )
     for kind, texts in (
         ("front desk", reply_sentences(given.count, SEED)[: given.count]),
