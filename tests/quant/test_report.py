@@ -169,5 +169,5 @@ def test_what_a_person_would_notice_is_told_beside_float(tmp_path):
         replace(loss, alone=TextSpan(5, 2, 8)),
     ):
         assert worse.verdict == worse.cells()[-1] == "no"
-    with pytest.raises(InputError, match="cosyvoice model; what is lost can be told of moss_speech"):
+    with pytest.raises(InputError, match="cosyvoice model; losses can be measured for moss_speech"):
         losses(str(write("cosyvoice", tmp_path / "source")), ["fp16"])
