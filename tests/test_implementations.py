@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from typer.testing import CliRunner
-from vivavoce.models.moss_speech.cuda import GraphedCodec
 
 from vivavoce import cpu_speed, hub
 from vivavoce import implementations as chooser
@@ -15,6 +14,7 @@ from vivavoce.cli import app
 from vivavoce.cli.doctor import examine_model
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError
+from vivavoce.models.moss_speech.codec import GraphedCodec
 from vivavoce.models.registry import FAMILIES, family_of, model_type
 from vivavoce.s2s.loading import load_speech
 from vivavoce.tts.nano import NanoTTS

@@ -128,7 +128,7 @@ def choose_flow(device: Device, is_plain: bool = True) -> Choice:
 def choose_vocoder(device: Device, has_steep_snakes: bool = True) -> Choice:
     """The HiFT vocoder of MOSS-Speech's codec."""
     if device.graphs:
-        return Choice("vocoder", "vivavoce.models.moss_speech.cuda:GraphedVocoder", torch.float32, GRAPHS)
+        return Choice("vocoder", "vivavoce.models.hift.stream:GraphedVocoder", torch.float32, GRAPHS)
     if device.kind == "cpu" and has_steep_snakes:
         dtype, why = _fast_float()
         return Choice("vocoder", "vivavoce.models.hift.cpu:CpuHiFT", dtype, f"CPU: fewer and larger products; {why}")
@@ -270,7 +270,7 @@ def choose_cosyvoice_flow(device: Device, dtype: str = "auto", version: int = 2)
 def choose_cosyvoice_vocoder(device: Device, version: int = 2) -> Choice:
     """CosyVoice's vocoder, which is always float32."""
     if device.graphs:
-        graphed = "moss_speech.cuda:GraphedVocoder" if version == 2 else "cosyvoice.cuda:GraphedCausalHiFT"
+        graphed = "hift.stream:GraphedVocoder" if version == 2 else "hift.stream:GraphedCausalHiFT"
         return Choice("vocoder", f"vivavoce.models.{graphed}", torch.float32, GRAPHS)
     plain = "hift.model:HiFT" if version == 2 else "hift.causal:CausalHiFT"
     return Choice("vocoder", f"vivavoce.models.{plain}", torch.float32, PLAIN.format(kind=device.kind))

@@ -19,7 +19,7 @@ from vivavoce.asr import transcribe
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, save_weights
 from vivavoce.models.moss_speech.model import MossSpeech
-from vivavoce.models.quantised import QUANTISED, SMALLEST_MATRIX, pack_file
+from vivavoce.models.quantised import MIN_MATRIX_SIZE, QUANTISED, pack_file
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_weight import quantise
@@ -104,7 +104,7 @@ def test_a_matrix_that_was_shipped_in_few_bits_is_not_rounded_again(bits, method
     pack_file(whole / "model.safetensors", source / "model.safetensors", low_bits={"weight$": bits})
     quantise_folder(source, out, METHODS[method], policy_for(source))
     with Checkpoint(source) as shipped, Checkpoint(out) as made:
-        packed = [name for name in made.quantised if shipped.tensor(name).numel() >= SMALLEST_MATRIX]
+        packed = [name for name in made.quantised if shipped.tensor(name).numel() >= MIN_MATRIX_SIZE]
         assert {torch.equal(made.tensor(name), shipped.tensor(name)) for name in packed} == {is_exact}
 
 

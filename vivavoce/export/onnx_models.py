@@ -17,7 +17,7 @@ from vivavoce.models.xy_tokenizer.model import LOUDEST_BIN, FourierHead, XYToken
 from vivavoce.nn.paged_kv import CachePiece
 from vivavoce.nn.vocoder import ShortFourier
 
-MOST_PARAMETERS = 2_000_000_000  # larger ones belong into an engine that batches
+MAX_PARAMETERS = 2_000_000_000  # larger ones belong into an engine that batches
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class NextRows(nn.Module):
 def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterator[OnnxExport]:
     """A model that the engine can run; `heads` names its logits."""
     count = sum(parameter.numel() for parameter in model.parameters())
-    if count > MOST_PARAMETERS:
+    if count > MAX_PARAMETERS:
         raise InputError(
             f"{count / 1e9:.1f} B parameters are no small model; `viva export trtllm` writes it for an engine"
         )
