@@ -97,7 +97,7 @@ def choose_moss_speech_codec(device: Device) -> Choice:
     flow = choose_flow(device)
     package = "vivavoce.models.moss_speech"
     if device.graphs:
-        return Choice("codec", f"{package}.cuda:GraphedCodec", flow.dtype, flow.why)
+        return Choice("codec", f"{package}.codec:GraphedCodec", flow.dtype, flow.why)
     if device.kind == "cpu":
         return Choice("codec", f"{package}.cpu:CpuCodec", flow.dtype, flow.why)
     return Choice("codec", f"{package}.codec:MossSpeechCodec", torch.float32, PLAIN.format(kind=device.kind))
@@ -164,7 +164,7 @@ def choose_whisper_decoder(device: Device, dtype: str = "auto", is_plain: bool =
     package, is_int8 = "vivavoce.models.whisper", dtype == "int8"
     kind = torch.float32 if is_int8 else resolve_dtype(dtype, device)
     if device.kind == "cpu" and is_plain and not is_int8:
-        return Choice("text decoder", f"{package}.cuda:PagedStack", kind, TORCHSCRIPT)
+        return Choice("text decoder", f"{package}.cpu:CpuDecoder", kind, TORCHSCRIPT)
     if device.graphs and device.triton:
         return Choice("text decoder", f"{package}.engine:WhisperWriter", kind, f"{GRAPHS}, by Triton kernels")
     why = "int8 was asked for" if is_int8 else PLAIN.format(kind=device.kind)

@@ -292,10 +292,12 @@ def bench_serve(
 ) -> None:
     """Concurrent conversations on one device until playback underruns: latency, underruns, memory, power."""
     with progress_to(as_json):
-        from vivavoce.bench import serve, serve_simulation
+        from vivavoce.bench import serve
 
         counts = [int(part) for part in sessions.split(",")]
         if simulate:
+            from vivavoce.bench import serve_simulation  # needs the server's packages
+
             script = serve.Script(question, seconds, spread, newcomers)
             result = serve_simulation.run(counts, script, keep_going, out=out)
         else:
