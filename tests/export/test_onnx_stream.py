@@ -15,7 +15,7 @@ from tests.models.tiny_nano import tiny_nano
 from vivavoce.errors import VivaError
 from vivavoce.export.nano_onnx import lm_graphs as nano_lm_graphs
 from vivavoce.export.nano_onnx_codec import codec_graphs, empty_state
-from vivavoce.export.onnx_graph import OnnxExport, Stream, difference, export_graph, open_session
+from vivavoce.export.onnx_graph import OnnxExport, StreamCheck, difference, export_graph, open_session
 from vivavoce.export.onnx_models import lm_graphs, whisper_graphs
 from vivavoce.models.moss_audio_tokenizer.config import (
     DECODER,
@@ -93,7 +93,9 @@ class TwoCounters(nn.Module):
 
 def counters(first: Tensor, second: Tensor) -> OnnxExport:
     x = torch.ones(3)
-    stream = Stream({"x": x, "first": first, "second": second}, ({"x": x}, {"x": x}), {"first": "a", "second": "b"})
+    stream = StreamCheck(
+        {"x": x, "first": first, "second": second}, ({"x": x}, {"x": x}), {"first": "a", "second": "b"}
+    )
     return OnnxExport("counters", TwoCounters(), stream.first, {"x": {0: "row"}}, ("y", "a", "b"), stream=stream)
 
 
@@ -114,7 +116,7 @@ def test_a_graph_that_differs_from_the_second_call_on_is_refused(tmp_path: Path)
     given = {"x": x, "state": zero}
     graph = OnnxExport("later", WrongLater(), given, {"x": {0: "row"}}, ("y", "after"), check_twice(given))
     assert export_graph(graph, tmp_path).difference == 0
-    streamed = replace(graph, stream=Stream(given, ({"x": x}, {"x": x}), {"state": "after"}))
+    streamed = replace(graph, stream=StreamCheck(given, ({"x": x}, {"x": x}), {"state": "after"}))
     with pytest.raises(VivaError, match="later: ONNX differs from torch"):
         export_graph(streamed, tmp_path)
 

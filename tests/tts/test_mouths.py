@@ -15,7 +15,7 @@ from vivavoce.errors import CapacityError
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
 from vivavoce.nn.quantised import to_int8
-from vivavoce.tts.nano_cpu import CpuDecoder, SequenceDraw
+from vivavoce.tts.nano_cpu import NanoCpuDecoder, SequenceDraw
 from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator, before_text
 
 REFERENCE = tuple(tuple((7 * frame + 3 * book) % 24 for book in range(5)) for frame in range(6))
@@ -71,7 +71,7 @@ def test_a_voice_read_ahead_is_the_whole_prompt(model):
 
 
 def test_a_past_is_a_value(model):
-    decoder = CpuDecoder(model)
+    decoder = NanoCpuDecoder(model)
     past = decoder.read(before_text(PROMPT, REFERENCE))
     before = past.keys_values.clone()
     generation = Generation(SAMPLINGS["published"], 8, 8, penalise_prompt=False)
@@ -86,7 +86,7 @@ def test_without_python_the_same_is_said(is_int8):
     model = MossTTSNano.random(WIDER, deviation=0.1)
     if is_int8:
         to_int8(model)
-    slow, quick = CpuDecoder(model), CpuDecoder(model)
+    slow, quick = NanoCpuDecoder(model), NanoCpuDecoder(model)
     quick.compile()
     assert type(quick.whole) is not type(slow.whole)
     rows, more = before_text(PROMPT, REFERENCE), PROMPT.speech("Yes.")
@@ -100,7 +100,7 @@ def test_without_python_the_same_is_said(is_int8):
 def test_products_that_cannot_be_compiled_stay_as_they_are():
     other = MossTTSNano.random(WIDER)
     other.transformer.h[0].mlp.fc_in = torch.nn.Linear(WIDER.hidden_size, WIDER.intermediate_size)
-    decoder = CpuDecoder(other)
+    decoder = NanoCpuDecoder(other)
     whole = decoder.whole
     decoder.compile()
     assert (
@@ -161,8 +161,8 @@ def test_rounded_weights_say_nearly_the_same(hidden, is_small):
     config = dataclasses.replace(WIDER, hidden_size=hidden)
     plain, rounded = (MossTTSNano.random(config, deviation=12.8 / hidden) for _ in range(2))
     to_int8(rounded)
-    assert CpuDecoder(rounded).is_small == is_small and not CpuDecoder(plain).is_small
+    assert NanoCpuDecoder(rounded).is_small == is_small and not NanoCpuDecoder(plain).is_small
     rows = before_text(PROMPT, REFERENCE)
-    expected, found = (CpuDecoder(each).read(rows).keys_values for each in (plain, rounded))
+    expected, found = (NanoCpuDecoder(each).read(rows).keys_values for each in (plain, rounded))
     assert (found - expected).norm() / expected.norm() < 0.03
     assert len(list(CpuFrameGenerator(rounded, PROMPT).frames(REFERENCE, "Yes.", Generation(GREEDY, 6, 7)))) == 6

@@ -53,7 +53,7 @@ Steps = Generator[Question | TranscriptSegment, Answer, Result]
 OnSegment = Callable[[int, TranscriptSegment], None]
 
 
-class EncoderBatches:
+class WindowBatches:
     """Encodes windows of one length together, for the model and its drafts, and keeps them in the writer's store."""
 
     def __init__(
@@ -78,7 +78,7 @@ class EncoderBatches:
         return windows
 
 
-class Transcription(Generic[Result]):
+class TranscriptionJob(Generic[Result]):
     """A recording under way. One thread iterates over its segments; `cancel` may be called from any."""
 
     def __init__(self, engine: "TranscribingEngine", steps: Steps[Result], previous: Sequence[int] = ()) -> None:
@@ -252,26 +252,26 @@ class TranscribingEngine:
         self.drafter.join(self.engine, self.writer)
         executor = executor or executor_for(device.torch_device)
         self.driver = AsyncEngine(self.engine, executor)
-        encode = EncoderBatches(WindowEncoder(model.encoder), model.decoder, self.writer, self.drafter)
+        encode = WindowBatches(WindowEncoder(model.encoder), model.decoder, self.writer, self.drafter)
         self.batcher: DynamicBatcher[Tensor, int] = DynamicBatcher(
             "viva-asr-encoder", encode, windows, lambda mel: mel.shape[-1], executor, leaves_jobs=True
         )
         self.tokens = 0
         self._reported = (0, 0, Counter[tuple[int, int]]())
         self._free, self._changed = windows, threading.Condition()
-        self._jobs: weakref.WeakSet[Transcription[Any]] = weakref.WeakSet()
+        self._jobs: weakref.WeakSet[TranscriptionJob[Any]] = weakref.WeakSet()
         self._is_started = False
 
     def begin(
         self, samples: Tensor, options: TranscriptionOptions | None = None, previous: Sequence[int] = ()
-    ) -> Transcription[None]:
+    ) -> TranscriptionJob[None]:
         """A recording to be iterated over; `previous` are tokens an earlier hypothesis has of it, a draft.  # [time]"""
         return self.run(self.listener.hear(samples, options), previous)
 
-    def run(self, steps: Steps[Result], previous: Sequence[int] = ()) -> Transcription[Result]:
+    def run(self, steps: Steps[Result], previous: Sequence[int] = ()) -> TranscriptionJob[Result]:
         """As `begin`, for steps of any kind."""
         self._start()
-        job = Transcription(self, steps, previous)
+        job = TranscriptionJob(self, steps, previous)
         self._jobs.add(job)
         return job
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vivavoce.asr.batch import TranscribingEngine, Transcription
+from vivavoce.asr.batch import TranscribingEngine, TranscriptionJob
 from vivavoce.asr.drafts import DraftReport
 from vivavoce.asr.streaming import CommitPolicy, LiveGuess, LiveListener, LiveState, LiveUpdate
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
@@ -77,7 +77,7 @@ class RecognitionService:
                 pass
         return job.result or LiveGuess()
 
-    async def _run(self, job: Transcription[Result]) -> AsyncGenerator[TranscriptSegment, None]:
+    async def _run(self, job: TranscriptionJob[Result]) -> AsyncGenerator[TranscriptSegment, None]:
         try:
             items = cast(AsyncGenerator[TranscriptSegment, None], iterate_on_thread(lambda: iter(job)))
             async with aclosing(items) as segments:

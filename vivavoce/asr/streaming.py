@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.asr.batch import TranscribingEngine, Transcription
+from vivavoce.asr.batch import TranscribingEngine, TranscriptionJob
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.alignment import MEDIAN_WIDTH, median_filter, split_words, token_times
 from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, SECONDS_PER_TIMESTAMP
@@ -272,7 +272,7 @@ class LiveListener:
         """Whether there is enough sound for a word."""
         return len(state.sound) >= MIN_SECONDS * RATE
 
-    def ask(self, state: LiveState) -> Transcription[LiveGuess]:
+    def ask(self, state: LiveState) -> TranscriptionJob[LiveGuess]:
         """The next hypothesis, to be iterated to its end."""
         window = int(self.max_seconds * RATE)
         steps = hear_live(self.engine.listener, state.sound[:window], self.options, state.context, state.settled)

@@ -83,7 +83,7 @@ CTRANSLATE2 = "faster-whisper int8"
 
 
 @dataclass
-class Contender:
+class RecognitionContender:
     """A backend under test and its results so far."""
 
     name: str
@@ -104,7 +104,7 @@ class Contender:
         self.texts.append("".join(segment.text for segment in segments).strip())
         self.tokens.append(tuple(token for segment in segments for token in segment.tokens))
 
-    def figures(self, references: Sequence[str], sound_seconds: float, plain: "Contender") -> dict[str, Any]:
+    def figures(self, references: Sequence[str], sound_seconds: float, plain: "RecognitionContender") -> dict[str, Any]:
         judged = score_texts(self.texts, references)
         total = sum(self.seconds)
         figures: dict[str, Any] = {
@@ -150,7 +150,9 @@ def run(
         if peer:
             contenders += _peers(model, target, padding)
         if moonshine is not None:
-            contenders.append(Contender("Moonshine base", MoonshineBackend(moonshine), TranscriptionOptions()))
+            contenders.append(
+                RecognitionContender("Moonshine base", MoonshineBackend(moonshine), TranscriptionOptions())
+            )
     with stage(f"{len(spoken)} recordings, {len(contenders)} contenders"):
         _compete(contenders, spoken)
     seconds = sum(one.seconds for one in spoken)
@@ -196,22 +198,22 @@ def _choices(drafts: Sequence[str], heads: str | None, width: int) -> dict[str, 
 
 def _contenders(
     listener: WhisperTranscriber, device: Device, choices: Mapping[str, DraftChoice], padding: Padding
-) -> list[Contender]:
+) -> list[RecognitionContender]:
     options = TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
     other: Padding = "full" if padding == "trim" else "trim"
     contenders = [
-        Contender(PLAIN, OwnBackend(listener, device), options),
-        Contender(
+        RecognitionContender(PLAIN, OwnBackend(listener, device), options),
+        RecognitionContender(
             f"ours, padding {other}",
             OwnBackend(listener, device),
             TranscriptionOptions(padding=other, temperatures=GREEDY_ONLY),
         ),
     ]
-    return contenders + [Contender(f"ours, {name}", OwnBackend(listener, device, choice), options)
+    return contenders + [RecognitionContender(f"ours, {name}", OwnBackend(listener, device, choice), options)
                    for name, choice in choices.items()]  # fmt: skip
 
 
-def _peers(model: str, device: Device, padding: Padding) -> list[Contender]:
+def _peers(model: str, device: Device, padding: Padding) -> list[RecognitionContender]:
     """faster-whisper on the same checkpoint, where installed; trimmed where the model's windows allow it."""
     try:
         peer = load_converted(resolve(model), device.kind, "int8" if device.kind == "cpu" else "float16",
@@ -219,10 +221,10 @@ def _peers(model: str, device: Device, padding: Padding) -> list[Contender]:
     except (MissingDependencyError, VivaError) as error:
         print(f"without faster-whisper: {error}")
         return []
-    return [Contender(CTRANSLATE2, peer, TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY))]
+    return [RecognitionContender(CTRANSLATE2, peer, TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY))]
 
 
-def _compete(contenders: Sequence[Contender], spoken: Sequence[LabelledRecording]) -> None:
+def _compete(contenders: Sequence[RecognitionContender], spoken: Sequence[LabelledRecording]) -> None:
     """Run every contender on every recording, in rotating order."""
     for one in contenders:
         for recording in spoken[:UNCOUNTED]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.export.nano_onnx_codec import CODE_TOLERANCE, attended, codec_graphs, turned
-from vivavoce.export.onnx_graph import OnnxExport, Stream
+from vivavoce.export.onnx_graph import OnnxExport, StreamCheck
 from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano, NanoLayer, NanoTransformer
@@ -245,7 +245,7 @@ def lm_graphs(model: MossTTSNano, sampling: NanoSampling | None = None) -> Itera
     axes = {"input_ids": {0: "batch", 1: "new"}, "past_valid_lengths": {0: "batch"}}
     axes |= {name: {0: "batch", 1: "past"} for name in example if name.startswith("past_key") or "value" in name}
     begun = step(1, 1, 3, [3])
-    stream = Stream(
+    stream = StreamCheck(
         begun,
         tuple({"input_ids": rows[:1, row : row + 1], "past_valid_lengths": begun["past_valid_lengths"] + row}
               for row in range(1, 5)),
@@ -286,7 +286,7 @@ def _local_graphs(
         "moss_tts_local_cached_step", LocalCachedStep(model), example, {name: {1: "past"} for name in pasts},
         ("text_logits", "audio_logits", *pasts.values()),
         (step(HIDDEN, 0), step(TEXT_STEP, 1), step(AUDIO_STEP, 7)),
-        stream=Stream(step(HIDDEN, 0), following, pasts),
+        stream=StreamCheck(step(HIDDEN, 0), following, pasts),
     )  # fmt: skip
     seen = (torch.rand(1, config.n_vq, config.audio_vocab_size, generator=noise) < 0.1).int()
     uniform = torch.rand(1, 1 + config.n_vq, generator=noise)

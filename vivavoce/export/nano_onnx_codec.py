@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vivavoce.export.onnx_graph import OnnxExport, Stream
+from vivavoce.export.onnx_graph import OnnxExport, StreamCheck
 from vivavoce.models.moss_audio_tokenizer.model import CodecLayer, CodecStage, MossAudioTokenizerNano
 from vivavoce.nn.rope import rotate_pairs, rotation
 
@@ -179,7 +179,7 @@ def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[OnnxExport]:
     yield OnnxExport(
         "moss_audio_tokenizer_decode_step", CodecDecodeStep(codec), codes(3) | state, {"audio_codes": {1: "frame"}},
         ("audio", "audio_lengths", *after.values()), (), SOUND_TOLERANCE,
-        Stream(first | state, tuple(following), after),
+        StreamCheck(first | state, tuple(following), after),
     )  # fmt: skip
 
 

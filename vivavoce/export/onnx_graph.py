@@ -25,7 +25,7 @@ Axes = Mapping[int, str]
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamCheck:
     """Consecutive calls of a graph with explicit state.
 
     `first` holds all inputs of the first call and `following` those of later ones. `state` maps each input of the
@@ -55,7 +55,7 @@ class OnnxExport:
     checks: tuple[Mapping[str, Tensor], ...] = ()
     tolerance: float = 1e-4
     """The largest difference allowed, as a share of the largest value; of ids, the share that may differ."""
-    stream: Stream | None = None
+    stream: StreamCheck | None = None
 
     @property
     def given(self) -> tuple[Mapping[str, Tensor], ...]:
@@ -166,7 +166,7 @@ def compare(graph: OnnxExport, file: Path) -> float:
     return worst if graph.stream is None else max(worst, _compare_stream(graph, graph.stream, session))
 
 
-def _compare_stream(graph: OnnxExport, stream: Stream, session: Any) -> float:
+def _compare_stream(graph: OnnxExport, stream: StreamCheck, session: Any) -> float:
     """Torch and ONNX each continue from their own state."""
     wanted, found = _by_torch(graph, stream.first), _by_onnx(graph, session, stream.first)
     worst = _worst(wanted, found)

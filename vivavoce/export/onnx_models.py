@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import InputError
-from vivavoce.export.onnx_graph import OnnxExport, Stream
+from vivavoce.export.onnx_graph import OnnxExport, StreamCheck
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.interface import GenerativeModel
 from vivavoce.models.whisper.model import Whisper, WholeTexts, WindowMemory
@@ -87,7 +87,7 @@ def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterato
     axes = {"rows": {0: "row"}, "past_keys": {1: "past"}, "past_values": {1: "past"}}
     outputs = (*heads, "keys", "values")
     following = tuple(example(rows, 0) for rows in (1, 2, 1))
-    stream = Stream(example(4, 0), following, {"past_keys": "keys", "past_values": "values"})
+    stream = StreamCheck(example(4, 0), following, {"past_keys": "keys", "past_values": "values"})
     yield OnnxExport("lm", NextRows(model), example(5, 7), axes, outputs, (example(1, 12),), stream=stream)
 
 
@@ -255,6 +255,6 @@ def whisper_graphs(whisper: Whisper) -> Iterator[OnnxExport]:
     axes = {"tokens": {0: "window", 1: "token"}, **remembered}
     outputs = ("logits", "keys", "values")
     following = tuple(example(1, tokens, 0, 9) for tokens in (1, 2, 1))
-    stream = Stream(example(1, 4, 0, 9), following, dict(zip(PAST, outputs[1:], strict=True)))
+    stream = StreamCheck(example(1, 4, 0, 9), following, dict(zip(PAST, outputs[1:], strict=True)))
     checks = (example(2, 1, 12, 50),)
     yield OnnxExport("decoder", TokenDecoder(whisper), example(3, 5, 7, 31), axes, outputs, checks, stream=stream)

@@ -35,7 +35,7 @@ from vivavoce.s2s.loading import load_moss_speech
 from vivavoce.train.lm.model import hidden_states, within_segments
 from vivavoce.train.tts.model import frame_logits, global_states
 from vivavoce.tts.interface import SpeechSettings
-from vivavoce.tts.nano_cpu import CpuDecoder
+from vivavoce.tts.nano_cpu import NanoCpuDecoder
 
 PAGE = 16
 MAX_REPLY_ROWS = 150  # rows
@@ -116,7 +116,7 @@ class NanoSubject:
     def examples(self, folder: Path, items: Sequence[SpokenSample]) -> list[CalibrationBatch]:
         model = self.load(folder)
         prompt, settings = MossTTSNanoPrompt(model.config, _nano_tokenizer(folder, model)), SpeechSettings.read(folder)
-        decoder = CpuDecoder(model)
+        decoder = NanoCpuDecoder(model)
         before = prompt.before_text(())
         past = decoder.read(before)
         examples = []

@@ -275,7 +275,7 @@ LIST = "questions.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class SpokenQuestion:
+class QuestionRecording:
     """An audio file with its text, voice and the expected reply."""
 
     file: str
@@ -286,11 +286,11 @@ class SpokenQuestion:
     slots: tuple[tuple[str, str], ...] = ()
 
 
-def write_questions(out: Path, count: int, seed: int) -> list[SpokenQuestion]:
+def write_questions(out: Path, count: int, seed: int) -> list[QuestionRecording]:
     """Write questions of different intents as Opus files with a JSON list."""
     out.mkdir(parents=True, exist_ok=True)
     source, found, seen = random.Random(f"questions {seed}"), programs(), set[str]()
-    questions: list[SpokenQuestion] = []
+    questions: list[QuestionRecording] = []
     for (exchange,) in dialogues("held_out", 40 * count, seed, (1, 1)):
         if len(questions) == count:
             break
@@ -301,7 +301,7 @@ def write_questions(out: Path, count: int, seed: int) -> list[SpokenQuestion]:
         file = f"{len(questions):02d}-{exchange.intent.replace('_', '-')}.opus"
         write(out / file, Sound(speak(voice, exchange.user, found), RATE))
         questions.append(
-            SpokenQuestion(file, exchange.user, exchange.reply, exchange.intent, voice.name, exchange.slots)
+            QuestionRecording(file, exchange.user, exchange.reply, exchange.intent, voice.name, exchange.slots)
         )
     content = [dataclasses.asdict(question) for question in questions]
     (out / LIST).write_text(json.dumps(content, indent=1), encoding="utf8")

@@ -231,7 +231,7 @@ class NanoPast:
     rows: int
 
 
-class CpuDecoder:
+class NanoCpuDecoder:
     """Reads prompts and speaks; the weights may be shared with an engine, and int8."""
 
     def __init__(self, model: MossTTSNano) -> None:

@@ -30,7 +30,7 @@ from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, executor_for
 from vivavoce.runtime.reply import BlockingReply
 from vivavoce.tts.frame_model import CallerFrames, Codes, Frame, Frames, Samples
-from vivavoce.tts.nano_cpu import CpuDecoder, NanoPast
+from vivavoce.tts.nano_cpu import NanoCpuDecoder, NanoPast
 
 Result = TypeVar("Result")
 MAX_READY_VOICES = 8
@@ -66,7 +66,7 @@ class CpuFrameGenerator:
 
     def __init__(self, model: MossTTSNano, prompt: MossTTSNanoPrompt) -> None:
         self.prompt = prompt
-        self.decoder = CpuDecoder(model)
+        self.decoder = NanoCpuDecoder(model)
         self._voices: OrderedDict[Codes, NanoPast] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -34,7 +34,7 @@ AUDIO_TIMES = {"audio_start_ms", "audio_end_ms"}
 
 
 @dataclass
-class ActiveReply:
+class MirroredReply:
     """A reply in progress."""
 
     response: Wire
@@ -69,7 +69,7 @@ class SessionMirror:
     is_user_speaking: bool = False
     _items: dict[str, Wire] = field(default_factory=dict)
     _order: list[str] = field(default_factory=list)
-    _replies: dict[str, ActiveReply] = field(default_factory=dict)
+    _replies: dict[str, MirroredReply] = field(default_factory=dict)
     _tail: deque[tuple[str | bytes, float]] = field(default_factory=deque)
     _tail_ms: float = 0.0
     _received_ms: float = 0.0
@@ -212,7 +212,7 @@ class SessionMirror:
         return ()
 
     def _response_created(self, event: Wire) -> tuple[str, ...]:
-        self._replies[event["response"]["id"]] = ActiveReply(event["response"])
+        self._replies[event["response"]["id"]] = MirroredReply(event["response"])
         return ()
 
     def _output_item_added(self, event: Wire) -> tuple[str, ...]:
@@ -293,7 +293,7 @@ class SessionMirror:
         """The format of the client's audio."""
         return _format(self.session, "input") if self.session else WireFormat()
 
-    def _as_sent(self, reply: ActiveReply, id: str, item: Wire) -> Wire:
+    def _as_sent(self, reply: MirroredReply, id: str, item: Wire) -> Wire:
         text, audio = reply.text.get(id, ""), reply.audio.get(id)
         if item.get("type") != "message":
             return item | {"status": "incomplete"}

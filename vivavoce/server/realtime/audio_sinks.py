@@ -39,7 +39,7 @@ class AudioSink(Protocol):
 
 
 @dataclass
-class Stream:
+class ItemAudioStream:
     """The encoder of one item's audio."""
 
     writer: SoundWriter
@@ -53,13 +53,13 @@ class WebSocketOutput:
     log: EventLog
     rate: int
     binary: Binary | None = None
-    _streams: dict[str, Stream] = field(default_factory=dict)
+    _streams: dict[str, ItemAudioStream] = field(default_factory=dict)
 
     def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
         """Encode a piece and log it."""
         stream = self._streams.get(piece.item)
         if stream is None:
-            stream = self._streams[piece.item] = Stream(self._writer(reply))
+            stream = self._streams[piece.item] = ItemAudioStream(self._writer(reply))
         packets = stream.writer.write(piece.samples) if len(piece.samples) else []
         if piece.is_end:
             packets += stream.writer.flush()
