@@ -5,7 +5,6 @@ runs. Classes are named as `module:Class` and imported when used: nothing here n
 """
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from vivavoce.cpu_speed import (
 )
 from vivavoce.device import Device, dtype_name, resolve_dtype
 from vivavoce.errors import InputError
+from vivavoce.models.registry import import_entry
 
 MIN_INT8_HIDDEN = 512  # hidden size from which a row waits for the weights to come from memory
 MIN_FASTER_WHISPER = 768  # d_model from which faster-whisper's int8 is the fastest on a CPU
@@ -52,15 +52,6 @@ class Choice:
     def cls(self) -> Any:
         """The class, imported now."""
         return import_entry(self.implementation)
-
-
-def import_entry(entry: str) -> Any:
-    """What a `module:name` or `module:Class.method` names."""
-    module, _, names = entry.partition(":")
-    found: Any = import_module(module)
-    for name in names.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def choose_decode_steps(device: Device, dtype: torch.dtype) -> Choice:

@@ -232,7 +232,7 @@ def test_slack_is_of_late_and_extremes_are_of_always():
     assert slack.least(5.5) == 2.0
     assert slack.least(60.0) is None
     assert (slack.min_slack, slack.max_step_seconds, slack.busy) == (0.5, 0.03, 0.03)
-    slack.begin_anew()
+    slack.reset()
     assert (slack.min_slack, slack.busy) == (None, 0.03)
 
 

@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.dialogue.voices import talk
 from tests.server.harness import RunningServer, eventually
@@ -52,7 +53,9 @@ class Held:
     @property
     def bytes(self) -> int:
         gc.collect()
-        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+        tensors = [
+            each for each in gc.get_objects() if isinstance(each, torch.Tensor) and not isinstance(each, FakeTensor)
+        ]
         return tracemalloc.get_traced_memory()[0] + sum(each.nbytes for each in tensors)
 
     @property

@@ -67,7 +67,7 @@ class GreedyRecorder:
     """A `Draw` that takes the best and keeps what it was shown."""
 
     def __init__(self, sequences: int) -> None:
-        self.modes = self.generated = self.least = torch.zeros(sequences, dtype=torch.long)
+        self.modes = self.generated = self.min_rows = torch.zeros(sequences, dtype=torch.long)
         self.stop: torch.Tensor | None = None
         self.codes: list[torch.Tensor] = []
 

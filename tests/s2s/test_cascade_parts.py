@@ -68,12 +68,12 @@ async def test_what_was_read_is_not_read_again(parts):
     async with LocalChat.load(parts.chat, "cpu", GREEDY) as chat:
         await chat.read(said(("system", "Be brief, friendly and quick. " * 4)))
         await words_of(chat, said(("system", "Be brief, friendly and quick. " * 4), ("user", "a")))
-        read, follow_up = chat._kept[0], chat._kept[-1]
+        read, follow_up = chat._cached[0], chat._cached[-1]
         shared = set(read.pages) & set(follow_up.pages)
         assert len(shared) >= len(read.pages) - 2, "the instructions' pages are shared, not computed twice"
         for number in range(12):
             await words_of(chat, said(("user", f"question {number}")))
-        assert len(chat._kept) == GREEDY.kept
+        assert len(chat._cached) == GREEDY.kept
 
 
 async def test_replies_made_at_once_are_those_made_alone_though_the_cache_is_small(parts):
@@ -82,7 +82,7 @@ async def test_replies_made_at_once_are_those_made_alone_though_the_cache_is_sma
         alone = [await words_of(chat, messages, LONGER) for messages in asked]
         together = await asyncio.gather(*(words_of(chat, messages, LONGER) for messages in asked))
         assert list(together) == alone
-        assert len(chat.core.scheduler.sequences) == len(chat._kept) == 4
+        assert len(chat.core.scheduler.sequences) == len(chat._cached) == 4
 
 
 async def test_a_reply_that_is_left_stops_and_the_next_is_made(parts):
@@ -90,7 +90,7 @@ async def test_a_reply_that_is_left_stops_and_the_next_is_made(parts):
         stream = chat.reply(said(("user", "go on for ever")), ConversationSettings(max_output_tokens=400))
         await anext(stream)
         await stream.aclose()
-        assert not any(sequence.is_generating for sequence in chat._kept)
+        assert not any(sequence.is_generating for sequence in chat._cached)
         assert (await words_of(chat, said(("user", "and now?"))))[1].completion_tokens <= 12
 
 
@@ -99,7 +99,7 @@ async def test_a_conversation_beyond_the_context_loses_its_oldest_turns(parts):
         long = [("user", "word " * 30), ("assistant", "well " * 20)] * 3
         _, end = await words_of(chat, said(("system", "Be brief."), *long, ("user", "last question")))
         assert end.prompt_tokens + 12 <= 512
-        kept = chat.tokenizer.decode([row[0] for row in chat._kept[-1].rows])
+        kept = chat.tokenizer.decode([row[0] for row in chat._cached[-1].rows])
         assert "Be brief." in kept and "last question" in kept
 
 

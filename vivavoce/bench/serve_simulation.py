@@ -119,7 +119,7 @@ class SimulatedCodec(GraphedCodec):
         with_own_graphs._times = replace(self._times, hops=short)
         return with_own_graphs
 
-    def release_memory(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
+    def release_windows(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
         """No buffers to return."""
 
     def start(self, voice: FlowVoice, left_chunks: int | None = None, seed: int = 0) -> SpokenState:

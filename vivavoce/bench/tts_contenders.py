@@ -186,7 +186,7 @@ class NanoContender:
 
 
 def _cpu_stages(generator: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
-    from vivavoce.tts.nano_cpu import SequenceDraw
+    from vivavoce.tts.sampling import SequenceDraw
 
     decoder = generator.decoder
     config = decoder.model.config

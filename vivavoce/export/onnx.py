@@ -71,7 +71,7 @@ def kind_of(source: Path) -> OnnxKind:
         raise CheckpointError(f"{source} does not exist; give the folder or file of a model")
     family = family_of(source)
     if family is None or family.name not in KINDS:
-        raise InputError(f"{source} is no model that can be exported to ONNX; these can: {', '.join(KINDS)}")
+        raise InputError(f"{source} is not a model that can be exported to ONNX; supported are {', '.join(KINDS)}")
     return KINDS[family.name]
 
 

@@ -6,15 +6,23 @@ Loaders are named as `module:callable` and imported when used, so that looking a
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
-
-from vivavoce.implementations import import_entry
 
 Task = Literal["s2s", "tts", "asr", "codec", "lm"]
 COSYVOICE_VERSIONS = {2: "cosyvoice2.yaml", 3: "cosyvoice3.yaml"}
 COSYVOICE_LMS = ("llm.pt", "llm.rl.pt")
 XY_TOKENIZER_FILES = ("xy_tokenizer.ckpt", "MOSS_TTSD_tokenizer")
+
+
+def import_entry(entry: str) -> Any:
+    """What a `module:name` or `module:Class.method` names."""
+    module, _, names = entry.partition(":")
+    found: Any = import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found
 
 
 def read_model_config(source: Path) -> dict[str, Any]:

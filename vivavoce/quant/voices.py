@@ -37,7 +37,7 @@ from vivavoce.s2s.loading import load_moss_speech
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.tts.train import SEED
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
-from vivavoce.tts.nano_cpu import SequenceDraw
+from vivavoce.tts.sampling import SequenceDraw
 
 MAX_REPLY_CODES = 250  # maximum codes of a reply
 SILENCE = np.zeros(1, np.float32)

@@ -39,7 +39,7 @@ from vivavoce.tts.frame_model import (
 )
 from vivavoce.tts.interface import FILE as SETTINGS
 from vivavoce.tts.interface import SpeechSettings
-from vivavoce.tts.nano_cpu import SequenceDraw
+from vivavoce.tts.sampling import SequenceDraw
 from vivavoce.tts.voices import StoredVoice, VoiceStore
 
 OFFICIAL_CODEC = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano-ONNX"
