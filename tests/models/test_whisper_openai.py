@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -98,7 +99,7 @@ def test_the_engine_ranks_drawn_texts_alike(listener):
 
     for seed in range(3):
         ranks = [per_token(drawn(best_of, seed)) for best_of in range(1, DRAWS + 1)]
-        assert ranks == sorted(ranks)
+        assert all(later >= rank - 1e-5 for rank, later in pairwise(ranks))  # batches differ in the last bits
 
 
 def test_no_more_texts_are_finished_than_there_are_beams():

@@ -74,7 +74,7 @@ def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterato
     count = sum(parameter.numel() for parameter in model.parameters())
     if count > MAX_PARAMETERS:
         raise InputError(
-            f"{count / 1e9:.1f} B parameters are no small model; `viva export trtllm` writes it for an engine"
+            f"{count / 1e9:.1f} B parameters are too many for ONNX; `viva export trtllm` writes it for an engine"
         )
     generative: GenerativeModel = model  # type: ignore[assignment]
     shape, vocabularies = generative.kv_shape, generative.vocabularies
