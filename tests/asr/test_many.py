@@ -60,7 +60,7 @@ def test_a_caller_that_gives_up_leaves_nothing_behind(listener):  # noqa: F811
     assert_idle(engine)
 
 
-def test_each_sound_may_have_its_own_wish(listener):  # noqa: F811
+def test_each_recording_may_have_its_own_options(listener):  # noqa: F811
     wishes = [
         TranscriptionOptions(prefix="a table"),
         TranscriptionOptions(timestamps=False),

@@ -166,7 +166,7 @@ def test_trimmed_windows_differ_only_where_there_is_silence_to_trim(listener):
     ("options", "complaint"),
     [({"language": "zh"}, "language 'zh'"), ({"prefix": "very long " * 60}, "prefix")],
 )
-def test_wishes_that_cannot_be_met_are_refused(listener, options, complaint):
+def test_options_that_cannot_be_met_are_refused(listener, options, complaint):
     with pytest.raises(InputError, match=complaint):
         transcribe(noise(1.0), listener, **options)
 

@@ -105,7 +105,7 @@ def test_one_tensor_given_for_two_inputs_stays_two_inputs(tmp_path: Path) -> Non
 
 
 class WrongLater(nn.Module):
-    """What is exported ignores its state, which nobody can tell while that is zero."""
+    """The exported graph ignores its state, which does not show while that is zero."""
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return (x + 0 * state if torch.compiler.is_exporting() else x + state), state + 1

@@ -33,14 +33,14 @@ def codec(request):
                 raise PlantedError
             return result
 
-    class FaultyEar(type(made.speech_encoder)):
+    class FaultyEncoder(type(made.speech_encoder)):
         def step_batch(self, states, samples, final=None):
             result = super().step_batch(states, samples, final)
             if any(len(each) and each.max() > 4 for each in samples):
                 raise PlantedError
             return result
 
-    made.__class__, made.speech_encoder.__class__ = Faulty, FaultyEar
+    made.__class__, made.speech_encoder.__class__ = Faulty, FaultyEncoder
     return made
 
 

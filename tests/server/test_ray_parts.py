@@ -205,7 +205,7 @@ def keep(mirror: SessionMirror, id: str, previous: str | None, seconds: float, w
     assert tell(mirror, "conversation.item.retrieved", item=spoken(id, seconds, words)).to_client is None
 
 
-def test_a_ledger_keeps_the_newest_sound_and_the_words_of_the_rest(mirror):
+def test_a_mirror_keeps_the_newest_audio_and_the_text_of_the_rest(mirror):
     for number in range(5):
         words = None if number == 0 else f"words {number}"
         keep(mirror, f"item_{number}", f"item_{number - 1}" if number else None, 4.0, words)

@@ -52,24 +52,24 @@ class FaultyLM(CosyVoiceLM):
 
 
 @pytest.fixture
-def mouth():
+def synthesizer():
     lm = CosyVoiceLM.random(sizes(3).lm, seed=1)
     lm.__class__ = FaultyLM
     return CosyVoiceSynthesizer(lm, FaultySpeech(tiny_speech()), pick("cpu"), LEFT, LIMITS)
 
 
 @pytest.fixture
-def voice(mouth):
-    return mouth.speech.flow.voice(a_prompt(35))
+def voice(synthesizer):
+    return synthesizer.speech.flow.voice(a_prompt(35))
 
 
-def rows_of(mouth, seed):
-    return mouth.lm.prompt([3, 4, 5], [mouth.lm.config.end_of_prompt], [seed + 1] * 20)
+def rows_of(synthesizer, seed):
+    return synthesizer.lm.prompt([3, 4, 5], [synthesizer.lm.config.end_of_prompt], [seed + 1] * 20)
 
 
-def text(mouth, voice, seed, codes=CODES):
+def text(synthesizer, voice, seed, codes=CODES):
     generation = Generation(PUBLISHED, max_new_rows=codes, min_new_rows=codes, seed=seed)
-    return mouth.text(rows_of(mouth, seed), generation, UtteranceOptions(voice, lambda: 0.5, seed))
+    return synthesizer.text(rows_of(synthesizer, seed), generation, UtteranceOptions(voice, lambda: 0.5, seed))
 
 
 def heard(streams):
@@ -98,65 +98,69 @@ def assert_said(sounds, wanted):
         torch.testing.assert_close(sound, expected, rtol=0, atol=1e-4)
 
 
-def assert_nothing_is_left(mouth):
-    mouth.call(lambda: None)
-    mouth.driver.call(lambda: None)
-    assert not mouth._active and not mouth.engine.scheduler.sequences
-    assert mouth.engine.scheduler.pool.free == mouth.engine.scheduler.pool.size
+def assert_nothing_is_left(synthesizer):
+    synthesizer.call(lambda: None)
+    synthesizer.driver.call(lambda: None)
+    assert not synthesizer._active and not synthesizer.engine.scheduler.sequences
+    assert synthesizer.engine.scheduler.pool.free == synthesizer.engine.scheduler.pool.size
 
 
-def assert_fails_alone(mouth, voice, failing, error, plant=None):
-    """Listen to another text while nobody reads the failing one: all work, and the fault, is in the other's thread."""
-    (wanted,) = heard([text(mouth, voice, 0, 90)])
+def assert_fails_alone(synthesizer, voice, failing, error, plant=None):
+    """Read another text while the failing one is not read: all work, and the fault, is in the other thread."""
+    (wanted,) = heard([text(synthesizer, voice, 0, 90)])
     next(failing)
     if plant is not None:
         plant()
-    assert_said([torch.cat(list(text(mouth, voice, 0, 90)))], [wanted])
+    assert_said([torch.cat(list(text(synthesizer, voice, 0, 90)))], [wanted])
     with pytest.raises(error):
         list(failing)
-    assert_nothing_is_left(mouth)
+    assert_nothing_is_left(synthesizer)
 
 
-def test_a_hop_that_fails_fails_its_text_alone(mouth, voice):
-    mouth.speech.poison = 1
-    assert_fails_alone(mouth, voice, text(mouth, voice, 1, 90), PlantedError)
-    assert mouth.speech.failures
+def test_a_hop_that_fails_fails_its_text_alone(synthesizer, voice):
+    synthesizer.speech.poison = 1
+    assert_fails_alone(synthesizer, voice, text(synthesizer, voice, 1, 90), PlantedError)
+    assert synthesizer.speech.failures
 
 
-def test_a_step_that_fails_fails_its_text_alone(mouth, voice):
+def test_a_step_that_fails_fails_its_text_alone(synthesizer, voice):
     made = {}
     for seed in (0, 1):
-        sequence = mouth.engine.open(rows_of(mouth, seed))
-        made[seed] = mouth.engine.complete(sequence, Generation(PUBLISHED, max_new_rows=90, min_new_rows=90, seed=seed))
-        mouth.engine.close(sequence)
+        sequence = synthesizer.engine.open(rows_of(synthesizer, seed))
+        made[seed] = synthesizer.engine.complete(
+            sequence, Generation(PUBLISHED, max_new_rows=90, min_new_rows=90, seed=seed)
+        )
+        synthesizer.engine.close(sequence)
 
     def plant():
-        mouth.lm.poison = next(row for row in made[1][60:] if row not in made[0] and row not in made[1][:60])
+        synthesizer.lm.poison = next(row for row in made[1][60:] if row not in made[0] and row not in made[1][:60])
 
-    assert_fails_alone(mouth, voice, text(mouth, voice, 1, 90), PlantedError, plant)
+    assert_fails_alone(synthesizer, voice, text(synthesizer, voice, 1, 90), PlantedError, plant)
 
 
-def test_a_text_beyond_the_cache_fails_by_itself(mouth, voice):
-    rounds = Interleave(mouth.lm.config, PromptPrefix((mouth.lm.config.end_of_prompt,)))
+def test_a_text_beyond_the_cache_fails_by_itself(synthesizer, voice):
+    rounds = Interleave(synthesizer.lm.config, PromptPrefix((synthesizer.lm.config.end_of_prompt,)))
     pieces = iter([[3, 4, 5, 6, 7] * 40])
-    growing = mouth.growing_text(
+    growing = synthesizer.growing_text(
         rounds, pieces, Generation(PUBLISHED, 1, seed=1), UtteranceOptions(voice, lambda: 0.5, 1)
     )
-    assert_fails_alone(mouth, voice, growing, CapacityError)
+    assert_fails_alone(synthesizer, voice, growing, CapacityError)
 
 
-def test_texts_on_threads_of_their_own_each_get_their_own_end(mouth, voice):
-    wanted = heard([text(mouth, voice, seed) for seed in range(3)])
-    mouth.speech.poison = 1
-    first, failed, last = heard([text(mouth, voice, seed) for seed in range(3)])
+def test_texts_on_threads_of_their_own_each_get_their_own_end(synthesizer, voice):
+    wanted = heard([text(synthesizer, voice, seed) for seed in range(3)])
+    synthesizer.speech.poison = 1
+    first, failed, last = heard([text(synthesizer, voice, seed) for seed in range(3)])
     assert isinstance(failed, PlantedError)
     assert_said([first, last], [wanted[0], wanted[2]])
-    assert_nothing_is_left(mouth)
+    assert_nothing_is_left(synthesizer)
 
 
-def test_a_text_that_cannot_be_begun_leaves_nothing(mouth, voice):
+def test_a_text_that_cannot_be_begun_leaves_nothing(synthesizer, voice):
     generation = Generation(PUBLISHED, max_new_rows=9)
-    rows = rows_of(mouth, 0) * 30
-    (failed,) = heard([mouth.text(rows[: mouth.engine.capacity], generation, UtteranceOptions(voice, lambda: 0.5))])
+    rows = rows_of(synthesizer, 0) * 30
+    (failed,) = heard(
+        [synthesizer.text(rows[: synthesizer.engine.capacity], generation, UtteranceOptions(voice, lambda: 0.5))]
+    )
     assert isinstance(failed, CapacityError)
-    assert_nothing_is_left(mouth)
+    assert_nothing_is_left(synthesizer)

@@ -10,7 +10,7 @@ from tests.tts.test_mouths import PROMPT, REFERENCE, SAMPLINGS
 from vivavoce.device import pick
 from vivavoce.engine.sampling import Generation
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
-from vivavoce.tts.nano_engine import EngineFrameGenerator, before_text
+from vivavoce.tts.nano_engine import EngineFrameGenerator
 
 GENERATION = Generation(SAMPLINGS["published"], 24, min_new_rows=24, penalise_prompt=False)
 TEXTS = ("Good evening.", "Who is there?", "Nobody, as it seems.")
@@ -35,16 +35,16 @@ class Faulty(MossTTSNano):
 
 
 @pytest.fixture
-def mouth() -> EngineFrameGenerator:
+def synthesizer() -> EngineFrameGenerator:
     model = tiny_nano(dtype=torch.float32)
     model.__class__ = Faulty
     return EngineFrameGenerator(model, PROMPT, pick("cpu"))
 
 
-def together(mouth: EngineFrameGenerator, texts) -> list[list | Exception]:
+def together(synthesizer: EngineFrameGenerator, texts) -> list[list | Exception]:
     """What is made of texts that are begun before any goes on."""
-    list(mouth.frames(REFERENCE, texts[0], Generation(max_new_rows=1)))  # the voice is computed
-    streams = mouth.driver.call(lambda: [mouth.frames(REFERENCE, text, GENERATION) for text in texts])
+    list(synthesizer.frames(REFERENCE, texts[0], Generation(max_new_rows=1)))  # the voice is computed
+    streams = synthesizer.driver.call(lambda: [synthesizer.frames(REFERENCE, text, GENERATION) for text in texts])
     heard: list[list | Exception] = [[] for _ in texts]
 
     def listen(place: int) -> None:
@@ -62,39 +62,39 @@ def together(mouth: EngineFrameGenerator, texts) -> list[list | Exception]:
     return heard
 
 
-def rows_of(mouth: EngineFrameGenerator, text: str) -> set[tuple[int, ...]]:
+def rows_of(synthesizer: EngineFrameGenerator, text: str) -> set[tuple[int, ...]]:
     return {tuple(row) for row in PROMPT.speech(text)}
 
 
-def test_a_text_that_fails_fails_alone(mouth):
-    wanted = together(mouth, TEXTS)
-    only_here = rows_of(mouth, TEXTS[1]) - rows_of(mouth, TEXTS[0]) - rows_of(mouth, TEXTS[2])
-    mouth.model.poison = sorted(only_here - set(before_text(PROMPT, REFERENCE)))[0]
-    first, failed, last = together(mouth, TEXTS)
+def test_a_text_that_fails_fails_alone(synthesizer):
+    wanted = together(synthesizer, TEXTS)
+    only_here = rows_of(synthesizer, TEXTS[1]) - rows_of(synthesizer, TEXTS[0]) - rows_of(synthesizer, TEXTS[2])
+    synthesizer.model.poison = sorted(only_here - set(PROMPT.before_text(REFERENCE)))[0]
+    first, failed, last = together(synthesizer, TEXTS)
     assert isinstance(failed, PlantedError)
     assert [first, last] == [wanted[0], wanted[2]] and len(first) == 24
-    mouth.model.poison = None
-    assert together(mouth, TEXTS) == wanted
-    mouth.driver.call(lambda: None)
-    assert len(mouth.engine.scheduler.sequences) == 1 and not mouth.driver._replies  # the voice
+    synthesizer.model.poison = None
+    assert together(synthesizer, TEXTS) == wanted
+    synthesizer.driver.call(lambda: None)
+    assert len(synthesizer.engine.scheduler.sequences) == 1 and not synthesizer.driver._replies  # the voice
 
 
-def test_a_voice_that_fails_is_closed_and_tried_again_when_asked_for(mouth):
-    wanted = list(mouth.frames(OTHER, TEXTS[0], GENERATION))
-    fresh = EngineFrameGenerator(mouth.model, PROMPT, pick("cpu"))
+def test_a_voice_that_fails_is_closed_and_tried_again_when_asked_for(synthesizer):
+    wanted = list(synthesizer.frames(OTHER, TEXTS[0], GENERATION))
+    fresh = EngineFrameGenerator(synthesizer.model, PROMPT, pick("cpu"))
     under_way = fresh.frames(REFERENCE, TEXTS[0], GENERATION)
-    expected = list(mouth.frames(REFERENCE, TEXTS[0], GENERATION))
-    known = {tuple(row) for row in before_text(PROMPT, REFERENCE)}
-    only_here = {tuple(row) for row in before_text(PROMPT, OTHER)} - known - rows_of(mouth, TEXTS[0])
-    mouth.model.poison = sorted(only_here)[0]
+    expected = list(synthesizer.frames(REFERENCE, TEXTS[0], GENERATION))
+    known = {tuple(row) for row in PROMPT.before_text(REFERENCE)}
+    only_here = {tuple(row) for row in PROMPT.before_text(OTHER)} - known - rows_of(synthesizer, TEXTS[0])
+    synthesizer.model.poison = sorted(only_here)[0]
     with pytest.raises(PlantedError):
         fresh.frames(OTHER, TEXTS[0], GENERATION)
     assert list(under_way) == expected
     fresh.driver.call(lambda: None)
     assert len(fresh.engine.scheduler.sequences) == 1
     assert not fresh.engine.has_work
-    before = mouth.model.passes
+    before = synthesizer.model.passes
     fresh.driver.call(lambda: None)
-    assert mouth.model.passes == before, "it goes on trying"
-    mouth.model.poison = None
+    assert synthesizer.model.passes == before, "it goes on trying"
+    synthesizer.model.poison = None
     assert list(fresh.frames(OTHER, TEXTS[0], GENERATION)) == wanted

@@ -16,7 +16,7 @@ from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
 from vivavoce.nn.quantised import to_int8
 from vivavoce.tts.nano_cpu import NanoCpuDecoder, SequenceDraw
-from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator, before_text
+from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator
 
 REFERENCE = tuple(tuple((7 * frame + 3 * book) % 24 for book in range(5)) for frame in range(6))
 PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())
@@ -66,13 +66,13 @@ def test_a_voice_read_ahead_is_the_whole_prompt(model):
     engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
     rows = PROMPT.clone("Good evening.", REFERENCE)
     expected = model.spoken_frames(engine.complete(engine.open(rows), generation))
-    assert before_text(PROMPT, REFERENCE) + PROMPT.speech("Good evening.") == rows
+    assert PROMPT.before_text(REFERENCE) + PROMPT.speech("Good evening.") == rows
     assert said(CpuFrameGenerator(model, PROMPT), generation) == expected
 
 
 def test_a_past_is_a_value(model):
     decoder = NanoCpuDecoder(model)
-    past = decoder.read(before_text(PROMPT, REFERENCE))
+    past = decoder.read(PROMPT.before_text(REFERENCE))
     before = past.keys_values.clone()
     generation = Generation(SAMPLINGS["published"], 8, 8, penalise_prompt=False)
     first = list(decoder.speak(past, PROMPT.speech("Yes."), generation))
@@ -89,7 +89,7 @@ def test_without_python_the_same_is_said(is_int8):
     slow, quick = NanoCpuDecoder(model), NanoCpuDecoder(model)
     quick.compile()
     assert type(quick.whole) is not type(slow.whole)
-    rows, more = before_text(PROMPT, REFERENCE), PROMPT.speech("Yes.")
+    rows, more = PROMPT.before_text(REFERENCE), PROMPT.speech("Yes.")
     pasts = [decoder.read(rows) for decoder in (slow, quick)]
     assert torch.equal(pasts[0].keys_values, pasts[1].keys_values)
     generation = Generation(SAMPLINGS["published"], 12, 12, penalise_prompt=False)
@@ -162,7 +162,7 @@ def test_rounded_weights_say_nearly_the_same(hidden, is_small):
     plain, rounded = (MossTTSNano.random(config, deviation=12.8 / hidden) for _ in range(2))
     to_int8(rounded)
     assert NanoCpuDecoder(rounded).is_small == is_small and not NanoCpuDecoder(plain).is_small
-    rows = before_text(PROMPT, REFERENCE)
+    rows = PROMPT.before_text(REFERENCE)
     expected, found = (NanoCpuDecoder(each).read(rows).keys_values for each in (plain, rounded))
     assert (found - expected).norm() / expected.norm() < 0.03
     assert len(list(CpuFrameGenerator(rounded, PROMPT).frames(REFERENCE, "Yes.", Generation(GREEDY, 6, 7)))) == 6

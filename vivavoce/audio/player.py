@@ -148,9 +148,6 @@ class PlaybackClock:
         self._buffered = 0.0
 
 
-SimulatedPlayer = PlaybackClock
-
-
 class Clock(Protocol):
     """Seconds that only go forward."""
 

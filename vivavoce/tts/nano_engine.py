@@ -75,7 +75,7 @@ class CpuFrameGenerator:
         rows = self.prompt.speech(text) + self.prompt.said(said)
         with self._lock:
             if reference not in self._voices:
-                self._voices[reference] = self.decoder.read(before_text(self.prompt, reference))
+                self._voices[reference] = self.decoder.read(self.prompt.before_text(reference))
             self._voices.move_to_end(reference)
             past = self._voices[reference]
             if len(self._voices) > MAX_READY_VOICES:
@@ -149,7 +149,7 @@ class EngineFrameGenerator:
         """What stands before every text in a voice, computed in steps that texts under way share; LRU eviction."""
         voice = self._voices.get(reference)
         if voice is None:
-            sequence = self.engine.open(before_text(self.prompt, reference))
+            sequence = self.engine.open(self.prompt.before_text(reference))
             voice = self._voices[reference] = _EngineVoice(sequence, self.driver.prefill(sequence))
             voice.prefill.add_done_callback(lambda done: self._drop_failed(reference, sequence, done))
         self._voices.move_to_end(reference)
@@ -201,11 +201,6 @@ class EngineFrames:
 
     def __del__(self) -> None:
         self.close()
-
-
-def before_text(prompt: MossTTSNanoPrompt, reference: Codes) -> list[Row]:
-    """What stands before every text in a voice."""
-    return prompt.before_text(reference)
 
 
 State = CodecState | SlotState
