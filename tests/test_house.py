@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "server": {"errors", "log", "audio", "dialogue", "engine.sequence", "server"},
 }
 for may_import in MAY_IMPORT.values():  # where the device is known, so is what is fast on it and which class runs
+    may_import.add("_deprecated")
     if "device" in may_import:
         may_import.update({"cpu_speed", "implementations"})
 # Below `server`: loading models behind the wire may use everything but the tools.

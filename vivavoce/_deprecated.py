@@ -3,16 +3,20 @@
 `install` adds a finder to `sys.meta_path`; nothing else is imported until an old name is.
 """
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 PACKAGE = __name__.rpartition(".")[0]
 # An old module, the new one that has its content, and its public names that changed.
@@ -88,6 +92,22 @@ def install() -> None:
     """Let old modules be imported."""
     if not any(isinstance(finder, DeprecatedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, DeprecatedModules())
+
+
+def former_arguments(**renamed: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Decorator: keyword arguments are also taken under their former names, `old="new"`, with a DeprecationWarning."""
+
+    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Result:
+            for old in renamed.keys() & kwargs.keys():
+                warnings.warn(f"the argument {old!r} is now {renamed[old]!r}", DeprecationWarning, stacklevel=2)
+                kwargs[renamed[old]] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 class DeprecatedModules:

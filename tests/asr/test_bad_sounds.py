@@ -77,7 +77,7 @@ def test_corrupt_files_are_refused_in_a_line(careful, bytes_):
 
 
 def test_a_language_it_does_not_know_is_refused_and_the_next_sound_is_heard(careful):
-    spoken = spoken_sentences(most=1)[0]
+    spoken = spoken_sentences(max_recordings=1)[0]
     with pytest.raises(InputError, match="language 'zh'"):
         list(careful.segments(spoken.samples, TranscriptionOptions(language="zh")))
     assert list(careful.segments(spoken.samples))
@@ -89,7 +89,7 @@ def test_int8_writes_nearly_the_same():
     rounded = load_backend("mini-asr", "ours", "cpu", "int8")
     exact = load_backend("mini-asr", "ours", "cpu", "float32")
     texts = [
-        ["".join(s.text for s in backend.segments(one.samples, options)) for one in spoken_sentences(most=8)]
+        ["".join(s.text for s in backend.segments(one.samples, options)) for one in spoken_sentences(max_recordings=8)]
         for backend in (rounded, exact)
     ]
     assert sum(one == other for one, other in zip(*texts, strict=True)) >= 6
@@ -100,7 +100,7 @@ def test_a_model_packed_for_shipping_is_unpacked_for_ctranslate2(tmp_path, monke
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     theirs = load_backend("mini-asr", "faster-whisper", "cpu", "float32")
     ours = load_backend("mini-asr", "ours", "cpu", "float32")
-    for one in spoken_sentences(most=2):
+    for one in spoken_sentences(max_recordings=2):
         options = TranscriptionOptions(temperatures=(0.0,), padding="full")
         assert [s.tokens for s in theirs.segments(one.samples, options)] == [
             s.tokens for s in ours.segments(one.samples, options)

@@ -62,7 +62,7 @@ def test_a_shape_is_measured_beside_its_floor(monkeypatch, tmp_path, capsys):
 
 
 def test_recordings_come_with_their_texts(speech, tmp_path):
-    assert [one.text for one in spoken_sentences(speech, most=2)] == ["a table for three"] * 2
+    assert [one.text for one in spoken_sentences(speech, max_recordings=2)] == ["a table for three"] * 2
     assert len(spoken_sentences()) == 30
     with pytest.raises(InputError, match="holds no sound"):
         spoken_sentences(tmp_path)

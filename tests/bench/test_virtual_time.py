@@ -36,7 +36,7 @@ def busy(seconds: float) -> None:
 def test_work_takes_as_long_as_the_processor_needs_and_others_go_on_beside_it(loop):
     workers = VirtualExecutor(loop)
     workers.start()
-    gathering = DynamicBatcher("viva-test", lambda jobs: [busy(job) for job in jobs], most=1, workers=workers)
+    gathering = DynamicBatcher("viva-test", lambda jobs: [busy(job) for job in jobs], max_batch=1, workers=workers)
     gathering.start()
     ticks: list[float] = []
 

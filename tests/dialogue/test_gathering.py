@@ -12,9 +12,9 @@ from vivavoce.runtime.batcher import DynamicBatcher
 class Worker:
     """Doubles numbers once its gate is open; notes what came together."""
 
-    def __init__(self, most=16, kind=None, leaves_jobs=False):
+    def __init__(self, max_batch=16, kind=None, leaves_jobs=False):
         self.gate, self.entered, self.batches = threading.Event(), threading.Event(), []
-        self.gathering = DynamicBatcher("viva-test", self.work, most, kind=kind, leaves_jobs=leaves_jobs)
+        self.gathering = DynamicBatcher("viva-test", self.work, max_batch, kind=kind, leaves_jobs=leaves_jobs)
         self.gathering.start()
 
     def work(self, jobs):
@@ -32,7 +32,7 @@ class Worker:
 
 
 async def test_what_waits_is_done_together_and_the_urgent_first():
-    worker = Worker(most=3)
+    worker = Worker(max_batch=3)
     first = await worker.busy()
     rest = [asyncio.ensure_future(worker.gathering.do(number, urgency=-number)) for number in range(1, 6)]
     await asyncio.sleep(0)
@@ -44,7 +44,7 @@ async def test_what_waits_is_done_together_and_the_urgent_first():
 
 
 async def test_only_what_is_alike_is_done_together_and_the_most_urgent_says_what():
-    worker = Worker(most=3, kind=lambda job: job % 2)
+    worker = Worker(max_batch=3, kind=lambda job: job % 2)
     first = await worker.busy()
     rest = [asyncio.ensure_future(worker.gathering.do(number, urgency=-number)) for number in range(1, 10)]
     await asyncio.sleep(0)
@@ -103,7 +103,7 @@ async def test_a_job_nobody_waits_for_is_not_done():
 
 
 async def test_jobs_that_wait_when_it_closes_fail():
-    worker = Worker(most=1)
+    worker = Worker(max_batch=1)
     first = await worker.busy()
     waiting = asyncio.ensure_future(worker.gathering.do(1))
     await asyncio.sleep(0)

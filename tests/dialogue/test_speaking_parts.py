@@ -143,7 +143,7 @@ def test_guards_know_what_is_wrong():
     assert guarded(noise) is None
     assert "stuck" in guarded((0.1 * np.sin(2 * np.pi * 220 * time)).astype("f"))
     assert "silent" in guarded(np.zeros(len(time), "f"))
-    assert "longer than 5 s" in guarded(noise, longest_seconds=5.0)
+    assert "longer than 5 s" in guarded(noise, max_seconds=5.0)
     assert guarded(np.repeat(talk(8.0, 1), 2)[: len(time)]) is None
     assert guarded(np.zeros(len(time), "f"), silent_seconds=None) is None
 

@@ -22,7 +22,7 @@ class Branching:
         self.reply, self.right, self.shapes, self.turned = list(reply), right, shapes, turned
         self.asked = 0
 
-    def propose(self, sequence, most):
+    def propose(self, sequence, max_rows):
         shape = self.shapes[self.asked % len(self.shapes)]
         self.asked += 1
         coming = self.reply[sequence.generated : sequence.generated + self.right]
@@ -53,7 +53,7 @@ def test_any_tree_gives_the_plain_reply(shapes, right, sampling, seed):
     engine = make_engine(rows_per_step=64)
     beside = engine.open(speech(3))
     engine.generate(beside, Generation(GREEDY, max_new_rows=20, min_new_rows=20))
-    speculation = Speculation(Branching(plain, right, shapes), most=9)
+    speculation = Speculation(Branching(plain, right, shapes), max_rows=9)
     assert engine.complete(engine.open(rows), generation, speculation) == plain
 
 
@@ -63,7 +63,7 @@ def test_the_right_branch_is_kept_wherever_it_stands():
     engine = llama_engine(model)
     plain = engine.complete(engine.open(prompt), generation)
 
-    def source(sequence, most):
+    def source(sequence, max_rows):
         one, two, three = (plain[min(sequence.generated + n, 39)][0] for n in range(3))
         rows = [(one ^ 1,), (one,), (two ^ 1,), (two ^ 2,), (two,), (three ^ 1,), (three,)]
         return Draft(rows, [-1, -1, 0, 1, 1, 4, 4])
@@ -72,10 +72,10 @@ def test_the_right_branch_is_kept_wherever_it_stands():
         propose = staticmethod(source)
 
     engine = llama_engine(model)
-    assert engine.complete(engine.open(prompt), generation, Speculation(Source(), most=7)) == plain
+    assert engine.complete(engine.open(prompt), generation, Speculation(Source(), max_rows=7)) == plain
     assert steps_of(engine) <= 13 and engine.acceptance.histogram[3] >= 8  # four rows a step, until trees are cut
     sequence = engine.open(prompt)
-    engine.generate(sequence, generation, speculation=Speculation(Source(), most=7))
+    engine.generate(sequence, generation, speculation=Speculation(Source(), max_rows=7))
     engine.step()
     forked = engine.fork(sequence)
     assert forked.rows[3:] == plain[:4]
@@ -87,7 +87,7 @@ def test_untrained_heads_with_branches_leave_replies_alone(sampling):
     generation = Generation(sampling, max_new_rows=16, min_new_rows=16, seed=4)
     engine = make_engine(rows_per_step=128)
     source = HeadDrafts(random_heads(CONFIG.hidden_size, 2), engine, width=3)
-    speculation = Speculation(source, most=8, reads_hidden=True)
+    speculation = Speculation(source, max_rows=8, reads_hidden=True)
     prompts = [speech(4), speech(9)]
     sequences = [engine.open(rows) for rows in prompts]
     for sequence in sequences:
@@ -107,10 +107,10 @@ def test_second_guesses_save_steps():
         noise = torch.Generator().manual_seed(0)
         heads.weight.add_(torch.randn(heads.weight.shape, generator=noise, dtype=torch.float64) * 0.3)
     steps = {}
-    for width, most in ((1, 3), (4, 16)):
+    for width, max_rows in ((1, 3), (4, 16)):
         engine = llama_engine(model)
         source = HeadDrafts(heads, engine, width)
-        engine.complete(engine.open(prompt), generation, Speculation(source, most, reads_hidden=True))
+        engine.complete(engine.open(prompt), generation, Speculation(source, max_rows, reads_hidden=True))
         steps[width] = steps_of(engine)
     assert steps[4] < steps[1]
 
@@ -145,10 +145,10 @@ def test_relaxed_acceptance_wishes_for_first_guesses():
     wished = Draft([(7,), (8,), (9,)], [-1, -1, 0])
 
     class Source:
-        def propose(self, sequence, most):
+        def propose(self, sequence, max_rows):
             return wished
 
     engine = llama_engine(model)
-    speculation = Speculation(Source(), most=3, relaxed=Typical(1e-9, 1e-9))
+    speculation = Speculation(Source(), max_rows=3, relaxed=Typical(1e-9, 1e-9))
     made = engine.complete(engine.open(prompt), Generation(Sampling(1.0, 0, 1.0), max_new_rows=8), speculation)
     assert made[:2] == [(7,), (9,)]

@@ -23,8 +23,8 @@ SAMPLINGS = [
 ]
 
 
-def make_engine(cache_rows: int = 4096, rows_per_step: int = 64, page_size: int = 4, most: int = 16) -> Engine:
-    limits = EngineLimits(page_size, cache_rows, rows_per_step=rows_per_step, sequences_per_step=most)
+def make_engine(cache_rows: int = 4096, rows_per_step: int = 64, page_size: int = 4, max_rows: int = 16) -> Engine:
+    limits = EngineLimits(page_size, cache_rows, rows_per_step=rows_per_step, sequences_per_step=max_rows)
     return Engine(MODEL, CPU, torch.float64, limits)
 
 
@@ -238,7 +238,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(cache_rows=st.sampled_from([48, 80, 400]), rows_per_step=st.sampled_from([1, 5, 32]))
     def begin(self, cache_rows, rows_per_step):
-        self.engine = make_engine(cache_rows, rows_per_step, page_size=4, most=5)
+        self.engine = make_engine(cache_rows, rows_per_step, page_size=4, max_rows=5)
         self.open: list[Sequence] = []
         self.seed = 0
 

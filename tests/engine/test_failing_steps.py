@@ -208,7 +208,7 @@ def test_a_draft_that_fails_costs_no_row():
     draft = faulty_engine()
     engine, wanted = faulty_engine(), [alone(*pair) for pair in zip(prompts(), generations(GREEDY), strict=True)]
     _, draft.model.poison = planted(wanted, prompts())
-    speculation = Speculation(DraftModel.of(draft, engine), most=3)
+    speculation = Speculation(DraftModel.of(draft, engine), max_rows=3)
     sequences = [engine.open(rows) for rows in prompts()]
     for sequence, generation in zip(sequences, generations(GREEDY), strict=True):
         engine.generate(sequence, generation, speculation=speculation)

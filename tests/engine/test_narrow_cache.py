@@ -64,7 +64,7 @@ def test_a_model_that_cannot_have_it_is_refused_in_one_line():
     with pytest.raises(InputError, match="kv must be 'float' or 'fp8', not 'int3'"):
         Engine(MODEL, CPU, torch.float32, EngineLimits(kv="int3"))  # type: ignore[arg-type]
     other = tiny_model(seed=5)
-    other.takes_narrow_cache = False
+    other.takes_fp8_cache = False
     with pytest.raises(InputError, match="leave kv at 'float'"):
         make_engine(model=other)
 

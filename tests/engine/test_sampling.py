@@ -117,7 +117,7 @@ def test_history_is_exactly_the_rows():
     tables.note(torch.tensor([0, 0, 1]), torch.tensor([[1, 11], [2, 12], [3, 13]]))
     assert tables.seen[0].nonzero().tolist() == [[0, 1], [0, 2], [1, 3]]
     assert tables.seen[1].nonzero().tolist() == [[0, 11], [0, 12], [1, 13]]
-    tables.remember(0, torch.tensor([[5, 15]]))
+    tables.store_rows(0, torch.tensor([[5, 15]]))
     assert tables.seen[0].nonzero().tolist() == [[0, 5], [1, 3]]
 
 

@@ -214,10 +214,10 @@ def test_the_engine_measures_the_slack_of_those_who_listen():
         sequence, Generation(GREEDY, max_new_rows=6, min_new_rows=6), listener=PlaybackDeadline(5.0, 2, since=0.0)
     )
     engine.step()
-    assert engine.slack.least(0.0) is None, "nobody has heard anything"
+    assert engine.slack.recent_min_slack(0.0) is None, "nobody has heard anything"
     engine.heard(sequence, 3.0)
     engine.step()
-    assert engine.slack.least(0.1) == pytest.approx(5.0 - 3.0, abs=0.1)
+    assert engine.slack.recent_min_slack(0.1) == pytest.approx(5.0 - 3.0, abs=0.1)
     assert engine.slack.max_step_seconds == pytest.approx(0.01)
     engine.stop(sequence)
     assert sequence.listener is None
@@ -228,9 +228,9 @@ def test_slack_is_of_late_and_extremes_are_of_always():
     slack.note(0.0, 0.5)
     slack.note(1.0, 2.0)
     slack.note_step(0.03)
-    assert slack.least(1.0) == 0.5
-    assert slack.least(5.5) == 2.0
-    assert slack.least(60.0) is None
+    assert slack.recent_min_slack(1.0) == 0.5
+    assert slack.recent_min_slack(5.5) == 2.0
+    assert slack.recent_min_slack(60.0) is None
     assert (slack.min_slack, slack.max_step_seconds, slack.busy) == (0.5, 0.03, 0.03)
     slack.reset()
     assert (slack.min_slack, slack.busy) == (None, 0.03)

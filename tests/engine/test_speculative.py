@@ -44,8 +44,8 @@ class Script:
             for index in range(wrong_every - 1, len(reply), wrong_every):
                 self.rows[index] = tuple(value ^ turn for value, turn in zip(reply[index], turned, strict=False))
 
-    def propose(self, sequence, most):
-        return self.rows[sequence.generated : sequence.generated + most]
+    def propose(self, sequence, max_rows):
+        return self.rows[sequence.generated : sequence.generated + max_rows]
 
 
 def tiny_llama(seed: int = 0, ends: tuple[int, ...] = (3,)) -> Llama:
@@ -81,16 +81,16 @@ def test_a_draft_right_now_and_then_gives_the_plain_reply_in_the_steps_it_should
     generation = Generation(sampling, max_new_rows=24, min_new_rows=24, seed=11, penalise_prompt=penalise_prompt)
     plain = alone(rows, generation)
     engine = make_engine(rows_per_step=256)
-    speculation = Speculation(Script(plain, wrong_every), most=3)
+    speculation = Speculation(Script(plain, wrong_every), max_rows=3)
     assert engine.complete(engine.open(rows), generation, speculation) == plain
     assert steps_of(engine) == expected_steps(len(plain), 3, wrong_every)
 
 
-def expected_steps(length: int, most: int, wrong_every: int | None) -> int:
+def expected_steps(length: int, max_rows: int, wrong_every: int | None) -> int:
     """Each step keeps what is right of its draft and makes one row more."""
     steps = made = 0
     while made < length:
-        room = min(most, length - made - 1)
+        room = min(max_rows, length - made - 1)
         first_wrong = room if wrong_every is None else (wrong_every - 1 - made) % wrong_every
         made += min(room, first_wrong) + 1
         steps += 1
@@ -102,7 +102,7 @@ def test_a_draft_that_is_always_right_makes_one_row_more_than_it_has_every_step(
     plain = alone(rows, generation)
     engine = make_engine()
     sequence = engine.open(rows)
-    engine.generate(sequence, generation, speculation=Speculation(Script(plain), most=4))
+    engine.generate(sequence, generation, speculation=Speculation(Script(plain), max_rows=4))
     assert [len(engine.step()) for _ in range(4)] == [5, 5, 5, 5]
     assert not engine.has_work and sequence.rows[len(rows) :] == plain
     assert engine.acceptance.histogram == [0, 0, 0, 0, 4] and engine.acceptance.mean_kept == 4
@@ -162,7 +162,7 @@ def test_a_draft_model_that_nearly_agrees_gives_the_plain_reply(seed, temperatur
     expected = plain.complete(plain.open(prompt), generation)
     engine, small = llama_engine(target), llama_engine(draft)
     source = DraftModel.of(small, engine)
-    assert engine.complete(engine.open(prompt), generation, Speculation(source, most=5)) == expected
+    assert engine.complete(engine.open(prompt), generation, Speculation(source, max_rows=5)) == expected
     source.close()
     assert small.scheduler.pool.free == small.scheduler.pool.size
 
@@ -176,7 +176,7 @@ def test_the_model_as_its_own_draft_is_always_right_through_modes_and_minimums(s
     engine = make_engine(rows_per_step=256)
     source = DraftModel.of(make_engine(rows_per_step=256), engine)
     sequence = engine.open(rows)
-    assert engine.complete(sequence, generation, Speculation(source, most=4)) == plain
+    assert engine.complete(sequence, generation, Speculation(source, max_rows=4)) == plain
     assert engine.acceptance.kept == engine.acceptance.drafted > 0
     engine.close(sequence)
     source.propose_together([])
@@ -190,7 +190,7 @@ def test_sequences_share_a_draft_models_steps():
     sequences = [engine.open(speech(5, seed)) for seed in range(3)]
     engine.step()
     for sequence in sequences:
-        engine.generate(sequence, generation, speculation=Speculation(source, most=4))
+        engine.generate(sequence, generation, speculation=Speculation(source, max_rows=4))
     while engine.has_work:
         engine.step()
     assert steps_of(small) == 4 + 4  # ten rows are two checks of four drafted rows each, for all three at once
@@ -208,7 +208,7 @@ def test_an_end_inside_a_draft_ends_the_reply_there():
         ended += 1 < len(expected) < 30
         following = [*expected, *[(1,)] * 5]
         sequence = engine.open([(7,)])
-        assert engine.complete(sequence, generation, Speculation(Script(following), most=6)) == expected
+        assert engine.complete(sequence, generation, Speculation(Script(following), max_rows=6)) == expected
         assert sequence.cached < len(sequence)
     assert ended > 20
 
@@ -220,7 +220,7 @@ def test_a_reply_is_never_longer_than_asked(most_rows):
     engine = make_engine()
     sequence = engine.open(rows)
     generation = Generation(GREEDY, max_new_rows=most_rows, min_new_rows=30)
-    engine.generate(sequence, generation, speculation=Speculation(Script(plain), most=4))
+    engine.generate(sequence, generation, speculation=Speculation(Script(plain), max_rows=4))
     emissions = []
     while engine.has_work:
         emissions += engine.step()
@@ -233,7 +233,7 @@ def test_a_draft_fills_the_context_and_not_more():
     plain = alone(speech(11), generation)
     engine = make_engine(cache_rows=16, page_size=4)
     sequence = engine.open(speech(11))
-    engine.generate(sequence, generation, speculation=Speculation(Script(plain), most=9))
+    engine.generate(sequence, generation, speculation=Speculation(Script(plain), max_rows=9))
     emissions = []
     while engine.has_work:
         emissions += engine.step()
@@ -246,7 +246,7 @@ def test_a_slow_consumer_gets_no_more_than_it_can_take():
     plain = alone(speech(5), generation)
     engine = make_engine()
     sequence = engine.open(speech(5))
-    engine.generate(sequence, generation, max_unread=3, speculation=Speculation(Script(plain), most=8))
+    engine.generate(sequence, generation, max_unread=3, speculation=Speculation(Script(plain), max_rows=8))
     while engine.has_work:
         engine.step()
     assert sequence.generated == 3
@@ -259,7 +259,7 @@ def test_wrong_drafts_hold_no_page_after_the_step():
     generation = Generation(GREEDY, max_new_rows=30, min_new_rows=30)
     plain = alone(speech(6), generation)
     sequence = engine.open(speech(6))
-    engine.generate(sequence, generation, speculation=Speculation(Script(plain, wrong_every=1), most=12))
+    engine.generate(sequence, generation, speculation=Speculation(Script(plain, wrong_every=1), max_rows=12))
     while engine.has_work:
         engine.step()
         held = engine.scheduler.pool.size - engine.scheduler.pool.free
@@ -274,7 +274,7 @@ def test_a_draft_takes_no_page_from_anybody():
     generation = Generation(GREEDY, max_new_rows=5, min_new_rows=5)
     plain = alone(speech(6), generation)
     busy = engine.open(speech(6))
-    assert engine.complete(busy, generation, Speculation(Script(plain, wrong_every=1), most=30)) == plain
+    assert engine.complete(busy, generation, Speculation(Script(plain, wrong_every=1), max_rows=30)) == plain
     assert engine.scheduler.evictions == 0 and idle.pending == 0
 
 
@@ -283,7 +283,7 @@ def test_a_prompt_and_its_draft_are_computed_in_one_step():
     plain = alone(speech(20), generation)
     engine = make_engine()
     sequence = engine.open(speech(20))
-    assert engine.complete(sequence, generation, Speculation(EarlierHypothesis(plain), most=20)) == plain
+    assert engine.complete(sequence, generation, Speculation(EarlierHypothesis(plain), max_rows=20)) == plain
     assert steps_of(engine) == 1
 
 
@@ -294,7 +294,7 @@ def test_decoding_and_prefill_come_before_drafts():
     plain = alone(speech(5), generation)
     talking = engine.open(speech(5))
     engine.step()
-    engine.generate(talking, generation, speculation=Speculation(Script(plain), most=4))
+    engine.generate(talking, generation, speculation=Speculation(Script(plain), max_rows=4))
     engine.open(speech(41))
     made = [len(engine.step()) for _ in range(8)]
     assert made == [1, 1, 1, 1, 1, 1, 5, 5]
@@ -307,7 +307,7 @@ def test_decoding_and_prefill_come_before_drafts():
 )
 def test_rows_that_cannot_be_read_end_a_draft(draft):
     class Garbage:
-        def propose(self, sequence, most):
+        def propose(self, sequence, max_rows):
             return draft
 
     generation = Generation(SAMPLINGS[2], max_new_rows=8, min_new_rows=8)
@@ -320,7 +320,7 @@ def test_a_source_that_fails_changes_no_row_and_is_not_asked_again():
     asked = []
 
     class Broken:
-        def propose(self, sequence, most):
+        def propose(self, sequence, max_rows):
             asked.append(sequence)
             raise ZeroDivisionError
 
@@ -342,8 +342,8 @@ def test_penalties_know_kept_drafts_in_the_next_reply_too():
     two = alone(rows + one, second)
     engine = make_engine()
     sequence = engine.open(rows)
-    assert engine.complete(sequence, first, Speculation(Script(one), most=3)) == one
-    assert engine.complete(sequence, second, Speculation(Script(two, wrong_every=4), most=3)) == two
+    assert engine.complete(sequence, first, Speculation(Script(one), max_rows=3)) == one
+    assert engine.complete(sequence, second, Speculation(Script(two, wrong_every=4), max_rows=3)) == two
 
 
 def test_a_fork_in_the_middle_of_a_drafted_reply_goes_on_alone():
@@ -352,12 +352,12 @@ def test_a_fork_in_the_middle_of_a_drafted_reply_goes_on_alone():
     plain = alone(rows, generation)
     engine = make_engine()
     sequence = engine.open(rows)
-    engine.generate(sequence, generation, speculation=Speculation(Script(plain, wrong_every=3), most=4))
+    engine.generate(sequence, generation, speculation=Speculation(Script(plain, wrong_every=3), max_rows=4))
     engine.step()
     fork = engine.fork(sequence)
     so_far = list(fork.rows)
     after = Generation(SAMPLINGS[1], max_new_rows=6, min_new_rows=6, seed=9)
-    made = engine.complete(fork, after, Speculation(NgramLookup(2, 1), most=4))
+    made = engine.complete(fork, after, Speculation(NgramLookup(2, 1), max_rows=4))
     assert made == alone(so_far, after)
     while engine.has_work:
         engine.step()
@@ -368,27 +368,27 @@ class TestLookup:
     """What follows the same rows, newest and longest match first."""
 
     @staticmethod
-    def proposed(rows: Rows, most: int = 4, **given) -> Rows:
+    def proposed(rows: Rows, max_rows: int = 4, **given) -> Rows:
         engine = llama_engine(tiny_llama())
-        return list(NgramLookup(**given).propose(engine.open(rows), most))
+        return list(NgramLookup(**given).propose(engine.open(rows), max_rows))
 
     def test_the_longest_match_wins_over_a_newer_one(self):
         rows = [(1,), (2,), (3,), (9,), (8,), (3,), (7,), (1,), (2,), (3,)]
-        assert self.proposed(rows, longest=3, shortest=1) == [(9,), (8,), (3,), (7,)]
-        assert self.proposed(rows, longest=1, shortest=1) == [(7,), (1,), (2,), (3,)]
+        assert self.proposed(rows, max_match=3, min_match=1) == [(9,), (8,), (3,), (7,)]
+        assert self.proposed(rows, max_match=1, min_match=1) == [(7,), (1,), (2,), (3,)]
 
     def test_a_round_goes_round(self):
-        assert self.proposed([(1,), (2,), (1,)], most=5, shortest=1) == [(2,), (1,), (2,), (1,), (2,)]
+        assert self.proposed([(1,), (2,), (1,)], max_rows=5, min_match=1) == [(2,), (1,), (2,), (1,), (2,)]
 
     def test_nothing_is_proposed_without_a_match(self):
-        assert self.proposed([(1,), (2,), (3,)], shortest=1) == []
-        assert self.proposed([(1,), (2,), (1,)], shortest=2) == []
+        assert self.proposed([(1,), (2,), (3,)], min_match=1) == []
+        assert self.proposed([(1,), (2,), (1,)], min_match=2) == []
 
     def test_texts_are_looked_up_within_each(self):
         texts = [[(4,), (5,), (6,)], [(7,), (8,)]]
         assert self.proposed([(4,), (5,)], texts=texts) == [(6,)]
         assert self.proposed([(6,), (7,)], texts=texts) == []
-        assert self.proposed([(6,), (7,)], shortest=1, texts=texts) == [(8,)]
+        assert self.proposed([(6,), (7,)], min_match=1, texts=texts) == [(8,)]
 
     def test_rewound_rows_are_forgotten(self):
         engine, lookup = llama_engine(tiny_llama()), NgramLookup(2, 1)
@@ -405,7 +405,7 @@ class TestLookup:
                 weight.zero_()
         engine = llama_engine(model)
         generation = Generation(GREEDY, max_new_rows=40)
-        made = engine.complete(engine.open([(9,)]), generation, Speculation(NgramLookup(2, 1), most=4))
+        made = engine.complete(engine.open([(9,)]), generation, Speculation(NgramLookup(2, 1), max_rows=4))
         assert (
             made == [(0,)] * 40 and steps_of(engine) == 2 + 8
         )  # the first two make a round of one, the others five rows each
@@ -415,11 +415,11 @@ class TestEarlierHypothesis:
     """An old reply is followed, left, and found again."""
 
     @staticmethod
-    def proposed(old: list[int], reply: list[int], most: int = 3, **given) -> list[int]:
+    def proposed(old: list[int], reply: list[int], max_rows: int = 3, **given) -> list[int]:
         engine = llama_engine(tiny_llama())
         sequence = engine.open([(30,), *[(value,) for value in reply]])
         sequence.generated = len(reply)
-        return [row[0] for row in EarlierHypothesis([(v,) for v in old], **given).propose(sequence, most)]
+        return [row[0] for row in EarlierHypothesis([(v,) for v in old], **given).propose(sequence, max_rows)]
 
     def test_it_is_followed_from_its_beginning(self):
         assert self.proposed([1, 2, 3, 4], []) == [1, 2, 3]
@@ -434,14 +434,14 @@ class TestEarlierHypothesis:
         assert self.proposed(old, [1, 9, 8, 2, 3]) == [4, 5, 6]
 
     def test_the_nearest_of_several_places_counts(self):
-        assert self.proposed([1, 2, 5, 1, 2, 6, 1, 2, 7], [9, 9, 9, 1, 2], most=1) == [6]
+        assert self.proposed([1, 2, 5, 1, 2, 6, 1, 2, 7], [9, 9, 9, 1, 2], max_rows=1) == [6]
 
     def test_where_it_departed_it_may_stand_in_several_places(self):
         old = [1, 2, 3, 4, 5, 6, 7]
         assert self.proposed(old, [1, 9], presumes=True) == [3, 4, 5]
-        branching = self.proposed(old, [1, 9], most=6, presumes=True, branches=3)
+        branching = self.proposed(old, [1, 9], max_rows=6, presumes=True, branches=3)
         assert branching == [3, 4, 2, 3, 4, 5]  # a row was changed, put in, or left out
-        assert self.proposed(old, [1, 2], most=4, presumes=True, branches=3) == [3, 4, 5, 6]
+        assert self.proposed(old, [1, 2], max_rows=4, presumes=True, branches=3) == [3, 4, 5, 6]
 
     def test_its_uncertain_end_is_left_out(self):
         assert self.proposed([1, 2, 3, 4], [1], uncertain=2) == [2]
@@ -496,10 +496,10 @@ def test_statistics_count_what_happened():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Speculation(NgramLookup(), most=0), "at least 1 row"),
-        (lambda: NgramLookup(longest=1, shortest=2), "cannot be"),
+        (lambda: Speculation(NgramLookup(), max_rows=0), "at least 1 row"),
+        (lambda: NgramLookup(max_match=1, min_match=2), "cannot be"),
         (lambda: EarlierHypothesis([], resume=0), "resume after 0"),
-        (lambda: Typical(most=1.5), "bounds in"),
+        (lambda: Typical(max_probability=1.5), "bounds in"),
         (lambda: DraftModel.of(llama_engine(tiny_llama()), make_engine()), "are not the model's"),
     ],
 )
@@ -514,9 +514,9 @@ ODD_ROUND = [*speech(3, 99)[1:], *speech(2, 98)]
 class Guesser:
     """Drafts that know nothing of the model: the last rows again, or the same few rows always."""
 
-    def propose(self, sequence, most):
-        own = list(islice(cycle(sequence.rows[-5:]), most))
-        return own if sequence.generated % 2 else ODD_ROUND[:most]
+    def propose(self, sequence, max_rows):
+        own = list(islice(cycle(sequence.rows[-5:]), max_rows))
+        return own if sequence.generated % 2 else ODD_ROUND[:max_rows]
 
 
 class AnyOrderSpeculated(AnyOrder):
@@ -532,7 +532,7 @@ class AnyOrderSpeculated(AnyOrder):
         def generate(sequence, generation):
             sources = [None, NgramLookup(2, 1), Guesser(), same, other]
             source = sources[next(kinds)]
-            speculate(sequence, generation, speculation=source and Speculation(source, most=3))
+            speculate(sequence, generation, speculation=source and Speculation(source, max_rows=3))
 
         self.engine.generate = generate
 

@@ -64,7 +64,7 @@ class Listening:
     def __init__(self) -> None:
         self.states: list[tuple[int, torch.Tensor]] = []
 
-    def propose(self, sequence, most):
+    def propose(self, sequence, max_rows):
         if sequence.hidden is not None:
             self.states.append((len(sequence), sequence.hidden))
         return []

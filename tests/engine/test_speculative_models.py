@@ -45,7 +45,7 @@ def test_whisper_writes_the_same_times_and_words(whisper, sampling, wrong_every)
     sequences = [engine.open(prompt) for prompt in prompts]
     for sequence, generation, text in zip(sequences, generations, plain, strict=True):
         source = Script(text, wrong_every, turned=(1, 0))
-        engine.generate(sequence, generation, speculation=Speculation(source, most=4))
+        engine.generate(sequence, generation, speculation=Speculation(source, max_rows=4))
     while engine.has_work:
         engine.step()
     assert [sequence.rows[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)] == plain
@@ -58,7 +58,7 @@ def test_whisper_drafts_for_itself_without_a_miss(whisper):
     (engine, prompts), (small, _) = writing(whisper), writing(whisper)
     plain = writing(whisper)[0]
     expected = plain.complete(plain.open(prompts[1]), generation)
-    speculation = Speculation(DraftModel.of(small, engine), most=4)
+    speculation = Speculation(DraftModel.of(small, engine), max_rows=4)
     assert engine.complete(engine.open(prompts[1]), generation, speculation) == expected
     assert engine.acceptance.kept == engine.acceptance.drafted > 0
 
@@ -70,7 +70,7 @@ def test_an_earlier_text_of_the_same_window_is_checked_in_one_pass(whisper):
     expected = engine.complete(sequence, generation)
     before = steps_of(engine)
     again = engine.open(prompts[2])
-    assert engine.complete(again, generation, Speculation(EarlierHypothesis(expected), most=40)) == expected
+    assert engine.complete(again, generation, Speculation(EarlierHypothesis(expected), max_rows=40)) == expected
     assert steps_of(engine) - before == 1
 
 
@@ -86,7 +86,7 @@ def test_the_repetition_rule_looks_back_over_drafted_rows(version, wrong_every):
         expected = plain.complete(plain.open(prompt), generation)
         repeated += any(expected.count(row) > 3 for row in expected)
         source = NgramLookup(2, 1) if wrong_every == 3 else Script(expected, wrong_every, turned=(0, 1))
-        assert engine.complete(engine.open(prompt), generation, Speculation(source, most=5)) == expected
+        assert engine.complete(engine.open(prompt), generation, Speculation(source, max_rows=5)) == expected
         assert engine.acceptance.checks > 0
     assert repeated
 
@@ -100,7 +100,7 @@ def test_a_reply_may_end_behind_a_draft_as_soon_as_it_is_long_enough():
     for seed in range(30):
         generation = Generation(Sampling(1.5, 0, 1.0), max_new_rows=40, min_new_rows=9, seed=seed)
         expected = plain.complete(plain.open(prompt), generation)
-        assert engine.complete(engine.open(prompt), generation, Speculation(Script(expected), most=5)) == expected
+        assert engine.complete(engine.open(prompt), generation, Speculation(Script(expected), max_rows=5)) == expected
         lengths.append(len(expected))
     assert min(lengths) == 10 and lengths.count(10) >= 3
 
@@ -116,7 +116,7 @@ def test_ids_come_as_often_as_their_chances_say_behind_a_draft():
         sequences = [engine.open(prompt) for _ in range(8)]
         for number, sequence in enumerate(sequences):
             generation = Generation(sampling, max_new_rows=2, seed=first + number)
-            engine.generate(sequence, generation, speculation=Speculation(source, most=1))
+            engine.generate(sequence, generation, speculation=Speculation(source, max_rows=1))
         while engine.has_work:
             engine.step()
         for sequence in sequences:

@@ -112,8 +112,8 @@ def test_nearly_every_step_of_long_texts_is_begun_ahead_and_none_beyond_their_en
     while engine.has_work:
         engine.step()
     ended = {len(sequence) for sequence in engine.scheduler.sequences.values()}
-    prompt, most = len(TOKENS.prompt("en")), max(ended)
-    assert most - prompt - 2 - len(ended) <= device.begun_ahead <= 12 - 2 + len(ended)
+    prompt, max_rows = len(TOKENS.prompt("en")), max(ended)
+    assert max_rows - prompt - 2 - len(ended) <= device.begun_ahead <= 12 - 2 + len(ended)
 
 
 @pytest.mark.gpu

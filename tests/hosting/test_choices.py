@@ -93,7 +93,7 @@ def test_conversations_and_the_engine_are_configured():
     chosen = read_serving_options(None, {"conversation": conversation, "engine": {"context": 64}})
     options, usual = chosen.dialogue(), ServingOptions().dialogue()
     assert options.echo is None and usual.echo is not None and options.words_decide and not usual.words_decide
-    assert options.speaking.guards.longest_seconds == 9.0 and chosen.engine.context == 64
+    assert options.speaking.guards.max_seconds == 9.0 and chosen.engine.context == 64
     assert usual == DialogueOptions(echo=usual.echo, judge=usual.judge)
 
 

@@ -51,7 +51,7 @@ def said(speaker):
         "weary": DirectedStyle(instruction="Speak like a weary teacher."),
         "slower": DirectedStyle(speed=1 / 1.2),
     }
-    return {name: speaker.say(ANSWER, "ann", manner).samples[0] for name, manner in manners.items()}
+    return {name: speaker.say(ANSWER, "ann", style).samples[0] for name, style in manners.items()}
 
 
 def assert_only(ours, name, said, tolerance=4e-3):
@@ -107,8 +107,8 @@ class TestConversation:
             ([], "Slow down, please.", "slower"),
         ],
     )
-    async def test_a_wish_holds_from_the_next_reply_on(self, speaker, said, written, spoken, manner):
-        assert_only(await reply_to(speaker, written, spoken), manner, said)
+    async def test_a_wish_holds_from_the_next_reply_on(self, speaker, said, written, spoken, style):
+        assert_only(await reply_to(speaker, written, spoken), style, said)
 
     async def test_what_a_version_was_not_taught_does_not_silence_it(self, speakers):
         usual = speakers[2].say(ANSWER, "ann").samples[0]
@@ -134,11 +134,11 @@ class TestSpeechApi:
             ("Speak slowly.", "slower"),
         ],
     )
-    async def test_instructions_say_how(self, client, said, instructions, manner):
+    async def test_instructions_say_how(self, client, said, instructions, style):
         speech = await client.audio.speech.create(
             model="cosyvoice", voice="ann", input=ANSWER, instructions=instructions, response_format="pcm"
         )
-        assert_only(np.frombuffer(speech.content, "<i2") / np.float32(32768), manner, said)
+        assert_only(np.frombuffer(speech.content, "<i2") / np.float32(32768), style, said)
 
     async def test_instructions_too_long_are_refused_in_one_line(self, client):
         with pytest.raises(openai.BadRequestError, match="201 characters"):

@@ -70,7 +70,7 @@ async def test_a_cascade_hears_and_speaks_through_servers_that_do_nothing_else(p
             await host.warm_up()
             assert host.is_ready and host.voices == ["buzz"]
             said = "".join([piece async for piece in told(hears.transcriber, turn)]).strip()
-            assert await host.pipeline.ear.transcribe(turn, 16_000) == said
+            assert await host.pipeline.asr.transcribe(turn, 16_000) == said
             far = np.concatenate([piece async for piece in host.pipeline.voice.speak("Good evening.", None, 1.0)])
             near = [piece async for piece in speaks.speech.voice.speak("Good evening.", None, 1.0)]
             local = Sound(np.concatenate(near), speaks.speech.rate).resampled(24_000).samples[0]
@@ -150,20 +150,20 @@ async def codec_server(codec):
     host = CodecHost(LocalCodec(codec[0], 10), codec[1])
     server = RunningServer(host, OPTIONS)
     server.use(codec_app(host, OPTIONS))
-    host.local.ear.start()
+    host.local.speech_encoder.start()
     host.local.voice.start()
     try:
         async with server:
             yield host, server
     finally:
-        await host.local.ear.close()
+        await host.local.speech_encoder.close()
         await host.local.voice.close()
 
 
 async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
     near = LocalCodec(codec[0], 10)
     sound, codes = torch.from_numpy(buzz(0.6, 16_000).samples[0]), torch.arange(16) % 5
-    near.ear.start()
+    near.speech_encoder.start()
     near.voice.start()
     async with codec_server(codec) as (host, server):
         ears, voices = RemoteSpeechEncoder(at(server), "ear"), RemoteVocoder(at(server), "voice")
@@ -176,7 +176,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
             (4800, False),
         ):  # a turn may go on after it was heard to its end
             heard, next_far = await ears.do((far, sound[start : start + 4800], is_last))
-            expected, next_here = await near.ear.do((local, sound[start : start + 4800], is_last))
+            expected, next_here = await near.speech_encoder.do((local, sound[start : start + 4800], is_last))
             assert heard == expected
             if not is_last:
                 far, local = next_far, next_here
@@ -193,7 +193,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
         assert host.states == 2  # of the two jobs that told it what nobody holds any more
         with pytest.raises(VivaError, match="no state"):
             await ears.do((RemoteState(await at(server)(), "nobody"), sound[:1280], True))
-        for desk in (ears, voices, near.ear, near.voice):
+        for desk in (ears, voices, near.speech_encoder, near.voice):
             await desk.close()
 
 

@@ -23,7 +23,7 @@ def listener():
 
 @pytest.fixture(scope="module")
 def spoken():
-    return spoken_sentences(most=QUESTIONS)
+    return spoken_sentences(max_recordings=QUESTIONS)
 
 
 def texts_of(backend, spoken):
@@ -44,7 +44,7 @@ def test_the_recogniser_understands_voices_it_has_never_heard(plain, spoken):
     [
         (DraftChoice(draft="mini-asr-draft"), 4.0),
         (DraftChoice(heads="mini-asr-heads"), 2.0),
-        (DraftChoice(heads="mini-asr-heads", width=3, most=12), 2.5),
+        (DraftChoice(heads="mini-asr-heads", width=3, max_rows=12), 2.5),
     ],
     ids=["draft", "heads", "tree of heads"],
 )

@@ -90,14 +90,14 @@ def test_drafts_that_branch_are_checked_alike():
     class Twigs:
         """Two guesses for each of the next places, of which one may be right."""
 
-        def propose(self, sequence, most):
+        def propose(self, sequence, max_rows):
             first, second = sequence.rows[-1], sequence.rows[-2]
             return Draft([first, second, first, second], [-1, -1, 0, 1])
 
     generations = [Generation(GREEDY, max_new_rows=12)] * len(PROMPTS)
     expected = replies(engines()[0], generations)
     for source in (Twigs(), NgramLookup()):
-        assert replies(engines()[1], generations, Speculation(source, most=4)) == expected
+        assert replies(engines()[1], generations, Speculation(source, max_rows=4)) == expected
 
 
 def test_other_weights_than_plain_ones_are_left_to_the_plain_model():

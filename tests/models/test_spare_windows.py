@@ -57,10 +57,10 @@ def test_replies_in_windows_of_others_sound_as_if_they_were_alone():
     here.warm_up(voice, (1, 2), (5, 10))
 
     async def serve():
-        here.ear.start()
+        here.speech_encoder.start()
         here.voice.start()
         sounds = [sound for seeds in ((0, 1), (2, 3), (0, 3)) for sound in await served(here, voice, seeds)]
-        await here.ear.close()
+        await here.speech_encoder.close()
         await here.voice.close()
         return sounds
 

@@ -30,7 +30,7 @@ TINY = SpeechEncoderConfig(
     quantize_vocab_size=50,
 )
 SEGMENT = TINY.segment_frames
-EAR = SpeechEncoderConfig(  # real mels and sound, but segments of 0.64 s
+SPEECH_ENCODER = SpeechEncoderConfig(  # real mels and sound, but segments of 0.64 s
     d_model=16,
     encoder_attention_heads=2,
     encoder_ffn_dim=24,
@@ -67,7 +67,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def ear():
-    return SpeechStream(small(EAR, torch.float32))
+    return SpeechStream(small(SPEECH_ENCODER, torch.float32))
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_greedy_texts_are_those_of_transformers(pair):
     )
     memory = model.decoder.cross_kv(model.encoder(mel))
     rules = [SuppressAtStart([220, tokens.endoftext]), Suppress(SUPPRESSED)]
-    texts = decode(model, tokens, memory, [prompt] * 6, rules, most=most)
+    texts = decode(model, tokens, memory, [prompt] * 6, rules, max_tokens=most)
     for row, text in zip(expected.tolist(), texts, strict=True):
         new = row[len(prompt) :] if row[: len(prompt)] == prompt else row
         assert text.tokens == (new[: new.index(tokens.endoftext)] if tokens.endoftext in new else new)
@@ -207,9 +207,9 @@ def test_a_batch_gives_each_window_the_text_it_has_alone(pair):
     _, model, tokens = pair
     memory = model.decoder.cross_kv(model.encoder(mels_of(model, 3, seed=5)))
     prompt = tokens.prompt("en" if tokens.is_multilingual else None)
-    together = decode(model, tokens, memory, [prompt] * 3, most=20)
+    together = decode(model, tokens, memory, [prompt] * 3, max_tokens=20)
     for index, text in enumerate(together):
-        (alone,) = decode(model, tokens, memory.of([index]), [prompt], most=20)
+        (alone,) = decode(model, tokens, memory.of([index]), [prompt], max_tokens=20)
         assert alone.tokens == text.tokens
         assert alone.logprob == pytest.approx(text.logprob, abs=1e-3)
 
@@ -220,7 +220,7 @@ def test_a_drawn_text_follows_its_seed_and_is_the_best_of_several(pair):
     prompt = tokens.prompt("en" if tokens.is_multilingual else None)
 
     def drawn(seed: int, best_of: int = 1):
-        return decode(model, tokens, memory, [prompt], temperature=1.0, best_of=best_of, most=8, seed=seed)[0]
+        return decode(model, tokens, memory, [prompt], temperature=1.0, best_of=best_of, max_tokens=8, seed=seed)[0]
 
     assert drawn(1).tokens == drawn(1).tokens
     assert len({tuple(drawn(seed).tokens) for seed in range(4)}) > 1

@@ -73,7 +73,7 @@ def test_texts_in_flight_are_those_decoded_alone(model, timestamps):
         for emission in engine.step():
             texts[emission.sequence.id].append(emission.row[0])
     for index, sequence in enumerate(sequences):
-        (alone,) = decode(model, TOKENS, memory.of([index]), [prompts[index]], rules(timestamps), most=24)
+        (alone,) = decode(model, TOKENS, memory.of([index]), [prompts[index]], rules(timestamps), max_tokens=24)
         written = [token for token in texts[sequence.id] if token != TOKENS.endoftext]
         assert written == alone.tokens
     assert len({tuple(text) for text in texts.values()}) >= 4
@@ -90,7 +90,7 @@ def test_windows_of_different_lengths_stand_side_by_side(model):
     while engine.has_work:
         engine.step()
     for sequence, memory in zip(sequences, memories, strict=True):
-        (alone,) = decode(model, TOKENS, memory, [prompt], rules(False), most=12)
+        (alone,) = decode(model, TOKENS, memory, [prompt], rules(False), max_tokens=12)
         written = [token for token, _ in sequence.rows[len(prompt) :] if token != TOKENS.endoftext]
         assert written == alone.tokens
 
@@ -166,7 +166,7 @@ def test_rules_by_mode_are_the_rules_by_history(model, written, timestamps, seed
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_a_finished_text_is_scored_as_it_was_decoded(model, timestamps):
     memory, prompt = windows_of(model, 1, seed=4), TOKENS.prompt("de", timestamps=timestamps)
-    (text,) = decode(model, TOKENS, memory, [prompt], rules(timestamps), most=20)
+    (text,) = decode(model, TOKENS, memory, [prompt], rules(timestamps), max_tokens=20)
     again = score(model, TOKENS, memory, prompt, text.tokens, rules(timestamps), text.is_ended)
     assert again.logprob == pytest.approx(text.logprob, abs=1e-4)
     assert again.no_speech == pytest.approx(text.no_speech, abs=1e-6)
@@ -191,7 +191,7 @@ def test_on_a_gpu_texts_are_those_of_the_cpu(model, timestamps):
         engine.step()
     while engine.has_work:
         engine.step()
-    alone = decode(model, TOKENS, memory, [prompt] * 4, rules(timestamps), most=16)
+    alone = decode(model, TOKENS, memory, [prompt] * 4, rules(timestamps), max_tokens=16)
     for sequence, text in zip(sequences, alone, strict=True):
         assert [token for token, _ in sequence.rows[len(prompt) :] if token != TOKENS.endoftext] == text.tokens
 

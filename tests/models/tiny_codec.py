@@ -9,7 +9,7 @@ from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
 from vivavoce.nn.modules import fill_randomly
 
-EAR = SpeechEncoderConfig(
+SPEECH_ENCODER = SpeechEncoderConfig(
     d_model=16,
     encoder_attention_heads=2,
     encoder_ffn_dim=32,
@@ -30,7 +30,7 @@ VOCODER = HiFTConfig(channels=32, f0_channels=8)
 @torch.no_grad()
 def tiny_codec(seed: int = 0) -> MossSpeechCodec:
     """Random weights, scaled so that every part changes its input and none drowns it."""
-    encoder, flow, vocoder = SpeechEncoder(EAR), FlowDecoder(FLOW), HiFT(VOCODER)
+    encoder, flow, vocoder = SpeechEncoder(SPEECH_ENCODER), FlowDecoder(FLOW), HiFT(VOCODER)
     for module in (encoder, flow, vocoder):
         fill_randomly(module.requires_grad_(False).eval(), seed)
     vocoder.f0_predictor.classifier.bias.fill_(150)

@@ -206,12 +206,16 @@ async def test_a_spoken_question_goes_through_ear_chat_and_voice(parts):
 
 
 async def test_an_ear_leaves_unknown_languages_to_the_model(parts):
-    async with load_cascade(parts, "cpu").ear as ear:
+    async with load_cascade(parts, "cpu").asr as recogniser:
         samples = talk(1.0).astype("f")
         wish = {"padding": "trim", "timestamps": False, "temperatures": (0.0,)}
         expected = transcribe(samples, parts.asr, device="cpu", gate=False, **wish).text
-        assert await ear.transcribe(samples, 16_000, "fr") == await ear.transcribe(samples, 16_000, "en") == expected
-        assert await ear.transcribe(samples[:0], 16_000) == ""
+        assert (
+            await recogniser.transcribe(samples, 16_000, "fr")
+            == await recogniser.transcribe(samples, 16_000, "en")
+            == expected
+        )
+        assert await recogniser.transcribe(samples[:0], 16_000) == ""
 
 
 async def test_turns_and_recordings_heard_together_are_heard_as_alone(parts):

@@ -102,13 +102,13 @@ async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
 
     with torch.inference_mode():
         wanted = [turn(number) for number in range(3)]
-    here.ear.start()
+    here.speech_encoder.start()
     states, heard = [codec.speech_encoder.initial_state() for _ in range(3)], [[] for _ in range(3)]
     for number in range(4):
         given = [sounds[turn, number].clone() for turn in range(3)]
         given[2][7] = 9.0 if number == 2 else given[2][7]
         alive = range(3 if number < 3 else 2)
-        results = await together(here.ear, workers, [(states[turn], given[turn], False) for turn in alive])
+        results = await together(here.speech_encoder, workers, [(states[turn], given[turn], False) for turn in alive])
         for place, result in enumerate(results):
             if number == 2 and place == 2:
                 assert isinstance(result, PlantedError)
@@ -117,5 +117,5 @@ async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
                 states[place] = result[1]
     assert heard[:2] == wanted[:2]
     assert heard[2] == wanted[2][: len(heard[2])]
-    await here.ear.close()
+    await here.speech_encoder.close()
     workers.close()

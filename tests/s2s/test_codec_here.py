@@ -63,11 +63,11 @@ async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, p
     here = LocalCodec(graphed, LEFT)
     voice = graphed.flow.voice(prompt())
     here.warm_up(voice, (1, 4), (5, 10))
-    here.ear.start()
+    here.speech_encoder.start()
     here.voice.start()
     ways = [[SOON, SOON, LATER, SOON], [SOON, LATER, LATER, LATER], [LATER, SOON, SOON, SOON]]
     replies = await asyncio.gather(*(said(here, voice, seed, way) for seed, way in enumerate(ways)))
-    await here.ear.close()
+    await here.speech_encoder.close()
     await here.voice.close()
     for sound, pieces in replies:
         expected = spoken(plain, pieces)
@@ -120,12 +120,12 @@ async def test_sound_that_is_none_fails_alone(graphed):
 
 async def test_a_turn_is_heard_as_by_the_plain_ear(graphed, plain):
     here = LocalCodec(graphed, LEFT)
-    here.ear.start()
+    here.speech_encoder.start()
     here.voice.start()
     sound = 0.2 * torch.randn(8000, generator=torch.Generator().manual_seed(3))
-    first, state = await here.ear.do((graphed.speech_encoder.initial_state(), sound[:4000], False))
-    rest, _ = await here.ear.do((state, sound[4000:], True))
-    await here.ear.close()
+    first, state = await here.speech_encoder.do((graphed.speech_encoder.initial_state(), sound[:4000], False))
+    rest, _ = await here.speech_encoder.do((state, sound[4000:], True))
+    await here.speech_encoder.close()
     await here.voice.close()
     heard, _ = plain.speech_encoder.step_batch([plain.speech_encoder.initial_state()], [sound], [True])
     assert first + rest == heard[0].tolist()

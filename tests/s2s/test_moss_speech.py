@@ -278,7 +278,7 @@ async def test_what_fails_while_nothing_waits_for_it_is_logged(parts, caplog, mo
         caller = Caller.on(pipeline)
         await caller.settled()
         with monkeypatch.context() as planted:
-            planted.setattr(pipeline.ear, "do", fail)
+            planted.setattr(pipeline.speech_encoder, "do", fail)
             caller.conversation.add(Message("user", (AudioPart(talk(0.8), 16_000),)))
             await caller.settled()
         caller.conversation.reply()

@@ -84,7 +84,7 @@ async def test_sound_leaves_at_its_deadline_and_never_sooner():
     lane = PacedOutput(ear, RATE, lead=lambda now: 0.3, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(2.0))
-    lane.tell(lambda: lane.end("reply"))
+    lane.send_in_order(lambda: lane.end("reply"))
     await asyncio.sleep(5)
     task.cancel()
     times = [at for at, _ in ear.sent]
@@ -103,7 +103,7 @@ async def test_what_comes_late_is_counted_and_does_not_burst():
     lane.add(sound(0.2))
     await asyncio.sleep(1.0)  # the listener ran dry after 0.2 s
     lane.add(sound(0.5))
-    lane.tell(lambda: lane.end("reply"))
+    lane.send_in_order(lambda: lane.end("reply"))
     await asyncio.sleep(3)
     task.cancel()
     assert ear.schedule.underruns == 1
@@ -115,11 +115,11 @@ async def test_what_comes_late_is_counted_and_does_not_burst():
 async def test_events_keep_their_place_among_the_sound():
     ear, told = Ear(), []
     lane = PacedOutput(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
-    lane.tell(lambda: told.append(("before", ear.seconds)))
+    lane.send_in_order(lambda: told.append(("before", ear.seconds)))
     assert told == [("before", 0.0)]  # nothing was waiting
     task = asyncio.create_task(lane.run())
     lane.add(sound(1.0))
-    lane.tell(lambda: told.append(("after", ear.seconds)))
+    lane.send_in_order(lambda: told.append(("after", ear.seconds)))
     await asyncio.sleep(0.5)
     assert len(told) == 1
     await asyncio.sleep(1)
@@ -133,8 +133,8 @@ async def test_clearing_drops_the_sound_and_lets_the_events_go():
     lane = PacedOutput(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(10.0))
-    lane.tell(lambda: told.append("done"))
-    lane.tell(lambda: lane.end("reply"))
+    lane.send_in_order(lambda: told.append("done"))
+    lane.send_in_order(lambda: lane.end("reply"))
     await asyncio.sleep(1.05)
     assert lane.heard_ms("reply") == 1050
     assert lane.clear("reply")
@@ -154,7 +154,7 @@ async def test_without_a_listener_sound_waits_and_the_gap_is_no_underrun():
     lane = PacedOutput(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
     task = asyncio.create_task(lane.run())
     lane.add(sound(2.0))
-    lane.tell(lambda: lane.end("reply"))
+    lane.send_in_order(lambda: lane.end("reply"))
     await asyncio.sleep(0.5)
     lane.pause()
     sent = ear.seconds

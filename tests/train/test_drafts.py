@@ -112,7 +112,7 @@ def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_
         listener.model.decoder.cross_kv(states),
         [prompt] * len(states),
         rules,
-        most=most,
+        max_rows=most,
     )
     rows = zip(batch["tokens"].tolist(), batch["counts"].sum(1).tolist(), texts, strict=True)
     same = [

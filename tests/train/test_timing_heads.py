@@ -25,7 +25,9 @@ def test_who_moves_on_is_steady_and_who_stays_or_goes_back_is_not():
 
 def test_heads_of_the_bundled_recogniser_are_found_and_not_those_of_its_last_layer():
     folder = hub.resolve("mini-asr")
-    spoken = [((one.samples.numpy() * 32767).astype(np.int16), one.text, "any") for one in spoken_sentences(most=4)]
+    spoken = [
+        ((one.samples.numpy() * 32767).astype(np.int16), one.text, "any") for one in spoken_sentences(max_recordings=4)
+    ]
     recordings = Recordings.of_corpus(Corpus.of(spoken))
     found = timing_heads(Whisper.load(folder), Vocabulary.read(folder), recordings)
     named = json.loads((folder / "generation_config.json").read_text(encoding="utf8"))["alignment_heads"]

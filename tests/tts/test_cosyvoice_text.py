@@ -117,12 +117,12 @@ def test_what_is_part_of_the_conversation_is_no_wish(said):
 
 
 def test_wishes_add_up_within_bounds_and_can_be_taken_back():
-    manner = USUAL
+    style = USUAL
     for _ in range(20):
-        manner = directed("faster please", directed("louder", manner))
-    assert (manner.speed, manner.volume) == (2.0, 4.0)
+        style = directed("faster please", directed("louder", style))
+    assert (style.speed, style.volume) == (2.0, 4.0)
     assert directed("less cheerful please", DirectedStyle(style="happy")).style == ""
-    assert directed("speak normally again please", manner) == USUAL
+    assert directed("speak normally again please", style) == USUAL
 
 
 def test_the_published_instructions_are_there():

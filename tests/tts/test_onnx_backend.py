@@ -94,10 +94,10 @@ def test_the_folder_has_the_published_files(graphs, folder):
 
 @pytest.mark.parametrize("voice", [None, "bell"])
 @pytest.mark.parametrize("manner", [SpeakingStyle(greedy=True), SpeakingStyle(seed=3)], ids=["greedy", "drawn"])
-def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, manner):
+def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, style):
     exact = OnnxTTS.load(str(graphs), exact=True)
-    expected = torch_speaker.say(TEXT, voice, manner)
-    found = exact.say(TEXT, voice, manner)
+    expected = torch_speaker.say(TEXT, voice, style)
+    found = exact.say(TEXT, voice, style)
     assert (found.rate, found.channels) == (expected.rate, expected.channels)
     np.testing.assert_allclose(found.samples, expected.samples, atol=1e-4)
 

@@ -83,7 +83,7 @@ def test_the_first_piece_is_one_frame_and_later_ones_grow(speaker):
 
 
 def test_the_same_seed_says_the_same_and_another_something_else(speaker):
-    first, again, other = (speaker.say(TEXT, manner=SpeakingStyle(seed=seed)).samples for seed in (1, 1, 2))
+    first, again, other = (speaker.say(TEXT, style=SpeakingStyle(seed=seed)).samples for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert first.shape != other.shape or not np.allclose(first, other)
 
@@ -213,7 +213,7 @@ def test_unknown_voices_and_impossible_manners_are_refused_at_once(speaker):
     with pytest.raises(InputError, match="known: bell, own"):
         speaker.stream(TEXT, "nobody")
     with pytest.raises(InputError, match="speed must be"):
-        speaker.stream(TEXT, manner=SpeakingStyle(speed=3.0))
+        speaker.stream(TEXT, style=SpeakingStyle(speed=3.0))
     with pytest.raises(InputError, match="pause must be"):
         SpeakingStyle(pause=-1.0)
 

@@ -38,9 +38,9 @@ def on_gpu():
 
 
 @pytest.mark.parametrize("manner", [GREEDY, SpeakingStyle(seed=5)], ids=["greedy", "drawn"])
-def test_the_gpu_says_what_the_cpu_says(on_gpu, manner):
-    expected = speaker("cpu").say(TEXT, VOICE, manner).samples
-    assert is_same(on_gpu.say(TEXT, VOICE, manner).samples, expected)
+def test_the_gpu_says_what_the_cpu_says(on_gpu, style):
+    expected = speaker("cpu").say(TEXT, VOICE, style).samples
+    assert is_same(on_gpu.say(TEXT, VOICE, style).samples, expected)
 
 
 def test_graphs_are_really_used(on_gpu):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vivavoce._deprecated import former_arguments
 from vivavoce.audio.io import Sound, Source, read
 from vivavoce.device import pick
 from vivavoce.errors import InputError
@@ -36,6 +37,7 @@ class Transcript:
     seconds: float
 
 
+@former_arguments(longest_silence="max_silence")
 def transcribe(
     sound: Sound | Source | NDArray[np.floating],
     model: "str | Path | Backend | Transcriber" = DEFAULT_MODEL,
@@ -50,7 +52,7 @@ def transcribe(
     follow_earlier: bool = True,
     padding: Padding = "full",
     temperatures: Sequence[float] | None = None,
-    longest_silence: float | None = None,
+    max_silence: float | None = None,
     seed: int = 0,
     beams: int = 1,
     backend: "BackendName" = "auto",
@@ -75,8 +77,8 @@ def transcribe(
     listener = model if isinstance(model, Transcriber) else Transcriber(model, SpeechGate() if gate else None)
     samples, seconds = _samples(sound)
     options = TranscriptionOptions(
-        language, task, prompt, prefix, tuple(hotwords), word_times or longest_silence is not None, timestamps,
-        follow_earlier, padding, None if temperatures is None else tuple(temperatures), longest_silence, seed,
+        language, task, prompt, prefix, tuple(hotwords), word_times or max_silence is not None, timestamps,
+        follow_earlier, padding, None if temperatures is None else tuple(temperatures), max_silence, seed,
         beams,
     )  # fmt: skip
     segments = []

@@ -190,7 +190,7 @@ class DraftChoice:
     draft: str | Path | None = None
     heads: str | Path | None = None
     lookup: bool = False
-    most: int = 5
+    max_rows: int = 5
     """Tokens per draft of a model or heads; rows of a tree where heads branch."""
     width: int = 1
     """Candidates of a head at each position; with more than one, drafts are trees."""
@@ -289,7 +289,7 @@ class Drafter:
             return None
         drafts_texts = bool(earlier) or window in self._guessed or isinstance(self._by_model, GuessingDecoder)
         source = sources[0] if len(sources) == 1 else FirstGuess(sources)
-        max_rows = MAX_PIECES if drafts_texts else self.choice.most
+        max_rows = MAX_PIECES if drafts_texts else self.choice.max_rows
         if self.device.kind == "cuda":
             max_rows = min(max_rows, GRAPHED_DRAFT)
         return Speculation(source, max_rows, reads_hidden=self._by_heads is not None)

@@ -35,7 +35,7 @@ class ChunkPolicy(Protocol):
         """Frames the next chunk should have, after so many chunks, with so many seconds of lead over the player."""
         ...
 
-    def most(self, chunks: int, lead: float) -> int:
+    def max_frames(self, chunks: int, lead: float) -> int:
         """Frames it may have where they are there already."""
         ...
 
@@ -67,7 +67,7 @@ class LeadPolicy:
         grains = max(1 if chunks == 0 else self.later, int(affordable / self.grain.frames + 1e-9))
         return (1 << (grains.bit_length() - 1) if self.doubles else grains) * self.grain.frames
 
-    def most(self, chunks: int, lead: float) -> int:
+    def max_frames(self, chunks: int, lead: float) -> int:
         """Frames to take at once if they are there already: long chunks cost much less for many replies."""
         if self.making is None or chunks == 0:
             return self.wanted(chunks, lead)
@@ -77,8 +77,8 @@ class LeadPolicy:
     def sizes(self) -> list[int]:
         """Frames of every chunk it may ask for."""
         seconds = self.grain.frames * self.grain.frame_seconds
-        most = max(1, int(self.max_seconds / seconds + 1e-9))
-        return sorted({self.wanted(1, grains * seconds / self.share) for grains in range(1, most + 1)})
+        max_frames = max(1, int(self.max_seconds / seconds + 1e-9))
+        return sorted({self.wanted(1, grains * seconds / self.share) for grains in range(1, max_frames + 1)})
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ class FixedPolicy:
         frames = self.first if chunks == 0 else self.then
         return -(-frames // self.grain.frames) * self.grain.frames
 
-    def most(self, chunks: int, lead: float) -> int:
+    def max_frames(self, chunks: int, lead: float) -> int:
         """As many as wanted."""
         return self.wanted(chunks, lead)
 
 
 def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, lead: float) -> int:
     """Frames to decode now, of those waiting; 0: wait for more. `is_last`: no more will come, take what is left."""
-    wanted, most = policy.wanted(chunks, lead), policy.most(chunks, lead)
-    while 2 * wanted <= most and waiting >= 2 * wanted + policy.grain.lookahead:
+    wanted, max_frames = policy.wanted(chunks, lead), policy.max_frames(chunks, lead)
+    while 2 * wanted <= max_frames and waiting >= 2 * wanted + policy.grain.lookahead:
         wanted *= 2
     if waiting >= wanted + policy.grain.lookahead and not (is_last and waiting <= wanted):
         return wanted

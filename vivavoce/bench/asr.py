@@ -49,12 +49,12 @@ class LabelledRecording:
         return len(self.samples) / RATE
 
 
-def spoken_sentences(source: Path | None = None, most: int | None = None) -> list[LabelledRecording]:
+def spoken_sentences(source: Path | None = None, max_recordings: int | None = None) -> list[LabelledRecording]:
     """The bundled questions; those of a folder with `questions.json` or a .txt beside each sound; or a corpus file."""
     found = list(_of_corpus(source) if source is not None and not source.is_dir() else _of_folder(source or BUNDLED))
     if not found:
         raise InputError(f"{source or BUNDLED} holds no sound with a text; put NAME.txt beside NAME.wav")
-    return found[:most]
+    return found[:max_recordings]
 
 
 def _of_corpus(path: Path) -> Iterator[LabelledRecording]:
@@ -130,7 +130,7 @@ def run(
     heads: str | None = None,
     width: int = 1,
     speech: Path | None = None,
-    most: int | None = None,
+    max_recordings: int | None = None,
     batches: Sequence[int] = (1, 4, 16),
     moonshine: Path | None = None,
     device: str = "auto",
@@ -143,7 +143,7 @@ def run(
     """Measure, print, write `asr.json` to `out`, and return what was measured."""
     target = pick(device)
     with stage("loading"):
-        spoken = spoken_sentences(speech, most)
+        spoken = spoken_sentences(speech, max_recordings)
         listener = own_listener(resolve(model), target, dtype)
         choices = _choices(draft, heads, width)
         contenders = _contenders(listener, target, choices, padding)
@@ -192,7 +192,7 @@ def _choices(drafts: Sequence[str], heads: str | None, width: int) -> dict[str, 
     if heads is not None:
         choices["heads"] = DraftChoice(heads=heads)
         if width > 1:
-            choices[f"heads, tree of {width} wide"] = DraftChoice(heads=heads, width=width, most=4 * width)
+            choices[f"heads, tree of {width} wide"] = DraftChoice(heads=heads, width=width, max_rows=4 * width)
     return choices | {"lookup": DraftChoice(lookup=True)}
 
 

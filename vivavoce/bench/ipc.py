@@ -22,7 +22,7 @@ from vivavoce.cascade.remote import got
 from vivavoce.dialogue.backend import Address
 from vivavoce.models.moss_speech.codec import ENCODER_RATE
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.s2s.remote_codec import EAR, VOICE, RemoteSpeechEncoder, RemoteState, RemoteVocoder
+from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOICE, RemoteSpeechEncoder, RemoteState, RemoteVocoder
 from vivavoce.server.hosting.codec import CodecHost, load_codec
 
 KEY = "key-for-measuring"
@@ -53,20 +53,26 @@ def run(model: str, rounds: int) -> dict[str, dict[str, float]]:
 
 async def _measure(host: CodecHost, address: Address, rounds: int) -> dict[str, dict[str, float]]:
     await _wait_until_ready(address)
-    remote_encoder, remote_vocoder = RemoteSpeechEncoder(address, EAR), RemoteVocoder(address, VOICE)
+    remote_encoder, remote_vocoder = RemoteSpeechEncoder(address, SPEECH_ENCODER), RemoteVocoder(address, VOICE)
     local, codec = host.local, host.local.codec
-    for worker in (remote_encoder, remote_vocoder, local.ear, local.voice):
+    for worker in (remote_encoder, remote_vocoder, local.speech_encoder, local.voice):
         worker.start()
     chunk = codec.flow.config.chunk + codec.flow.config.lookahead
     sound = torch.from_numpy(buzz(0.08, ENCODER_RATE).samples[0])
     codes = torch.zeros(chunk, dtype=torch.long)
     voice = next(iter(host.voices.values()))
     jobs: dict[str, tuple[Step, Any, Step, Any, torch.Tensor]] = {
-        EAR: (local.ear.do, codec.speech_encoder.initial_state(), remote_encoder.do, RemoteState(), sound),
+        SPEECH_ENCODER: (
+            local.speech_encoder.do,
+            codec.speech_encoder.initial_state(),
+            remote_encoder.do,
+            RemoteState(),
+            sound,
+        ),
         VOICE: (local.voice.do, voice, remote_vocoder.do, RemoteState(voice=next(iter(host.voices))), codes),
     }
     figures = {name: await _compare(*job, rounds) for name, job in jobs.items()}
-    for worker in (remote_encoder, remote_vocoder, local.ear, local.voice):
+    for worker in (remote_encoder, remote_vocoder, local.speech_encoder, local.voice):
         await worker.close()
     return figures
 

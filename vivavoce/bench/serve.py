@@ -40,7 +40,7 @@ from vivavoce.evaluation.machine import HostWatch, PowerMeter, stage
 from vivavoce.models.moss_speech.codec import ENCODER_RATE
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.runtime.batcher import DynamicBatcher
-from vivavoce.s2s.local_codec import EAR
+from vivavoce.s2s.local_codec import SPEECH_ENCODER
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 PACKET_SECONDS = 0.08
@@ -313,7 +313,7 @@ class _Counters:
 
     @classmethod
     def of(cls, pipeline: MossSpeechBackend) -> "_Counters":
-        batchers: list[DynamicBatcher[Any, Any]] = [pipeline.ear, *pipeline.voice.ways]
+        batchers: list[DynamicBatcher[Any, Any]] = [pipeline.speech_encoder, *pipeline.voice.ways]
         ways = {each.name: _BatcherUse(each.batches, each.jobs, each.busy) for each in batchers}
         return cls(pipeline.core.steps, pipeline.core.slack.busy, ways)
 
@@ -324,12 +324,12 @@ class _Counters:
     @property
     def passes(self) -> int:
         """Of the vocoder batchers."""
-        return sum(way.passes for name, way in self.ways.items() if name != EAR)
+        return sum(way.passes for name, way in self.ways.items() if name != SPEECH_ENCODER)
 
     @property
     def jobs(self) -> int:
         """Of the vocoder batchers."""
-        return sum(way.jobs for name, way in self.ways.items() if name != EAR)
+        return sum(way.jobs for name, way in self.ways.items() if name != SPEECH_ENCODER)
 
 
 __all__ = ["Level", "Script", "SessionResult", "measure_level", "run"]

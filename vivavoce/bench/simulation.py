@@ -331,7 +331,7 @@ async def _simulate(
 def _batches(pipeline: MossSpeechBackend) -> dict[str, Any]:
     return {
         "engine_steps": pipeline.core.steps,
-        "ear": [pipeline.ear.batches, pipeline.ear.jobs],
+        "ear": [pipeline.speech_encoder.batches, pipeline.speech_encoder.jobs],
         "voice": [pipeline.voice.batches, pipeline.voice.jobs],
     }
 

@@ -97,11 +97,11 @@ class FixedLength(SpeechSettings):
 
     frames: int = 50
 
-    def longest(self, tokens: int) -> int:
+    def max_frames(self, tokens: int) -> int:
         """One row more than this is sampled."""
         return self.frames - 1
 
-    def fewest(self, tokens: int) -> int:
+    def min_frames(self, tokens: int) -> int:
         """Never stop before the last frame."""
         return self.frames
 
@@ -159,7 +159,7 @@ class NanoContender:
 
     def stages(self) -> dict[str, Callable[[], object]]:
         """One frame of work of each part, by name."""
-        generator = self.speaker.mouth
+        generator = self.speaker.generator
         parts = {"codec": self._codec(1), f"codec, {CODEC_CHUNK} at a time": self._codec(CODEC_CHUNK)}
         if isinstance(generator, CpuFrameGenerator):
             return {**_cpu_stages(generator), **parts}
@@ -170,7 +170,7 @@ class NanoContender:
     def _frames(self, seed: int) -> Iterator[tuple[int, ...]]:
         speaker = self.speaker
         generation = speaker.settings.generation(speaker.model.config.n_vq, len(TEXT), seed)
-        return iter(speaker.mouth.frames(tuple(map(tuple, speaker.shelf.get(VOICE).codes)), TEXT, generation))
+        return iter(speaker.generator.frames(tuple(map(tuple, speaker.shelf.get(VOICE).codes)), TEXT, generation))
 
     def _codec(self, frames: int) -> Callable[[], object]:
         decode, turn = self.speaker.decode, itertools.cycle(range(frames))

@@ -41,16 +41,21 @@ class LoadedCascade(CascadeBackend):
     """A cascade that owns its parts. Use as `async with`."""
 
     def __init__(
-        self, ear: LocalRecogniser | RemoteRecogniser, chat: ChatModel, voice: TTSSynthesiser | RemoteSynthesiser
+        self, asr: LocalRecogniser | RemoteRecogniser, chat: ChatModel, voice: TTSSynthesiser | RemoteSynthesiser
     ) -> None:
-        super().__init__(WholeTurns(ear), chat, voice)
-        self.ear, self.voice = ear, voice
+        super().__init__(WholeTurns(asr), chat, voice)
+        self.asr, self.voice = asr, voice
         self._open_parts = AsyncExitStack()
 
     @property
     def words(self) -> ReplyTranscriber:
         """The transcriber for speech over a reply."""
-        return self.ear
+        return self.asr
+
+    @property
+    def waiting(self) -> int:
+        """Turns queued for the recogniser."""
+        return self.asr.waiting
 
     @property
     def voices(self) -> list[str]:
@@ -58,9 +63,9 @@ class LoadedCascade(CascadeBackend):
         return self.voice.voices
 
     async def __aenter__(self) -> Self:
-        on_cpu = isinstance(self.ear, LocalRecogniser) and self.ear.device.kind == "cpu"
+        on_cpu = isinstance(self.asr, LocalRecogniser) and self.asr.device.kind == "cpu"
         self._open_parts.enter_context(serving_pace(on_cpu))  # its parts work at the same time
-        await self._open_parts.enter_async_context(self.ear)
+        await self._open_parts.enter_async_context(self.asr)
         if isinstance(self.chat, LocalChat):
             await self._open_parts.enter_async_context(self.chat)
         return self
@@ -70,7 +75,7 @@ class LoadedCascade(CascadeBackend):
 
     async def warm_up(self, settings: ConversationSettings | None = None) -> None:
         """Run each local part once; a local chat model reads the instructions."""
-        tasks = [self.ear.warm_up(), self.voice.warm_up()]
+        tasks = [self.asr.warm_up(), self.voice.warm_up()]
         if isinstance(self.chat, LocalChat) and settings is not None and settings.instructions:
             tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
         await asyncio.gather(*tasks)

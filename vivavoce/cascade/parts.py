@@ -50,7 +50,7 @@ class LocalRecogniser:
         self.listener, self.device = listener, device
         self.transcriber = transcriber or Transcriber(listener, SpeechGate())
         self._turns: DynamicBatcher[Turn, list[TranscriptSegment]] = DynamicBatcher(
-            "viva-recogniser", self._transcribe_batch, most=1
+            "viva-recogniser", self._transcribe_batch, max_batch=1
         )
         self._together: RecognitionService | None = None
         if isinstance(listener, WhisperTranscriber) and (
@@ -132,8 +132,8 @@ WARM_UP = "Good evening, and welcome."
 class TTSSynthesiser:
     """A `Synthesiser`: each text on a thread of its own, from the first frame on."""
 
-    def __init__(self, speaker: SpeechModel, manner: SpeakingStyle | None = None) -> None:
-        self.speaker, self.manner = speaker, manner or SpeakingStyle()
+    def __init__(self, speaker: SpeechModel, style: SpeakingStyle | None = None) -> None:
+        self.speaker, self.style = speaker, style or SpeakingStyle()
         self.rate = speaker.rate
 
     @property
@@ -142,13 +142,13 @@ class TTSSynthesiser:
         own = self.speaker.settings.own_voice if isinstance(self.speaker, NanoTTS) else None
         return [*([own] if own else []), *(name for name in self.speaker.shelf.names() if name != own)]
 
-    def told(self, instructions: str) -> "TTSSynthesiser":
+    def with_instructions(self, instructions: str) -> "TTSSynthesiser":
         """A synthesiser with these style instructions; what the model cannot do is refused by name."""
-        return TTSSynthesiser(self.speaker, direction.told(self.speaker, instructions, self.manner))
+        return TTSSynthesiser(self.speaker, direction.with_instructions(self.speaker, instructions, self.style))
 
     def after(self, said: Sequence[str]) -> "TTSSynthesiser":
         """A synthesiser in the style that these user messages ask for."""
-        return TTSSynthesiser(self.speaker, direction.wished(self.speaker, said, self.manner))
+        return TTSSynthesiser(self.speaker, direction.with_user_requests(self.speaker, said, self.style))
 
     async def warm_up(self) -> None:
         """Say something once, where there is a voice to say it with."""
@@ -162,10 +162,10 @@ class TTSSynthesiser:
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Its sound as it is made, mono; a speed beyond what the model can is the nearest it can."""
         known = voice if voice in self.voices else None  # clients name voices of other services
-        manner = replace(self.manner, speed=min(max(speed * self.manner.speed, SLOWEST), FASTEST))
+        style = replace(self.style, speed=min(max(speed * self.style.speed, SLOWEST), FASTEST))
 
         def pieces() -> Iterator[Samples]:
-            for piece in self.speaker.stream(text, known, manner):
+            for piece in self.speaker.stream(text, known, style):
                 yield downmix(piece)[0]
 
         return iterate_on_thread(pieces)

@@ -162,8 +162,8 @@ def _print_diagnosis(found: "Diagnosis") -> None:
         devices.add_row(*_device_row(device))
     models = table(f"Models in {found.cache} ({gigabytes(found.disk_free)} free)", "model", "size", "here")
     for model in found.models:
-        here = "no" if model.path is None else f"{model.path}{' (not whole)' if model.missing else ''}"
-        models.add_row(model.name, gigabytes(model.bytes), here)
+        installed = "no" if model.path is None else f"{model.path}{' (not whole)' if model.missing else ''}"
+        models.add_row(model.name, gigabytes(model.bytes), installed)
     extras = table("Extras", "extra", "for", "installed")
     for extra in found.extras:
         extras.add_row(extra.extra, extra.what, escape(f"no: {extra.install}") if extra.missing else "yes")

@@ -43,7 +43,7 @@ def run(
 
     def load() -> DemoSubject:
         cascade = load_cascade(chosen, device)
-        if not (isinstance(cascade.ear, LocalRecogniser) and isinstance(cascade.voice, TTSSynthesiser)):
+        if not (isinstance(cascade.asr, LocalRecogniser) and isinstance(cascade.voice, TTSSynthesiser)):
             raise InputError(
                 "the demo measures each part in this process; name models for recogniser and TTS, not addresses"
             )
@@ -59,12 +59,12 @@ def run(
 
 def _stage_costs(cascade: LoadedCascade, question: Sound, answer: DemoResult) -> dict[str, float]:
     """The time of each stage by itself, measured on the same question after the conversation."""
-    assert isinstance(cascade.ear, LocalRecogniser)
+    assert isinstance(cascade.asr, LocalRecogniser)
     assert isinstance(cascade.voice, TTSSynthesiser)
     samples = torch.from_numpy(question.mono().resampled(cascade.input_rate).samples[0])
     started = time.perf_counter()
     list(
-        cascade.ear.listener.segments(
+        cascade.asr.listener.segments(
             samples, TranscriptionOptions(padding="trim", timestamps=False, temperatures=(0.0,))
         )
     )

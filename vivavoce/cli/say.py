@@ -64,7 +64,7 @@ def say(
     from vivavoce.tts.frame_model import FrameTTS
     from vivavoce.tts.interface import SpeakingStyle, open_speech_model, read_text
     from vivavoce.tts.output import shaped
-    from vivavoce.tts.style import told as directed
+    from vivavoce.tts.style import with_instructions
     from vivavoce.tts.voices import VoiceStore
 
     words = read_text(text, file, sys.stdin.buffer.read)
@@ -78,7 +78,7 @@ def say(
             stack.enter_context(tts.tuned_threads())
         clock.loaded = time.monotonic()
         out_rate, channels = rate or tts.rate, 1 if mono else tts.channels
-        style = directed(tts, instructions, SpeakingStyle(speed, pause, seed, continues=continues))
+        style = with_instructions(tts, instructions, SpeakingStyle(speed, pause, seed, continues=continues))
         chunks = shaped(tts.stream(words, _voice(voice, tts), style), tts.channels, tts.rate, out_rate, mono)
         target = stack.enter_context(closing(_target(out, format, out_rate, channels)))
         for chunk in chunks:

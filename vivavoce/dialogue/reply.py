@@ -42,7 +42,7 @@ MAX_AHEAD_SECONDS = 6.0
 class GuardLimits:
     """When a reply is ended; None: no limit. The names are keys of the configuration file."""
 
-    longest_seconds: float | None = 120.0
+    max_seconds: float | None = 120.0
     silent_seconds: float | None = 4.0
     silence_dbfs: float = -55.0
     stuck_seconds: float | None = 3.0
@@ -108,8 +108,8 @@ class SoundGuard:
 
     def _complaint(self, state: GuardState) -> str | None:
         limits = self.limits
-        if limits.longest_seconds is not None and state.seconds > limits.longest_seconds:
-            return f"the reply is longer than {limits.longest_seconds:.0f} s"
+        if limits.max_seconds is not None and state.seconds > limits.max_seconds:
+            return f"the reply is longer than {limits.max_seconds:.0f} s"
         if limits.silent_seconds is not None and state.silent >= limits.silent_seconds:
             return f"the reply has been silent for {state.silent:.1f} s"
         if limits.stuck_seconds is not None and state.stuck >= limits.stuck_seconds:

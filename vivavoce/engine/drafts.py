@@ -25,10 +25,10 @@ class NgramLookup:
     one sequence: it keeps an index of its rows, which it makes anew when they were rewound.
     """
 
-    def __init__(self, longest: int = 4, shortest: int = 2, texts: Iterable[Iterable[Row]] = ()) -> None:
-        if not 1 <= shortest <= longest:
-            raise InputError(f"matches of {shortest} to {longest} rows cannot be; give 1 ≤ shortest ≤ longest")
-        self.sizes = range(longest, shortest - 1, -1)
+    def __init__(self, max_match: int = 4, min_match: int = 2, texts: Iterable[Iterable[Row]] = ()) -> None:
+        if not 1 <= min_match <= max_match:
+            raise InputError(f"matches of {min_match} to {max_match} rows cannot be; give 1 ≤ shortest ≤ longest")
+        self.sizes = range(max_match, min_match - 1, -1)
         self._texts = RowIndex(self.sizes)
         self._starts = [0]
         for text in texts:
@@ -37,7 +37,7 @@ class NgramLookup:
         self._own = RowIndex(self.sizes)
         self._indexed: tuple[int, int] | None = None
 
-    def propose(self, sequence: Sequence, most: int) -> list[Row]:
+    def propose(self, sequence: Sequence, max_rows: int) -> list[Row]:
         """The rows that followed, up to `most`."""
         known = (sequence.id, sequence.row_revision)
         if self._indexed != known:
@@ -47,10 +47,10 @@ class NgramLookup:
             tail = tuple(sequence.rows[-size:])
             if (place := self._own.followed(tail)) is not None:
                 # A match that overlaps what it matches is a round, which goes on as a round.
-                return list(islice(cycle(self._own.rows[place:]), most))
+                return list(islice(cycle(self._own.rows[place:]), max_rows))
             if (place := self._texts.followed(tail)) is not None:
                 end = next(end for begin, end in pairwise(self._starts) if begin < place <= end)
-                return self._texts.rows[place : min(place + most, end)]
+                return self._texts.rows[place : min(place + max_rows, end)]
         return []
 
 
@@ -102,15 +102,15 @@ class EarlierHypothesis:
         self.resume, self.presumes, self.branches = resume, presumes, branches
         self._counts = counts
 
-    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
+    def propose(self, sequence: Sequence, max_rows: int) -> Many[Row]:
         """The rows of the old reply that should come next."""
         reply = sequence.rows[len(sequence) - sequence.generated :]
         if self._counts is not None:
             reply = [row for row in reply if self._counts(row)]
-        chains = [self.rows[place : place + most] for place in self._places(reply)]
+        chains = [self.rows[place : place + max_rows] for place in self._places(reply)]
         if len(chains) == 1:
             return chains[0]
-        share, rows, parents = most // max(1, len(chains)), list[Row](), list[int]()
+        share, rows, parents = max_rows // max(1, len(chains)), list[Row](), list[int]()
         for chain in chains:
             for place, row in enumerate(chain[:share]):
                 parents.append(len(rows) - 1 if place else -1)
@@ -119,14 +119,14 @@ class EarlierHypothesis:
 
     def _places(self, reply: list[Row]) -> list[int]:
         """Where in the old reply the new one may stand, the likeliest first."""
-        here = len(reply)
-        if reply == self.rows[:here]:
-            return [here]
+        length = len(reply)
+        if reply == self.rows[:length]:
+            return [length]
         if self.presumes:
             return _min_changes(reply, self.rows)[: self.branches]
         tail = reply[-self.resume :]
         ends = [end for end in range(self.resume, len(self.rows)) if self.rows[end - self.resume : end] == tail]
-        return [min(ends, key=lambda end: abs(end - here))] if ends else []
+        return [min(ends, key=lambda end: abs(end - length))] if ends else []
 
 
 def _min_changes(reply: list[Row], old: list[Row]) -> list[int]:
@@ -145,10 +145,10 @@ class FirstGuess:
     def __init__(self, sources: Iterable[DraftSource]) -> None:
         self.sources = tuple(sources)
 
-    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
+    def propose(self, sequence: Sequence, max_rows: int) -> Many[Row]:
         """The rows of the first source that has some."""
         for source in self.sources:
-            if draft := source.propose(sequence, most):
+            if draft := source.propose(sequence, max_rows):
                 return draft
         return []
 
@@ -214,9 +214,9 @@ class HeadDrafts:
     def __init__(self, heads: Heads, engine: Engine, width: int = 1, channel: int = 0) -> None:
         self.heads, self.engine, self.width, self.channel = heads, engine, width, channel
 
-    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
+    def propose(self, sequence: Sequence, max_rows: int) -> Many[Row]:
         """Guesses of the places ahead."""
-        return self.propose_together([(sequence, most)])[0]
+        return self.propose_together([(sequence, max_rows)])[0]
 
     @torch.inference_mode()
     def propose_together(self, wants: Many[tuple[Sequence, int]]) -> list[Many[Row]]:
@@ -230,7 +230,7 @@ class HeadDrafts:
         newest = torch.tensor([sequence.rows[-1] for sequence in sequences], device=device)
         states = self.heads(torch.stack([hidden for _, hidden in known]), newest)
         guesses = dict(zip((sequence.id for sequence in sequences), self._guesses(sequences, states), strict=True))
-        return [likeliest_tree(guesses.get(sequence.id, []), most) for sequence, most in wants]
+        return [likeliest_tree(guesses.get(sequence.id, []), max_rows) for sequence, max_rows in wants]
 
     def _guesses(self, sequences: list[Sequence], states: Tensor) -> list[list[list[Guess]]]:
         """For every sequence and place ahead, rows with their chances, what would be drawn first."""
@@ -248,7 +248,7 @@ class HeadDrafts:
         return [by_place[first : first + places] for first in range(0, len(by_place), places)]
 
 
-def likeliest_tree(guesses: Many[Many[Guess]], most: int, least: float = 0.0) -> Draft:
+def likeliest_tree(guesses: Many[Many[Guess]], max_rows: int, min_probability: float = 0.0) -> Draft:
     """The `most` likeliest branches of guesses that do not know of one another, each beginning with the first place.
 
     What would be drawn (the first guess of a place) comes before all else at its place. Rows that are less likely than
@@ -257,16 +257,16 @@ def likeliest_tree(guesses: Many[Many[Guess]], most: int, least: float = 0.0) ->
     rows, parents = list[Row](), list[int]()
     waiting = [(-chance, place, -1, 0) for place, (_, chance) in enumerate(guesses[0])] if guesses else []
     heapq.heapify(waiting)
-    while waiting and len(rows) < most:
+    while waiting and len(rows) < max_rows:
         negative, rank, parent, depth = heapq.heappop(waiting)
-        if -negative < least:
+        if -negative < min_probability:
             break
         rows.append(guesses[depth][rank][0])
         parents.append(parent)
         if depth + 1 < len(guesses):
-            here = len(rows) - 1
+            length = len(rows) - 1
             for next_rank, (_, chance) in enumerate(guesses[depth + 1]):
-                heapq.heappush(waiting, (negative * chance, next_rank, here, depth + 1))
+                heapq.heappush(waiting, (negative * chance, next_rank, length, depth + 1))
     return Draft(rows, parents)
 
 
@@ -290,43 +290,43 @@ class DraftModel:
             )
         return cls(engine)
 
-    def propose(self, sequence: Sequence, most: int) -> Many[Row]:
+    def propose(self, sequence: Sequence, max_rows: int) -> Many[Row]:
         """What the small model would say next."""
-        return self.propose_together([(sequence, most)])[0]
+        return self.propose_together([(sequence, max_rows)])[0]
 
     def propose_together(self, wants: Many[tuple[Sequence, int]]) -> list[Many[Row]]:
         """What the small model would say next in each of these, made side by side."""
         self._forget_closed()
-        twins = [self._start(sequence, most) for sequence, most in wants]
+        drafting = [self._start(sequence, max_rows) for sequence, max_rows in wants]
         try:
-            while any(twin.is_generating for twin in twins):
+            while any(draft.is_generating for draft in drafting):
                 self.engine.step()
         finally:
-            for twin in twins:
-                self.engine.stop(twin)
-        return [twin.rows[len(sequence) :] for twin, (sequence, _) in zip(twins, wants, strict=True)]
+            for draft in drafting:
+                self.engine.stop(draft)
+        return [draft.rows[len(sequence) :] for draft, (sequence, _) in zip(drafting, wants, strict=True)]
 
     def close(self) -> None:
         """Forget all sequences that were followed."""
-        for _, twin in self._fast_implementations.values():
-            self.engine.close(twin)
+        for _, draft in self._fast_implementations.values():
+            self.engine.close(draft)
         self._fast_implementations.clear()
 
-    def _start(self, sequence: Sequence, most: int) -> Sequence:
+    def _start(self, sequence: Sequence, max_rows: int) -> Sequence:
         """The sequence's twin, brought to the same rows and set to go on from them."""
         assert sequence.generation is not None
         if sequence.id not in self._fast_implementations:
             self._fast_implementations[sequence.id] = (sequence, self.engine.open())
-        _, twin = self._fast_implementations[sequence.id]
-        same = rows_in_common(twin.rows, sequence.rows)
-        if same < len(twin):
-            self.engine.rewind(twin, same)
-        most = min(most, self.engine.capacity - len(sequence))
-        if most > 0:
-            self.engine.append(twin, sequence.rows[same:])
-            self.engine.generate(twin, replace(sequence.generation, max_new_rows=sequence.generated + most))
-            twin.mode, twin.generated = sequence.mode, sequence.generated
-        return twin
+        _, draft = self._fast_implementations[sequence.id]
+        same = rows_in_common(draft.rows, sequence.rows)
+        if same < len(draft):
+            self.engine.rewind(draft, same)
+        max_rows = min(max_rows, self.engine.capacity - len(sequence))
+        if max_rows > 0:
+            self.engine.append(draft, sequence.rows[same:])
+            self.engine.generate(draft, replace(sequence.generation, max_new_rows=sequence.generated + max_rows))
+            draft.mode, draft.generated = sequence.mode, sequence.generated
+        return draft
 
     def _forget_closed(self) -> None:
         for key in [key for key, (sequence, _) in self._fast_implementations.items() if not sequence.is_open]:

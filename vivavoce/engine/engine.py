@@ -111,8 +111,8 @@ class Engine:
 
     def warm_up(self) -> None:
         """Capture the steps of all batches that sequences can make, so that no conversation waits for it."""
-        most = min(2 * self.limits.sequences_per_step, BUCKETS[-1])
-        self.runner.warm_up(tuple(bucket for bucket in BUCKETS if bucket <= most))
+        largest = min(2 * self.limits.sequences_per_step, BUCKETS[-1])
+        self.runner.warm_up(tuple(bucket for bucket in BUCKETS if bucket <= largest))
         if self.runner.use_graphs:
             self._prefill_once()
 
@@ -329,10 +329,10 @@ class Engine:
         spare = self.limits.rows_per_step - sum(sequence.pending for sequence in busy)
         wants = []
         for sequence in busy:
-            most = min(self._max_drafted(sequence), spare)
-            if most > 0:
-                wants.append((sequence, most))
-                spare -= most
+            max_drafted = min(self._max_drafted(sequence), spare)
+            if max_drafted > 0:
+                wants.append((sequence, max_drafted))
+                spare -= max_drafted
         drafts = gather(wants, self.model)
         # The decode kernel lets a row see all before it, so where it runs, drafts do not branch.
         return {key: draft.likeliest() for key, draft in drafts.items()} if self.runner.use_kernels else drafts
@@ -344,7 +344,7 @@ class Engine:
         room = [sequence.generation.max_new_rows - sequence.generated, self.capacity - len(sequence)]
         if sequence.max_unread is not None:
             room.append(sequence.max_unread - sequence.unread)
-        return min(sequence.speculation.most, min(room) - 1)
+        return min(sequence.speculation.max_rows, min(room) - 1)
 
     def _note_slack(self, plan: StepPlan, begun: float, now: float) -> None:
         self.slack.note_step(now - begun)

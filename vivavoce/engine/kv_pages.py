@@ -63,7 +63,7 @@ def cache_dtype(model: GenerativeModel, device: Device, dtype: torch.dtype, kv: 
         return dtype
     if kv != "fp8":
         raise InputError(f"kv must be 'float' or 'fp8', not {kv!r}")
-    if not getattr(model, "takes_narrow_cache", False):
+    if not getattr(model, "takes_fp8_cache", False):
         raise InputError(f"{type(model).__name__} keeps keys and values as floats only; leave kv at 'float'")
     if device.kind == "mps" or (device.kind == "cuda" and torch.cuda.get_device_capability(device.index) < (8, 9)):
         raise InputError(f"{device.name} does not compute with float8; leave kv at 'float'")

@@ -170,8 +170,8 @@ class Runner:
             recent = torch.from_numpy(recalled).to(self.device)
         generations = [sequence.generation for sequence in sequences if sequence.generation is not None]
         plain = all(generation.is_greedy and not generation.penalises for generation in generations)
-        narrow = all(generation.is_narrow for generation in generations)
-        return SlotDraw(self._slots.tables, slot, position, mode, generated, narrow, recent, plain=plain)
+        top_candidates = all(generation.is_top_candidates for generation in generations)
+        return SlotDraw(self._slots.tables, slot, position, mode, generated, top_candidates, recent, plain=plain)
 
     def keep(self, sequence: Sequence, places: list[int]) -> None:
         """Bring the keys and values of a draft's rows at these places to stand right behind the sequence's."""
@@ -205,7 +205,7 @@ class Runner:
         drawing = [row for work, end in zip(works, ends, strict=True) for row in _drawing(work, end)]
         sampled = torch.tensor(drawing, dtype=torch.long, device=self.device)
         given = torch.from_numpy(packed).to(self.device)
-        made, hidden = self._step(given, kind, singles, pieces, sampled, self._wish(works))
+        made, hidden = self._step(given, kind, singles, pieces, sampled, self._sampling_request(works))
         rows, by_work, begin = made.tolist(), {}, 0
         for index, work in zip(order, works, strict=True):
             if work.samples:
@@ -247,7 +247,7 @@ class Runner:
         is_near = self.use_kernels and work.drafted.is_chain and read <= READ_AGAIN
         return is_near or self._is_single(work)
 
-    def _wish(self, works: list[Work]) -> SamplingRequest | None:
+    def _sampling_request(self, works: list[Work]) -> SamplingRequest | None:
         """The drafted rows as wishes of the draws before them, where acceptance is relaxed."""
         if not any(_is_relaxed(work) for work in works):
             return None
@@ -256,10 +256,12 @@ class Runner:
         for work in works:
             if work.samples:
                 relaxed = work.sequence.speculation.relaxed if work.sequence.speculation else None
-                ids += _wished(work.drafted, none) if relaxed else [none] * (1 + len(work.drafted))
-                bounds += [(relaxed.most, relaxed.share) if relaxed else (1.0, 1.0)] * (1 + len(work.drafted))
-        most, share = torch.tensor(bounds, device=self.device).unbind(-1)
-        return SamplingRequest(torch.tensor(ids, dtype=torch.long, device=self.device), most, share)
+                ids += _requested_ids(work.drafted, none) if relaxed else [none] * (1 + len(work.drafted))
+                bounds += [(relaxed.max_probability, relaxed.share) if relaxed else (1.0, 1.0)] * (
+                    1 + len(work.drafted)
+                )
+        max_probability, share = torch.tensor(bounds, device=self.device).unbind(-1)
+        return SamplingRequest(torch.tensor(ids, dtype=torch.long, device=self.device), max_probability, share)
 
 
 def _is_relaxed(work: Work) -> bool:
@@ -267,7 +269,7 @@ def _is_relaxed(work: Work) -> bool:
     return bool(work.drafted) and speculation is not None and speculation.relaxed is not None
 
 
-def _wished(draft: Draft, none: Row) -> list[Row]:
+def _requested_ids(draft: Draft, none: Row) -> list[Row]:
     """The likeliest guess behind the sequence's last row and behind each row of the draft."""
     return [draft[draft.parents.index(place)] if place in draft.parents else none for place in range(-1, len(draft))]
 

@@ -18,7 +18,7 @@ from vivavoce.nn.vq import mixed
 
 NO_ROW = -1  # stands where a reply has no row yet
 SECOND_DRAW = 64  # added to a channel, gives noise of its own to a row drawn again
-NARROW = 64  # candidates looked at when every sequence asks for a top-k within it; a full sort otherwise
+TOP_CANDIDATES = 64  # candidates looked at when every sequence asks for a top-k within it; a full sort otherwise
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Sampling:
             raise InputError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether the candidates are surely among the `NARROW` best."""
-        return self.temperature == 0 or 1 <= self.top_k <= NARROW
+    def is_top_candidates(self) -> bool:
+        """Whether the candidates are surely among the `TOP_CANDIDATES` best."""
+        return self.temperature == 0 or 1 <= self.top_k <= TOP_CANDIDATES
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -67,9 +67,9 @@ class Generation:
             raise InputError(f"seed must be in 0…2**63-1, not {self.seed}")
 
     @cached_property
-    def is_narrow(self) -> bool:
-        """Whether the candidates of every channel are surely among the `NARROW` best."""
-        return all(sampling.is_narrow for sampling in self._samplings)
+    def is_top_candidates(self) -> bool:
+        """Whether the candidates of every channel are surely among the `TOP_CANDIDATES` best."""
+        return all(sampling.is_top_candidates for sampling in self._samplings)
 
     @cached_property
     def is_greedy(self) -> bool:
@@ -127,7 +127,7 @@ class SamplingTables:
         self.seeds[slot] = generation.seed
         self.min_rows[slot] = generation.min_new_rows
 
-    def remember(self, slot: int, rows: Tensor) -> None:
+    def store_rows(self, slot: int, rows: Tensor) -> None:
         """Make a slot's history exactly these rows.  # [row, channel] int64"""
         for channel, seen in enumerate(self.seen):
             seen[slot] = False
@@ -144,18 +144,18 @@ class SamplingRequest:
     """Ids that are taken instead of the drawn ones where they are likely enough; NO_ROW where nothing is wished."""
 
     ids: Tensor  # [sequence, channel] int64
-    most: Tensor  # [sequence]: a chance above this is always enough
+    max_probability: Tensor  # [sequence]: a chance above this is always enough
     share: Tensor  # [sequence]: and one above this share of exp(−entropy)
 
     def or_drawn(self, channel: int, scaled: Tensor, drawn: Tensor) -> Tensor:
         """# [sequence, vocabulary], [sequence] → [sequence]"""
-        wished = self.ids[:, channel]
+        requested = self.ids[:, channel]
         chances = scaled.softmax(-1)
         entropy = torch.special.entr(chances).sum(-1)
-        bar = torch.minimum(self.most, self.share * torch.exp(-entropy))
-        chance = chances.gather(-1, wished.clamp(0, scaled.shape[-1] - 1)[:, None])[:, 0]
-        possible = (wished >= 0) & (wished < scaled.shape[-1])
-        return torch.where(possible & (chance > bar), wished, drawn)
+        bar = torch.minimum(self.max_probability, self.share * torch.exp(-entropy))
+        chance = chances.gather(-1, requested.clamp(0, scaled.shape[-1] - 1)[:, None])[:, 0]
+        possible = (requested >= 0) & (requested < scaled.shape[-1])
+        return torch.where(possible & (chance > bar), requested, drawn)
 
 
 @dataclass
@@ -167,10 +167,10 @@ class SlotDraw:
     positions: Tensor  # [sequence]: where the row to be drawn will stand
     modes: Tensor
     generated: Tensor
-    narrow: bool
+    top_candidates: bool
     recent: Tensor | None = None  # [sequence, row, channel]: the last rows of each reply
     ahead: Tensor | None = None  # [sequence, row, channel]: drafted rows before the one to be drawn, or NO_ROW
-    wish: SamplingRequest | None = None
+    sampling_request: SamplingRequest | None = None
     plain: bool = False
     """Whether every draw is greedy and nothing is penalised: then the likeliest id is all there is to find."""
     shared_mode: int | None = None
@@ -184,18 +184,18 @@ class SlotDraw:
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
         if self.plain:
-            return self._wished(channel, logits, logits.argmax(-1))
-        if self._is_for_kernels(logits) and self.ahead is None and self.wish is None:
+            return self._accept_requested(channel, logits, logits.argmax(-1))
+        if self._is_for_kernels(logits) and self.ahead is None and self.sampling_request is None:
             return self._drawn_at_once(channel, logits, self.tables.seen[channel])
         penalty = self.tables.floats[self.slots, channel, 2:].to(logits.dtype)
         logits = penalise(logits, self._seen(channel)[:, : logits.shape[-1]], penalty)
-        return self._wished(channel, logits, self.choose(channel, logits))
+        return self._accept_requested(channel, logits, self.choose(channel, logits))
 
     def sample_unrepeated(self, channel: int, logits: Tensor, share: float) -> Tensor:
         """One id per sequence by the repetition-aware rule.  # [sequence, vocabulary] float → [sequence] int64"""
         assert self.recent is not None, "the model must say in `recall` how many rows it looks back"
         if self.plain:
-            return self._wished(channel, logits, logits.argmax(-1))
+            return self._accept_requested(channel, logits, logits.argmax(-1))
         temperature = self.tables.floats[self.slots, channel, :1].to(logits.dtype)
         greedy = temperature == 0
         drawn = self.choose(channel, logits, top_p_of_all=True)[:, None]
@@ -205,7 +205,7 @@ class SlotDraw:
         noisy = logits / temperature.masked_fill(greedy, 1.0) + noise.to(logits.dtype)
         again = noisy.scatter(-1, drawn, float("-inf")).argmax(-1, keepdim=True)
         repeated = times >= share * self.recent.shape[1]
-        return self._wished(channel, logits, torch.where(repeated & ~greedy, again, drawn)[:, 0])
+        return self._accept_requested(channel, logits, torch.where(repeated & ~greedy, again, drawn)[:, 0])
 
     def choose(self, channel: int, logits: Tensor, top_p_of_all: bool = False) -> Tensor:
         """One column per sequence, whatever the sequence has seen.  # [sequence, column] float → [sequence] int64"""
@@ -220,7 +220,7 @@ class SlotDraw:
         total = scaled.logsumexp(-1, keepdim=True) if top_p_of_all else None
         if self._is_for_kernels(logits):
             return self._drawn_at_once(channel, logits, None, total)
-        candidates = min(NARROW, logits.shape[-1]) if self.narrow else logits.shape[-1]
+        candidates = min(TOP_CANDIDATES, logits.shape[-1]) if self.top_candidates else logits.shape[-1]
         scores, ids = scaled.topk(candidates, dim=-1)
         kept = keep_likely(scores, self.tables.top_k[self.slots, channel][:, None], top_p, total)
         noise = gumbel_noise(self.tables.seeds[self.slots], self.positions, channel, ids).to(scores.dtype)
@@ -229,7 +229,7 @@ class SlotDraw:
         return torch.where(greedy, best, ids.gather(-1, drawn))[:, 0]
 
     def _is_for_kernels(self, logits: Tensor) -> bool:
-        return self.narrow and kernels.usable(logits) and logits.dtype != torch.float64
+        return self.top_candidates and kernels.usable(logits) and logits.dtype != torch.float64
 
     def _drawn_at_once(self, channel: int, logits: Tensor, seen: Tensor | None, total: Tensor | None = None) -> Tensor:
         tables, logits = self.tables, logits.float()
@@ -251,11 +251,11 @@ class SlotDraw:
             seen[:, 0] = first
         return seen
 
-    def _wished(self, channel: int, logits: Tensor, drawn: Tensor) -> Tensor:
-        if self.wish is None:
+    def _accept_requested(self, channel: int, logits: Tensor, drawn: Tensor) -> Tensor:
+        if self.sampling_request is None:
             return drawn
         temperature = self.tables.floats[self.slots, channel, :1].to(logits.dtype)
-        return self.wish.or_drawn(channel, logits / temperature.masked_fill(temperature == 0, 1.0), drawn)
+        return self.sampling_request.or_drawn(channel, logits / temperature.masked_fill(temperature == 0, 1.0), drawn)
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:

@@ -120,10 +120,10 @@ class Scheduler:
     def _pace(self, awake: list[Sequence], ahead: list[float]) -> float:
         """Seconds from the last step to the next: none where somebody is short of sound, or nobody is heard."""
         sound = self.sound
-        least = min((lead for s, lead in zip(awake, ahead, strict=True) if s.is_generating), default=sound.furthest)
-        if least <= sound.spare or all(sequence.listener is None for sequence in awake):
+        min_lead = min((lead for s, lead in zip(awake, ahead, strict=True) if s.is_generating), default=sound.furthest)
+        if min_lead <= sound.spare or all(sequence.listener is None for sequence in awake):
             return 0.0
-        return sound.pace * (sound.haste if least <= sound.calm else 1.0)
+        return sound.pace * (sound.haste if min_lead <= sound.calm else 1.0)
 
     def _until_voiced(self, sequence: Sequence, now: float) -> float:
         """Seconds for which a reply rests because its first sound is being made."""

@@ -209,7 +209,7 @@ class Slack:
         self._lateness = Extreme()
         self.max_step_seconds, self.min_slack = 0.0, None
 
-    def least(self, now: float) -> float | None:
+    def recent_min_slack(self, now: float) -> float | None:
         """The least time a listener had left lately; below 0 somebody heard a gap. None: nobody listened."""
         lateness = self._lateness.largest(now)
         return None if lateness is None else -lateness
@@ -219,16 +219,16 @@ class Slack:
 class Admission:
     """When one more session may come in."""
 
-    least_slack: float = 0.1
+    wanted_slack: float = 0.1
     """Seconds that every listener had left lately."""
     rows: int = 1024
     """Of history for which a newcomer needs room."""
 
     def check(self, slack: float | None, free_rows: int, free_bytes: float, voice_bytes: float = 0.0) -> None:
         """`CapacityError` that says what is short: time, room for the history, or memory for the voice."""
-        if slack is not None and slack < self.least_slack:
+        if slack is not None and slack < self.wanted_slack:
             raise CapacityError(
-                f"listeners had {slack * 1e3:.0f} ms of sound left and {self.least_slack * 1e3:.0f} are wanted before "
+                f"listeners had {slack * 1e3:.0f} ms of sound left and {self.wanted_slack * 1e3:.0f} are wanted before "
                 "another session comes in"
             )
         if free_rows < self.rows:

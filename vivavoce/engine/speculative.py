@@ -84,7 +84,7 @@ NO_DRAFT = Draft()
 class DraftSource(Protocol):
     """Something that guesses how a reply goes on. A bad guess costs time, never a row."""
 
-    def propose(self, sequence: "Sequence", most: int) -> Many[Row]:
+    def propose(self, sequence: "Sequence", max_rows: int) -> Many[Row]:
         """Up to `most` rows that may follow the last row of a sequence that is generating; a `Draft` may branch."""
         ...
 
@@ -99,17 +99,17 @@ class BatchedSource(DraftSource, Protocol):
 
 @dataclass(frozen=True)
 class Typical:
-    """Relaxed acceptance: a guessed id is good enough if its chance is above min(most, share · exp(−entropy)).
+    """Relaxed acceptance: accepts a guess with probability above min(max_probability, share · exp(−entropy)).
 
     Replies are then no longer those of plain decoding; this is the typical acceptance of Medusa.
     """
 
-    most: float = 0.3
+    max_probability: float = 0.3
     share: float = 0.09
 
     def __post_init__(self) -> None:
-        if not 0 < self.most < 1 or not 0 < self.share < 1:
-            raise InputError(f"typical acceptance needs bounds in (0, 1), not {self.most} and {self.share}")
+        if not 0 < self.max_probability < 1 or not 0 < self.share < 1:
+            raise InputError(f"typical acceptance needs bounds in (0, 1), not {self.max_probability} and {self.share}")
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class Speculation:
     """How a reply is sped up: who guesses, how far ahead, and whether a guess need only be likely."""
 
     source: DraftSource
-    most: int = 4
+    max_rows: int = 4
     relaxed: Typical | None = None
     reads_hidden: bool = False
     """Whether the source wants `Sequence.hidden`, the model's state behind the newest row."""
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise InputError(f"a draft has at least 1 row, not {self.most}")
+        if self.max_rows < 1:
+            raise InputError(f"a draft has at least 1 row, not {self.max_rows}")
 
 
 @dataclass
@@ -177,26 +177,26 @@ def agreed(draft: Draft, drawn: Many[Row]) -> list[int]:
 
     `drawn` is what followed the sequence's last row, then what followed each row of the draft.
     """
-    places, here = list[int](), -1
+    places, current = list[int](), -1
     for place, up in enumerate(draft.parents):
-        if up == here and draft[place] == drawn[here + 1]:
+        if up == current and draft[place] == drawn[current + 1]:
             places.append(place)
-            here = place
+            current = place
     return places
 
 
-def usable(draft: Many[Row], model: GenerativeModel, most: int) -> Draft:
+def usable(draft: Many[Row], model: GenerativeModel, max_rows: int) -> Draft:
     """The rows of a draft worth computing: up to a row that ends the reply, or that the model cannot read.
 
     An end is left to the draw in its place: nothing needs to be computed behind it.
     """
     given = draft if isinstance(draft, Draft) else Draft(draft)
-    if len(given) <= most and all(_is_worth_computing(row, model) for row in given):
+    if len(given) <= max_rows and all(_is_worth_computing(row, model) for row in given):
         return given
     moved, rows, parents = {-1: -1}, list[Row](), list[int]()
     for place, up in enumerate(given.parents):
         row = tuple(given[place])
-        if len(rows) < most and up in moved and _is_worth_computing(row, model):
+        if len(rows) < max_rows and up in moved and _is_worth_computing(row, model):
             moved[place] = len(rows)
             rows.append(row)
             parents.append(moved[up])
@@ -215,8 +215,8 @@ def _is_worth_computing(row: Row, model: GenerativeModel) -> bool:
 def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, Draft]:
     """The drafts of all sequences that may have one, by the sequence's id; each source is asked once if it can be."""
     groups: dict[int, list[tuple[Sequence, int]]] = {}
-    for sequence, most in wants:
-        groups.setdefault(id(_source(sequence)), []).append((sequence, most))
+    for sequence, max_rows in wants:
+        groups.setdefault(id(_source(sequence)), []).append((sequence, max_rows))
     drafts: dict[int, Draft] = {}
     for group in groups.values():
         drafts |= _proposed(group, model)
@@ -230,8 +230,11 @@ def _proposed(group: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> di
         if hasattr(source, "propose_together"):  # asking whether it is a `GatheredSource` takes as long as a product
             given = cast(BatchedSource, source).propose_together(group)
         else:
-            given = [source.propose(sequence, most) for sequence, most in group]
-        return {sequence.id: usable(draft, model, most) for (sequence, most), draft in zip(group, given, strict=True)}
+            given = [source.propose(sequence, max_rows) for sequence, max_rows in group]
+        return {
+            sequence.id: usable(draft, model, max_rows)
+            for (sequence, max_rows), draft in zip(group, given, strict=True)
+        }
     except Exception:
         if len(group) == 1:
             sequence, _ = group[0]

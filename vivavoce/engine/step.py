@@ -106,7 +106,7 @@ class SequenceTables:
         if slot.history != history:
             past = sequence.rows[sequence.first_counted : work.start]
             rows = torch.tensor(past, dtype=torch.long).reshape(-1, self.channels)
-            self.tables.remember(slot.index, rows.to(self.device))
+            self.tables.store_rows(slot.index, rows.to(self.device))
             slot.history, slot.known = history, work.start
         elif slot.known < work.start and sequence.generation is not None and sequence.generation.penalises:
             missed = torch.tensor(sequence.rows[slot.known : work.start], dtype=torch.long, device=self.device)
@@ -177,10 +177,12 @@ class Packing:
             facts.append((position + 1, self.model.next_mode(mode, row), generated + 1))
         packed[:, channels + 1 : channels + 4] = facts
         packed[1:, channels + 4] = 0
-        for place, so_far in enumerate(before):
-            packed[place, recalled : recalled + channels * len(so_far)] = [value for row in so_far for value in row]
+        for place, previous_rows in enumerate(before):
+            packed[place, recalled : recalled + channels * len(previous_rows)] = [
+                value for row in previous_rows for value in row
+            ]
             if self.recall:
-                packed[place, channels + 5 : recalled] = self.recent(sequence, so_far).reshape(-1)
+                packed[place, channels + 5 : recalled] = self.recent(sequence, previous_rows).reshape(-1)
 
     def recent(self, sequence: Sequence, drafted: tuple[Row, ...]) -> np.ndarray:
         """The last rows of the reply so far, with NO_ROW before its beginning.  # [row, channel]"""
@@ -198,7 +200,7 @@ GRAPHED_DRAFT = 8  # rows of a draft that a graph has room for; steps with a lon
 class StepKind:
     """What holds for every draw of a step."""
 
-    narrow: bool = True
+    top_candidates: bool = True
     """The candidates are surely among the best few."""
     plain: bool = False
     """The likeliest id is taken, and nobody's penalties count."""
@@ -217,7 +219,7 @@ class StepKind:
         counts = any(generation.penalises for generation in asked)
         ahead = max(work.drafted.depth for work in works)
         return cls(
-            narrow=all(generation.is_narrow for generation in drawn),
+            top_candidates=all(generation.is_top_candidates for generation in drawn),
             plain=bool(drawn) and not counts and all(generation.is_greedy for generation in drawn),
             counts=counts,
             ahead=ahead,
@@ -254,7 +256,7 @@ class Step:
         singles: int,
         pieces: tuple[CachePiece, ...],
         sampled: Tensor | None,
-        wish: SamplingRequest | None = None,
+        sampling_request: SamplingRequest | None = None,
     ) -> tuple[Tensor, Tensor]:
         """New rows, and the states they come of. `sampled` names the rows that yield one; None means all."""
         channels = self.model.channels
@@ -270,16 +272,16 @@ class Step:
             hidden, packed = hidden[sampled], packed[sampled]
         if packed.shape[0] == 0:
             return rows[:0], hidden
-        return self.model.next_rows(hidden, self._draw(packed, kind, wish)), hidden
+        return self.model.next_rows(hidden, self._draw(packed, kind, sampling_request)), hidden
 
-    def _draw(self, packed: Tensor, kind: StepKind, wish: SamplingRequest | None) -> SlotDraw:
+    def _draw(self, packed: Tensor, kind: StepKind, sampling_request: SamplingRequest | None) -> SlotDraw:
         """How the rows behind these are drawn."""
         channels = self.model.channels
         slot, position, mode, generated = packed[:, channels : channels + 4].long().unbind(-1)
         others = packed[:, channels + 5 :].unflatten(-1, (self.recall + kind.ahead, channels))
         recent = others[:, : self.recall] if self.recall else None
         drafted = others[:, self.recall :] if kind.ahead else None
-        settings = (kind.narrow, recent, drafted, wish, kind.plain, kind.mode)
+        settings = (kind.top_candidates, recent, drafted, sampling_request, kind.plain, kind.mode)
         return SlotDraw(self.slots.tables, slot, position + 1, mode, generated, *settings)
 
 

@@ -136,7 +136,7 @@ class NanoVoice:
 
     def say(self, item: SpokenSample, seed: int) -> SpokenReply:
         started, first, pieces = time.perf_counter(), 0.0, []
-        for piece in self.speaker.stream(item.text, manner=SpeakingStyle(seed=seed), clock=None):
+        for piece in self.speaker.stream(item.text, style=SpeakingStyle(seed=seed), clock=None):
             first = first or time.perf_counter() - started
             pieces.append(piece)
         sound = Sound(np.concatenate(pieces, axis=1), self.speaker.rate)

@@ -54,14 +54,14 @@ class DynamicBatcher(Generic[Job, Result]):
         self,
         name: str,
         work: Callable[[Sequence[Job]], Sequence[Result]],
-        most: int = 16,
+        max_batch: int = 16,
         kind: Callable[[Job], Hashable] | None = None,
         workers: DeadlineExecutor | None = None,
         early: float | None = None,
         gives_way: Callable[[], bool] | None = None,
         leaves_jobs: bool | Callable[[Job], bool] = False,
     ) -> None:
-        self.name, self.most = name, most
+        self.name, self.max_batch = name, max_batch
         self._leaves_job = leaves_jobs if callable(leaves_jobs) else lambda job: bool(leaves_jobs)
         self.batches = self.jobs = 0
         self.busy = 0.0
@@ -149,7 +149,7 @@ class DynamicBatcher(Generic[Job, Result]):
             if first is None or self._early is None:
                 return first
             gives_way = self._gives_way()
-            if not gives_way and len(self._fullest()) >= self.most:
+            if not gives_way and len(self._fullest()) >= self.max_batch:
                 return min(first, self._executor.now())
             return first - self._early / (2 if gives_way else 1) + self._executor.early
 
@@ -168,7 +168,7 @@ class DynamicBatcher(Generic[Job, Result]):
             if not self._waiting:
                 return []
             self._waiting.sort(key=lambda waiting: waiting.deadline)
-            batch = self._alike()[: self.most]
+            batch = self._alike()[: self.max_batch]
             taken = set(map(id, batch))
             self._waiting = [waiting for waiting in self._waiting if id(waiting) not in taken]
             self.batches, self.jobs = self.batches + 1, self.jobs + len(batch)

@@ -93,7 +93,7 @@ class MossSpeechTranscriber:
         """What was said."""
         sound = Sound(samples, rate).mono().resampled(self._pipeline.input_rate).samples[0]
         state = self._pipeline.codec.speech_encoder.initial_state()
-        codes, _ = await self._pipeline.ear.do((state, torch.from_numpy(sound), True), urgency=1.0)
+        codes, _ = await self._pipeline.speech_encoder.do((state, torch.from_numpy(sound), True), urgency=1.0)
         return await self.of_codes(codes)
 
     async def of_codes(self, codes: Sequence[int]) -> str:

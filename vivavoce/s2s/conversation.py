@@ -41,7 +41,7 @@ LISTENING_URGENCY = 0.5  # seconds in which they are wanted; the end of a turn i
 class EncodedTurn:
     """The open turn: its speech codes so far, and samples that are not a whole code yet."""
 
-    ear: SpeechStreamState
+    encoder_state: SpeechStreamState
     codes: list[int] = field(default_factory=list)
     waiting: list[Samples] = field(default_factory=list)
 
@@ -293,7 +293,7 @@ class MossSpeechConversation:
             return []
         sound = Sound(audio.samples, audio.rate).resampled(self._pipeline.input_rate).samples[0]
         state = self._pipeline.codec.speech_encoder.initial_state()
-        self._codes[item.id], _ = await self._pipeline.ear.do((state, torch.from_numpy(sound), True))
+        self._codes[item.id], _ = await self._pipeline.speech_encoder.do((state, torch.from_numpy(sound), True))
         return self._codes[item.id]
 
     def _turn_head(self) -> list[Row]:
@@ -309,11 +309,13 @@ class MossSpeechConversation:
     async def _encode(self, turn: EncodedTurn) -> None:
         samples = torch.from_numpy(np.concatenate(turn.waiting))
         turn.waiting.clear()
-        codes, turn.ear = await self._pipeline.ear.do((turn.ear, samples, False), LISTENING_URGENCY)
+        codes, turn.encoder_state = await self._pipeline.speech_encoder.do(
+            (turn.encoder_state, samples, False), LISTENING_URGENCY
+        )
         turn.codes += codes
 
     async def _whole_turn(self, turn: EncodedTurn) -> list[int]:
         """All codes of a turn, should it end here. It may go on: its own state stays."""
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *turn.waiting]))
-        codes, _ = await self._pipeline.ear.do((turn.ear, samples, True))
+        codes, _ = await self._pipeline.speech_encoder.do((turn.encoder_state, samples, True))
         return turn.codes + codes

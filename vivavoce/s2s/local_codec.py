@@ -22,7 +22,7 @@ EncoderJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the 
 EncoderResult = tuple[list[int], SpeechStreamState]
 VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
 VocoderResult = tuple[Tensor, SpokenState]
-EAR = "viva-ear"
+SPEECH_ENCODER = "viva-ear"
 MAX_ENCODER_BATCH = 32
 VOICES_TOGETHER = {"cpu": 4, "cuda": 32}
 QUICK_CHUNKS = 2  # the longest hop for replies that soon run dry; longer ones are for replies with a lead
@@ -75,9 +75,9 @@ class VocoderBatcher:
         return sum(way.batches for way in self.ways)
 
     @property
-    def most(self) -> int:
+    def max_batch(self) -> int:
         """Jobs of one pass."""
-        return self._usual.most
+        return self._usual.max_batch
 
     async def do(self, job: VocoderJob, urgency: float = 0.0) -> VocoderResult:
         """The sound of some codes, for which `urgency` seconds are left."""
@@ -114,8 +114,8 @@ class LocalCodec:
             [CudaStream(device), CudaStream(device, urgent=True)],
         )
         together = voices_together or VOICES_TOGETHER.get(device.type, 16)
-        self.ear: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
-            EAR, self._encode, MAX_ENCODER_BATCH, workers=workers, leaves_jobs=True
+        self.speech_encoder: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
+            SPEECH_ENCODER, self._encode, MAX_ENCODER_BATCH, workers=workers, leaves_jobs=True
         )
         self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
@@ -158,7 +158,7 @@ class LocalCodec:
         first = codes[: flow.config.chunk + flow.config.lookahead]
         _, state = codec.step(codec.start(voice, self.left_chunks), first)
         codec.step(state, codes[:max_codes])
-        for replies in range(2, self.voice.most + 1):
+        for replies in range(2, self.voice.max_batch + 1):
             flows = [flow.start(voice, self.left_chunks) for _ in range(replies)]
             _, flows = flow.step_batch(flows, [first] * replies)
             flow.step_batch(flows, [codes[:max_codes]] * replies)

@@ -118,31 +118,36 @@ class MossSpeechBackend:
         self.beginning: set[MossSpeechReply] = set()
         """Those of them without output yet."""
         self.words = MossSpeechTranscriber(self)
-        self.here = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, self.workers)
-        self.ear, self.voice = self.here.ear, self.here.voice
+        self.local_codec = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, self.workers)
+        self.speech_encoder, self.voice = self.local_codec.speech_encoder, self.local_codec.voice
 
     async def __aenter__(self) -> Self:
         on_cpu = self.codec.speech_encoder.device.type == "cpu"
         self._stack.enter_context(serving_pace(on_cpu, self.options.threads, self.options.switch_seconds))
         self.workers.start()
         await self.engine.__aenter__()
-        self.ear.start()
+        self.speech_encoder.start()
         self.voice.start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.engine.close_engine()
-        await self.ear.close()
+        await self.speech_encoder.close()
         await self.voice.close()
         await asyncio.to_thread(self.workers.close)
         self._stack.close()
 
+    @property
+    def waiting(self) -> int:
+        """Jobs queued for the speech encoder and the vocoder."""
+        return self.speech_encoder.waiting + self.voice.waiting
+
     def open(self, heard: OnTranscript) -> ConversationState:
         """The state of a new conversation; `CapacityError` where time, cache or memory do not allow one more."""
         if self.options.admission is not None:
-            slack = self.core.slack.least(self.core.scheduler.now())
-            voice = self.here.reply_bytes(self.voice_of(None))
-            free = self.core.free_bytes + self.here.pooled_bytes
+            slack = self.core.slack.recent_min_slack(self.core.scheduler.now())
+            voice = self.local_codec.reply_bytes(self.voice_of(None))
+            free = self.core.free_bytes + self.local_codec.pooled_bytes
             self.options.admission.check(slack, self.core.free_rows, free, voice)
         conversation = MossSpeechConversation(self)
         self._conversations.add(conversation)
@@ -181,7 +186,7 @@ class MossSpeechBackend:
         await self.engine.warm_up()
         sizes = self.policy.sizes()
         widest = max(self.voices.values(), key=lambda voice: voice.sink)
-        await asyncio.to_thread(self.here.warm_up, widest, self.options.warm_batches, sizes)
+        await asyncio.to_thread(self.local_codec.warm_up, widest, self.options.warm_batches, sizes)
         conversation = self.open(lambda item, text, is_final: None)
         settings = ConversationSettings(max_output_tokens=3 * self.policy.grain.frames)
         conversation.set_history((), settings)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result", list[int], Tensor)
 Head = dict[str, Any]
 ANSWER_SECONDS = 30.0
-EAR, VOICE = "ear", "voice"  # the last path segments of their URLs
+SPEECH_ENCODER, VOICE = "ear", "voice"  # the last path segments of their URLs
 
 
 @dataclass(eq=False)
@@ -165,12 +165,12 @@ class RemoteCodec:
     voices: Mapping[str, RemoteState]
 
     @classmethod
-    def told(cls, find: Resolver, description: Head) -> "RemoteCodec":
+    def from_description(cls, find: Resolver, description: Head) -> "RemoteCodec":
         """The codec that describes itself so."""
         grain = RemoteGrain(description["chunk"], description["lookahead"])
         voices = {name: RemoteState(voice=name) for name in description["voices"]}
-        ear = RemoteStream(description["ear_samples_per_code"])
-        return cls(find, ear, RemoteFlowInfo(grain), description["samples_per_code"], voices)
+        speech_encoder = RemoteStream(description["ear_samples_per_code"])
+        return cls(find, speech_encoder, RemoteFlowInfo(grain), description["samples_per_code"], voices)
 
 
 class RemoteCodecPipeline(MossSpeechBackend):
@@ -185,7 +185,7 @@ class RemoteCodecPipeline(MossSpeechBackend):
         options: MossSpeechOptions | None = None,
     ) -> None:
         super().__init__(core, cast(Any, codec), prompt, tokenizer, cast(Any, codec.voices), options)
-        self.ear, self.voice = (
-            cast(Any, RemoteSpeechEncoder(codec.find, EAR)),
+        self.speech_encoder, self.voice = (
+            cast(Any, RemoteSpeechEncoder(codec.find, SPEECH_ENCODER)),
             cast(Any, RemoteVocoder(codec.find, VOICE)),
         )

@@ -61,8 +61,8 @@ class ChunkedDecoder:
         """How many more codes to wait for before looking again: those of the next chunk, a grain at a time at most."""
         policy = self._pipeline.chunks
         wanted = policy.wanted(self._chunks, lead) + policy.grain.lookahead
-        most = policy.later * policy.grain.frames + policy.grain.lookahead
-        return max(0, min(most, wanted - (len(codes) - self._spoken)))
+        max_tokens = policy.later * policy.grain.frames + policy.grain.lookahead
+        return max(0, min(max_tokens, wanted - (len(codes) - self._spoken)))
 
     async def say(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
         """The next chunk of sound, of `size` codes, and its codes; it is needed in `urgency` seconds."""
@@ -214,12 +214,12 @@ class MossSpeechReply:
 
     def _generation(self) -> Generation:
         options, settings = self._pipeline.options, self.plan.settings
-        most = settings.max_output_tokens or options.max_output_tokens
+        max_tokens = settings.max_output_tokens or options.max_output_tokens
         room = self._pipeline.core.capacity - len(self.rows)
         seed = options.seed if options.seed is not None else int(np.random.default_rng().integers(2**31))
         return Generation(
             settings.sampling or options.sampling,
-            max_new_rows=max(1, min(most, room)),
+            max_new_rows=max(1, min(max_tokens, room)),
             min_new_rows=options.min_output_tokens,
             seed=seed,
         )

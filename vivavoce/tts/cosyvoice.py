@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vivavoce import hub
+from vivavoce._deprecated import former_arguments
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import Limiter
 from vivavoce.audio.player import PlaybackClock
@@ -86,10 +87,10 @@ class CosyVoiceTTS:
             VoiceStore(None, voices), lambda: parts.speech_tokenizer, f"cosyvoice{self.version}"
         )
         speech = graphed(parts.speech) if choose_cosyvoice_flow(device).cls is GraphedFlow else parts.speech
-        self.mouth = CosyVoiceSynthesizer(parts.lm, speech, device, self.settings.left_chunks)
+        self.synthesizer = CosyVoiceSynthesizer(parts.lm, speech, device, self.settings.left_chunks)
         chunk = speech.flow.config.chunk
-        most = max(chunk, round(self.settings.prompt_seconds * CODES_A_SECOND))
-        self.ready = ReadyVoices(speech.flow, min(self.settings.first_hop, chunk), most)
+        max_codes = max(chunk, round(self.settings.prompt_seconds * CODES_A_SECOND))
+        self.ready = ReadyVoices(speech.flow, min(self.settings.first_hop, chunk), max_codes)
 
     @classmethod
     def load(
@@ -147,40 +148,41 @@ class CosyVoiceTTS:
 
         Unsaid, those are as many as there is memory for. Where no voice is kept yet, nobody's is taken.
         """
-        is_nobodys = voice is None and not self.shelf.names()
-        if is_nobodys and not self.device.graphs:
+        without_voice = voice is None and not self.shelf.names()
+        if without_voice and not self.device.graphs:
             return
-        ready = self.ready.nobodys() if is_nobodys else self._ready(self._reference(voice))
+        ready = self.ready.placeholder() if without_voice else self._ready(self._reference(voice))
         if batches is None:
-            reply = self.mouth.speech.start(ready, self.settings.left_chunks).nbytes
+            reply = self.synthesizer.speech.start(ready, self.settings.left_chunks).nbytes
             fit = self.device.samples_that_fit(2 * reply, AT_ONCE[-1])  # a hop has its past and its future
             batches = [streams for streams in AT_ONCE if streams <= fit]
-        self.mouth.warm_up(ready, batches)
+        self.synthesizer.warm_up(ready, batches)
 
-    def styled_by_instructions(self, instructions: str, manner: SpeakingStyle) -> DirectedStyle:
+    def styled_by_instructions(self, instructions: str, style: SpeakingStyle) -> DirectedStyle:
         """The manner of a style by its name, of a wish such as "more slowly, please", or of free words.
 
         What this version was not taught is refused by name.
         """
-        plain, words = _directed(manner), instructions.strip()
-        style = words.lower().rstrip(".!")
-        if any(style in styles for styles in STYLES.values()):
-            asked = replace(plain, style=style, instruction="")
+        plain, words = _directed(style), instructions.strip()
+        name = words.lower().rstrip(".!")
+        if any(name in styles for styles in STYLES.values()):
+            asked = replace(plain, style=name, instruction="")
         else:
             asked = directed(words, plain) or replace(plain, style="", instruction=words)
-        asked.told(self.version)
+        asked.instruction_for(self.version)
         return asked
 
-    def as_wished(self, said: str, manner: SpeakingStyle) -> DirectedStyle | None:
+    def styled_by_request(self, said: str, style: SpeakingStyle) -> DirectedStyle | None:
         """The manner after what a listener said, if all of it was a wish and this version was taught it."""
-        asked = directed(said, _directed(manner))
+        asked = directed(said, _directed(style))
         return None if asked is None or (asked.style and asked.style not in STYLES[self.version]) else asked
 
+    @former_arguments(manner="style")
     def stream(
         self,
         text: str | Iterable[str],
         voice: str | Sound | None = None,
-        manner: SpeakingStyle | None = None,
+        style: SpeakingStyle | None = None,
         clock: Callable[[], float] | None = time.monotonic,
     ) -> Iterator[Samples]:
         """The sound of a text, as it is made.  # pieces [1, time]
@@ -188,31 +190,33 @@ class CosyVoiceTTS:
         The text may itself come in pieces, and is spoken while it comes. `voice` is a name, or a recording to sound
         like; none is the first voice there is. Without a clock nobody waits for the sound.
         """
-        manner = _directed(manner)
+        style = _directed(style)
         reference = self._reference(voice)
-        before = self._before(reference, manner)
+        before = self._before(reference, style)
         listener = ListenerLead(clock)
         if isinstance(text, str):
             count = self.parts.tokenizer.encode
-            parts = breaths(prepared(text, self.version, manner.clean), lambda part: len(count(part)))
-            sounds = self._parts(parts, before, reference, manner, listener)
+            parts = breaths(prepared(text, self.version, style.clean), lambda part: len(count(part)))
+            sounds = self._parts(parts, before, reference, style, listener)
         else:
-            sounds = self._growing(text, before, reference, manner, listener)
-        return self._finished(sounds, manner, listener)
+            sounds = self._growing(text, before, reference, style, listener)
+        return self._finished(sounds, style, listener)
 
-    def say(self, text: str, voice: str | Sound | None = None, manner: SpeakingStyle | None = None) -> Sound:
+    @former_arguments(manner="style")
+    def say(self, text: str, voice: str | Sound | None = None, style: SpeakingStyle | None = None) -> Sound:
         """The whole sound of a text."""
-        return _whole(self.stream(text, voice, manner, clock=None))
+        return _whole(self.stream(text, voice, style, clock=None))
 
+    @former_arguments(manner="style")
     def convert(
-        self, sound: Sound, voice: str | Sound | None = None, manner: SpeakingStyle | None = None
+        self, sound: Sound, voice: str | Sound | None = None, style: SpeakingStyle | None = None
     ) -> Iterator[Samples]:
         """What a recording of any length says, in another voice.  # pieces [1, time]"""
-        manner, listener = _directed(manner), ListenerLead(None)
-        if manner.told(self.version):
+        style, listener = _directed(style), ListenerLead(None)
+        if style.instruction_for(self.version):
             raise InputError("a converted recording keeps its own way of speaking; it can be told nothing but speed")
-        saying = self._saying(self._reference(voice), listener, manner.seed)
-        return self._finished(self._converted(sound, saying), manner, listener)
+        saying = self._saying(self._reference(voice), listener, style.seed)
+        return self._finished(self._converted(sound, saying), style, listener)
 
     def _converted(self, sound: Sound, saying: UtteranceOptions) -> Iterator[Tensor]:
         mono = sound.mono()
@@ -221,53 +225,53 @@ class CosyVoiceTTS:
             part = mono.samples[:, start : start + window]
             if part.shape[1] >= mono.rate / CODES_A_SECOND:
                 codes = self.parts.speech_tokenizer.codes(Sound(part, mono.rate))
-                yield from self.mouth.speech_codes(codes.tolist(), saying)
+                yield from self.synthesizer.speech_codes(codes.tolist(), saying)
 
     def _parts(
         self,
         parts: list[Chunk],
         before: PromptPrefix,
         reference: VoiceReference,
-        manner: DirectedStyle,
+        style: DirectedStyle,
         listener: "ListenerLead",
     ) -> Iterator[Tensor]:
         for number, part in enumerate(parts):
             ids = self.prompt.text(part.text)
-            fewest, most = self.parts.lm.length_limits(len(ids))
-            generation = self._generation(manner, number, fewest, most)
-            saying = self._saying(reference, listener, manner.seed + number)
-            with closing(self.mouth.text(self.prompt.rows(before, ids), generation, saying)) as sounds:
+            min_rows, max_rows = self.parts.lm.length_limits(len(ids))
+            generation = self._generation(style, number, min_rows, max_rows)
+            saying = self._saying(reference, listener, style.seed + number)
+            with closing(self.synthesizer.text(self.prompt.rows(before, ids), generation, saying)) as sounds:
                 yield from sounds
-            yield torch.zeros(round(part.pause * manner.pause * RATE))
+            yield torch.zeros(round(part.pause * style.pause * RATE))
 
     def _growing(
         self,
         text: Iterable[str],
         before: PromptPrefix,
         reference: VoiceReference,
-        manner: DirectedStyle,
+        style: DirectedStyle,
         listener: "ListenerLead",
     ) -> Generator[Tensor, None, None]:
         rounds = Interleave(self.parts.lm.config, before)
         tokens = (self.prompt.text(prepared_piece(piece, self.version)) for piece in words_of(text))
-        saying = self._saying(reference, listener, manner.seed)
-        with closing(self.mouth.growing_text(rounds, tokens, self._generation(manner, 0, 0, 1), saying)) as sounds:
+        saying = self._saying(reference, listener, style.seed)
+        with closing(self.synthesizer.growing_text(rounds, tokens, self._generation(style, 0, 0, 1), saying)) as sounds:
             yield from sounds
 
-    def _generation(self, manner: DirectedStyle, number: int, fewest: int, most: int) -> Generation:
-        sampling = GREEDY if manner.greedy else self.settings.sampling
-        return Generation(sampling, max_new_rows=most, min_new_rows=fewest, seed=manner.seed + number)
+    def _generation(self, style: DirectedStyle, number: int, min_rows: int, max_rows: int) -> Generation:
+        sampling = GREEDY if style.greedy else self.settings.sampling
+        return Generation(sampling, max_new_rows=max_rows, min_new_rows=min_rows, seed=style.seed + number)
 
     def _saying(self, reference: VoiceReference, listener: "ListenerLead", seed: int) -> UtteranceOptions:
         return UtteranceOptions(self._ready(reference), listener.lead, seed)
 
     def _ready(self, reference: VoiceReference) -> FlowVoice:
-        return self.mouth.call(lambda: self.ready.of(reference))
+        return self.synthesizer.call(lambda: self.ready.of(reference))
 
-    def _before(self, reference: VoiceReference, manner: DirectedStyle) -> PromptPrefix:
+    def _before(self, reference: VoiceReference, style: DirectedStyle) -> PromptPrefix:
         """An instruction goes without the reference's words, and a voice whose words nobody knows without them too."""
-        if told := manner.told(self.version):
-            return self.prompt.instructed(told)
+        if instruction := style.instruction_for(self.version):
+            return self.prompt.instructed(instruction)
         if reference.transcript:
             return self.prompt.zero_shot(reference.transcript, reference.prompt.codes.tolist())
         return self.prompt.cross_lingual()
@@ -281,20 +285,20 @@ class CosyVoiceTTS:
             raise InputError("CosyVoice has no voice of its own; add one: viva voices add NAME FILE --text WORDS")
         return self.references.named(names[0])
 
-    def _finished(self, sounds: Iterator[Tensor], manner: DirectedStyle, listener: "ListenerLead") -> Iterator[Samples]:
+    def _finished(self, sounds: Iterator[Tensor], style: DirectedStyle, listener: "ListenerLead") -> Iterator[Samples]:
         """At the speed and loudness that are wanted, told to the listener as it is handed on."""
-        stretch, limiter = TimeStretch(RATE, manner.speed), Limiter(RATE)
+        stretch, limiter = TimeStretch(RATE, style.speed), Limiter(RATE)
         stretched, limited = stretch.initial_state(1), limiter.initial_state(1)
         for sound in sounds:
             piece, stretched = stretch.step(stretched, sound.numpy()[None])
-            if manner.volume != 1.0:
-                piece, limited = limiter.step(limited, piece * np.float32(manner.volume))
+            if style.volume != 1.0:
+                piece, limited = limiter.step(limited, piece * np.float32(style.volume))
             if piece.shape[1]:
                 listener.hear(piece.shape[1] / RATE)
                 yield piece
         rest = stretch.flush(stretched)
-        if manner.volume != 1.0:
-            loud, limited = limiter.step(limited, rest * np.float32(manner.volume))
+        if style.volume != 1.0:
+            loud, limited = limiter.step(limited, rest * np.float32(style.volume))
             rest = np.concatenate([loud, limiter.flush(limited)], axis=1)
         if rest.shape[1]:
             yield rest
@@ -338,12 +342,12 @@ def round_layers(lm: CosyVoiceLM) -> None:
         setattr(parent, name, Int8Linear.of_weight(linear.weight, linear.bias))
 
 
-def _directed(manner: SpeakingStyle | None) -> DirectedStyle:
-    if isinstance(manner, DirectedStyle):
-        return manner
-    if manner is None:
+def _directed(style: SpeakingStyle | None) -> DirectedStyle:
+    if isinstance(style, DirectedStyle):
+        return style
+    if style is None:
         return DirectedStyle()
-    return DirectedStyle(manner.speed, manner.pause, manner.seed, manner.greedy, manner.clean)
+    return DirectedStyle(style.speed, style.pause, style.seed, style.greedy, style.clean)
 
 
 def _whole(pieces: Iterator[Samples]) -> Sound:

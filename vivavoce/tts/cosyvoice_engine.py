@@ -60,7 +60,7 @@ class HopPolicy:
         """Codes of the next hop."""
         return self.first if chunks == 0 else LeadPolicy(self.grain, max_seconds=self.max_seconds).wanted(chunks, lead)
 
-    def most(self, chunks: int, lead: float) -> int:
+    def max_frames(self, chunks: int, lead: float) -> int:
         """No more: codes that wait already go along with the next hop."""
         return self.wanted(chunks, lead)
 

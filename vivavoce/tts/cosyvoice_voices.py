@@ -159,9 +159,9 @@ class VoiceReference:
 class References:
     """Voices by name or recording. What is derived from a kept one stands in a file beside it."""
 
-    def __init__(self, shelf: VoiceStore, ear: Callable[[], CosyVoiceSpeechTokenizer], kind: str) -> None:
+    def __init__(self, shelf: VoiceStore, load_tokenizer: Callable[[], CosyVoiceSpeechTokenizer], kind: str) -> None:
         """`ear` is asked for when a recording must be heard; `kind` says whose derived values they are."""
-        self.shelf, self._load_tokenizer, self._kind = shelf, ear, kind
+        self.shelf, self._load_tokenizer, self._kind = shelf, load_tokenizer, kind
         self._named: dict[str, tuple[Stamp, VoiceReference]] = {}
         self._heard: OrderedDict[str, VoicePrompt] = OrderedDict()
 
@@ -257,7 +257,7 @@ class ReadyVoices:
             self._ready.popitem(last=False)
         return self._ready[reference.mark]
 
-    def nobodys(self) -> FlowVoice:
+    def placeholder(self) -> FlowVoice:
         """A voice as long as any, of silence: hops in it take as long as in others."""
         config, codes = self._flow.config, self._prompt_codes
         mel, speaker = torch.zeros(codes * config.ratio, config.mel_bands), torch.ones(config.speaker_dim)

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vivavoce._deprecated import former_arguments
 from vivavoce.audio.chunking import Grain, LeadPolicy, next_chunk
 from vivavoce.audio.io import Sound
 from vivavoce.audio.player import PlaybackClock
@@ -219,11 +220,12 @@ class FrameTTS(ABC):
         voice = StoredVoice(name, self._encode_reference(sound), self.mark, consent, text=text)
         return self.shelf.add(voice, sound)
 
+    @former_arguments(manner="style")
     def stream(
         self,
         text: str,
         voice: str | Sound | None = None,
-        manner: SpeakingStyle | None = None,
+        style: SpeakingStyle | None = None,
         clock: Callable[[], float] | None = time.monotonic,
     ) -> Iterator[Samples]:
         """The sound of a text, as it is made.  # pieces [channel, time]
@@ -231,14 +233,15 @@ class FrameTTS(ABC):
         `voice` is a name, or a recording to sound like; none is the model's own. Leaving off half-way costs nothing.
         Without a clock nobody waits for the sound, and its last bits are the same each time.
         """
-        manner = manner or SpeakingStyle()
-        stretch = TimeStretch(self.rate, manner.speed)
-        parts = chunks(self.prepared(text, manner.clean), self.prompt.count_tokens, self.settings.chunk_tokens)
-        return self._stream(parts, self._before(voice, manner), manner, stretch, clock)
+        style = style or SpeakingStyle()
+        stretch = TimeStretch(self.rate, style.speed)
+        parts = chunks(self.prepared(text, style.clean), self.prompt.count_tokens, self.settings.chunk_tokens)
+        return self._stream(parts, self._before(voice, style), style, stretch, clock)
 
-    def say(self, text: str, voice: str | Sound | None = None, manner: SpeakingStyle | None = None) -> Sound:
+    @former_arguments(manner="style")
+    def say(self, text: str, voice: str | Sound | None = None, style: SpeakingStyle | None = None) -> Sound:
         """The whole sound of a text."""
-        pieces = list(self.stream(text, voice, manner, clock=None))
+        pieces = list(self.stream(text, voice, style, clock=None))
         return Sound(np.concatenate(pieces, axis=1), self.rate)
 
     def prepared(self, text: str, clean: bool = True) -> str:
@@ -250,20 +253,20 @@ class FrameTTS(ABC):
         self,
         parts: list[Chunk],
         before: SpokenPrefix,
-        manner: SpeakingStyle,
+        style: SpeakingStyle,
         stretch: TimeStretch,
         live_clock: Callable[[], float] | None,
     ) -> Iterator[Samples]:
         playback, channels = Playback(PlaybackClock(), live_clock), self.channels
         under_way: deque[tuple[Chunk, Frames]] = deque()
-        with closing(self._start_parts(parts, before, manner, under_way, playback)) as started:
+        with closing(self._start_parts(parts, before, style, under_way, playback)) as started:
             for part, frames in started:
                 sounding = self._start_playback(playback.player, playback.clock, live_clock is not None)
                 state = stretch.initial_state(channels)
                 for sound in sounding.sounds(frames):
                     stretched, state = stretch.step(state, sound)
                     yield from self._play(stretched, playback, under_way)
-                silence = np.zeros((channels, round(part.pause * manner.pause * self.rate)), np.float32)
+                silence = np.zeros((channels, round(part.pause * style.pause * self.rate)), np.float32)
                 rest = np.concatenate([stretch.flush(state), silence], axis=1)
                 yield from self._play(rest, playback, under_way)
 
@@ -271,7 +274,7 @@ class FrameTTS(ABC):
         self,
         parts: list[Chunk],
         before: SpokenPrefix,
-        manner: SpeakingStyle,
+        style: SpeakingStyle,
         under_way: deque[tuple[Chunk, Frames]],
         playback: "Playback",
     ) -> Generator[tuple[Chunk, Frames], None, None]:
@@ -280,7 +283,7 @@ class FrameTTS(ABC):
         try:
             while True:
                 for number, part in itertools.islice(coming, self._parallel_parts - len(under_way)):
-                    frames = self._frames(part.text, before, manner.seed + number, manner.greedy)
+                    frames = self._frames(part.text, before, style.seed + number, style.greedy)
                     under_way.append((part, frames))
                     frames.needed_by(playback.runs_dry)
                 if not under_way:
@@ -299,9 +302,9 @@ class FrameTTS(ABC):
                 frames.needed_by(playback.runs_dry)
             yield sound
 
-    def _before(self, voice: str | Sound | None, manner: SpeakingStyle) -> SpokenPrefix:
+    def _before(self, voice: str | Sound | None, style: SpeakingStyle) -> SpokenPrefix:
         """What stands before each part."""
-        if not manner.continues:
+        if not style.continues:
             return SpokenPrefix(self._reference(voice))
         words = self.shelf.get(voice).text.strip() if isinstance(voice, str) and voice in self.shelf else ""
         if not words:

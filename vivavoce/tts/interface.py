@@ -66,7 +66,7 @@ class SpeechModel(Protocol):
         self,
         text: str,
         voice: str | Sound | None = None,
-        manner: SpeakingStyle | None = None,
+        style: SpeakingStyle | None = None,
         clock: Callable[[], float] | None = time.monotonic,
     ) -> Iterator[Samples]:
         """The sound of a text, as it is made.  # pieces [channel, time]
@@ -76,7 +76,7 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def say(self, text: str, voice: str | Sound | None = None, manner: SpeakingStyle | None = None) -> Sound:
+    def say(self, text: str, voice: str | Sound | None = None, style: SpeakingStyle | None = None) -> Sound:
         """The whole sound of a text."""
         ...
 
@@ -147,12 +147,12 @@ class SpeechSettings:
         content = dataclasses.asdict(self) | {"voices": {name: voice.codes for name, voice in self.voices.items()}}
         (Path(folder) / FILE).write_text(json.dumps(content), encoding="utf8")
 
-    def longest(self, tokens: int) -> int:
+    def max_frames(self, tokens: int) -> int:
         """Frames after which a text of so many tokens is ended."""
         frames = self.sampling.max_new_frames
         return frames if self.frames_a_token is None else min(frames, 25 + round(self.frames_a_token * tokens))
 
-    def fewest(self, tokens: int) -> int:
+    def min_frames(self, tokens: int) -> int:
         """Frames before a text of so many tokens may end by itself."""
         return 1
 
@@ -164,5 +164,5 @@ class SpeechSettings:
             Sampling(0.0 if greedy else temperature, top_k, top_p, penalty)
             for temperature, top_k, top_p, penalty in self.sampling.per_channel(codebooks)
         )
-        most, least = self.longest(tokens) + 1, self.fewest(tokens) + 1
-        return Generation(samplings, max_new_rows=most, min_new_rows=least, seed=seed, penalise_prompt=False)
+        max_rows, min_rows = self.max_frames(tokens) + 1, self.min_frames(tokens) + 1
+        return Generation(samplings, max_new_rows=max_rows, min_new_rows=min_rows, seed=seed, penalise_prompt=False)

@@ -38,20 +38,20 @@ WORTH = 0.9  # of the time before: less gain than this is not worth a core
 SMALLEST_SHARED = 512  # hidden size; the products of smaller models are done before a second thread is awake
 
 
-def fastest_threads(mouth: FrameGenerator) -> int:
+def fastest_threads(generator: FrameGenerator) -> int:
     """How many of torch's threads this model speaks fastest with, one core left to the codec.
 
     What OMP_NUM_THREADS says, holds.
     """
-    if not isinstance(mouth, CpuFrameGenerator) or "OMP_NUM_THREADS" in os.environ:
+    if not isinstance(generator, CpuFrameGenerator) or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
-    config = mouth.decoder.model.config
+    config = generator.decoder.model.config
     max_threads = max(1, spare_cores()) if config.hidden_size >= SMALLEST_SHARED else 1
     if max_threads == 1:
         return 1
     usual = SpeechSettings().generation(config.n_vq, 1, 0)
     endless = replace(usual, max_new_rows=100, min_new_rows=101)
-    frames = mouth.frames((), "a", endless)
+    frames = generator.frames((), "a", endless)
     try:
         return best_threads(lambda: next(frames), max_threads)
     finally:
@@ -106,17 +106,17 @@ class NanoTTS(FrameTTS):
         self.prompt = MossTTSNanoPrompt(model.config, tokenizer)
         self.settings = settings or SpeechSettings()
         self.shelf = VoiceStore(self.settings.voices, voices)
-        self.mouth: FrameGenerator
+        self.generator: FrameGenerator
         self.decode: SingleDecoder | BatchedDecoder
         if choose_nano_generator(device, model.transformer.wte.weight.dtype).cls is CpuFrameGenerator:
-            self.mouth, self.decode, self._beside = (
+            self.generator, self.decode, self._beside = (
                 CpuFrameGenerator(model, self.prompt),
                 SingleDecoder(codec),
                 beside(),
             )
         else:
             self.decode, self._beside = BatchedDecoder(codec, device), None
-            self.mouth = EngineFrameGenerator(model, self.prompt, device)
+            self.generator = EngineFrameGenerator(model, self.prompt, device)
 
     @classmethod
     def load(
@@ -153,7 +153,7 @@ class NanoTTS(FrameTTS):
 
     def capture(self) -> None:
         """Capture the steps of a device that has graphs."""
-        self.mouth.warm_up()
+        self.generator.warm_up()
         self.decode.warm_up(self.model.codebooks)
 
     def warm_up(self) -> None:
@@ -163,7 +163,7 @@ class NanoTTS(FrameTTS):
     @contextmanager
     def tuned_threads(self) -> Iterator[None]:
         """Torch has as many threads meanwhile as this model is measured to speak fastest with."""
-        with torch_threads.held(fastest_threads(self.mouth)):
+        with torch_threads.held(fastest_threads(self.generator)):
             yield
 
     @property
@@ -191,11 +191,11 @@ class NanoTTS(FrameTTS):
     def _frames(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Frames:
         tokens = self.prompt.count_tokens(text)
         generation = self.settings.generation(self.model.config.n_vq, tokens, seed, greedy)
-        return self.mouth.frames(before.reference, before.words + text, generation, before.said)
+        return self.generator.frames(before.reference, before.words + text, generation, before.said)
 
     @property
     def _parallel_parts(self) -> int:
-        return self.mouth.parallel_parts
+        return self.generator.parallel_parts
 
     def _encode_reference(self, sound: Sound) -> list[list[int]]:
         def encoded() -> list[list[int]]:

@@ -216,9 +216,9 @@ class OnnxTTS(FrameTTS):
         uniform = np.random.default_rng(seed)
         seen = np.zeros((1, self.config.n_vq, self.config.audio_vocab_size), np.int32)
         tokens = self.prompt.count_tokens(text)
-        for number in range(self.settings.longest(tokens) + 1):
+        for number in range(self.settings.max_frames(tokens) + 1):
             draw.start_row(past.rows)
-            may_stop = number >= self.settings.fewest(tokens)
+            may_stop = number >= self.settings.min_frames(tokens)
             codes = self._stepwise(hidden, draw, may_stop) if stepwise else self._drawn(hidden, seen, uniform, may_stop)
             if codes is None:
                 return

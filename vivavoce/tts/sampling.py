@@ -89,10 +89,10 @@ def _drawn(scores: Floats, noise: Floats, top_p: float) -> int:
     if top_p >= 1.0:
         return int(noisy.argmax())
     chances = np.exp(scores - scores.max())
-    least = top_p * chances.sum()
+    threshold = top_p * chances.sum()
     while True:
         drawn = int(noisy.argmax())
-        if chances[scores > scores[drawn]].sum() < least:
+        if chances[scores > scores[drawn]].sum() < threshold:
             return drawn
         noisy[drawn] = -np.inf
 

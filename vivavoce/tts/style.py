@@ -58,7 +58,7 @@ class DirectedStyle(SpeakingStyle):
         if len(self.instruction) > MAX_INSTRUCTION:
             raise InputError(f"the instruction has {len(self.instruction)} characters; give at most {MAX_INSTRUCTION}")
 
-    def told(self, version: int) -> str:
+    def instruction_for(self, version: int) -> str:
         """The instruction that a model of this version gets; empty: none. An unknown style is refused by name."""
         if not self.style:
             return self.instruction
@@ -86,7 +86,7 @@ REQUESTS = {
     "robot": "robot robotic",
     **{name: name for name in DIALECTS},
 }
-MEANING = {word: wish for wish, words in REQUESTS.items() for word in words.split()}
+MEANING = {word: request for request, words in REQUESTS.items() for word in words.split()}
 COMPARATIVES = frozenset(word for word in MEANING if word.endswith("er"))  # need no other word beside them
 PHRASES = {"speed up": "faster", "slow down": "slower", "speak up": "louder", "like a robot": "robotic please"}
 OPPOSITES = {"faster": "slower", "slower": "faster", "louder": "quieter", "quieter": "louder"}
@@ -106,25 +106,25 @@ CHINESE_MEANING = {
 }
 
 
-def directed(said: str, manner: DirectedStyle) -> DirectedStyle | None:
+def directed(said: str, style: DirectedStyle) -> DirectedStyle | None:
     """The manner after what a listener said, if all of it was a wish for how to speak; None: it was something else."""
     bare = re.sub(r"[^\w\s]", " ", said.lower()).strip()
-    wish = _chinese_request("".join(bare.split())) or _english_request(bare)
-    return None if wish is None else _changed(manner, wish)
+    request = _chinese_request("".join(bare.split())) or _english_request(bare)
+    return None if request is None else _changed(style, request)
 
 
 def _english_request(said: str) -> str | None:
     for phrase, in_short in PHRASES.items():
         said = re.sub(rf"\b{phrase}\b", in_short, said)
     words = [word for word in said.split() if word not in ASIDE.split()]
-    wishes = {MEANING.get(word) for word in words if word not in (CUES + " " + LESS).split()}
+    requests = {MEANING.get(word) for word in words if word not in (CUES + " " + LESS).split()}
     is_instructed = COMPARATIVES & set(words) or set((CUES + " " + LESS).split()) & set(words)
-    if len(said.split()) > MAX_WORDS or len(wishes) != 1 or not is_instructed:
+    if len(said.split()) > MAX_WORDS or len(requests) != 1 or not is_instructed:
         return None
-    wish = wishes.pop()
-    if wish is not None and set(LESS.split()) & set(words):
-        return OPPOSITES.get(wish, "normal")
-    return wish
+    request = requests.pop()
+    if request is not None and set(LESS.split()) & set(words):
+        return OPPOSITES.get(request, "normal")
+    return request
 
 
 def _chinese_request(said: str) -> str | None:
@@ -132,20 +132,20 @@ def _chinese_request(said: str) -> str | None:
         return next((name for name, dialect in DIALECTS.items() if dialect == found[1]), None)
     if (found := CHINESE_REQUEST.fullmatch(said)) is None or said == found[2]:
         return None
-    wish = CHINESE_MEANING[found[2]]
-    return OPPOSITES.get(wish, "normal") if found[1] in CHINESE_LESS else wish
+    request = CHINESE_MEANING[found[2]]
+    return OPPOSITES.get(request, "normal") if found[1] in CHINESE_LESS else request
 
 
-def _changed(manner: DirectedStyle, wish: str) -> DirectedStyle:
-    if wish == "normal":
-        return replace(manner, speed=1.0, volume=1.0, style="", instruction="")
-    if wish in ("faster", "slower"):
-        speed = manner.speed * (FASTER if wish == "faster" else 1 / FASTER)
-        return replace(manner, speed=min(max(speed, SLOWEST), FASTEST))
-    if wish in ("louder", "quieter"):
-        volume = manner.volume * (LOUDER if wish == "louder" else 1 / LOUDER)
-        return replace(manner, volume=min(max(volume, QUIETEST), LOUDEST))
-    return replace(manner, style=wish, instruction="")
+def _changed(style: DirectedStyle, request: str) -> DirectedStyle:
+    if request == "normal":
+        return replace(style, speed=1.0, volume=1.0, style="", instruction="")
+    if request in ("faster", "slower"):
+        speed = style.speed * (FASTER if request == "faster" else 1 / FASTER)
+        return replace(style, speed=min(max(speed, SLOWEST), FASTEST))
+    if request in ("louder", "quieter"):
+        volume = style.volume * (LOUDER if request == "louder" else 1 / LOUDER)
+        return replace(style, volume=min(max(volume, QUIETEST), LOUDEST))
+    return replace(style, style=request, instruction="")
 
 
 SHOWN = 60  # characters of what was asked for, in an error
@@ -155,42 +155,42 @@ SHOWN = 60  # characters of what was asked for, in an error
 class Directable(Protocol):
     """A speech model that can be told how to speak."""
 
-    def styled_by_instructions(self, instructions: str, manner: SpeakingStyle) -> SpeakingStyle:
+    def styled_by_instructions(self, instructions: str, style: SpeakingStyle) -> SpeakingStyle:
         """The manner that these words ask for, which may be any; what the model cannot do is refused by name."""
         ...
 
-    def as_wished(self, said: str, manner: SpeakingStyle) -> SpeakingStyle | None:
+    def styled_by_request(self, said: str, style: SpeakingStyle) -> SpeakingStyle | None:
         """The manner after what a listener said, if all of it was a wish that can be granted."""
         ...
 
 
-def told(speaker: SpeechModel, instructions: str, manner: SpeakingStyle) -> SpeakingStyle:
+def with_instructions(speaker: SpeechModel, instructions: str, style: SpeakingStyle) -> SpeakingStyle:
     """How a model speaks that was given such instructions; none change nothing."""
     words = instructions.strip()
     if not words:
-        return manner
+        return style
     if isinstance(speaker, Directable):
-        return speaker.styled_by_instructions(words, manner)
-    wished = _at_another_speed(words, manner)
-    if wished is None:
+        return speaker.styled_by_instructions(words, style)
+    changed = _at_another_speed(words, style)
+    if changed is None:
         raise InputError(
             f"this model cannot be told how to speak, as in {words[:SHOWN]!r}, but for its speed; "
             "leave the instructions out or take CosyVoice"
         )
-    return wished
+    return changed
 
 
-def wished(speaker: SpeechModel, said: Iterable[str], manner: SpeakingStyle) -> SpeakingStyle:
+def with_user_requests(speaker: SpeechModel, said: Iterable[str], style: SpeakingStyle) -> SpeakingStyle:
     """How a model speaks after all that a listener has said, in their order; most of it asks for nothing."""
     for words in said:
         if isinstance(speaker, Directable):
-            manner = speaker.as_wished(words, manner) or manner
+            style = speaker.styled_by_request(words, style) or style
         else:
-            manner = _at_another_speed(words, manner) or manner
-    return manner
+            style = _at_another_speed(words, style) or style
+    return style
 
 
-def _at_another_speed(said: str, manner: SpeakingStyle) -> SpeakingStyle | None:
-    asked = directed(said, DirectedStyle(speed=manner.speed))
+def _at_another_speed(said: str, style: SpeakingStyle) -> SpeakingStyle | None:
+    asked = directed(said, DirectedStyle(speed=style.speed))
     is_speed = asked is not None and asked == DirectedStyle(speed=asked.speed)
-    return replace(manner, speed=asked.speed) if asked is not None and is_speed else None
+    return replace(style, speed=asked.speed) if asked is not None and is_speed else None

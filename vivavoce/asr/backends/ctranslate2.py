@@ -74,7 +74,7 @@ class FasterWhisper:
             word_timestamps=options.word_times,
             without_timestamps=options.timestamps is False,
             condition_on_previous_text=options.follow_earlier,
-            hallucination_silence_threshold=options.longest_silence,
+            hallucination_silence_threshold=options.max_silence,
             **asked,
         )
         for segment in segments:

@@ -163,7 +163,7 @@ class MossSpeech(nn.Module):
 
     channels = 2
     lone_modes = (AUDIO,)  # a batch that is all audio skips the text head and the last text layer
-    takes_narrow_cache = True
+    takes_fp8_cache = True
 
     def __init__(self, config: MossSpeechConfig) -> None:
         super().__init__()

@@ -157,7 +157,7 @@ def decode(
     rules: Sequence[LogitRule] = (),
     temperature: float = 0.0,
     best_of: int = 1,
-    most: int | None = None,
+    max_tokens: int | None = None,
     seed: int = 0,
 ) -> list[Text]:
     """The text of each window, by prompts of one length; at a temperature, the best of `best_of` samples."""
@@ -165,7 +165,7 @@ def decode(
     state = model.decoder.initial_state(memory, best_of)
     prompt = _prompt_rows(prompts, memory, best_of)
     room = model.config.max_target_positions - prompt.shape[1]
-    steps = min(room, model.config.max_target_positions // 2 if most is None else most)
+    steps = min(room, model.config.max_target_positions // 2 if max_tokens is None else max_tokens)
     generator = torch.Generator(prompt.device).manual_seed(seed) if temperature > 0 else None
     hidden, state = model.decoder.step(state, prompt)
     no_speech = no_speech_chances(model.decoder, tokens, hidden, prompt)
@@ -264,11 +264,11 @@ def beam_search(
     prompt: Sequence[int],
     rules: Sequence[LogitRule] = (),
     beams: int = 5,
-    most: int | None = None,
+    max_tokens: int | None = None,
 ) -> Text:
     """The text of one window with the highest rank, by beam search."""
     decoder, room = model.decoder, model.config.max_target_positions - len(prompt)
-    steps = min(room, model.config.max_target_positions // 2 if most is None else most)
+    steps = min(room, model.config.max_target_positions // 2 if max_tokens is None else max_tokens)
     rows = torch.tensor([list(prompt)] * beams, device=memory.keys.device)
     hidden, state = decoder.step(decoder.initial_state(memory, beams), rows)
     (silence,) = no_speech_chances(decoder, tokens, hidden[:1], rows[:1])

@@ -131,7 +131,7 @@ class WhisperTranscriber:
                 options = replace(options, language=str((yield LanguageDetector(memory))))
             segments, frames, trusted = yield from self._hear_window(memory, seek, size, options, earlier)
             for segment in segments:
-                if not is_imagined(segment, spoken_until, options.longest_silence):
+                if not is_imagined(segment, spoken_until, options.max_silence):
                     spoken_until = segment.words[-1].end if segment.words else segment.end
                     yield replace(segment, language=options.language)
             follows = options.follow_earlier and trusted
@@ -320,14 +320,14 @@ def compression(text: str) -> float:
     return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
-def is_imagined(segment: TranscriptSegment, spoken_until: float, longest_silence: float | None) -> bool:
+def is_imagined(segment: TranscriptSegment, spoken_until: float, max_silence: float | None) -> bool:
     """Whether a segment is a hallucination: unlikely, too short or too long words after a silence."""
-    if longest_silence is None or not segment.words:
+    if max_silence is None or not segment.words:
         return False
     words = segment.words[:8]
     score = sum(_anomaly(word) for word in words)
     is_strange = score >= 3 or score + 0.01 >= len(words)
-    return is_strange and words[0].start - spoken_until > longest_silence
+    return is_strange and words[0].start - spoken_until > max_silence
 
 
 def _anomaly(word: TimedWord) -> float:

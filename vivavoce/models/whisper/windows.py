@@ -37,7 +37,7 @@ class TranscriptionOptions:
     follow_earlier: bool = True
     padding: Padding = "full"
     temperatures: tuple[float, ...] | None = None
-    longest_silence: float | None = None
+    max_silence: float | None = None
     """With word times: a doubtful segment after more seconds than this without a word is dropped as a hallucination."""
     seed: int = 0
     beams: int = 1

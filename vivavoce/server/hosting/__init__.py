@@ -63,7 +63,7 @@ def load_host(
     return load(
         ServingOptions(
             model=model,
-            codec=RemoteCodec.told(*codec) if isinstance(codec, tuple) else codec,
+            codec=RemoteCodec.from_description(*codec) if isinstance(codec, tuple) else codec,
             voice=voice,
             device=device,
             asr=asr,

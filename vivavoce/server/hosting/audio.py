@@ -50,7 +50,7 @@ class TTSEndpoint:
 
     def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
         """The audio as it is generated; InputError where the model takes no such instructions."""
-        return self.requests.counted(self.voice.told(instructions).speak(words, voice, speed))
+        return self.requests.counted(self.voice.with_instructions(instructions).speak(words, voice, speed))
 
     def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
         """Store a voice on this machine."""

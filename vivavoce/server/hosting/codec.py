@@ -28,7 +28,7 @@ from vivavoce.s2s.loading import CODEC_FOLDER, codec_voices, own_options
 from vivavoce.s2s.loading import load_codec as load_moss_codec
 from vivavoce.s2s.local_codec import LocalCodec
 from vivavoce.s2s.moss_speech import MossSpeechOptions
-from vivavoce.s2s.remote_codec import EAR, unpacked
+from vivavoce.s2s.remote_codec import SPEECH_ENCODER, unpacked
 from vivavoce.server.app import uvicorn_config
 from vivavoce.server.auth import Keys, request_key
 from vivavoce.server.config import ServerOptions
@@ -68,7 +68,7 @@ class CodecHost:
     @property
     def waiting(self) -> int:
         """Jobs that are queued."""
-        return self.local.ear.waiting + self.local.voice.waiting
+        return self.local.speech_encoder.waiting + self.local.voice.waiting
 
     async def do(self, what: str, request: bytes) -> bytes:
         """Run one job. Its header names the state it continues and the state after it."""
@@ -76,9 +76,11 @@ class CodecHost:
         self._forget(header["left"])
         state = self._state(what, header)
         following: Any
-        if what == EAR:
+        if what == SPEECH_ENCODER:
             samples = torch.from_numpy(np.frombuffer(payload, np.float32).copy())
-            codes, following = await self.local.ear.do((state, samples, header["is_last"]), header["urgency"])
+            codes, following = await self.local.speech_encoder.do(
+                (state, samples, header["is_last"]), header["urgency"]
+            )
             result = np.asarray(codes, np.int64).tobytes()
         else:
             given = torch.from_numpy(np.frombuffer(payload, np.int64).copy())
@@ -90,7 +92,7 @@ class CodecHost:
     def _state(self, what: str, header: Mapping[str, Any]) -> Any:
         if not header["state"]:
             self.started += 1
-            if what == EAR:
+            if what == SPEECH_ENCODER:
                 return self.local.codec.speech_encoder.initial_state()
             return self.voices.get(header["voice"]) or next(iter(self.voices.values()))
         if header["state"] not in self._states:
@@ -127,12 +129,12 @@ def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> C
 
 async def serve_codec(host: CodecHost, options: ServerOptions) -> None:
     """Serve until interrupted."""
-    host.local.ear.start()
+    host.local.speech_encoder.start()
     host.local.voice.start()
     try:
         await uvicorn.Server(uvicorn_config(codec_app(host, options), options)).serve()
     finally:
-        await asyncio.gather(host.local.ear.close(), host.local.voice.close())
+        await asyncio.gather(host.local.speech_encoder.close(), host.local.voice.close())
 
 
 def codec_app(host: CodecHost, options: ServerOptions) -> Starlette:

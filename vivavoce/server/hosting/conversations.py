@@ -58,14 +58,12 @@ class SpeechHost:
 
     def gauges(self) -> Mapping[str, float]:
         """Queue depth and requests; KV cache use and deadline slack where the engine is in this process."""
-        found = {"queue_depth": float(self.pipeline.ear.waiting), **request_gauges(self.speech, self.transcriber)}
-        if isinstance(self.pipeline, MossSpeechBackend):
-            found["queue_depth"] += self.pipeline.voice.waiting
+        found = {"queue_depth": float(self.pipeline.waiting), **request_gauges(self.speech, self.transcriber)}
         generator = self.pipeline.chat if isinstance(self.pipeline, LoadedCascade) else self.pipeline
         if isinstance(generator, LocalChat | MossSpeechBackend):
             pool = generator.core.scheduler.pool
             found["kv_used_ratio"] = (pool.size - pool.free) / pool.size
-            slack = generator.core.slack.least(generator.core.scheduler.now())
+            slack = generator.core.slack.recent_min_slack(generator.core.scheduler.now())
             if slack is not None:
                 found["engine_slack_seconds"] = slack
         return found
@@ -105,8 +103,8 @@ def _cascade_host(options: ServingOptions, dialogue: DialogueOptions, settings: 
     host = SpeechHost(CASCADE, cascade, dialogue, settings)
     if isinstance(cascade.voice, TTSSynthesiser):
         host.speech = TTSEndpoint(_short_name(options.cascade.tts), cascade.voice)
-    if isinstance(cascade.ear, LocalRecogniser):
-        host.transcriber = ASREndpoint(_short_name(options.cascade.asr), cascade.ear)
+    if isinstance(cascade.asr, LocalRecogniser):
+        host.transcriber = ASREndpoint(_short_name(options.cascade.asr), cascade.asr)
     return host
 
 

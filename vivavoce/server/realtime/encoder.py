@@ -57,14 +57,14 @@ class EventEncoder:
     last_reply: str = ""
     _replies: dict[str, ResponseEncoder] = field(default_factory=dict)
     _transcripts: dict[str, str] = field(default_factory=dict)
-    _lanes: dict[str, PacedOutput] = field(default_factory=dict)
+    _outputs: dict[str, PacedOutput] = field(default_factory=dict)
     _side_tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _has_sounded: set[str] = field(default_factory=set)
     _client_playback: str | None = None
     _spans: dict[str, TraceSpan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.main = self._new_lane()
+        self.main = self._new_output()
 
     async def run(self) -> None:
         """Encode everything until the conversation is closed."""
@@ -77,13 +77,13 @@ class EventEncoder:
 
     def pause(self) -> None:
         """No client is connected: audio waits."""
-        for lane in (self.main, *self._lanes.values()):
-            lane.pause()
+        for output in (self.main, *self._outputs.values()):
+            output.pause()
 
     def resume(self) -> None:
         """A client is connected again."""
-        for lane in (self.main, *self._lanes.values()):
-            lane.resume()
+        for output in (self.main, *self._outputs.values()):
+            output.resume()
 
     @property
     def is_speaking(self) -> bool:
@@ -95,7 +95,7 @@ class EventEncoder:
         waiting = [known for known in self._replies.values() if reply in (None, known.id) and not known.is_out_of_band]
         has_cut = False
         for known in waiting:
-            milliseconds = self._lane(known.id).heard_ms(known.id)
+            milliseconds = self._output(known.id).heard_ms(known.id)
             known.cut = known.cut or "client_cancelled"
             if self._clear(known.id):
                 has_cut = True
@@ -151,7 +151,7 @@ class EventEncoder:
     def finished(self, reply: str, schedule: Schedule) -> None:
         """A reply's sound is over."""
         self._has_sounded.discard(reply)
-        self._close_side_lane(reply)
+        self._close_side_output(reply)
         self.metrics.sound_sent(schedule)
         if self.plays_itself and not schedule.is_cut:
             self.send(events.OutputAudioBufferStopped(reply))
@@ -211,7 +211,7 @@ class EventEncoder:
         self.last_reply = event.reply
         self._spans[event.reply] = new_span(self.conversation_id, event.reply, self.clock.waiting_seconds)
         if reply.is_out_of_band:
-            self._open_side_lane(event.reply)
+            self._open_side_output(event.reply)
         self._send_in_order(event.reply, reply.created)
 
     def _reply_item_started(self, event: dialogue.ReplyItemStarted) -> None:
@@ -222,7 +222,7 @@ class EventEncoder:
         self._send_in_order(event.reply, lambda: reply.item_started(event))
 
     def _reply_audio(self, event: dialogue.ReplyAudio) -> None:
-        self._lane(event.reply).add(OutputPiece(event.reply, event.item, event.samples), event.gain)
+        self._output(event.reply).add(OutputPiece(event.reply, event.item, event.samples), event.gain)
 
     def _reply_text(self, event: dialogue.ReplyText) -> None:
         reply = self._replies[event.reply]
@@ -235,11 +235,11 @@ class EventEncoder:
     def _reply_item_done(self, event: dialogue.ReplyItemDone) -> None:
         reply = self._replies[event.reply]
         if isinstance(event.item.content, dialogue.Message) and reply.modality == "audio":
-            self._lane(event.reply).end_item(event.reply, event.item.id)
+            self._output(event.reply).end_item(event.reply, event.item.id)
         self._send_in_order(event.reply, lambda: reply.item_done(event.item))
 
     def _reply_done(self, event: dialogue.ReplyDone) -> None:
-        reply, lane = self._replies[event.reply], self._lane(event.reply)
+        reply, output = self._replies[event.reply], self._output(event.reply)
 
         def finish() -> None:
             if reply.is_done:
@@ -250,10 +250,10 @@ class EventEncoder:
             self.metrics.replied(reason)
             self._spans.pop(event.reply).end(reason)
             del self._replies[event.reply]
-            if not lane.end(event.reply):
-                self._close_side_lane(event.reply)
+            if not output.end(event.reply):
+                self._close_side_output(event.reply)
 
-        lane.tell(finish)
+        output.send_in_order(finish)
 
     def _output_cleared(self, event: dialogue.OutputCleared) -> None:
         reply = self._replies.get(event.reply)
@@ -281,7 +281,7 @@ class EventEncoder:
         self.send(events.Error(events.server_error(event.code, event.message)))
 
     def _clear(self, reply: str) -> bool:
-        had_sound = self._lane(reply).clear(reply)
+        had_sound = self._output(reply).clear(reply)
         if had_sound:
             self.output.clear()
             self.send(events.OutputAudioBufferCleared(reply))
@@ -301,21 +301,21 @@ class EventEncoder:
             for event in made():
                 self.send(event)
 
-        self._lane(reply).tell(send)
+        self._output(reply).send_in_order(send)
 
-    def _lane(self, reply: str) -> PacedOutput:
-        return self._lanes.get(reply, self.main)
+    def _output(self, reply: str) -> PacedOutput:
+        return self._outputs.get(reply, self.main)
 
-    def _new_lane(self) -> PacedOutput:
+    def _new_output(self) -> PacedOutput:
         return PacedOutput(self, self.conversation.output_rate, self.lead, self.piece_seconds)
 
-    def _open_side_lane(self, reply: str) -> None:
+    def _open_side_output(self, reply: str) -> None:
         """An out-of-band reply does not wait for the conversation's."""
-        lane = self._lanes[reply] = self._new_lane()
-        self._side_tasks[reply] = self._tasks.create_task(lane.run())
+        output = self._outputs[reply] = self._new_output()
+        self._side_tasks[reply] = self._tasks.create_task(output.run())
 
-    def _close_side_lane(self, reply: str) -> None:
-        if self._lanes.pop(reply, None) is not None:
+    def _close_side_output(self, reply: str) -> None:
+        if self._outputs.pop(reply, None) is not None:
             self._side_tasks.pop(reply).cancel()
 
 

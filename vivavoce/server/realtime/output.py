@@ -162,12 +162,12 @@ class PacedOutput:
         """Whether nothing waits and nothing is being heard."""
         return not self._queue and not self._playing
 
-    def tell(self, tell: SendEvent) -> None:
+    def send_in_order(self, send: SendEvent) -> None:
         """Send events, after the sound that waits."""
         if self._queue:
-            self._queue.append(tell)
+            self._queue.append(send)
         else:
-            tell()
+            send()
 
     def add(self, piece: OutputPiece, gain: float = 1.0) -> None:
         """Queue sound; its gain applies at once, also to what waits already."""

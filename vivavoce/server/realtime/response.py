@@ -106,7 +106,7 @@ class ResponseEncoder:
         """The item is whole, or ends here."""
         opened = self.open[item.id]
         if self.cut is not None and self.modality == "audio" and isinstance(item.content, dialogue.Message):
-            item = self._as_far_as_sent(opened)
+            item = self._item_until_sent(opened)
         wire = wire_item(item)
         sent = [*self._content_done(item, opened), events.OutputItemDone(self.id, opened.output_index, wire)]
         if not self.is_out_of_band:
@@ -120,7 +120,7 @@ class ResponseEncoder:
         self.is_done = True
         sent: list[ServerEvent] = []
         for opened in list(self.open.values()):
-            sent += self.item_done(self._as_far_as_sent(opened))
+            sent += self.item_done(self._item_until_sent(opened))
         reason = self.final_reason(reason)
         return [*sent, events.ResponseDone(self._response(STATUS[reason], _details(reason, error), usage))]
 
@@ -158,7 +158,7 @@ class ResponseEncoder:
             return Item(started.item, dialogue.ToolCall(started.call_id or started.item, started.tool_name or "", ""))
         return Item(started.item, dialogue.Message("assistant", ()))
 
-    def _as_far_as_sent(self, opened: OpenItem) -> Item:
+    def _item_until_sent(self, opened: OpenItem) -> Item:
         started = opened.started
         if started.kind == "tool_call":
             call = dialogue.ToolCall(started.call_id or started.item, started.tool_name or "", opened.text)

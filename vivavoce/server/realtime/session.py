@@ -240,7 +240,7 @@ class RealtimeSession:
 
     def _new_encoder(self, track: AudioSink | None) -> EventEncoder:
         options = self.options
-        least, most, piece_ms = (
+        min_lead_ms, max_lead_ms, piece_ms = (
             (options.min_lead_ms, options.lead_ms, options.piece_ms)
             if track is None
             else (options.call_lead_ms, options.call_lead_ms, options.call_piece_ms)
@@ -253,7 +253,7 @@ class RealtimeSession:
             self.clock,
             f"conv_{self.id[5:]}",
             self.configuration.session,
-            Lead(min(least, most) / 1000, most / 1000, self.clock.arrivals),
+            Lead(min(min_lead_ms, max_lead_ms) / 1000, max_lead_ms / 1000, self.clock.arrivals),
             piece_ms / 1000,
             plays_itself=track is not None,
         )

@@ -156,9 +156,9 @@ class Sessions:
         waiting = [session for session in self if not session.connections and not session.is_call]
         if not waiting:
             return False
-        longest = max(waiting, key=lambda session: session.idle_seconds)
-        self.end(longest, 1013, "its place was needed")
-        self._closed(longest)
+        oldest = max(waiting, key=lambda session: session.idle_seconds)
+        self.end(oldest, 1013, "its place was needed")
+        self._closed(oldest)
         return True
 
     def _closed(self, session: RealtimeSession) -> None:

@@ -307,7 +307,7 @@ class TeacherBatches:
         prompt = tokens.prompt(LANGUAGE, timestamps=timed)
         memory, max_tokens = model.decoder.cross_kv(states.float()), shape.positions - len(prompt)
         rules = self.transcriber.rules(TranscriptionOptions(language=LANGUAGE, timestamps=timed))
-        texts = decode(model, tokens, memory, [prompt] * shape.batch, rules, most=max_tokens)
+        texts = decode(model, tokens, memory, [prompt] * shape.batch, rules, max_tokens=max_tokens)
         return {"states": states.bfloat16(), **self._padded(prompt, texts)}
 
     def _padded(self, prompt: list[int], texts: Sequence[Text]) -> dict[str, Tensor]:

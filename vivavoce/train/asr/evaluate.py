@@ -155,7 +155,7 @@ def transcribe_all(
         memory = model.decoder.cross_kv(model.encoder(mel(windows)))
         prompt = tokens.prompt(LANGUAGE)
         max_tokens = min(MAX_TOKENS, model.config.max_target_positions - len(prompt))
-        decoded = decode(model, tokens, memory, [prompt] * len(chosen), rules, most=max_tokens)
+        decoded = decode(model, tokens, memory, [prompt] * len(chosen), rules, max_tokens=max_tokens)
         for index, text in zip(chosen, decoded, strict=True):
             texts[index] = vocabulary.decode(text.tokens).strip()
     return texts

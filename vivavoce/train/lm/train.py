@@ -111,7 +111,7 @@ class LMRecipe:
     warmup: int = 200
     log_every: int = 100
     use_graph: bool = True
-    exam_seconds: float = 24.0
+    evaluation_seconds: float = 24.0
     steps: tuple[int, int, int] = (100_000, 100_000, 1_000_000)
     """Maximum steps of each stage."""
 
@@ -119,7 +119,7 @@ class LMRecipe:
 TINY = LMRecipe(
     hidden=64, inner=128, shared_layers=1, modality_layers=1, heads=2, head_dim=32, text_entries=320, lines=4,
     length=256, average=0.8, dropout=0.0, heard_noise=0.0, said_noise=0.0, heard_stray=0.0, warmup=5, log_every=10,
-    exam_seconds=0.0, steps=(40, 20, 120),
+    evaluation_seconds=0.0, steps=(40, 20, 120),
 )  # fmt: skip
 
 
@@ -367,7 +367,7 @@ def main(arguments: list[str] | None = None) -> None:
     changes = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
     recipe = dataclasses.replace(recipe, **changes, use_graph=not given.eager)
     data, held_out = (SpokenDialogues.load(given.data / name) for name in (TRAIN, HELD_OUT))
-    left = given.seconds - recipe.exam_seconds - (time.monotonic() - started) if given.seconds else None
+    left = given.seconds - recipe.evaluation_seconds - (time.monotonic() - started) if given.seconds else None
     model, tokenizer = train(recipe, data, given.out, left, torch.device(given.device), given.seed, _print, given.init)
     picture = plot_curves(given.out / RUN_FOLDER / STAGES[-1].name)
     if picture is not None:
@@ -393,7 +393,7 @@ def evaluate(
         if isinstance(part, dict):
             shown = [f"{key} {value:.3f}" for key, value in part.items() if isinstance(value, float)]
             _print(f"evaluation {name}: {'  '.join(shown)}")
-    _print(f"the evaluation took {figures['exam_seconds']} s")
+    _print(f"the evaluation took {figures['evaluation_seconds']} s")
     return figures
 
 

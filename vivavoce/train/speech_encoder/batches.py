@@ -143,7 +143,7 @@ class EncoderBatchOptions:
     warped: float = 0.5  # share of clean rows whose mel axis is warped
     stretched: float = 0.5  # share of rows with random phone durations
     joined: float = 0.35  # relative frequency of rows with joined sentences
-    far_positions: float = 0.4  # share of rows with a random position offset, as in a long turn
+    random_offsets: float = 0.4  # share of rows with a random position offset, as in a long turn
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class EncoderBatches:
         clean, augmented = self._mels(samples, lengths, rows, random, seed)
         symbols, counts = self._symbols(rows, shape)
         frames = self.config.segment_frames // 2 - shape.samples // (2 * WhisperMel.HOP)
-        has_offset = random.random(shape.rows) < self.options.far_positions
+        has_offset = random.random(shape.rows) < self.options.random_offsets
         starts = np.where(has_offset, random.integers(0, frames // STEPS, shape.rows) * STEPS, 0)
         return {
             "clean": clean,
