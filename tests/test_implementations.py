@@ -127,7 +127,7 @@ def test_the_speech_model_runs_on_a_gpu_as_the_doctor_says():
 def test_the_tts_model_runs_as_the_doctor_says():
     says, runs = promised("mini-tts"), NanoTTS.load("mini-tts", "cpu")
     assert says == {
-        "language model": (type(runs.mouth).__name__, "float32"),
+        "language model": (type(runs.generator).__name__, "float32"),
         "codec decoder": (type(runs.decode).__name__, "float32"),
     }
 

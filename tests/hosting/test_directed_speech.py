@@ -19,7 +19,7 @@ from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.audio import TTSEndpoint
 from vivavoce.tts.cosyvoice import CosyVoiceSettings, CosyVoiceTTS
 from vivavoce.tts.interface import SpeakingStyle
-from vivavoce.tts.style import DirectedStyle, told, wished
+from vivavoce.tts.style import DirectedStyle, with_instructions, with_user_requests
 from vivavoce.tts.voices import VoiceStore
 
 ANSWER = "Hello."
@@ -155,26 +155,28 @@ async def test_a_model_can_be_served_before_it_has_a_voice(speaker, tmp_path):
     finally:
         speaker.shelf = before
     await TTSSynthesiser(speaker).warm_up()
-    speaker.mouth.warm_up(speaker.ready.nobodys(), [1, 2])
+    speaker.synthesizer.warm_up(speaker.ready.placeholder(), [1, 2])
 
 
 def test_what_a_model_cannot_do_is_refused_by_name(speakers):
     with pytest.raises(InputError, match="CosyVoice 2 has no style 'happy'; it has cantonese, "):
-        told(speakers[2], "More cheerful, please.", SpeakingStyle())
-    assert told(speakers[2], "in Cantonese, please", SpeakingStyle()).style == "cantonese"
+        with_instructions(speakers[2], "More cheerful, please.", SpeakingStyle())
+    assert with_instructions(speakers[2], "in Cantonese, please", SpeakingStyle()).style == "cantonese"
 
 
 class TestAModelThatOnlySpeaks:
     """Any that is no CosyVoice: it can still be faster or slower."""
 
     def test_it_can_be_told_its_speed(self):
-        assert told(object(), "Speak slowly, please.", SpeakingStyle(seed=3)) == SpeakingStyle(1 / 1.2, seed=3)
-        assert told(object(), "  ", SpeakingStyle(0.7)) == SpeakingStyle(0.7)
+        assert with_instructions(object(), "Speak slowly, please.", SpeakingStyle(seed=3)) == SpeakingStyle(
+            1 / 1.2, seed=3
+        )
+        assert with_instructions(object(), "  ", SpeakingStyle(0.7)) == SpeakingStyle(0.7)
 
     def test_it_says_that_it_can_be_told_nothing_else(self):
         with pytest.raises(InputError, match=r"cannot be told how to speak, as in 'More cheerful, please\.'"):
-            told(object(), "More cheerful, please.", SpeakingStyle())
+            with_instructions(object(), "More cheerful, please.", SpeakingStyle())
 
     def test_a_listener_s_other_wishes_change_nothing(self):
         heard = ["faster please", "More cheerful, please.", "what is for lunch?", "louder please"]
-        assert wished(object(), heard, SpeakingStyle()) == SpeakingStyle(1.2)
+        assert with_user_requests(object(), heard, SpeakingStyle()) == SpeakingStyle(1.2)

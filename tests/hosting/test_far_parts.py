@@ -221,7 +221,9 @@ async def test_a_language_model_alone_answers_as_with_its_codec_beside_it(codec,
         return Engine(model, pick("cpu"), limits=EngineLimits(cache_rows=2048))
 
     async with codec_server(codec) as (host, server):
-        far = RemoteCodecPipeline(core(), RemoteCodec.told(at(server), host.description()), prompt, tokenizer, options)
+        far = RemoteCodecPipeline(
+            core(), RemoteCodec.from_description(at(server), host.description()), prompt, tokenizer, options
+        )
         near = MossSpeechBackend(core(), codec[0], prompt, tokenizer, codec[1], options)
         one, other = await reply(near), await reply(far)
         assert len(one) > 0 and np.array_equal(one, other)
@@ -238,7 +240,7 @@ async def test_a_replica_finds_its_parts_in_other_pools_of_its_fleet(codec):
         options = await resolve_pools({"model": "mini-speech", "codec": "pool", "device": "cpu"}, far, http)
         resolver, description = options.pop("codec")
         assert options == {"model": "mini-speech", "device": "cpu"} and description == host.description()
-        assert RemoteCodec.told(resolver, description).samples_per_code == codec[0].samples_per_code
+        assert RemoteCodec.from_description(resolver, description).samples_per_code == codec[0].samples_per_code
         assert await resolver() == EndpointRef(f"{server.http}/v1", KEY, "one")
         registry.report(ReplicaReport("two", "codec", server.http, KEY, 4, 0, 0))
         assert {(await resolver()).name for _ in range(2)} == {"one", "two"}  # equals take turns

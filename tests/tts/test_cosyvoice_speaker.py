@@ -100,7 +100,7 @@ class TestSound:
         voice = speaker.ready.of(speaker.references.named("ann"))
         codes = torch.randint(6561, (130,), generator=torch.Generator().manual_seed(0)).tolist()
         ways = [
-            list(speaker.mouth.speech_codes(codes, UtteranceOptions(voice, lambda lead=lead: lead)))
+            list(speaker.synthesizer.speech_codes(codes, UtteranceOptions(voice, lambda lead=lead: lead)))
             for lead in (0, 2.5, 9)
         ]
         hops = [[len(sound) / 960 for sound in sounds] for sounds in ways]
@@ -134,12 +134,12 @@ class TestSound:
             assert_same_sound(ours, expected)
 
     def test_who_leaves_off_half_way_leaves_nothing_behind(self, speaker):
-        engine = speaker.mouth.engine
+        engine = speaker.synthesizer.engine
         free = engine.scheduler.pool.free
         with closing(speaker.stream(TEXT, "ann")) as pieces:
             next(pieces)
             assert len(engine.scheduler.sequences) == 1
-        speaker.mouth.driver.call(lambda: None)
+        speaker.synthesizer.driver.call(lambda: None)
         assert not engine.scheduler.sequences
         assert engine.scheduler.pool.free == free
 
@@ -205,8 +205,8 @@ class TestGrowingText:
     def test_no_text_is_refused(self, speaker):
         with pytest.raises(InputError, match="no text to say"):
             list(speaker.stream(iter([]), "ann"))
-        speaker.mouth.driver.call(lambda: None)
-        assert not speaker.mouth.engine.scheduler.sequences
+        speaker.synthesizer.driver.call(lambda: None)
+        assert not speaker.synthesizer.engine.scheduler.sequences
 
 
 class TestConversion:
@@ -383,7 +383,7 @@ class TestBadInput:
             bare.stream(TEXT)
 
     def test_one_text_that_fails_does_not_stop_the_others(self, speaker):
-        mouth, voice = speaker.mouth, speaker.ready.of(speaker.references.named("ann"))
+        mouth, voice = speaker.synthesizer, speaker.ready.of(speaker.references.named("ann"))
         sound = speaker.stream(TEXT, "ann", SpeakingStyle(seed=2))
         pieces = [next(sound)]
         with pytest.raises(InputError, match="codes go from"):

@@ -127,8 +127,8 @@ def test_wishes_add_up_within_bounds_and_can_be_taken_back():
 
 def test_the_published_instructions_are_there():
     assert len(STYLES[3]) == 26
-    assert DirectedStyle(style="sichuan").told(3) == "请用四川话表达。"
-    assert DirectedStyle(style="sichuan").told(2) == "用四川话说这句话"
-    assert DirectedStyle(instruction="Whisper.").told(2) == "Whisper."
+    assert DirectedStyle(style="sichuan").instruction_for(3) == "请用四川话表达。"
+    assert DirectedStyle(style="sichuan").instruction_for(2) == "用四川话说这句话"
+    assert DirectedStyle(instruction="Whisper.").instruction_for(2) == "Whisper."
     with pytest.raises(InputError, match="201 characters"):
         DirectedStyle(instruction="a" * 201)

@@ -154,7 +154,7 @@ def test_a_pass_that_fails_tells_everybody(codec, in_slots):
 
 def test_a_step_that_fails_ends_the_texts_under_way_and_no_later_one(tmp_path):
     speaker = tiny_speaker(tmp_path)
-    mouth = speaker.mouth = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
+    mouth = speaker.generator = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
     expected = speaker.say(TEXT, "bell", EIGHT).samples
     run = mouth.engine.runner.run
 
@@ -210,14 +210,14 @@ def test_a_chunk_that_fails_in_a_pass_of_several_fails_alone(codec, whole, in_sl
 def test_parts_begun_side_by_side_sound_as_one_after_another(tmp_path):
     speaker = tiny_speaker(tmp_path)
     expected = speaker.say(TEXT, "bell", EIGHT).samples
-    speaker.mouth = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
-    speaker.mouth.parallel_parts = 3
+    speaker.generator = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
+    speaker.generator.parallel_parts = 3
     np.testing.assert_allclose(speaker.say(TEXT, "bell", EIGHT).samples, expected, atol=1e-5)
-    steps = speaker.mouth.engine.steps
+    steps = speaker.generator.engine.steps
     pieces = speaker.stream(TEXT, "bell", EIGHT)
     next(pieces)
-    assert len(speaker.mouth.engine.scheduler.sequences) == 1 + 3
+    assert len(speaker.generator.engine.scheduler.sequences) == 1 + 3
     pieces.close()
-    speaker.mouth.driver.call(lambda: None)
-    assert len(speaker.mouth.engine.scheduler.sequences) == 1
+    speaker.generator.driver.call(lambda: None)
+    assert len(speaker.generator.engine.scheduler.sequences) == 1
     assert steps < 4 * 10  # four parts of nine frames would take forty by themselves

@@ -41,7 +41,7 @@ def tiny_speaker(folder, sampling: NanoSampling = SHORT, **settings) -> NanoTTS:
 def speaker(request, tmp_path_factory) -> NanoTTS:
     speaks = tiny_speaker(tmp_path_factory.mktemp("voices"))
     if request.param == "engine":
-        speaks.mouth = EngineFrameGenerator(speaks.model, speaks.prompt, pick("cpu"))
+        speaks.generator = EngineFrameGenerator(speaks.model, speaks.prompt, pick("cpu"))
     return speaks
 
 

@@ -45,7 +45,7 @@ def test_the_gpu_says_what_the_cpu_says(on_gpu, style):
 
 def test_graphs_are_really_used(on_gpu):
     on_gpu.say(TEXT, VOICE)
-    assert on_gpu.mouth.engine.runner._graphs
+    assert on_gpu.generator.engine.runner._graphs
 
 
 def test_many_at_once_say_what_each_says_alone(on_gpu):
