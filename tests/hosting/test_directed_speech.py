@@ -97,7 +97,7 @@ async def reply_to(speaker, written=(), spoken=None):
 
 class TestConversation:
     @pytest.mark.parametrize(
-        ("written", "spoken", "manner"),
+        ("written", "spoken", "style"),
         [
             (["When is breakfast?"], None, "usual"),
             (["When is breakfast?", "More cheerful, please."], None, "happy"),
@@ -125,7 +125,7 @@ class TestSpeechApi:
             yield client
 
     @pytest.mark.parametrize(
-        ("instructions", "manner"),
+        ("instructions", "style"),
         [
             ("", "usual"),
             ("happy", "happy"),

@@ -93,7 +93,7 @@ def test_the_folder_has_the_published_files(graphs, folder):
 
 
 @pytest.mark.parametrize("voice", [None, "bell"])
-@pytest.mark.parametrize("manner", [SpeakingStyle(greedy=True), SpeakingStyle(seed=3)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("style", [SpeakingStyle(greedy=True), SpeakingStyle(seed=3)], ids=["greedy", "drawn"])
 def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, style):
     exact = OnnxTTS.load(str(graphs), exact=True)
     expected = torch_speaker.say(TEXT, voice, style)

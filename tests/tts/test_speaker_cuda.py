@@ -37,7 +37,7 @@ def on_gpu():
     return speaker("cuda")
 
 
-@pytest.mark.parametrize("manner", [GREEDY, SpeakingStyle(seed=5)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("style", [GREEDY, SpeakingStyle(seed=5)], ids=["greedy", "drawn"])
 def test_the_gpu_says_what_the_cpu_says(on_gpu, style):
     expected = speaker("cpu").say(TEXT, VOICE, style).samples
     assert is_same(on_gpu.say(TEXT, VOICE, style).samples, expected)
