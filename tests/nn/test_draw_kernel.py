@@ -23,7 +23,7 @@ def drawers(vocabulary: int, device: str) -> SlotDraw:
         ids = torch.randint(vocabulary, (300, 2), generator=generator)
         tables.remember(slot, ids.to(device))
     slots = torch.arange(200, device=device) % len(SETTINGS)
-    return SlotDraw(tables, slots, torch.arange(200, device=device) * 7, slots, slots, narrow=True)
+    return SlotDraw(tables, slots, torch.arange(200, device=device) * 7, slots, slots, top_candidates=True)
 
 
 @pytest.mark.parametrize("vocabulary", [2500, 16385, 151680])

@@ -25,7 +25,7 @@ def drawn(device: str, seeds: int) -> torch.Tensor:
         rows = torch.stack([torch.randint(width, (5,), generator=generator) for width in WIDTHS], dim=1)
         tables.remember(slot, rows.to(device))
     slots = torch.arange(len(SAMPLINGS) * seeds).flip(0).to(device)
-    draw = SlotDraw(tables, slots, 7 * slots + 3, torch.zeros_like(slots), torch.ones_like(slots), narrow=True)
+    draw = SlotDraw(tables, slots, 7 * slots + 3, torch.zeros_like(slots), torch.ones_like(slots), top_candidates=True)
     found = []
     for channel, width in enumerate(WIDTHS):
         logits = 3 * torch.randn(len(slots), width, generator=generator)
