@@ -36,7 +36,7 @@ class AsyncEngine:
     `call`, `submit`, `prefill`, `stream` and `shutdown`. Both may be used at once. It is a task of the executor
     `workers`; unless one is given, of that which all models of its device share. An `eager` one steps whenever there is
     work and has deadlines only for its rank among other tasks; else steps wait until a deadline is near. While
-    `gives_way` is true it takes no step.
+    `gives_way` is true it takes no step; `after_step` is called after every step, on the thread that stepped.
     """
 
     name = "viva-engine"
@@ -47,8 +47,10 @@ class AsyncEngine:
         workers: DeadlineExecutor | None = None,
         eager: bool = False,
         gives_way: Callable[[], bool] | None = None,
+        after_step: Callable[[], None] | None = None,
     ) -> None:
         self._gives_way = gives_way or (lambda: False)
+        self._after_step = after_step
         self._engine, self._is_eager = engine, eager
         self._commands = Actions()
         self._replies: dict[int, WeakReply] = {}
@@ -368,6 +370,8 @@ class AsyncEngine:
         self._hand_over(result.emissions)
         self._hand_over_failures(result.failures)
         self._end_finished_prefills()
+        if self._after_step is not None:
+            self._after_step()
 
     def _hand_over(self, emissions: list[Emission]) -> None:
         """Deliver rows to the readers of replies, with one wake-up for each event loop."""

@@ -179,8 +179,10 @@ class CosyVoiceSynthesizer:
         limits = limits or EngineLimits(cache_rows=CACHE_ROWS, rows_per_step=rows)
         self.engine = Engine(lm, device, lm.llm_decoder.weight.dtype, limits)
         self._executor = executor or executor_for(device.torch_device)
-        self._is_hopping = False
-        self.driver = AsyncEngine(self.engine, self._executor, eager=True, gives_way=lambda: self._is_hopping)
+        self._has_hop = False  # one is due or under way: steps of the language model meanwhile would make it later
+        self.driver = AsyncEngine(
+            self.engine, self._executor, eager=True, gives_way=lambda: self._has_hop, after_step=self._plan
+        )
         self._stream = CudaStream(device.torch_device)
         self._active: list[SynthesizedText] = []
         self._lock = threading.RLock()  # of the texts: codes come on one thread and are decoded on another
@@ -320,7 +322,13 @@ class CosyVoiceSynthesizer:
                 text.lacks_text = not self._go_on(text)
         except Exception as error:
             self._fail(text, error)
-        self._executor.wake(self)
+
+    def _plan(self) -> None:
+        """After a step: if a hop is due, take no step before it. The thread of hops is woken for nothing else."""
+        with self._lock:
+            self._has_hop = bool(self._next_hops())
+        if self._has_hop:
+            self._executor.wake(self)
 
     def _go_on(self, text: SynthesizedText) -> bool:
         """Let the language model speak the text there is; False: there is too little of it."""
@@ -358,6 +366,8 @@ class CosyVoiceSynthesizer:
         with self._lock:
             hops = self._next_hops()
             deadlines = [each.due_since[0] + min(self._executor.early, each.lead()) for each in hops if each.due_since]
+            if self._has_hop and not hops:  # its text was dropped meanwhile
+                self._release_engine()
         return min(deadlines, default=None)
 
     def do_next(self) -> None:
@@ -365,13 +375,17 @@ class CosyVoiceSynthesizer:
         self._actions.run_all()
         with self._lock:
             hops = self._next_hops()
-        if hops:
-            self._is_hopping = True  # steps of the language model meanwhile would make the hop later
-            try:
+        self._has_hop = bool(hops)
+        try:
+            if hops:
                 self._hop(list(hops), list(hops.values()))
-            finally:
-                self._is_hopping = False
-            self._executor.wake(self.driver)
+        finally:
+            self._release_engine()
+
+    def _release_engine(self) -> None:
+        """Let the language model step again."""
+        self._has_hop = False
+        self._executor.wake(self.driver)
 
     def _next_hops(self) -> dict[SynthesizedText, int]:
         """The texts of the next hop, and how many codes of each; none: it is better to wait for more codes."""
