@@ -1,6 +1,8 @@
 """Threads that share duties: what is due first is done first, and what can wait, waits."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -214,3 +216,30 @@ def test_the_models_of_a_device_share_its_executor():
     cpu = executor_for(torch.device("cpu"))
     assert executor_for(torch.device("cpu")) is cpu and cpu.is_open
     assert executor_for(torch.device("meta")) is not cpu
+
+
+BUSY = """
+import torch
+from vivavoce.runtime.executor import executor_for
+
+class Busy:
+    name = "viva-busy"
+    pieces = 0
+
+    def due(self):
+        return 0.0
+
+    def do_next(self):
+        self.pieces += 1
+        torch.tanh(torch.ones(300, 300) @ torch.ones(300, 300))
+
+task = Busy()
+executor_for(torch.device("cpu")).add(task)
+while task.pieces < 3:
+    pass
+"""
+
+
+def test_a_process_that_ends_while_a_task_computes_ends_cleanly():
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -307,7 +307,8 @@ class CudaStream:
             yield
             return
         with torch.cuda.stream(self._stream):
-            self._stream.wait_stream(torch.cuda.default_stream(self._device))
+            if not (default := torch.cuda.default_stream(self._device)).query():
+                self._stream.wait_stream(default)
             yield
             if waits:
                 self._stream.synchronize()

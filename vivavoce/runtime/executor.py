@@ -4,6 +4,7 @@ On a machine of few cores one thread that always does the most urgent thing beat
 processor: a chunk of sound that is needed now does not queue behind one that is needed in a second.
 """
 
+import atexit
 import logging
 import os
 import queue
@@ -79,6 +80,7 @@ class DeadlineExecutor:
     def start(self) -> None:
         """Begin to run tasks."""
         self._is_open = True
+        _open_executors.add(self)
         self.wake()
 
     def add(self, task: Task) -> None:
@@ -197,7 +199,7 @@ class DeadlineExecutor:
 
     def _forget_wakeups(self) -> None:
         with suppress(queue.Empty):
-            while True:
+            while not self._wakeups.empty():
                 self._wakeups.get_nowait()
 
 
@@ -265,7 +267,7 @@ class Actions:
     def run_all(self) -> None:
         """Run the actions that wait."""
         with suppress(queue.Empty):
-            while True:
+            while not self._actions.empty():
                 self._actions.get_nowait()()
 
 
@@ -276,6 +278,16 @@ def earliest_deadline(tasks: list[Task]) -> tuple[float, Task | None]:
         return float("inf"), None
     due, index = min(deadlines)
     return due, tasks[index]
+
+
+_open_executors: "weakref.WeakSet[DeadlineExecutor]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_executors() -> None:
+    """The interpreter kills daemon threads when it ends; one that is inside torch then would abort the process."""
+    for executor in list(_open_executors):
+        executor.close()
 
 
 _shared: dict[tuple[int, str, int | None], DeadlineExecutor] = {}
