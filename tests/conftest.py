@@ -1,9 +1,14 @@
-"""Markers for what a machine may lack. `VIVA_MUST_RUN="debian npm"` turns a skip of such a test into a failure."""
+"""Which tests run when, and markers for what a machine may lack.
+
+Plain `pytest` leaves out the tests marked `full`; `pytest -m full` runs those, `pytest -m quick` the files of
+`QUICK` alone, without importing the others. `VIVA_MUST_RUN="debian npm"` turns a skip of such a test into a failure.
+"""
 
 import gc
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -45,6 +50,13 @@ LONGEST = (  # files that take longest, longest first, so that no worker is left
     "bench/test_rehearsal.py",
     "asr/test_drafting.py",
 )
+FULL = {  # minutes of CPU time each: exports, published sizes, fleets, training runs
+    "export/test_onnx.py",
+    "export/test_onnx_stream.py",
+    "server/test_ray_fleet.py",
+}
+QUICK = {"audio", "dialogue", "engine", "nn", "test_house.py", "test_names.py", "test_exception_handlers.py"}
+NOT_QUICK = {"engine/test_speculative.py"}
 settings.register_profile("the same every time", derandomize=True, deadline=None)
 settings.load_profile("the same every time")
 
@@ -66,9 +78,30 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def name_of(path: Path) -> str:
+    """The path of a test file below `tests/`."""
+    return path.as_posix().rpartition("/tests/")[2]
+
+
+def is_quick(path: Path) -> bool:
+    name = name_of(path)
+    return name not in NOT_QUICK and (name in QUICK or name.partition("/")[0] in QUICK)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_left_out = config.option.markexpr == "quick" and collection_path.is_file() and not is_quick(collection_path)
+    return True if is_left_out else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path.as_posix().rpartition("/tests/")[2], len(ranks)))
+    items.sort(key=lambda item: ranks.get(name_of(item.path), len(ranks)))
+    for item in items:
+        if name_of(item.path) in FULL:
+            item.add_marker("full")
+        elif is_quick(item.path) and not item.get_closest_marker("full"):
+            item.add_marker("quick")
 
 
 def missing(marker: pytest.Mark) -> str | None:
