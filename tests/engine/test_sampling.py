@@ -6,7 +6,7 @@ from scipy import stats
 
 from vivavoce.engine.sampling import (
     GREEDY,
-    TOP_CANDIDATES,
+    MAX_TOP_K,
     Generation,
     Sampling,
     SamplingTables,
@@ -72,7 +72,7 @@ def test_ids_come_as_often_as_their_chances_say(sampling, narrow):
 
 def test_narrow_and_wide_draw_the_same():
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    sampling = Sampling(temperature=0.9, top_k=TOP_CANDIDATES, top_p=0.97)
+    sampling = Sampling(temperature=0.9, top_k=MAX_TOP_K, top_p=0.97)
     assert torch.equal(draw_many(logits, sampling, 500, True), draw_many(logits, sampling, 500, False))
 
 

@@ -21,9 +21,9 @@ def drawers(vocabulary: int, device: str) -> SlotDraw:
     for slot, generation in enumerate(SETTINGS):
         tables.settle(slot, generation)
         ids = torch.randint(vocabulary, (300, 2), generator=generator)
-        tables.remember(slot, ids.to(device))
+        tables.store_rows(slot, ids.to(device))
     slots = torch.arange(200, device=device) % len(SETTINGS)
-    return SlotDraw(tables, slots, torch.arange(200, device=device) * 7, slots, slots, top_candidates=True)
+    return SlotDraw(tables, slots, torch.arange(200, device=device) * 7, slots, slots, fits_top_k_kernel=True)
 
 
 @pytest.mark.parametrize("vocabulary", [2500, 16385, 151680])

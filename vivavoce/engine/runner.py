@@ -170,8 +170,8 @@ class Runner:
             recent = torch.from_numpy(recalled).to(self.device)
         generations = [sequence.generation for sequence in sequences if sequence.generation is not None]
         plain = all(generation.is_greedy and not generation.penalises for generation in generations)
-        top_candidates = all(generation.is_top_candidates for generation in generations)
-        return SlotDraw(self._slots.tables, slot, position, mode, generated, top_candidates, recent, plain=plain)
+        fits_top_k_kernel = all(generation.fits_top_k_kernel for generation in generations)
+        return SlotDraw(self._slots.tables, slot, position, mode, generated, fits_top_k_kernel, recent, plain=plain)
 
     def keep(self, sequence: Sequence, places: list[int]) -> None:
         """Bring the keys and values of a draft's rows at these places to stand right behind the sequence's."""

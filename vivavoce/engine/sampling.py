@@ -18,7 +18,7 @@ from vivavoce.nn.vq import mixed
 
 NO_ROW = -1  # stands where a reply has no row yet
 SECOND_DRAW = 64  # added to a channel, gives noise of its own to a row drawn again
-TOP_CANDIDATES = 64  # candidates looked at when every sequence asks for a top-k within it; a full sort otherwise
+MAX_TOP_K = 64  # a step whose sequences all have a top_k within it needs no full sort of the vocabulary
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Sampling:
             raise InputError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
 
     @property
-    def is_top_candidates(self) -> bool:
-        """Whether the candidates are surely among the `TOP_CANDIDATES` best."""
-        return self.temperature == 0 or 1 <= self.top_k <= TOP_CANDIDATES
+    def fits_top_k_kernel(self) -> bool:
+        """Whether every id that can be drawn is among the `MAX_TOP_K` best, which is all the kernels look at."""
+        return self.temperature == 0 or 1 <= self.top_k <= MAX_TOP_K
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -67,9 +67,9 @@ class Generation:
             raise InputError(f"seed must be in 0…2**63-1, not {self.seed}")
 
     @cached_property
-    def is_top_candidates(self) -> bool:
-        """Whether the candidates of every channel are surely among the `TOP_CANDIDATES` best."""
-        return all(sampling.is_top_candidates for sampling in self._samplings)
+    def fits_top_k_kernel(self) -> bool:
+        """As `Sampling.fits_top_k_kernel`, for every channel."""
+        return all(sampling.fits_top_k_kernel for sampling in self._samplings)
 
     @cached_property
     def is_greedy(self) -> bool:
@@ -167,7 +167,7 @@ class SlotDraw:
     positions: Tensor  # [sequence]: where the row to be drawn will stand
     modes: Tensor
     generated: Tensor
-    top_candidates: bool
+    fits_top_k_kernel: bool
     recent: Tensor | None = None  # [sequence, row, channel]: the last rows of each reply
     ahead: Tensor | None = None  # [sequence, row, channel]: drafted rows before the one to be drawn, or NO_ROW
     sampling_request: SamplingRequest | None = None
@@ -220,7 +220,7 @@ class SlotDraw:
         total = scaled.logsumexp(-1, keepdim=True) if top_p_of_all else None
         if self._is_for_kernels(logits):
             return self._drawn_at_once(channel, logits, None, total)
-        candidates = min(TOP_CANDIDATES, logits.shape[-1]) if self.top_candidates else logits.shape[-1]
+        candidates = min(MAX_TOP_K, logits.shape[-1]) if self.fits_top_k_kernel else logits.shape[-1]
         scores, ids = scaled.topk(candidates, dim=-1)
         kept = keep_likely(scores, self.tables.top_k[self.slots, channel][:, None], top_p, total)
         noise = gumbel_noise(self.tables.seeds[self.slots], self.positions, channel, ids).to(scores.dtype)
@@ -229,7 +229,7 @@ class SlotDraw:
         return torch.where(greedy, best, ids.gather(-1, drawn))[:, 0]
 
     def _is_for_kernels(self, logits: Tensor) -> bool:
-        return self.top_candidates and kernels.usable(logits) and logits.dtype != torch.float64
+        return self.fits_top_k_kernel and kernels.usable(logits) and logits.dtype != torch.float64
 
     def _drawn_at_once(self, channel: int, logits: Tensor, seen: Tensor | None, total: Tensor | None = None) -> Tensor:
         tables, logits = self.tables, logits.float()

@@ -200,8 +200,8 @@ GRAPHED_DRAFT = 8  # rows of a draft that a graph has room for; steps with a lon
 class StepKind:
     """What holds for every draw of a step."""
 
-    top_candidates: bool = True
-    """The candidates are surely among the best few."""
+    fits_top_k_kernel: bool = True
+    """All generations are greedy or have a top_k of at most `MAX_TOP_K`."""
     plain: bool = False
     """The likeliest id is taken, and nobody's penalties count."""
     counts: bool = True
@@ -219,7 +219,7 @@ class StepKind:
         counts = any(generation.penalises for generation in asked)
         ahead = max(work.drafted.depth for work in works)
         return cls(
-            top_candidates=all(generation.is_top_candidates for generation in drawn),
+            fits_top_k_kernel=all(generation.fits_top_k_kernel for generation in drawn),
             plain=bool(drawn) and not counts and all(generation.is_greedy for generation in drawn),
             counts=counts,
             ahead=ahead,
@@ -281,7 +281,7 @@ class Step:
         others = packed[:, channels + 5 :].unflatten(-1, (self.recall + kind.ahead, channels))
         recent = others[:, : self.recall] if self.recall else None
         drafted = others[:, self.recall :] if kind.ahead else None
-        settings = (kind.top_candidates, recent, drafted, sampling_request, kind.plain, kind.mode)
+        settings = (kind.fits_top_k_kernel, recent, drafted, sampling_request, kind.plain, kind.mode)
         return SlotDraw(self.slots.tables, slot, position + 1, mode, generated, *settings)
 
 

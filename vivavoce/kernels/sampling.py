@@ -1,7 +1,7 @@
 """A row drawn from its logits in two launches: penalty, temperature, top-k, top-p and the Gumbel-max draw.
 
 The best of each stretch of the vocabulary are found side by side, then the best of these, in order: by score, and among
-equals by id. What follows is a matter of `KEEP` numbers.
+equals by id. What follows is done on `MAX_TOP_K` numbers.
 """
 
 import torch
@@ -59,7 +59,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, channel: int, ids: Tensor) ->
     return noise
 
 
-KEEP = 64
+MAX_TOP_K = 64  # as in vivavoce.engine.sampling
 SMALL_VOCABULARY, SMALL_CHUNK, LARGE_CHUNK = 32_768, 1024, 4096
 NO_CANDIDATE = tl.constexpr(-(2**63))  # sorts after every candidate
 
@@ -140,7 +140,7 @@ def _draw(
 def draw(
     logits: Tensor,  # [row, id]
     floats: Tensor,  # [slot, channel, (temperature, top_p, repetition penalty)]
-    top_k: Tensor,  # [slot, channel]: at most KEEP unless the temperature is 0
+    top_k: Tensor,  # [slot, channel]: at most MAX_TOP_K unless the temperature is 0
     seeds: Tensor,  # [slot]
     seen: Tensor | None,  # [slot, id] bool: what is penalised
     slots: Tensor,  # [row]
@@ -154,9 +154,9 @@ def draw(
     rows, columns = logits.shape
     chunk = SMALL_CHUNK if columns <= SMALL_VOCABULARY else LARGE_CHUNK
     chunks = triton.cdiv(columns, chunk)
-    best = torch.empty(rows, chunks * KEEP, dtype=torch.int64, device=logits.device)
+    best = torch.empty(rows, chunks * MAX_TOP_K, dtype=torch.int64, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    common = {"CHANNELS": floats.shape[1], "CHANNEL": channel, "KEEP": KEEP} | dependent(logits.device)
+    common = {"CHANNELS": floats.shape[1], "CHANNEL": channel, "KEEP": MAX_TOP_K} | dependent(logits.device)
     _best_of_chunk[(rows, chunks)](
         logits, slots, floats, floats if seen is None else seen, best, columns, chunks, logits.stride(0),
         0 if seen is None else seen.stride(0),
@@ -171,7 +171,6 @@ def draw(
 
 
 MAX_DRAW_COLUMNS = 2048  # columns; a row is held in the registers of one program
-CANDIDATES = 64
 
 
 @triton.jit(do_not_specialize=["channel"])  # or every channel would be compiled by itself
@@ -233,11 +232,11 @@ def small_vocabulary_draw(
     logits = logits.contiguous()
     rows, columns = logits.shape
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    block = max(CANDIDATES, triton.next_power_of_2(columns))
+    block = max(MAX_TOP_K, triton.next_power_of_2(columns))
     _small_vocabulary_draw[(rows,)](
         logits, floats, top_k, seeds, seeds if seen is None else seen, slots.contiguous(), positions.contiguous(),
         drawn, columns, 0 if seen is None else seen.shape[1], floats.shape[1], channel,
-        PENALISES=seen is not None, BLOCK=block, CANDIDATES=CANDIDATES, num_warps=max(1, min(4, block // 256)),
+        PENALISES=seen is not None, BLOCK=block, CANDIDATES=MAX_TOP_K, num_warps=max(1, min(4, block // 256)),
     )  # fmt: skip
     return drawn
 

@@ -1,4 +1,4 @@
-"""The fused draw takes what the plain one takes: every setting, every slot, with and without penalties."""
+"""The draw kernel for small vocabularies draws the same ids as PyTorch, with and without penalties."""
 
 import pytest
 import torch
@@ -23,9 +23,10 @@ def drawn(device: str, seeds: int) -> torch.Tensor:
     for slot in range(len(SAMPLINGS) * seeds):
         tables.settle(slot, Generation(SAMPLINGS[slot % len(SAMPLINGS)], seed=2**41 + slot))
         rows = torch.stack([torch.randint(width, (5,), generator=generator) for width in WIDTHS], dim=1)
-        tables.remember(slot, rows.to(device))
+        tables.store_rows(slot, rows.to(device))
     slots = torch.arange(len(SAMPLINGS) * seeds).flip(0).to(device)
-    draw = SlotDraw(tables, slots, 7 * slots + 3, torch.zeros_like(slots), torch.ones_like(slots), top_candidates=True)
+    modes, generated = torch.zeros_like(slots), torch.ones_like(slots)
+    draw = SlotDraw(tables, slots, 7 * slots + 3, modes, generated, fits_top_k_kernel=True)
     found = []
     for channel, width in enumerate(WIDTHS):
         logits = 3 * torch.randn(len(slots), width, generator=generator)
