@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.test_engine import make_engine, speech
-from vivavoce.engine.kv_pages import PagePool
 from vivavoce.engine.sampling import GREEDY, Generation
-from vivavoce.engine.scheduler import Scheduler, StepPlan
+from vivavoce.engine.scheduler import PagePool, Scheduler, StepPlan
 from vivavoce.engine.sequence import Admission, AheadPolicy, PlaybackDeadline, Sequence, Slack
 from vivavoce.errors import CapacityError
 

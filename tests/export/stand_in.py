@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.nn.attention import PagedAttention
+from vivavoce.nn.attention import PagedAttention, RotaryTable, rotate
 from vivavoce.nn.decoder import DecoderLayer
-from vivavoce.nn.linear import Embedding, Linear
-from vivavoce.nn.norm import RMSNorm
-from vivavoce.nn.rope import RotaryTable, rotate
+from vivavoce.nn.linear import Embedding, Linear, RMSNorm
 
 
 def install(monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ from vivavoce.models.xy_tokenizer.model import (
     published_name,
 )
 from vivavoce.models.xy_tokenizer.windows import LONG, LOW_LATENCY, PUBLISHED, Windows, XYCodec, cross_faded
-from vivavoce.nn.rope import sinusoids
+from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.vq import ResidualVQ
 
 KEYS = "xy_tokenizer_16k.tsv"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vivavoce import kernels
-from vivavoce.nn.norm import norm_linear, norm_mish
+from vivavoce.nn.linear import norm_linear, norm_mish
 from vivavoce.nn.streaming import StreamPast, addresses
 from vivavoce.nn.vocoder import CausalConv1d
 

@@ -10,8 +10,8 @@ import torch
 
 from vivavoce import kernels
 from vivavoce.models.cosyvoice.dit import NORM_EPS, rotary_angles
-from vivavoce.nn.norm import modulated_norm
-from vivavoce.nn.rope import rotate_pairs
+from vivavoce.nn.attention import rotate_pairs
+from vivavoce.nn.linear import modulated_norm
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and kernels.AVAILABLE
 DEVICE = torch.device("cpu" if INTERPRETED and not torch.cuda.is_available() else "cuda")

@@ -6,10 +6,9 @@ from torch.nn import functional
 
 from vivavoce import kernels
 from vivavoce.engine.sampling import gumbel_noise
-from vivavoce.nn.attention import PagedAttention, _attend_piece, attend
-from vivavoce.nn.norm import rms_norm
+from vivavoce.nn.attention import PagedAttention, RotaryTable, _attend_piece, attend
+from vivavoce.nn.linear import rms_norm
 from vivavoce.nn.paged_kv import FP8, CachePiece, PagedCache, RowBatch, to_fp8
-from vivavoce.nn.rope import RotaryTable
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

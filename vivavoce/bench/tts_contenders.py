@@ -32,9 +32,9 @@ from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, NanoSampling, NanoTokenizerProtocol
+from vivavoce.nn.attention import rotate_pairs
 from vivavoce.nn.modules import allocating, fill_randomly
 from vivavoce.nn.quantised import to_int8
-from vivavoce.nn.rope import rotate_pairs
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
 from vivavoce.tts.nano import NanoTTS
 from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator

@@ -13,10 +13,9 @@ import torch
 
 from vivavoce.device import Device
 from vivavoce.engine.cuda_graphs import BUCKETS
-from vivavoce.engine.kv_pages import PagePool, allocate_cache, cache_dtype, rows_that_fit
-from vivavoce.engine.runner import Drawn, Runner
+from vivavoce.engine.runner import Drawn, Runner, allocate_cache, cache_dtype, rows_that_fit
 from vivavoce.engine.sampling import Generation
-from vivavoce.engine.scheduler import Scheduler, StepPlan, Work
+from vivavoce.engine.scheduler import PagePool, Scheduler, StepPlan, Work
 from vivavoce.engine.sequence import ON_GRAPHS, AheadPolicy, FinishReason, PlaybackDeadline, Sequence, Slack
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
 from vivavoce.engine.step import Emission, Failure, StepResult

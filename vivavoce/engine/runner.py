@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from vivavoce import kernels
+from vivavoce.device import Device
 from vivavoce.engine.cuda_graphs import BUCKETS, Captured, NextModes, StepAhead, StepGraphs, goes_on
 from vivavoce.engine.sampling import NO_ROW, SamplingRequest, SlotDraw
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import Draft
 from vivavoce.engine.step import GRAPHED_DRAFT, Packing, SequenceTables, Step, StepKind
+from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
-from vivavoce.nn.paged_kv import CachePiece, PagedCache
+from vivavoce.nn.paged_kv import FP8, CachePiece, PagedCache
 
 logger = logging.getLogger(__name__)
 SHORT_PIECE = 4  # in a mixed step, pieces up to this long go through the decode kernel, row by row
@@ -283,3 +285,44 @@ def _drawn(work: Work, rows: list[list[int]], hidden: Tensor, places: range) -> 
     speculation = work.sequence.speculation
     reads = work.sequence.states is not None or (speculation is not None and speculation.reads_hidden)
     return Drawn([tuple(row) for row in rows], hidden[places.start : places.stop].clone() if reads else None)
+
+
+CPU_CACHE_ROWS = 16384
+FREE_MEMORY_SHARE = 0.85  # of what the weights leave; the rest is for activations and graphs
+
+
+def cache_dtype(model: GenerativeModel, device: Device, dtype: torch.dtype, kv: str) -> torch.dtype:
+    """The type in which keys and values are kept, refused where something would have to compute with it that cannot."""
+    if kv == "float":
+        return dtype
+    if kv != "fp8":
+        raise InputError(f"kv must be 'float' or 'fp8', not {kv!r}")
+    if not getattr(model, "takes_fp8_cache", False):
+        raise InputError(f"{type(model).__name__} keeps keys and values as floats only; leave kv at 'float'")
+    if device.kind == "mps" or (device.kind == "cuda" and torch.cuda.get_device_capability(device.index) < (8, 9)):
+        raise InputError(f"{device.name} does not compute with float8; leave kv at 'float'")
+    return FP8
+
+
+def rows_that_fit(model: GenerativeModel, device: Device, dtype: torch.dtype) -> int:
+    if device.kind == "cpu":
+        return CPU_CACHE_ROWS
+    row = model.kv_shape.bytes_per_row(dtype)
+    free = int(device.free_memory() * FREE_MEMORY_SHARE)
+    if free < row * 64:
+        raise CapacityError(
+            f"{device.name} has {free / 2**20:.0f} MiB left for the cache; free memory or take a smaller model"
+        )
+    return free // row
+
+
+def allocate_cache(
+    model: GenerativeModel, pages: int, page_size: int, dtype: torch.dtype, device: Device
+) -> PagedCache:
+    try:
+        return PagedCache.allocate(model.kv_shape, pages, page_size, dtype, device.torch_device)
+    except RuntimeError as error:  # torch's out-of-memory errors on every device
+        size = model.kv_shape.bytes_per_row(dtype) * pages * page_size
+        raise CapacityError(
+            f"a cache of {size / 2**30:.1f} GiB does not fit on {device.name}; lower cache_rows"
+        ) from error

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vivavoce.export.onnx_graph import OnnxExport, StreamCheck
 from vivavoce.models.moss_audio_tokenizer.model import CodecLayer, CodecStage, MossAudioTokenizerNano
-from vivavoce.nn.rope import rotate_pairs, rotation
+from vivavoce.nn.attention import rotate_pairs, rotation
 
 CODE_TOLERANCE = 0.02  # share of codes that may differ, as two may be equally near
 SOUND_TOLERANCE = 1e-3

@@ -11,7 +11,6 @@ from vivavoce.kernels.tiles import tiles as known_tiles
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE or TYPE_CHECKING:
-    from vivavoce.kernels.chunk_attention import MAX_CHUNK_FRAMES, chunk_attention
     from vivavoce.kernels.decode_attention import (
         Pages,
         one_row_decode,
@@ -26,14 +25,15 @@ if AVAILABLE or TYPE_CHECKING:
         modulated_norm,
         norm_linear,
         norm_mish,
+        norm_rotate_store,
+        rotate_first_head,
         silu_multiply,
         snake,
     )
-    from vivavoce.kernels.rotary import norm_rotate_store, rotate_first_head
     from vivavoce.kernels.row_linear import MAX_UNTILED_ROWS, row_linear, row_tile_linear, takes
     from vivavoce.kernels.sampling import MAX_DRAW_COLUMNS, draw, gumbel_noise, small_vocabulary_draw, transcript_rules
     from vivavoce.kernels.small_batch_linear import small_batch_linear
-    from vivavoce.kernels.stream_conv import stream_conv
+    from vivavoce.kernels.streaming import MAX_CHUNK_FRAMES, chunk_attention, stream_conv
     from vivavoce.kernels.window_attention import window_attention
 
 

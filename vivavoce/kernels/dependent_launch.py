@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from vivavoce.kernels.tiles import CHAINED, tiles
+from vivavoce.kernels.tiles import CHAINED, SMALL_BATCH_ROWS, tiles
 
-SMALL_BATCH_ROWS = 160
 LINE_BYTES = 128  # of the cache
 
 try:

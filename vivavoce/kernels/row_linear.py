@@ -269,7 +269,7 @@ def row_linear(
     dtype: torch.dtype | None = None,
     following: Tensor | None = None,
 ) -> Tensor:
-    """`gelu(linear(norm(x))) + residual` of rows that it `takes`. Twin: `vivavoce.nn.norm.norm_linear`.
+    """`gelu(linear(norm(x))) + residual` of rows that it `takes`. Twin: `vivavoce.nn.linear.norm_linear`.
 
     With `pages`, the outputs are queries, keys and values side by side: the queries are returned, the others stored.
     None of the launches since the last one of another kind may write weights, slots, positions or page table.

@@ -17,6 +17,7 @@ from torch import Tensor
 from vivavoce.nn.quantised_weight import QuantisedWeight
 
 MAX_ROWS = 64
+SMALL_BATCH_ROWS = 160  # up to which products of the flow and the vocoder have small tiles, and launches overlap
 MAX_FUSED_ROWS = 16  # of a layer with all that stands around it in one launch
 MIN_COLUMNS = 16  # of a warp there, in one product
 CHAINED = "voice of few rows in a chain"  # the entry that lets its launches overlap
@@ -155,6 +156,11 @@ def two_powers(columns: int) -> tuple[int, int]:
     """The largest power of two in a number, and the rest, if that is a power of two (else 0)."""
     main = 1 << (columns.bit_length() - 1)
     return main, columns - main if (columns - main) & (columns - main - 1) == 0 else 0
+
+
+def product_blocks(rows: int) -> tuple[int, int, int, int]:
+    """Rows, outputs and inputs of a tile, and its warps: small batches get many small tiles."""
+    return (16, 32, 256, 4) if rows <= SMALL_BATCH_ROWS else (64, 64, 64, 4)
 
 
 def window_attention_name(rows: int, heads: int, dim: int) -> str:

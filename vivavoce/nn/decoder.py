@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vivavoce.nn.attention import PagedAttention
-from vivavoce.nn.linear import Embedding, Linear, PackedLinear
-from vivavoce.nn.norm import RMSNorm
+from vivavoce.nn.attention import PagedAttention, RotaryTable
+from vivavoce.nn.linear import Embedding, Linear, PackedLinear, RMSNorm
 from vivavoce.nn.paged_kv import KVShape, RowBatch
 from vivavoce.nn.quantised import project
-from vivavoce.nn.rope import RotaryTable
 
 
 class GatedFeedForward(nn.Module):

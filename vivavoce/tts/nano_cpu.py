@@ -20,10 +20,10 @@ from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CapacityError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano.model import TEXT, MossTTSNano, NanoLayer, NanoTransformer
+from vivavoce.nn.attention import RotaryTable
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.modules import scripted
 from vivavoce.nn.quantised import SMALLEST_ROW, Int8Linear, int8_product
-from vivavoce.nn.rope import RotaryTable
 from vivavoce.tts.sampling import Floats, SequenceDraw
 
 PRODUCTS = ("c_attn", "c_proj", "fc_in", "fc_out")

@@ -22,8 +22,8 @@ from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.cosyvoice.lm import CosyVoiceLMConfig
 from vivavoce.models.interface import Row
 from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.decoder import TrunkSizes
-from vivavoce.nn.rope import sinusoids
 
 FIRST_MULTILINGUAL_VOCABULARY = 51_865
 VOCABULARY_WITHOUT_LANGUAGES = 51_765

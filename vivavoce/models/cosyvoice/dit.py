@@ -20,9 +20,8 @@ from vivavoce.models.flow.estimator import GUIDANCE_ROWS, FlowMatching, cosine_t
 from vivavoce.models.flow.model import LookaheadLayer, silent_after_the_end
 from vivavoce.models.flow.state import FlowPass
 from vivavoce.models.flow.stream import FlowSizes, StreamingFlow, load_flow
-from vivavoce.nn.linear import Linear, PackedLinear
-from vivavoce.nn.norm import modulated_norm
-from vivavoce.nn.rope import rotate_pairs
+from vivavoce.nn.attention import rotate_pairs
+from vivavoce.nn.linear import Linear, PackedLinear, modulated_norm
 from vivavoce.nn.streaming import Past
 from vivavoce.nn.vocoder import CausalConv1d
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.nn.cuda_graphs import is_compiling_ahead
-from vivavoce.nn.linear import PackedLinear
-from vivavoce.nn.norm import norm_linear, norm_mish
+from vivavoce.nn.linear import PackedLinear, norm_linear, norm_mish
 from vivavoce.nn.streaming import Past
 from vivavoce.nn.vocoder import CausalConv1d
 

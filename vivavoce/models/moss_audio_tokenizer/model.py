@@ -18,9 +18,9 @@ from vivavoce.audio.io import Sound
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights
 from vivavoce.models.moss_audio_tokenizer.config import Chain, MossAudioTokenizerConfig, StageConfig, reference_samples
+from vivavoce.nn.attention import rotation, turning
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.modules import allocating
-from vivavoce.nn.rope import rotation, turning
 from vivavoce.nn.streaming import StreamCache, extend
 from vivavoce.nn.vq import ProjectedResidualVQ
 

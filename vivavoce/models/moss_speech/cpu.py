@@ -20,9 +20,8 @@ from vivavoce.models.hift.stream import HiFTStream
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.models.moss_speech.model import LayerGroup, MossSpeech, Trunk
 from vivavoce.nn.decoder import DecoderLayer
-from vivavoce.nn.linear import Linear
+from vivavoce.nn.linear import Linear, RMSNorm
 from vivavoce.nn.modules import scripted
-from vivavoce.nn.norm import RMSNorm
 from vivavoce.nn.paged_kv import CachePiece, RowBatch
 
 

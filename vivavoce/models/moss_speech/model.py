@@ -19,14 +19,12 @@ from vivavoce.errors import CheckpointError
 from vivavoce.models import read_config
 from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.interface import Draw, Row
-from vivavoce.nn.attention import PagedAttention
+from vivavoce.nn.attention import PagedAttention, RotaryTable
 from vivavoce.nn.decoder import DecoderLayer
-from vivavoce.nn.linear import Embedding, Linear
+from vivavoce.nn.linear import Embedding, Linear, RMSNorm
 from vivavoce.nn.modules import allocating, fill_randomly
-from vivavoce.nn.norm import RMSNorm
 from vivavoce.nn.paged_kv import KVShape, RowBatch
 from vivavoce.nn.quantised import project
-from vivavoce.nn.rope import RotaryTable
 
 TEXT, AUDIO = 0, 1  # channels of a row, and the modes a reply can be in
 

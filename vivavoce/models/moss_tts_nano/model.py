@@ -17,11 +17,10 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.interface import Draw, Row
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig
-from vivavoce.nn.attention import attend
+from vivavoce.nn.attention import RotaryTable, attend, turning
 from vivavoce.nn.linear import Embedding, Linear
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.paged_kv import KVShape, RowBatch
-from vivavoce.nn.rope import RotaryTable, turning
 
 TEXT = 0  # the channel of text ids; code i is in channel i + 1
 Attend = Callable[

@@ -19,8 +19,8 @@ from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.checkpoint import load_weights, save_weights
 from vivavoce.models.whisper.config import CONV_STRIDE, WhisperConfig, open_whisper
 from vivavoce.models.whisper.layer import WhisperAttention, WhisperLayer
+from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.modules import allocating, fill_randomly
-from vivavoce.nn.rope import sinusoids
 from vivavoce.nn.streaming import Extension, StreamCache, extend
 
 

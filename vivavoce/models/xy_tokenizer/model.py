@@ -19,7 +19,7 @@ from vivavoce.errors import CheckpointError
 from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights
 from vivavoce.models.registry import XY_TOKENIZER_FILES
 from vivavoce.models.whisper.layer import WhisperLayer
-from vivavoce.nn.rope import sinusoids
+from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.vq import ResidualVQ
 
 RATE = 16_000

@@ -18,7 +18,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.models.whisper.config import AFTER_LANGUAGES, SECONDS_PER_TIMESTAMP, WhisperTokens
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.nn.rope import sinusoids
+from vivavoce.nn.attention import sinusoids
 
 
 @torch.no_grad()

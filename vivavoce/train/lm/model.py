@@ -20,7 +20,7 @@ from vivavoce.minis.untrained import SPECIAL_TOKENS
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, LayerGroup, MossSpeech
 from vivavoce.nn.attention import PagedAttention
 from vivavoce.nn.decoder import DecoderLayer, GatedFeedForward
-from vivavoce.nn.norm import RMSNorm
+from vivavoce.nn.linear import RMSNorm
 
 
 @dataclass

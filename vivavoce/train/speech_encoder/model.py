@@ -11,7 +11,7 @@ from torch.nn import functional
 from vivavoce.errors import InputError
 from vivavoce.models.speech_encoder.model import CONV_STRIDE, SpeechEncoder, SpeechEncoderConfig
 from vivavoce.models.whisper.layer import WhisperLayer
-from vivavoce.nn.rope import sinusoids
+from vivavoce.nn.attention import sinusoids
 from vivavoce.train.front_desk.answers import normalise
 
 OUTER_THRESHOLD = math.atanh(2 / 3)  # threshold between the two outer of four levels, before tanh

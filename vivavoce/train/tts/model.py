@@ -22,7 +22,7 @@ from vivavoce.models.checkpoint import save_weights
 from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
 from vivavoce.models.moss_audio_tokenizer.model import CodecStage, MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import TEXT, MossTTSNano, NanoLayer, NanoTransformer
-from vivavoce.nn.rope import RotaryTable, rotate_pairs, rotation
+from vivavoce.nn.attention import RotaryTable, rotate_pairs, rotation
 from vivavoce.nn.vq import ProjectedCodebook, ProjectedResidualVQ, pointwise
 
 KEEP = 0.97  # decay of the running means
