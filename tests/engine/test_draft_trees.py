@@ -11,7 +11,7 @@ from tests.engine.test_speculative_heads import random_heads, trained_heads
 from tests.models.tiny import CONFIG
 from vivavoce.engine.drafts import HeadDrafts, likeliest_tree
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
-from vivavoce.engine.speculative import Draft, Speculation, Typical, agreed, usable
+from vivavoce.engine.speculative import Draft, Speculation, Typical, accepted_indices, usable
 from vivavoce.errors import InputError
 
 
@@ -128,7 +128,7 @@ def test_drafts_know_their_branches():
     assert draft.depth == 3 and not draft.is_chain and Draft([(1,), (2,)]).is_chain
     assert draft.branch(4) == [0, 3, 4] and draft.branch(-1) == []
     assert draft.likeliest() == Draft([(1,), (4,), (5,)]) and draft.first(2).parents == (-1, -1)
-    assert agreed(draft, [(2,), (9,), (3,), (8,), (9,), (9,)]) == [1, 2]
+    assert accepted_indices(draft, [(2,), (9,), (3,), (8,), (9,), (9,)]) == [1, 2]
     with pytest.raises(InputError, match="parents"):
         Draft([(1,)], [0])
 

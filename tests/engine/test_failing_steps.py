@@ -166,7 +166,7 @@ def test_a_row_that_cannot_be_accepted_fails_its_sequence_alone():
     assert [made[sequence.id] for sequence in without(sequences, place)] == without(wanted, place)
 
 
-def test_steps_begun_ahead_fail_their_sequence_alone(model):  # noqa: F811
+def test_steps_prelaunched_fail_their_sequence_alone(model):  # noqa: F811
     class FaultyWriter(WhisperWriter):
         poison: int | None = None
 
@@ -188,7 +188,7 @@ def test_steps_begun_ahead_fail_their_sequence_alone(model):  # noqa: F811
             engine.generate(sequence, Generation(SAMPLINGS[1], max_new_rows=12, min_new_rows=12, seed=index))
         writer.poison = poison
         made, failed = rows_of(engine, sequences)
-        assert device.begun_ahead > 0
+        assert device.prelaunched > 0
         return [made[sequence.id] for sequence in sequences], list(failed.values()), engine
 
     wanted, failed, _ = begun(None)

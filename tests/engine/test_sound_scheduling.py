@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.engine.test_engine import make_engine, speech
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.scheduler import PagePool, Scheduler, StepPlan
-from vivavoce.engine.sequence import Admission, AheadPolicy, PlaybackDeadline, Sequence, Slack
+from vivavoce.engine.sequence import Admission, LeadPolicy, PlaybackDeadline, Sequence, Slack
 from vivavoce.errors import CapacityError
 
 ROW_SECONDS, FIRST_ROWS = 0.08, 8
-POLICY = AheadPolicy(furthest=4.0, calm=2.0, spare=1.0, pace=0.05)
+POLICY = LeadPolicy(max_lead=4.0, calm_lead=2.0, spare_lead=1.0, pace=0.05)
 LONG = Generation(GREEDY, max_new_rows=10_000)
 
 
@@ -37,12 +37,12 @@ class Stage:
         sequence.generation, sequence.generated = LONG, generated
         if listened:
             listener = PlaybackDeadline(ROW_SECONDS, FIRST_ROWS, self.time if since is None else since)
-            sequence.listener = listener if heard is None else listener.heard(self.time, heard)
+            sequence.listener = listener if heard is None else listener.at(self.time, heard)
         self.scheduler.sequences[sequence.id] = sequence
         return sequence
 
     def listening(self, rows):
-        sequence = Sequence(len(self.scheduler.sequences), rows=[(0,)] * rows, is_wanted=True)
+        sequence = Sequence(len(self.scheduler.sequences), rows=[(0,)] * rows, needs_prefill=True)
         self.scheduler.sequences[sequence.id] = sequence
         return sequence
 
@@ -51,7 +51,7 @@ class Stage:
         for work in plan.works:
             sequence = work.sequence
             sequence.cached += work.count
-            sequence.is_wanted = sequence.pending > 0
+            sequence.needs_prefill = sequence.pending > 0
             if work.samples:
                 sequence.rows.append((0,))
                 sequence.generated += 1
@@ -88,12 +88,12 @@ def test_first_sounds_come_first_then_whoever_runs_dry_first():
 
 def test_a_reply_far_ahead_rests_and_comes_back_in_time():
     stage = Stage()
-    reply = stage.reply(heard=0.0, generated=ahead(POLICY.furthest) + 1)
+    reply = stage.reply(heard=0.0, generated=ahead(POLICY.max_lead) + 1)
     assert planned(stage.step()) == []
-    rests = stage.scheduler.rests()
+    rests = stage.scheduler.seconds_to_next_step()
     assert rests == pytest.approx(ROW_SECONDS - 0.01)
     stage.time += rests + 1e-6
-    assert stage.scheduler.rests() == 0
+    assert stage.scheduler.seconds_to_next_step() == 0
     assert planned(stage.step()) == [reply]
 
 
@@ -102,35 +102,35 @@ def test_where_nobody_presses_steps_keep_a_pace_and_all_share_them():
     replies = [stage.reply(heard=0.0, generated=ahead(2.5) + number) for number in range(3)]
     listens = stage.listening(2)
     assert set(planned(stage.step())) == {*replies, listens}
-    assert stage.scheduler.rests() == pytest.approx(POLICY.pace - 0.01)
+    assert stage.scheduler.seconds_to_next_step() == pytest.approx(POLICY.pace - 0.01)
     stage.time += POLICY.pace
-    assert stage.scheduler.rests() == 0
+    assert stage.scheduler.seconds_to_next_step() == 0
     stage.step()
     hastens = stage.reply(heard=0.0, generated=ahead(1.9))
-    assert stage.scheduler.rests() == pytest.approx(POLICY.pace * POLICY.haste - 0.01)
+    assert stage.scheduler.seconds_to_next_step() == pytest.approx(POLICY.pace * POLICY.hurry - 0.01)
     pressed = stage.reply(heard=0.0, generated=ahead(0.9))
-    assert stage.scheduler.rests() == 0
+    assert stage.scheduler.seconds_to_next_step() == 0
     assert {hastens, pressed} <= set(planned(stage.step()))
 
 
 def test_a_reply_rests_while_its_first_sound_is_made_unless_a_step_is_taken_anyway():
     stage = Stage(places=8)
     reply = stage.reply(generated=FIRST_ROWS)
-    reply.voiced = stage.time
-    assert stage.scheduler.rests() == pytest.approx(POLICY.voicing)
+    reply.first_audio_ready = stage.time
+    assert stage.scheduler.seconds_to_next_step() == pytest.approx(POLICY.first_audio_rest)
     other = stage.reply()
-    assert stage.scheduler.rests() == 0
+    assert stage.scheduler.seconds_to_next_step() == 0
     assert set(planned(stage.step())) == {reply, other}
     del stage.scheduler.sequences[other.id]
-    reply.listener = reply.listener.heard(stage.time, 0.0)
-    assert stage.scheduler.rests() == 0
+    reply.listener = reply.listener.at(stage.time, 0.0)
+    assert stage.scheduler.seconds_to_next_step() == 0
 
 
 def test_nothing_to_do_rests_for_ever():
     stage = Stage()
-    assert stage.scheduler.rests() is None
+    assert stage.scheduler.seconds_to_next_step() is None
     stage.listening(1)
-    assert stage.scheduler.rests() == 0
+    assert stage.scheduler.seconds_to_next_step() == 0
 
 
 def test_replies_with_sound_to_spare_stay_out_of_the_way_of_a_first_sound():
@@ -140,7 +140,7 @@ def test_replies_with_sound_to_spare_stay_out_of_the_way_of_a_first_sound():
     nobody = stage.reply(listened=False)
     first = stage.reply()
     assert set(planned(stage.step())) == {first, pressed, nobody}
-    while first.awaits_sound:
+    while first.awaits_first_audio:
         assert comfortable not in planned(stage.step())
     assert comfortable in planned(stage.step())
 
@@ -149,7 +149,7 @@ def test_a_reply_that_nobody_hears_is_served_beside_a_crowd_of_listeners():
     stage = Stage(places=2)
     stage.reply(heard=0.0), stage.reply(heard=0.0), stage.reply(heard=0.0)
     silent = stage.reply(listened=False)
-    silent.served = stage.time
+    silent.last_served = stage.time
     for _ in range(100):
         stage.step(seconds=0.1)
     assert silent.generated > 10
@@ -157,10 +157,10 @@ def test_a_reply_that_nobody_hears_is_served_beside_a_crowd_of_listeners():
 
 def test_a_listener_who_ran_dry_is_due_from_where_they_are():
     listener = PlaybackDeadline(ROW_SECONDS, FIRST_ROWS, since=0.0)
-    assert listener.awaits_sound(7)
-    assert not listener.awaits_sound(8)
-    assert listener.heard(10.0, 2.0).runs_dry(50) == pytest.approx(12.0)
-    assert not listener.heard(10.0, 0.0).awaits_sound(0)
+    assert listener.awaits_first_audio(7)
+    assert not listener.awaits_first_audio(8)
+    assert listener.at(10.0, 2.0).playback_end(50) == pytest.approx(12.0)
+    assert not listener.at(10.0, 0.0).awaits_first_audio(0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -177,16 +177,16 @@ def test_where_there_is_time_for_all_nobody_runs_dry_and_nobody_gets_far_ahead(s
         for begin in [begin for begin in begins if begin <= stage.time]:
             begins.remove(begin)
             replies.append(stage.reply(since=begin))
-        if stage.scheduler.rests() != 0:
+        if stage.scheduler.seconds_to_next_step() != 0:
             stage.time += 0.005
         stage.step(seconds=step_ms / 1000)
         for reply in replies:
             listener = reply.listener
-            if listener.playing is None and reply.generated >= FIRST_ROWS:
-                reply.listener = listener.heard(stage.time, 0.0)
-            elif listener.playing is not None:
-                assert reply.runs_dry > stage.time
-                assert reply.runs_dry - stage.time <= POLICY.furthest + ROW_SECONDS
+            if listener.started is None and reply.generated >= FIRST_ROWS:
+                reply.listener = listener.at(stage.time, 0.0)
+            elif listener.started is not None:
+                assert reply.playback_end > stage.time
+                assert reply.playback_end - stage.time <= POLICY.max_lead + ROW_SECONDS
 
 
 @settings(max_examples=30, deadline=None)
@@ -214,7 +214,7 @@ def test_the_engine_measures_the_slack_of_those_who_listen():
     )
     engine.step()
     assert engine.slack.recent_min_slack(0.0) is None, "nobody has heard anything"
-    engine.heard(sequence, 3.0)
+    engine.report_playback(sequence, 3.0)
     engine.step()
     assert engine.slack.recent_min_slack(0.1) == pytest.approx(5.0 - 3.0, abs=0.1)
     assert engine.slack.max_step_seconds == pytest.approx(0.01)

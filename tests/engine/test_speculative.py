@@ -14,7 +14,7 @@ from tests.models.tiny import CONFIG, tiny_model
 from vivavoce.engine.drafts import DraftModel, EarlierHypothesis, NgramLookup
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
-from vivavoce.engine.speculative import Acceptance, Draft, Speculation, Typical, agreed
+from vivavoce.engine.speculative import Acceptance, Draft, Speculation, Typical, accepted_indices
 from vivavoce.errors import InputError
 from vivavoce.models.llama import Llama
 from vivavoce.nn.decoder import TrunkSizes
@@ -489,8 +489,8 @@ def test_statistics_count_what_happened():
     assert (acceptance.checks, acceptance.drafted, acceptance.kept, acceptance.mean_kept) == (4, 11, 6, 1.5)
     assert acceptance.histogram == [1, 1, 1, 1]
     assert acceptance.rate(0) == 3 / 4 and acceptance.rate(1) == 2 / 3 and acceptance.rate(2) == 1 / 1
-    assert agreed(Draft([(1,), (2,), (3,)]), [(1,), (2,), (4,), (5,)]) == [0, 1]
-    assert agreed(Draft(), [(1,)]) == []
+    assert accepted_indices(Draft([(1,), (2,), (3,)]), [(1,), (2,), (4,), (5,)]) == [0, 1]
+    assert accepted_indices(Draft(), [(1,)]) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.models.test_whisper_engine import CONFIG, SETTINGS, TOKENS, model, windows_of  # noqa: F401 - a fixture
 from vivavoce.device import pick
-from vivavoce.engine.cuda_graphs import Captured, follow
+from vivavoce.engine.cuda_graphs import CapturedStep, advance_inputs
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.sequence import PlaybackDeadline
@@ -30,14 +30,14 @@ class Device:
     """A CPU that replays steps as a GPU does, each row by itself."""
 
     def __init__(self, engine: Engine) -> None:
-        self.runner, self.steps, self.begun_ahead = engine.runner, {}, 0
+        self.runner, self.steps, self.prelaunched = engine.runner, {}, 0
         self.runner.use_graphs, engine.scheduler.spare_rows = True, 1
-        self.goes_on, self.runner._graphs = self.runner._graphs.goes_on, self
+        self.can_prelaunch, self.runner._graphs = self.runner._graphs.can_prelaunch, self
 
-    def of(self, bucket: int, kind: StepKind) -> Captured:
+    def of(self, bucket: int, kind: StepKind) -> CapturedStep:
         key = (bucket, kind)
         if key not in self.steps:
-            packed = torch.from_numpy(self.runner._packing.pack([], [], kind.ahead, bucket)[0])
+            packed = torch.from_numpy(self.runner._packing.pack([], [], kind.draft_depth, bucket)[0])
             made, hidden = torch.zeros(bucket, 2, dtype=torch.long), torch.zeros(bucket, CONFIG.d_model)
 
             def step() -> None:
@@ -46,11 +46,11 @@ class Device:
                 made.copy_(self.runner._step(packed, kind, singles=0, pieces=pieces, sampled=None)[0])
 
             def go_on() -> None:
-                self.begun_ahead += 1
-                follow(packed, made, 2, self.runner._packing.filler, self.runner._next_modes)
+                self.prelaunched += 1
+                advance_inputs(packed, made, 2, self.runner._packing.filler, self.runner._next_modes)
 
-            following = Again(go_on) if self.goes_on(bucket, kind) else None
-            self.steps[key] = Captured(Again(step), packed, made, hidden, following, kind.mode)
+            advance = Again(go_on) if self.can_prelaunch(bucket, kind) else None
+            self.steps[key] = CapturedStep(Again(step), packed, made, hidden, advance, kind.mode)
         return self.steps[key]
 
 
@@ -100,7 +100,7 @@ def test_texts_are_those_of_planned_steps(model, events, timestamps, sizes):  # 
     engine, writer = engine_of(model, *sizes)
     device = Device(engine)
     assert texts(engine, writer, memory, timestamps, events) == planned
-    assert device.begun_ahead > 0
+    assert device.prelaunched > 0
 
 
 def test_nearly_every_step_of_long_texts_is_begun_ahead_and_none_beyond_their_end(model):  # noqa: F811
@@ -113,7 +113,7 @@ def test_nearly_every_step_of_long_texts_is_begun_ahead_and_none_beyond_their_en
         engine.step()
     ended = {len(sequence) for sequence in engine.scheduler.sequences.values()}
     prompt, max_rows = len(TOKENS.prompt("en")), max(ended)
-    assert max_rows - prompt - 2 - len(ended) <= device.begun_ahead <= 12 - 2 + len(ended)
+    assert max_rows - prompt - 2 - len(ended) <= device.prelaunched <= 12 - 2 + len(ended)
 
 
 @pytest.mark.gpu
@@ -131,7 +131,7 @@ def test_on_a_gpu_texts_are_those_of_steps_without_graphs(model, events, timesta
         writer = WhisperWriter(there, TOKENS, SETTINGS, 6)
         limits = EngineLimits(page_size=16, cache_rows=1024, sequences_per_step=8)
         engine = Engine(writer, device, torch.float32, limits, use_graphs)
-        assert engine.runner.goes_ahead == use_graphs
+        assert engine.runner.can_prelaunch == use_graphs
         made.append(texts(engine, writer, memory, timestamps, events))
     assert made[0] == made[1]
 
@@ -177,12 +177,12 @@ def spoken(engine: Engine, listener: PlaybackDeadline | None, replies: int) -> l
 
 @pytest.mark.parametrize(("replies", "heard"), [(1, False), (1, True), (3, True), (6, True)])
 def test_sampled_replies_are_those_of_planned_steps(replies, heard):
-    listener = PlaybackDeadline(0.08, 4, 0.0, playing=0.0) if heard else None
+    listener = PlaybackDeadline(0.08, 4, 0.0, started=0.0) if heard else None
     planned = spoken(spoken_engine(), listener, replies)
     engine = spoken_engine()
     device = Device(engine)
     assert spoken(engine, listener, replies) == planned
-    assert device.begun_ahead > 0
+    assert device.prelaunched > 0
     speech = [row for rows in planned for row in rows[2:]]
     assert {row[0] == SPEECH.modality_pad_token_id for row in speech} == {True, False}
 
@@ -191,13 +191,13 @@ def test_sampled_replies_are_those_of_planned_steps(replies, heard):
 @pytest.mark.parametrize("replies", [1, 3, 6])
 def test_on_a_gpu_sampled_replies_are_those_of_planned_steps(replies):
     made = []
-    for goes_ahead in (False, True):
+    for can_prelaunch in (False, True):
         engine = spoken_engine("cuda", torch.float32, 16)
-        if not goes_ahead:
+        if not can_prelaunch:
             engine.runner._graphs.next_modes = None
-        made.append(spoken(engine, PlaybackDeadline(0.08, 4, 0.0, playing=0.0), replies))
-        following = [captured.following for captured in engine.runner._graphs._captured.values()]
-        assert any(each is not None for each in following) == goes_ahead
+        made.append(spoken(engine, PlaybackDeadline(0.08, 4, 0.0, started=0.0), replies))
+        advance = [captured.advance for captured in engine.runner._graphs._captured.values()]
+        assert any(each is not None for each in advance) == can_prelaunch
     assert made[0] == made[1]
 
 
@@ -208,7 +208,7 @@ def test_nobody_goes_ahead_while_a_first_sound_is_made():
     engine.generate(sequence, SPOKEN, listener=PlaybackDeadline(0.08, 4, engine.scheduler.now()))
     for _ in range(4):
         engine.step()
-        begun.append(device.begun_ahead)
+        begun.append(device.prelaunched)
     assert begun == [0, 1, 2, 2]  # the first step has the prompt's rows too, the fourth row is the last of the sound
 
 

@@ -548,5 +548,5 @@ async def test_a_conversation_is_refused_where_listeners_have_no_time_left(parts
     async with parts.pipeline(admission=Admission(wanted_slack=0.1, rows=64)) as pipeline:
         await pipeline.open(lambda item, text, is_final: None).close()
         pipeline.core.slack.note(pipeline.core.scheduler.now(), left=0.02)
-        with pytest.raises(CapacityError, match="20 ms of sound left"):
+        with pytest.raises(CapacityError, match="20 ms of audio left"):
             pipeline.open(lambda item, text, is_final: None)

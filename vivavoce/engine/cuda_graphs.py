@@ -1,4 +1,8 @@
-"""The steps of a runner as CUDA graphs: one for each number of rows and kind of step, captured once."""
+"""The steps of a runner as CUDA graphs, and asynchronous decode.
+
+Asynchronous decode launches step N+1 from the rows on the device before step N is read back, wherever every sequence
+of step N is sure to continue unless its new row ends the reply.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,56 +18,56 @@ from vivavoce.engine.step import Packing, StepKind
 from vivavoce.nn.cuda_graphs import GraphCapture, Replayed, compiling_ahead
 
 
-class Captured:
-    """A step as a graph, with the tensor it reads and those it writes, each beside its twin in pinned memory.
+class CapturedStep:
+    """A step as a graph, its input and output tensors, and pinned host copies of them.
 
-    With `following`, which makes of what a step was given and made what the next one is given, it can go on by itself
-    before anybody has seen its rows. So two steps may be under way, and there are two places to which rows come.
+    With `advance`, a graph that computes the next step's inputs from this one's inputs and outputs, the next step can
+    be launched before the rows of this one are read back. Two steps may be in flight, so there are two host outputs.
     """
 
     def __init__(
         self,
         graph: Replayed,
-        given: Tensor,
-        made: Tensor,
+        inputs: Tensor,
+        outputs: Tensor,
         hidden: Tensor,
-        following: Replayed | None = None,
+        advance: Replayed | None = None,
         mode: int | None = None,
     ) -> None:
-        self.graph, self.given, self.made, self.hidden, self.following = graph, given, made, hidden, following
+        self.graph, self.inputs, self.outputs, self.hidden, self.advance = graph, inputs, outputs, hidden, advance
         self.mode = mode
-        """In which all its rows must be, if there is one."""
-        pinned = given.is_cuda
-        self._sent = torch.empty(given.shape, dtype=given.dtype, pin_memory=pinned)
-        self._got = [torch.empty(made.shape, dtype=made.dtype, pin_memory=pinned) for _ in range(2)]
-        self._done = [torch.cuda.Event() if pinned else None for _ in range(2)]
-        self._written = self._sent.numpy()
-        self._turn = 0
+        """The mode that all its rows must have, if it was captured for one."""
+        is_pinned = inputs.is_cuda
+        self._host_inputs = torch.empty(inputs.shape, dtype=inputs.dtype, pin_memory=is_pinned)
+        self._host_outputs = [torch.empty(outputs.shape, dtype=outputs.dtype, pin_memory=is_pinned) for _ in range(2)]
+        self._done = [torch.cuda.Event() if is_pinned else None for _ in range(2)]
+        self._host_array = self._host_inputs.numpy()
+        self._last = 0
 
-    def start(self, packed: np.ndarray) -> int:
-        """Begin a step of these rows; a ticket for what it makes."""
-        np.copyto(self._written, packed)
-        self.given.copy_(self._sent, non_blocking=True)
+    def launch(self, packed: np.ndarray) -> int:
+        """Launch a step on packed rows; returns a ticket for `read`."""
+        np.copyto(self._host_array, packed)
+        self.inputs.copy_(self._host_inputs, non_blocking=True)
         return self._replay()
 
-    def go_on(self) -> int:
-        """Begin the step that follows the one begun last, if every sequence goes on by the row it makes; a ticket."""
-        assert self.following is not None
-        self.following.replay()
+    def launch_next(self) -> int:
+        """Launch the step after the last one, in which every sequence continues with its new row; returns a ticket."""
+        assert self.advance is not None
+        self.advance.replay()
         return self._replay()
 
-    def rows(self, ticket: int) -> list[list[int]]:
-        """The rows that a step made; the device is done with it all when this returns."""
+    def read(self, ticket: int) -> list[list[int]]:
+        """The rows drawn by a step; waits until the device has finished it."""
         done = self._done[ticket]
         if done is not None:
             done.synchronize()
-        rows: list[list[int]] = self._got[ticket].tolist()
+        rows: list[list[int]] = self._host_outputs[ticket].tolist()
         return rows
 
     def _replay(self) -> int:
         self.graph.replay()
-        self._turn = ticket = 1 - self._turn
-        self._got[ticket].copy_(self.made, non_blocking=True)
+        self._last = ticket = 1 - self._last
+        self._host_outputs[ticket].copy_(self.outputs, non_blocking=True)
         done = self._done[ticket]
         if done is not None:
             done.record()
@@ -71,13 +75,13 @@ class Captured:
 
 
 NextModes = Callable[[Tensor, Tensor], Tensor]
-"""The modes of sequences behind the rows they made.  # [sequence], [sequence, channel] → [sequence]"""
-FEW_HEARD = 4  # replies with listeners, of a step behind which the next is begun
+"""The modes of sequences after their new rows.  # [sequence], [sequence, channel] → [sequence]"""
+MAX_PRELAUNCH_PLAYBACKS = 4  # replies with playback in a step after which the next is launched before it is planned
 
 
 @dataclass(frozen=True)
 class StepSlot:
-    """A row of a step that was begun ahead, and of what reply it must be to count."""
+    """A row of a prelaunched step, and the state its sequence must have for the row to be valid."""
 
     row: int
     position: int
@@ -85,16 +89,16 @@ class StepSlot:
     revision: int
     generation: Generation | None
     mode: int | None
-    """In which the step computes it, where all its rows are in one."""
+    """The mode that the step was captured for, if any."""
 
     @classmethod
     def after(cls, work: Work, row: int, mode: int | None) -> "StepSlot":
-        """The one that follows a single row."""
+        """The slot of the row that follows a work of a single row."""
         sequence = work.sequence
         return cls(row, work.start + 1, sequence.generated + 1, sequence.row_revision, sequence.generation, mode)
 
-    def holds(self, work: Work) -> bool:
-        """Whether this work is the one that was done ahead."""
+    def matches(self, work: Work) -> bool:
+        """Whether the slot has computed this work."""
         sequence = work.sequence
         return (
             work.total == 1
@@ -106,29 +110,29 @@ class StepSlot:
         )
 
 
-class StepAhead:
-    """A step that was begun before it was planned: everybody of the one before goes on by the row it makes."""
+class PrelaunchedStep:
+    """Asynchronous decode: step N+1, launched from the rows on the device before step N is read back or N+1 planned."""
 
-    def __init__(self, captured: Captured, works: list[Work], rows: Mapping[int, int]) -> None:
-        self.captured, self.ticket = captured, captured.go_on()
-        self.places = {work.sequence.id: StepSlot.after(work, rows[work.sequence.id], captured.mode) for work in works}
+    def __init__(self, captured: CapturedStep, works: list[Work], rows: Mapping[int, int]) -> None:
+        self.captured, self.ticket = captured, captured.launch_next()
+        self.slots = {work.sequence.id: StepSlot.after(work, rows[work.sequence.id], captured.mode) for work in works}
 
     def rows_of(self, works: list[Work]) -> dict[int, int]:
-        """The rows of the step that hold these works, by sequence, as far as they do."""
-        found = {}
+        """The rows of the step, by sequence id, for the works that it has computed."""
+        rows = {}
         for work in works:
-            place = self.places.get(work.sequence.id)
-            if place is not None and place.holds(work):
-                found[work.sequence.id] = place.row
-        return found
+            slot = self.slots.get(work.sequence.id)
+            if slot is not None and slot.matches(work):
+                rows[work.sequence.id] = slot.row
+        return rows
 
-    def made(self) -> list[list[int]]:
-        """What each row of the step made."""
-        return self.captured.rows(self.ticket)
+    def read(self) -> list[list[int]]:
+        """The rows drawn by the step."""
+        return self.captured.read(self.ticket)
 
 
 def has_next(work: Work, page_size: int) -> bool:
-    """Whether a single row is followed by another unless it ends the reply, and there is room for that one."""
+    """Whether a work of one row is followed by another unless its row ends the reply, and has a page for it."""
     sequence, generation = work.sequence, work.sequence.generation
     return (
         work.samples
@@ -143,75 +147,75 @@ def has_next(work: Work, page_size: int) -> bool:
     )
 
 
-def goes_on(works: list[Work], page_size: int) -> bool:
-    """Whether a step of these works may begin the one behind it: who is in that must be known.
+def can_prelaunch(works: list[Work], page_size: int) -> bool:
+    """Whether the step after these works can be launched unplanned: its sequences must be known.
 
-    Of many whose replies are heard it is not: they rest, and make room for others, as their listeners' needs have it.
+    With many playbacks they are not: replies rest, and others take their place, by the leads of their playbacks.
     """
-    heard = sum(work.sequence.listener is not None for work in works)
-    return heard <= FEW_HEARD and all(has_next(work, page_size) for work in works)
+    playbacks = sum(work.sequence.listener is not None for work in works)
+    return playbacks <= MAX_PRELAUNCH_PLAYBACKS and all(has_next(work, page_size) for work in works)
 
 
 def _rests_next(sequence: Sequence) -> bool:
-    """Whether its next row is the last of its first sound, which then has the device for itself."""
-    listener, made = sequence.listener, sequence.generated + 1
-    return listener is not None and listener.awaits_sound(sequence.generated) and listener.is_voiced(made)
+    """Whether its next row completes the first audio, for whose decoding the reply then rests."""
+    listener, generated = sequence.listener, sequence.generated
+    return listener is not None and listener.awaits_first_audio(generated) and listener.has_first_audio(generated + 1)
 
 
-def follow(given: Tensor, made: Tensor, channels: int, filler: int, next_modes: NextModes) -> None:
-    """Let every packed row of a step be the one it made, where it is not there to fill the step up.  # [row, …] each"""
-    goes = given[:, channels] != filler
-    given[:, channels + 2] = next_modes(given[:, channels + 2], made)
-    given[:, :channels] = made
-    given[:, channels + 1] += goes
-    given[:, channels + 3] += goes
+def advance_inputs(inputs: Tensor, outputs: Tensor, channels: int, filler: int, next_modes: NextModes) -> None:
+    """Turn the packed rows of a step, in place, into those of the next; rows of padding stay.  # [row, …] each"""
+    is_real = inputs[:, channels] != filler
+    inputs[:, channels + 2] = next_modes(inputs[:, channels + 2], outputs)
+    inputs[:, :channels] = outputs
+    inputs[:, channels + 1] += is_real
+    inputs[:, channels + 3] += is_real
 
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Step = Callable[[Tensor, StepKind], tuple[Tensor, Tensor]]
-"""Computes packed rows, each by itself: the rows they make, and the states these come of."""
+"""Computes packed rows one by one: the rows drawn after them, and the hidden states they were drawn from."""
 
 
 class StepGraphs:
-    """Captures a step when it is first asked for."""
+    """The graphs of a runner, captured when first used: one for each bucket (number of rows) and kind of step."""
 
     def __init__(self, step: Step, packing: Packing, device: torch.device, next_modes: NextModes | None) -> None:
         self.step, self.packing, self.device, self.next_modes = step, packing, device, next_modes
-        self._captured: dict[tuple[int, StepKind], Captured] = {}
-        self._capture = GraphCapture(device)  # of one memory for all buckets
+        self._captured: dict[tuple[int, StepKind], CapturedStep] = {}
+        self._capture = GraphCapture(device)  # all buckets share its memory
 
     def __len__(self) -> int:
         return len(self._captured)
 
-    def of(self, bucket: int, kind: StepKind) -> Captured:
-        """The captured step of so many rows, of a kind that is `graphed`."""
+    def of(self, bucket: int, kind: StepKind) -> CapturedStep:
+        """The captured step of this many rows, of a kind that is `graphed`."""
         key = (bucket, kind)
         if key not in self._captured:
-            given = self._blank(bucket, kind)
-            graph, (made, hidden) = self._capture(lambda: self.step(given, kind))
-            following, next_modes = None, self.next_modes
-            if next_modes is not None and self.goes_on(bucket, kind):
+            inputs = self._padding(bucket, kind)
+            graph, (outputs, hidden) = self._capture(lambda: self.step(inputs, kind))
+            advance, next_modes = None, self.next_modes
+            if next_modes is not None and self.can_prelaunch(bucket, kind):
                 channels, filler = self.packing.model.channels, self.packing.filler
-                following, _ = self._capture(lambda: follow(given, made, channels, filler, next_modes))
-            self._captured[key] = Captured(graph, given, made, hidden, following, kind.mode)
+                advance, _ = self._capture(lambda: advance_inputs(inputs, outputs, channels, filler, next_modes))
+            self._captured[key] = CapturedStep(graph, inputs, outputs, hidden, advance, kind.mode)
         return self._captured[key]
 
-    def goes_on(self, bucket: int, kind: StepKind) -> bool:
-        """Whether all that the step behind such a one is given is what this one makes: no draft, no rows recalled."""
-        is_asked = kind.plain or bucket <= FEW_HEARD
-        return is_asked and not kind.ahead and not self.packing.recall
+    def can_prelaunch(self, bucket: int, kind: StepKind) -> bool:
+        """Whether the inputs of the next step follow from this one's: without drafts and without recalled rows."""
+        is_useful = kind.plain or bucket <= MAX_PRELAUNCH_PLAYBACKS
+        return is_useful and not kind.draft_depth and not self.packing.recall
 
     def warm_up(self, buckets: tuple[int, ...], lone_modes: tuple[int, ...]) -> None:
-        """Capture ahead what steps of these sizes without drafts replay."""
+        """Capture the steps of these sizes, without drafts."""
         kinds = [StepKind(), *(StepKind(mode=mode) for mode in lone_modes), StepKind(plain=True, counts=False)]
         # The largest first: the smaller ones reuse its memory.
         steps = [(bucket, kind) for bucket in sorted(buckets, reverse=True) for kind in kinds]
         with compiling_ahead() as is_ahead:
             for bucket, kind in steps if is_ahead else ():
-                self.step(self._blank(bucket, kind), kind)
+                self.step(self._padding(bucket, kind), kind)
         for bucket, kind in steps:
             self.of(bucket, kind)
 
-    def _blank(self, bucket: int, kind: StepKind) -> Tensor:
-        """Packed rows that only fill a step up."""
-        return torch.from_numpy(self.packing.pack([], [], kind.ahead, bucket)[0]).to(self.device)
+    def _padding(self, bucket: int, kind: StepKind) -> Tensor:
+        """Packed rows of padding."""
+        return torch.from_numpy(self.packing.pack([], [], kind.draft_depth, bucket)[0]).to(self.device)

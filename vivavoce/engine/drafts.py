@@ -1,4 +1,4 @@
-"""Drafts that cost no model: what followed the same rows before, and what an earlier hypothesis said."""
+"""Sources of drafts: n-gram lookup, an earlier hypothesis, heads on hidden states (Medusa), and a small model."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -19,15 +19,17 @@ from vivavoce.models.interface import Row
 
 
 class NgramLookup:
-    """Goes on as the sequence, or one of the given texts, went on after the same last rows; the longest match wins.
+    """Prompt lookup: the rows that followed the same last rows earlier in the sequence, or in one of the texts.
 
-    Of equally long matches the newest counts, and the sequence's own come before those of the texts. One source serves
-    one sequence: it keeps an index of its rows, which it makes anew when they were rewound.
+    The longest match wins; of equally long ones the newest, and one in the sequence before one in a text. One source
+    serves one sequence: it indexes its rows, again after a rewind.
     """
 
     def __init__(self, max_match: int = 4, min_match: int = 2, texts: Iterable[Iterable[Row]] = ()) -> None:
         if not 1 <= min_match <= max_match:
-            raise InputError(f"matches of {min_match} to {max_match} rows cannot be; give 1 ≤ shortest ≤ longest")
+            raise InputError(
+                f"matches of {min_match} to {max_match} rows are impossible; give 1 ≤ min_match ≤ max_match"
+            )
         self.sizes = range(max_match, min_match - 1, -1)
         self._texts = RowIndex(self.sizes)
         self._starts = [0]
@@ -38,24 +40,24 @@ class NgramLookup:
         self._indexed: tuple[int, int] | None = None
 
     def propose(self, sequence: Sequence, max_rows: int) -> list[Row]:
-        """The rows that followed, up to `most`."""
+        """The rows that followed the match, up to `max_rows`."""
         known = (sequence.id, sequence.row_revision)
         if self._indexed != known:
             self._own, self._indexed = RowIndex(self.sizes), known
         self._own.extend(sequence.rows[len(self._own.rows) :])
         for size in self.sizes:
             tail = tuple(sequence.rows[-size:])
-            if (place := self._own.followed(tail)) is not None:
-                # A match that overlaps what it matches is a round, which goes on as a round.
-                return list(islice(cycle(self._own.rows[place:]), max_rows))
-            if (place := self._texts.followed(tail)) is not None:
-                end = next(end for begin, end in pairwise(self._starts) if begin < place <= end)
-                return self._texts.rows[place : min(place + max_rows, end)]
+            if (index := self._own.followed(tail)) is not None:
+                # A match that overlaps the tail is a loop, which is continued as a loop.
+                return list(islice(cycle(self._own.rows[index:]), max_rows))
+            if (index := self._texts.followed(tail)) is not None:
+                end = next(end for begin, end in pairwise(self._starts) if begin < index <= end)
+                return self._texts.rows[index : min(index + max_rows, end)]
         return []
 
 
 class RowIndex:
-    """Rows, and where each run of a few of them was last followed by another row."""
+    """Rows, and an index from n-grams to the row after their last occurrence."""
 
     def __init__(self, sizes: Iterable[int]) -> None:
         self.rows: list[Row] = []
@@ -63,7 +65,7 @@ class RowIndex:
         self._followed: dict[tuple[Row, ...], int] = {}
 
     def extend(self, rows: Iterable[Row], begin: int = 0) -> None:
-        """Add rows; runs do not reach back before row `begin`."""
+        """Add rows; n-grams do not reach back before row `begin`."""
         for row in rows:
             end = len(self.rows)
             for size in self._sizes:
@@ -72,18 +74,17 @@ class RowIndex:
             self.rows.append(row)
 
     def followed(self, run: tuple[Row, ...]) -> int | None:
-        """Where the row behind the newest such run stands."""
+        """Index of the row after the last occurrence of an n-gram."""
         return self._followed.get(run)
 
 
 class EarlierHypothesis:
-    """The reply as it was when less had been heard: followed row by row, and found again where the new one departs.
+    """Drafts from an earlier reply to a shorter input, followed row by row and aligned again where the new one departs.
 
-    After `resume` rows that also stand in the old reply, nearest to where they should, the old reply is followed from
-    there. Its last `uncertain` rows are left out: what stood there was said without what follows. Rows of the reply
-    that do not `count` (times, which the hypothesis lacks) are looked past. With `presumes`, a reply whose last rows
-    are not found is presumed to stand where the fewest changes of the old reply would lead to it; with `branches`, in
-    one of so many such places, and the draft branches.
+    Where the last `resume` rows also occur in the old reply, the occurrence nearest to their position is followed. The
+    last `uncertain` rows of the old reply are not used: the input after them was missing. Rows for which `counts` is
+    false (timestamps, which the hypothesis lacks) are skipped. With `presumes`, a reply whose last rows do not occur
+    is aligned by edit distance; with `branches`, the draft has that many of the best alignments.
     """
 
     def __init__(
@@ -96,57 +97,58 @@ class EarlierHypothesis:
         branches: int = 1,
     ) -> None:
         if resume < 1 or uncertain < 0:
-            raise InputError(f"resume after {resume} rows without the last {uncertain} is nothing that can be done")
+            raise InputError(f"resume must be at least 1 and uncertain at least 0, not {resume} and {uncertain}")
         old = [tuple(row) for row in rows]
         self.rows = old[: len(old) - uncertain] if uncertain < len(old) else []
         self.resume, self.presumes, self.branches = resume, presumes, branches
         self._counts = counts
 
     def propose(self, sequence: Sequence, max_rows: int) -> Many[Row]:
-        """The rows of the old reply that should come next."""
+        """The rows of the old reply after the aligned position."""
         reply = sequence.rows[len(sequence) - sequence.generated :]
         if self._counts is not None:
             reply = [row for row in reply if self._counts(row)]
-        chains = [self.rows[place : place + max_rows] for place in self._places(reply)]
+        chains = [self.rows[start : start + max_rows] for start in self._alignments(reply)]
         if len(chains) == 1:
             return chains[0]
         share, rows, parents = max_rows // max(1, len(chains)), list[Row](), list[int]()
         for chain in chains:
-            for place, row in enumerate(chain[:share]):
-                parents.append(len(rows) - 1 if place else -1)
+            for index, row in enumerate(chain[:share]):
+                parents.append(len(rows) - 1 if index else -1)
                 rows.append(row)
         return Draft(rows, parents)
 
-    def _places(self, reply: list[Row]) -> list[int]:
-        """Where in the old reply the new one may stand, the likeliest first."""
+    def _alignments(self, reply: list[Row]) -> list[int]:
+        """Positions in the old reply that the end of the new one may correspond to, the likeliest first."""
         length = len(reply)
         if reply == self.rows[:length]:
             return [length]
         if self.presumes:
-            return _min_changes(reply, self.rows)[: self.branches]
+            return _by_edit_distance(reply, self.rows)[: self.branches]
         tail = reply[-self.resume :]
         ends = [end for end in range(self.resume, len(self.rows)) if self.rows[end - self.resume : end] == tail]
         return [min(ends, key=lambda end: abs(end - length))] if ends else []
 
 
-def _min_changes(reply: list[Row], old: list[Row]) -> list[int]:
-    """Beginnings of the old reply by how near they are to the new one, and then by how near their lengths are."""
-    row = list(range(len(old) + 1))
+def _by_edit_distance(reply: list[Row], old: list[Row]) -> list[int]:
+    """Lengths of prefixes of the old reply by edit distance to the new one, then by difference of length."""
+    costs = list(range(len(old) + 1))
     for count, item in enumerate(reply, start=1):
-        before, row[0] = row[0], count
-        for place, other in enumerate(old, start=1):
-            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (item != other))
-    return sorted(range(len(row)), key=lambda place: (row[place], abs(place - len(reply))))
+        diagonal, costs[0] = costs[0], count
+        for index, other in enumerate(old, start=1):
+            cost = min(costs[index] + 1, costs[index - 1] + 1, diagonal + (item != other))
+            diagonal, costs[index] = costs[index], cost
+    return sorted(range(len(costs)), key=lambda length: (costs[length], abs(length - len(reply))))
 
 
 class FirstGuess:
-    """What the first of several sources guesses that guesses anything."""
+    """The draft of the first of several sources that has one."""
 
     def __init__(self, sources: Iterable[DraftSource]) -> None:
         self.sources = tuple(sources)
 
     def propose(self, sequence: Sequence, max_rows: int) -> Many[Row]:
-        """The rows of the first source that has some."""
+        """The rows of the first source that proposes any."""
         for source in self.sources:
             if draft := source.propose(sequence, max_rows):
                 return draft
@@ -154,15 +156,15 @@ class FirstGuess:
 
 
 Heads = Callable[[Tensor, Tensor], Tensor]
-"""From the states the newest rows were drawn of, and these rows, the states of places ahead.
+"""From the states that the newest rows were drawn from, and these rows, the states of the following positions.
 
 # [sequence, (channel,) hidden], [sequence, channel] → [sequence, place, (channel,) hidden]
 """
-Guess = tuple[Row, float]  # a row and how likely it is
+Guess = tuple[Row, float]  # a row and its probability
 
 
 class MedusaHeads(nn.Module):
-    """One residual block per place ahead; a model with a state per channel has a block per channel."""
+    """One residual block for each of the next positions, and for each channel if the model has a state per channel."""
 
     def __init__(self, hidden: int, places: int, channels: int = 1) -> None:
         super().__init__()
@@ -173,54 +175,54 @@ class MedusaHeads(nn.Module):
 
     @property
     def places(self) -> int:
-        """How many rows ahead the heads look."""
+        """Number of following positions."""
         return int(self.weight.shape[0])
 
     def forward(self, hidden: Tensor, newest: Tensor | None = None) -> Tensor:
-        """The state of each place ahead.  # [sequence, (channel,) hidden] → [sequence, place, (channel,) hidden]"""
+        """States of the next positions.  # [sequence, (channel,) hidden] → [sequence, place, (channel,) hidden]"""
         x = hidden if hidden.dim() == 3 else hidden[:, None]
-        changed = torch.einsum("sch,pcoh->spco", x, self.weight) + self.bias
-        states = x[:, None] + functional.silu(changed)
+        projected = torch.einsum("sch,pcoh->spco", x, self.weight) + self.bias
+        states = x[:, None] + functional.silu(projected)
         return states if hidden.dim() == 3 else states[:, :, 0]
 
 
 @dataclass
 class RankedDraw(SlotDraw):
-    """A draw that also keeps, for one channel, the likeliest other ids and how likely each is."""
+    """A draw that also records, for one channel, the likeliest other ids and their probabilities."""
 
     channel: int = 0
     width: int = 2
-    ids: Tensor = field(default_factory=lambda: torch.zeros(0))  # [sequence, rank]: what is drawn, then the likeliest
-    chances: Tensor = field(default_factory=lambda: torch.zeros(0))
+    ids: Tensor = field(default_factory=lambda: torch.zeros(0))  # [sequence, rank]: the drawn one, then the likeliest
+    probabilities: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
         drawn = super().sample(channel, logits)
         if channel == self.channel:
-            chances = logits.float().softmax(-1)
+            probabilities = logits.float().softmax(-1)
             taken = drawn[:, None]
-            others, ids = chances.scatter(-1, taken, -1.0).topk(min(self.width, logits.shape[-1]) - 1, dim=-1)
+            others, ids = probabilities.scatter(-1, taken, -1.0).topk(min(self.width, logits.shape[-1]) - 1, dim=-1)
             self.ids = torch.cat([taken, ids], dim=1)
-            self.chances = torch.cat([chances.gather(-1, taken), others], dim=1)
+            self.probabilities = torch.cat([probabilities.gather(-1, taken), others], dim=1)
         return drawn
 
 
 class HeadDrafts:
-    """Drafts of heads on the states an engine keeps; a `Speculation` with it must say `reads_hidden`.
+    """Drafts of heads on the hidden states of an engine's sequences; its `Speculation` must set `reads_hidden`.
 
-    With a `width` above 1, so many ids of `channel` are considered at every place, and the draft branches.
+    With a `width` above 1, that many ids of `channel` are considered at every position, and the draft branches.
     """
 
     def __init__(self, heads: Heads, engine: Engine, width: int = 1, channel: int = 0) -> None:
         self.heads, self.engine, self.width, self.channel = heads, engine, width, channel
 
     def propose(self, sequence: Sequence, max_rows: int) -> Many[Row]:
-        """Guesses of the places ahead."""
+        """The draft of one sequence."""
         return self.propose_together([(sequence, max_rows)])[0]
 
     @torch.inference_mode()
     def propose_together(self, wants: Many[tuple[Sequence, int]]) -> list[Many[Row]]:
-        """Guesses of the places ahead, for all sequences in one pass."""
+        """Drafts of all sequences in one pass."""
         known = [(sequence, sequence.hidden) for sequence, _ in wants if sequence.hidden is not None]
         known = [(sequence, hidden) for sequence, hidden in known if self.engine.runner.knows(sequence)]
         if not known:
@@ -233,69 +235,68 @@ class HeadDrafts:
         return [likeliest_tree(guesses.get(sequence.id, []), max_rows) for sequence, max_rows in wants]
 
     def _guesses(self, sequences: list[Sequence], states: Tensor) -> list[list[list[Guess]]]:
-        """For every sequence and place ahead, rows with their chances, what would be drawn first."""
+        """For every sequence and following position, rows with their probabilities, the drawn one first."""
         places = states.shape[1]
         draw = self.engine.runner.draw_ahead(sequences, places)
         ranked = RankedDraw(**vars(draw), channel=self.channel, width=self.width) if self.width > 1 else None
-        made = self.engine.model.next_rows(states.flatten(0, 1), ranked or draw).tolist()
+        drawn = self.engine.model.next_rows(states.flatten(0, 1), ranked or draw).tolist()
         if ranked is None:
-            alone = [[(tuple(row), 1.0)] for row in made]
-            return [alone[first : first + places] for first in range(0, len(alone), places)]
-        by_place = []
-        for row, ids, chances in zip(made, ranked.ids.tolist(), ranked.chances.tolist(), strict=True):
+            single = [[(tuple(row), 1.0)] for row in drawn]
+            return [single[first : first + places] for first in range(0, len(single), places)]
+        guesses = []
+        for row, ids, probabilities in zip(drawn, ranked.ids.tolist(), ranked.probabilities.tolist(), strict=True):
             rows = [(*row[: self.channel], id_, *row[self.channel + 1 :]) for id_ in ids]
-            by_place.append(list(zip(rows, chances, strict=True)))
-        return [by_place[first : first + places] for first in range(0, len(by_place), places)]
+            guesses.append(list(zip(rows, probabilities, strict=True)))
+        return [guesses[first : first + places] for first in range(0, len(guesses), places)]
 
 
 def likeliest_tree(guesses: Many[Many[Guess]], max_rows: int, min_probability: float = 0.0) -> Draft:
-    """The `most` likeliest branches of guesses that do not know of one another, each beginning with the first place.
+    """A draft of the `max_rows` likeliest rows, from guesses that are independent from one position to the next.
 
-    What would be drawn (the first guess of a place) comes before all else at its place. Rows that are less likely than
-    `least` are left out.
+    Rows whose branch is less likely than `min_probability` are left out.
     """
     rows, parents = list[Row](), list[int]()
-    waiting = [(-chance, place, -1, 0) for place, (_, chance) in enumerate(guesses[0])] if guesses else []
-    heapq.heapify(waiting)
-    while waiting and len(rows) < max_rows:
-        negative, rank, parent, depth = heapq.heappop(waiting)
+    heap = [(-probability, rank, -1, 0) for rank, (_, probability) in enumerate(guesses[0])] if guesses else []
+    heapq.heapify(heap)
+    while heap and len(rows) < max_rows:
+        negative, rank, parent, depth = heapq.heappop(heap)
         if -negative < min_probability:
             break
         rows.append(guesses[depth][rank][0])
         parents.append(parent)
         if depth + 1 < len(guesses):
-            length = len(rows) - 1
-            for next_rank, (_, chance) in enumerate(guesses[depth + 1]):
-                heapq.heappush(waiting, (negative * chance, next_rank, length, depth + 1))
+            index = len(rows) - 1
+            for next_rank, (_, probability) in enumerate(guesses[depth + 1]):
+                heapq.heappush(heap, (negative * probability, next_rank, index, depth + 1))
     return Draft(rows, parents)
 
 
 class DraftModel:
-    """Lets the small model go on from where each sequence is, with the sequence's own settings, seed and place.
+    """A small model in an engine of its own continues each sequence with the same settings, seed and positions.
 
-    So it draws with the noise the large model draws with, and two models that nearly agree draw the same row nearly
-    always. One source serves any number of sequences; their drafts are made in the same steps.
+    It draws with the noise of the large model, so two models that nearly agree nearly always draw the same row. One
+    source serves any number of sequences; their drafts are generated in the same steps.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._fast_implementations: dict[int, tuple[Sequence, Sequence]] = {}
+        self._drafts: dict[int, tuple[Sequence, Sequence]] = {}
 
     @classmethod
     def of(cls, engine: Engine, target: Engine) -> "DraftModel":
-        """A source for this target's sequences, refused if the two models do not share their ids."""
+        """A source for the target's sequences; InputError if the vocabularies differ."""
         if engine.model.vocabularies != target.model.vocabularies:
             raise InputError(
-                f"the draft's vocabularies {engine.model.vocabularies} are not the model's {target.model.vocabularies}"
+                f"the draft has vocabularies {engine.model.vocabularies}, and the model {target.model.vocabularies}"
             )
         return cls(engine)
 
     def propose(self, sequence: Sequence, max_rows: int) -> Many[Row]:
-        """What the small model would say next."""
+        """The rows that the small model draws next."""
         return self.propose_together([(sequence, max_rows)])[0]
 
     def propose_together(self, wants: Many[tuple[Sequence, int]]) -> list[Many[Row]]:
-        """What the small model would say next in each of these, made side by side."""
+        """The rows that the small model draws next, for all sequences in the same steps."""
         self._forget_closed()
         drafting = [self._start(sequence, max_rows) for sequence, max_rows in wants]
         try:
@@ -307,17 +308,17 @@ class DraftModel:
         return [draft.rows[len(sequence) :] for draft, (sequence, _) in zip(drafting, wants, strict=True)]
 
     def close(self) -> None:
-        """Forget all sequences that were followed."""
-        for _, draft in self._fast_implementations.values():
+        """Close all draft sequences."""
+        for _, draft in self._drafts.values():
             self.engine.close(draft)
-        self._fast_implementations.clear()
+        self._drafts.clear()
 
     def _start(self, sequence: Sequence, max_rows: int) -> Sequence:
-        """The sequence's twin, brought to the same rows and set to go on from them."""
+        """The draft sequence of a sequence, brought to the same rows and generating."""
         assert sequence.generation is not None
-        if sequence.id not in self._fast_implementations:
-            self._fast_implementations[sequence.id] = (sequence, self.engine.open())
-        _, draft = self._fast_implementations[sequence.id]
+        if sequence.id not in self._drafts:
+            self._drafts[sequence.id] = (sequence, self.engine.open())
+        _, draft = self._drafts[sequence.id]
         same = rows_in_common(draft.rows, sequence.rows)
         if same < len(draft):
             self.engine.rewind(draft, same)
@@ -329,5 +330,5 @@ class DraftModel:
         return draft
 
     def _forget_closed(self) -> None:
-        for key in [key for key, (sequence, _) in self._fast_implementations.items() if not sequence.is_open]:
-            self.engine.close(self._fast_implementations.pop(key)[1])
+        for key in [key for key, (sequence, _) in self._drafts.items() if not sequence.is_open]:
+            self.engine.close(self._drafts.pop(key)[1])

@@ -1,7 +1,7 @@
-"""The engine: many sequences on one model, advanced together step by step.
+"""The engine: continuous batching of many sequences on one model, one step at a time.
 
 This is the synchronous core, driven by one thread; `vivavoce.runtime.async_engine` is its asynchronous interface.
-A sequence may be appended to while it waits, forked, rewound and closed at any moment between steps.
+Between two steps, sequences may be appended to, forked, rewound and closed.
 """
 
 import logging
@@ -16,8 +16,8 @@ from vivavoce.engine.cuda_graphs import BUCKETS
 from vivavoce.engine.runner import Drawn, Runner, allocate_cache, cache_dtype, rows_that_fit
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.scheduler import PagePool, Scheduler, StepPlan, Work
-from vivavoce.engine.sequence import ON_GRAPHS, AheadPolicy, FinishReason, PlaybackDeadline, Sequence, Slack
-from vivavoce.engine.speculative import Acceptance, Draft, Speculation, agreed, gather
+from vivavoce.engine.sequence import ON_GRAPHS, FinishReason, LeadPolicy, PlaybackDeadline, Sequence, Slack
+from vivavoce.engine.speculative import Acceptance, Draft, Speculation, accepted_indices, gather_drafts
 from vivavoce.engine.step import Emission, Failure, StepResult
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import GenerativeModel, Row
@@ -25,28 +25,28 @@ from vivavoce.models.interface import GenerativeModel, Row
 __all__ = ["Emission", "Engine", "EngineLimits", "Failure", "StepResult"]
 
 logger = logging.getLogger(__name__)
-Kept = Literal["float", "fp8"]
+KVFormat = Literal["float", "fp8"]
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """How much the engine takes on. Defaults suit one session on a laptop and a hundred on a large GPU."""
+    """Limits of memory and batch size. The defaults suit one session on a laptop and a hundred on a large GPU."""
 
     page_size: int = 16
     cache_rows: int | None = None
-    """Rows of keys and values held in all; None: what fits into the device's free memory."""
+    """Rows of keys and values in the cache; None: as many as fit into the device's free memory."""
     context: int | None = None
     """Rows one sequence may have; None: as many as the model and the cache allow."""
     rows_per_step: int = 512
     sequences_per_step: int = 128
-    kv: Kept = "float"
-    """How keys and values are kept: as the model computes them, or in float8, a scale for each head of each row."""
-    sound: AheadPolicy | None = None
-    """How far replies run ahead of their listeners; None: as suits the device."""
+    kv: KVFormat = "float"
+    """Format of keys and values: the model's dtype, or float8 with a scale for each head of each row."""
+    sound: LeadPolicy | None = None
+    """How far replies are generated ahead of their playback; None: the default of the device."""
 
 
 class Engine:
-    """Opens sequences, appends, generates, forks, rewinds and closes them; `step` advances all that have work."""
+    """Opens, extends, forks, rewinds and closes sequences; a step advances all sequences that have work."""
 
     def __init__(
         self,
@@ -59,19 +59,19 @@ class Engine:
         self.model = model
         self.limits = limits = limits or EngineLimits()
         dtype = dtype or device.dtype
-        kept = cache_dtype(model, device, dtype, limits.kv)
-        rows = limits.cache_rows or rows_that_fit(model, device, kept)
+        kv_dtype = cache_dtype(model, device, dtype, limits.kv)
+        rows = limits.cache_rows or rows_that_fit(model, device, kv_dtype)
         pages = -(-rows // limits.page_size) + 1
         self.capacity = min((pages - 1) * limits.page_size, model.context_limit, limits.context or model.context_limit)
-        cache = allocate_cache(model, pages, limits.page_size, kept, device)
+        cache = allocate_cache(model, pages, limits.page_size, kv_dtype, device)
         self.scheduler = Scheduler(
             PagePool(pages), limits.page_size, limits.rows_per_step, limits.sequences_per_step, limits.sound
         )
         self.slack = Slack()
         use_graphs = use_graphs and device.graphs and device.triton
         self.runner = Runner(model, cache, self.capacity, limits.sequences_per_step, use_graphs)
-        self.scheduler.spare_rows = int(self.runner.goes_ahead)
-        if self.runner.use_graphs:  # a step without a graph takes as long as five
+        self.scheduler.spare_rows = int(self.runner.can_prelaunch)
+        if self.runner.use_graphs:  # a step too large for a graph takes as long as five with one
             self.scheduler.rows_beside_sound = BUCKETS[-1]
             self.scheduler.sound = limits.sound or ON_GRAPHS
         self.acceptance = Acceptance()
@@ -80,52 +80,52 @@ class Engine:
 
     @property
     def steps(self) -> int:
-        """Passes of the model so far."""
+        """Steps so far."""
         return self._steps
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step is due now."""
         return self.rests == 0
 
     @property
     def rests(self) -> float | None:
-        """Seconds until a step would do anything, 0 where it would now; None: not before somebody asks."""
-        return self.scheduler.rests()
+        """Seconds until the next step is due; None: no sequence has work."""
+        return self.scheduler.seconds_to_next_step()
 
     @property
     def free_rows(self) -> int:
-        """Rows that could be held beside those of sequences that have work; the idle give way."""
+        """Rows of cache not held by sequences that have work; idle sequences are evicted for new ones."""
         held = {page for s in self.scheduler.sequences.values() if s.has_work for page in s.pages}
         return (self.scheduler.pool.size - len(held)) * self.limits.page_size
 
     @property
     def free_bytes(self) -> float:
-        """Memory of the device that can still be taken, what torch keeps for later included; on a CPU nobody counts."""
+        """Free memory of a CUDA device, with what torch has reserved but not allocated; infinite on other devices."""
         device = self.runner.device
         if device.type != "cuda":
             return float("inf")
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        unallocated = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unallocated
 
     def warm_up(self) -> None:
-        """Capture the steps of all batches that sequences can make, so that no conversation waits for it."""
+        """Capture the graphs of all batch sizes, and run one long prefill, before the first conversation."""
         largest = min(2 * self.limits.sequences_per_step, BUCKETS[-1])
         self.runner.warm_up(tuple(bucket for bucket in BUCKETS if bucket <= largest))
         if self.runner.use_graphs:
             self._prefill_once()
 
     def _prefill_once(self) -> None:
-        """Compute a prompt too long for any graph: what libraries load for it takes a second."""
+        """Prefill a prompt too long for any graph: the libraries it loads take a second."""
         sequence = self.open([(0,) * self.model.channels] * min(self.limits.rows_per_step, self.capacity))
-        left = 0
-        while left != sequence.pending > 0:  # or nothing moves, for want of pages
-            left = sequence.pending
+        previous = 0
+        while previous != sequence.pending > 0:  # unchanged where there are no pages for it
+            previous = sequence.pending
             self.step()
         self.close(sequence)
 
     def open(self, rows: Iterable[Row] = ()) -> Sequence:
-        """A new sequence, its first rows to be computed in the steps that follow."""
+        """A new sequence; its rows are prefilled in the following steps."""
         sequence = Sequence(self._next_id)
         self._next_id += 1
         self.scheduler.sequences[sequence.id] = sequence
@@ -137,14 +137,14 @@ class Engine:
         return sequence
 
     def append(self, sequence: Sequence, rows: Iterable[Row]) -> None:
-        """Add rows at the end: what the user says, as it comes. Not while a reply is being made."""
+        """Add rows at the end, such as those of user speech. `InputError` while the sequence is generating."""
         self._require_open(sequence)
         if sequence.is_generating:
             raise InputError(f"sequence {sequence.id} is generating; stop or rewind it before appending")
         added = [tuple(row) for row in rows]
         self._check(added, sequence)
         sequence.rows.extend(added)
-        sequence.is_wanted = sequence.is_wanted or bool(added)
+        sequence.needs_prefill = sequence.needs_prefill or bool(added)
         sequence.last_used = self._steps
 
     def generate(
@@ -155,10 +155,10 @@ class Engine:
         speculation: Speculation | None = None,
         listener: PlaybackDeadline | None = None,
     ) -> None:
-        """Start a reply after the last row. With `max_unread`, it pauses while so many rows are not taken.
+        """Start a reply after the last row. With `max_unread`, it pauses while that many rows have not been taken.
 
-        With `speculation`, steps may make several of its rows; which rows it makes does not change. A `listener` hears
-        it while it is made: the reply is served by when they run dry, and rests where it is far ahead.
+        With `speculation`, a step may generate several rows; the rows are the same. With a `listener`, the reply is
+        scheduled by when its playback runs out of audio, and rests while it is far ahead of the playback.
         """
         self._require_open(sequence)
         if not sequence.rows:
@@ -170,31 +170,31 @@ class Engine:
                 f"sequence {sequence.id} fills all {self.capacity} rows it may have; rewind it or raise the cache"
             )
         generation.per_channel(self.model.channels)
-        # The last row is computed (again) so that its hidden state is at hand.
+        # The last row is computed again where it is cached: the first draw needs its hidden state.
         sequence.cached = min(sequence.cached, len(sequence) - 1)
         sequence.mode = self.model.start_mode(sequence.rows[-1])
         sequence.generation, sequence.generated = generation, 0
         sequence.unread, sequence.max_unread = 0, max_unread
         sequence.speculation, sequence.hidden = speculation, None
-        sequence.listener, sequence.served, sequence.voiced = listener, self.scheduler.now(), None
+        sequence.listener, sequence.last_served, sequence.first_audio_ready = listener, self.scheduler.now(), None
 
-    def heard(self, sequence: Sequence, seconds: float) -> None:
-        """The listener has played so much of the reply by now."""
+    def report_playback(self, sequence: Sequence, seconds: float) -> None:
+        """Note that the playback of the reply has reached this many seconds."""
         if sequence.listener is not None:
-            sequence.listener = sequence.listener.heard(self.scheduler.now(), seconds)
+            sequence.listener = sequence.listener.at(self.scheduler.now(), seconds)
 
     def take(self, sequence: Sequence, rows: int = 1) -> None:
-        """The consumer has taken rows; a reply that waited for it goes on."""
+        """Note that the consumer has taken rows; a reply paused by `max_unread` continues."""
         sequence.unread = max(0, sequence.unread - rows)
 
     def stop(self, sequence: Sequence) -> None:
-        """End the reply under way, if any; its rows stay, and the state behind the newest one, if it was wanted."""
+        """End the reply, if there is one. Its rows stay, and so does `hidden`."""
         sequence.generation = None
         sequence.max_unread = None
         sequence.speculation, sequence.listener = None, None
 
     def fork(self, sequence: Sequence) -> Sequence:
-        """A second sequence with the same rows. Pages are shared until one of the two writes into them."""
+        """A second sequence with the same rows. Pages are shared until one of the two writes to them."""
         self._require_open(sequence)
         forked = Sequence(
             self._next_id,
@@ -202,7 +202,7 @@ class Engine:
             sequence.pages[: -(-sequence.cached // self.limits.page_size)],
             sequence.cached,
             last_used=self._steps,
-            is_wanted=sequence.is_wanted,
+            needs_prefill=sequence.needs_prefill,
         )
         for page in forked.pages:
             self.scheduler.pool.share(page)
@@ -211,7 +211,7 @@ class Engine:
         return forked
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        """Forget every row from `length` on; a reply under way ends."""
+        """Remove the rows from `length` on; a reply in progress ends."""
         self._require_open(sequence)
         if not 0 <= length <= len(sequence):
             raise InputError(f"sequence {sequence.id} has {len(sequence)} rows and cannot be rewound to {length}")
@@ -221,7 +221,7 @@ class Engine:
         sequence.row_revision += 1
 
     def close(self, sequence: Sequence) -> None:
-        """Forget a sequence, whatever it is doing. Closing twice does nothing."""
+        """Free a sequence; a reply in progress ends. Closing twice does nothing."""
         if sequence.is_open:
             self.stop(sequence)
             self.scheduler.release(sequence)
@@ -230,9 +230,9 @@ class Engine:
             sequence.is_open = False
 
     def step(self) -> list[Emission]:
-        """Advance every sequence that has work; what they made. An error leaves all sequences as they were.
+        """Advance every sequence that has work and return the new rows. An error leaves all sequences unchanged.
 
-        A driver that serves several callers takes `advance`, in which one sequence's error is not another's.
+        For a single caller. `advance` isolates the failures of sequences from one another.
         """
         plan = self.scheduler.plan(self._drafts())
         if not plan.works:
@@ -246,10 +246,10 @@ class Engine:
         ]
 
     def advance(self) -> StepResult:
-        """Advance every sequence that has work. A sequence whose part of the step fails is failed, and only that one.
+        """Advance every sequence that has work. If the step fails, only the sequences that cause it fail.
 
-        The sequences of a failing step are computed again in smaller groups, which finds those that fail by themselves.
-        Nothing of a failing step is kept: its keys and values lie behind the rows that count, and are written again.
+        A failed step is run again in halves, down to single sequences. Keys and values it has written lie beyond the
+        `cached` rows of its sequences, so they are overwritten.
         """
         try:
             plan = self.scheduler.plan(self._drafts())
@@ -280,19 +280,19 @@ class Engine:
         return result
 
     def fail(self, sequence: Sequence, error: Exception) -> Failure:
-        """End what a sequence is doing and free its pages: what is in them may be half written.
+        """End a sequence's reply or prefill after an error, and free its pages, which may be partly written.
 
-        It stays open and keeps its rows, which are computed again when they are next asked for.
+        It stays open and keeps its rows; they are prefilled again when it is next used.
         """
         logger.error("sequence %d failed", sequence.id, exc_info=error)
         self.stop(sequence)
-        sequence.is_wanted, sequence.hidden = False, None
+        sequence.needs_prefill, sequence.hidden = False, None
         self.scheduler.release(sequence)
         self.runner.forget(sequence)
         return Failure(sequence, error)
 
     def _copy_pages(self, plan: StepPlan) -> None:
-        """Give forks pages of their own. Where that fails, what is in their pages is not theirs and is given back."""
+        """Copy the shared pages that this step writes to. If that fails, the sequences with such copies are evicted."""
         try:
             self.runner.cache.copy_pages(plan.copies)
         except Exception:
@@ -307,15 +307,15 @@ class Engine:
         self._steps += 1
 
     def _commit(self, work: Work, drawn: Drawn | None) -> list[Emission]:
-        """Count the rows of a work as computed, and add those it made."""
+        """Mark the rows of a work as cached, and append the rows that it generated."""
         sequence = work.sequence
         sequence.cached += work.count
         sequence.last_used = self._steps
-        sequence.is_wanted = sequence.is_wanted and sequence.pending > 0
+        sequence.needs_prefill = sequence.needs_prefill and sequence.pending > 0
         return [] if drawn is None else self._verify(work, drawn)
 
     def complete(self, sequence: Sequence, generation: Generation, speculation: Speculation | None = None) -> list[Row]:
-        """A whole reply at once, other sequences going on beside it."""
+        """All rows of a reply; other sequences are advanced in the same steps."""
         self.generate(sequence, generation, speculation=speculation)
         rows: list[Row] = []
         while sequence.is_generating:
@@ -323,7 +323,7 @@ class Engine:
         return rows
 
     def _drafts(self) -> dict[int, Draft]:
-        """Guesses of what follows, by sequence, as many as a step has room for once everybody's rows are in it."""
+        """Drafts by sequence id, as far as the step's budget has rows left besides the pending ones."""
         busy = [sequence for sequence in self.scheduler.sequences.values() if sequence.has_work]
         spare = self.limits.rows_per_step - sum(sequence.pending for sequence in busy)
         wants = []
@@ -332,12 +332,12 @@ class Engine:
             if max_drafted > 0:
                 wants.append((sequence, max_drafted))
                 spare -= max_drafted
-        drafts = gather(wants, self.model)
-        # The decode kernel lets a row see all before it, so where it runs, drafts do not branch.
+        drafts = gather_drafts(wants, self.model)
+        # The decode kernel attends to all previous rows, so it cannot verify drafts that branch.
         return {key: draft.likeliest() for key, draft in drafts.items()} if self.runner.use_kernels else drafts
 
     def _max_drafted(self, sequence: Sequence) -> int:
-        """How many guesses could be kept: one row less than the reply, the cache and the consumer have room for."""
+        """Rows of a draft that could be accepted: a check of n rows emits up to n + 1."""
         if sequence.generation is None or sequence.speculation is None:
             return 0
         room = [sequence.generation.max_new_rows - sequence.generated, self.capacity - len(sequence)]
@@ -348,38 +348,39 @@ class Engine:
     def _note_slack(self, plan: StepPlan, begun: float, now: float) -> None:
         self.slack.note_step(now - begun)
         for sequence in (work.sequence for work in plan.works if work.samples):
-            if sequence.listener is not None and sequence.listener.playing is not None:
-                self.slack.note(now, sequence.listener.runs_dry(sequence.generated) - now)
+            if sequence.listener is not None and sequence.listener.started is not None:
+                self.slack.note(now, sequence.listener.playback_end(sequence.generated) - now)
 
     def _verify(self, work: Work, drawn: Drawn) -> list[Emission]:
-        """Keep a draft for as long as it is what was drawn, and then the row that was."""
+        """Accept the draft's rows that equal the drawn ones, and the first drawn row that differs."""
         sequence = work.sequence
-        places = agreed(work.drafted, drawn.rows)
-        last = 1 + places[-1] if places else 0
+        accepted = accepted_indices(work.drafted, drawn.rows)
+        last = 1 + accepted[-1] if accepted else 0
         sequence.hidden = None if drawn.hidden is None else drawn.hidden[last]
         if sequence.states is not None and drawn.hidden is not None:
-            sequence.states.append(drawn.hidden[[0, *(1 + place for place in places)]])
-        self.runner.keep(sequence, places)
-        sequence.cached += len(places)
-        emissions = [self._accept(sequence, row) for row in [*(work.drafted[p] for p in places), drawn.rows[last]]]
+            sequence.states.append(drawn.hidden[[0, *(1 + index for index in accepted)]])
+        self.runner.compact(sequence, accepted)
+        sequence.cached += len(accepted)
+        rows = [*(work.drafted[index] for index in accepted), drawn.rows[last]]
+        emissions = [self._accept(sequence, row) for row in rows]
         if work.drafted:
-            self.acceptance.note(work.drafted.depth, len(places))
+            self.acceptance.note(work.drafted.depth, len(accepted))
             self.scheduler.trim(sequence)
         return emissions
 
     def _accept(self, sequence: Sequence, row: Row) -> Emission:
-        """Add a made row to its sequence and see whether the reply is over."""
+        """Append a generated row and check whether the reply has ended."""
         assert sequence.generation is not None
         sequence.rows.append(row)
         sequence.generated += 1
         sequence.unread += 1
         sequence.mode = self.model.next_mode(sequence.mode, row)
         if (
-            sequence.voiced is None
+            sequence.first_audio_ready is None
             and sequence.listener is not None
-            and sequence.listener.is_voiced(sequence.generated)
+            and sequence.listener.has_first_audio(sequence.generated)
         ):
-            sequence.voiced = self.scheduler.now()
+            sequence.first_audio_ready = self.scheduler.now()
         finish: FinishReason | None = None
         if self.model.ends(row):
             finish = "stop"
@@ -396,7 +397,7 @@ class Engine:
             raise InputError(f"sequence {sequence.id} is closed")
 
     def _check(self, rows: list[Row], sequence: Sequence) -> None:
-        """Refuse rows the model cannot embed, and more of them than can be held."""
+        """Raise for ids outside the vocabularies, and for more rows than a sequence may have."""
         vocabularies = self.model.vocabularies
         for row in rows:
             if len(row) != len(vocabularies):

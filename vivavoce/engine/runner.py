@@ -1,7 +1,7 @@
-"""Runs a plan on the device: lays the rows out flat, lets the model compute them, and reads the new rows back.
+"""Runs planned steps on the device: packs the rows of all works, runs the model, and reads the new rows back.
 
-Where the Triton kernels run, a step of few rows replays a CUDA graph captured for its bucket; every other step, and
-every step elsewhere, is the same code run eagerly. The only wait for the device is the reading of the new rows.
+With Triton kernels, a step of few rows replays the CUDA graph of its bucket; all other steps run the same code eagerly.
+The host waits for the device only to read the new rows.
 """
 
 import logging
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vivavoce import kernels
 from vivavoce.device import Device
-from vivavoce.engine.cuda_graphs import BUCKETS, Captured, NextModes, StepAhead, StepGraphs, goes_on
+from vivavoce.engine.cuda_graphs import BUCKETS, CapturedStep, NextModes, PrelaunchedStep, StepGraphs, can_prelaunch
 from vivavoce.engine.sampling import NO_ROW, SamplingRequest, SlotDraw
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
@@ -25,25 +25,25 @@ from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn.paged_kv import FP8, CachePiece, PagedCache
 
 logger = logging.getLogger(__name__)
-SHORT_PIECE = 4  # in a mixed step, pieces up to this long go through the decode kernel, row by row
-READ_AGAIN = 1 << 25  # bytes of a layer that the rows of a prompt may read one by one: so near, they come from L2
-DRAFT_BUCKET = 512  # of steps in which every sequence has no more rows than its last and such a draft
+SHORT_PIECE = 4  # rows of a work that the decode kernel takes one by one, also beside longer prefills
+MAX_REREAD_BYTES = 1 << 25  # of a layer's cache that the rows of a prompt may read one by one: they come from L2
+DRAFT_BUCKET = 512  # rows of the graph for many sequences with drafts
 
 
 @dataclass
 class Drawn:
-    """What one sequence made in a step: the row behind its last one, then the row behind each drafted one."""
+    """Rows drawn for one sequence in a step: after its last row, then after each drafted row."""
 
     rows: list[Row]
-    hidden: Tensor | None = None  # [row, …]: the states they were drawn from, where drafts are made of them
+    hidden: Tensor | None = None  # [row, …]: the states they were drawn from, where drafts read them
 
 
 Outcome = Drawn | Exception | None
-"""Of a work: what it made, None where it only prefills, or why it failed."""
+"""Of a work: the drawn rows, None for prefill only, or the error."""
 
 
 class Runner:
-    """Owns the device's side of the engine: cache, slots, graphs."""
+    """The device side of the engine: cache, per-sequence tables, graphs."""
 
     def __init__(self, model: GenerativeModel, cache: PagedCache, context: int, slots: int, use_graphs: bool) -> None:
         self.model = model
@@ -51,42 +51,42 @@ class Runner:
         self.device = cache.keys.device
         self.use_kernels = kernels.usable(cache.keys)
         self.use_graphs = use_graphs and self.use_kernels
-        self._row_bytes = 2 * cache.keys[0, 0, 0].nbytes  # of a layer
+        self._row_bytes = 2 * cache.keys[0, 0, 0].nbytes  # keys and values of a row in one layer
         self._slots = SequenceTables(model, self.device, slots, pages=-(-context // cache.page_size))
         self._packing = Packing(model, self._slots.filler)
         self._step = Step(model, cache, self._slots, self._packing.recall)
         self._lone_modes: tuple[int, ...] = getattr(model, "lone_modes", ())
         self._next_modes: NextModes | None = getattr(model, "next_modes", None)
         self._graphs = StepGraphs(self._step.of_singles, self._packing, self.device, self._next_modes)
-        self._ahead: StepAhead | None = None
+        self._prelaunched: PrelaunchedStep | None = None
 
     @property
-    def goes_ahead(self) -> bool:
-        """Whether steps may be begun before they are planned, for which every reply needs room for one row more."""
+    def can_prelaunch(self) -> bool:
+        """Whether steps may be launched before they are planned; replies then need pages for one row more."""
         return self.use_graphs and self._next_modes is not None
 
     @torch.inference_mode()
     def run(self, works: list[Work]) -> list[Drawn]:
-        """The new rows of each work that samples, in order."""
+        """The drawn rows of each work that samples, in order."""
         try:
-            return self._run_with_ahead(works)
+            return self._run_or_read(works)
         except Exception:
             self._reset(works)
             raise
 
     @torch.inference_mode()
     def run_isolated(self, works: list[Work]) -> list[Outcome]:
-        """As `run`, for each work; where the step fails, its halves are run, down to the works that fail alone."""
+        """The outcome of each work. A step that fails is run again in halves, down to single works."""
         outcomes = self._attempt(works)
         if not isinstance(outcomes, Exception):
             return outcomes
         if len(works) == 1:
             return [outcomes]
-        logger.warning("a step of %d sequences failed and is run again in parts", len(works), exc_info=outcomes)
+        logger.warning("a step of %d sequences failed; running its halves", len(works), exc_info=outcomes)
         del outcomes  # its traceback holds the activations of the failed pass
         middle = len(works) // 2
         halves = [*self.run_isolated(works[:middle]), *self.run_isolated(works[middle:])]
-        self._ahead = None  # begun for one part; the graph's buffers may have been written for another since
+        self._prelaunched = None  # launched after one half; the other may have overwritten the graph's buffers
         return halves
 
     def _attempt(self, works: list[Work]) -> list[Outcome] | Exception:
@@ -97,37 +97,38 @@ class Runner:
             return error
 
     def _reset(self, works: list[Work]) -> None:
-        """Forget what a failed step may have left half done: its slots' tables, and the step begun behind it."""
-        self._ahead = None
+        """Drop what a failed step may have left incomplete: the tables of its sequences, and a prelaunched step."""
+        self._prelaunched = None
         for work in works:
             self._slots.forget(work.sequence)
 
-    def _run_with_ahead(self, works: list[Work]) -> list[Drawn]:
-        ahead, self._ahead = self._ahead, None
-        rows = {} if ahead is None else ahead.rows_of(works)
-        if ahead is None or not rows:
+    def _run_or_read(self, works: list[Work]) -> list[Drawn]:
+        """Read the works that a prelaunched step has computed, and run the others."""
+        step, self._prelaunched = self._prelaunched, None
+        rows = {} if step is None else step.rows_of(works)
+        if step is None or not rows:
             return self._run(works)
         others = [work for work in works if work.sequence.id not in rows]
-        if not others and len(rows) == len(ahead.places):
+        if not others and len(rows) == len(step.slots):
             self._slots.assign(works)
-            self._go_on(ahead.captured, works, rows)
-        made = ahead.made()
+            self._prelaunch(step.captured, works, rows)
+        outputs = step.read()
         drawn = iter(self._run(others) if others else ())
         return [
-            Drawn([tuple(made[rows[work.sequence.id]])]) if work.sequence.id in rows else next(drawn)
+            Drawn([tuple(outputs[rows[work.sequence.id]])]) if work.sequence.id in rows else next(drawn)
             for work in works
             if work.samples
         ]
 
-    def _go_on(self, captured: Captured, works: list[Work], rows: Mapping[int, int]) -> None:
-        """Begin the step behind the one under way, where all that is known of it is what the device makes now."""
-        if captured.following is not None and goes_on(works, self.cache.page_size):
-            self._ahead = StepAhead(captured, works, rows)
+    def _prelaunch(self, captured: CapturedStep, works: list[Work], rows: Mapping[int, int]) -> None:
+        """Launch the step after the current one, if it is sure to have the same sequences."""
+        if captured.advance is not None and can_prelaunch(works, self.cache.page_size):
+            self._prelaunched = PrelaunchedStep(captured, works, rows)
 
     def _run(self, works: list[Work]) -> list[Drawn]:
         slots = self._slots.assign(works)
         kind, bucket = StepKind.of(works, self._lone_modes), self._bucket(works)
-        if bucket is not None and kind.ahead <= GRAPHED_DRAFT and not any(_is_relaxed(work) for work in works):
+        if bucket is not None and kind.draft_depth <= GRAPHED_DRAFT and not any(_is_relaxed(work) for work in works):
             kind = kind.graphed
             drawn = self._replay(works, slots, bucket, kind)
         else:
@@ -137,7 +138,7 @@ class Runner:
         return drawn
 
     def _bucket(self, works: list[Work]) -> int | None:
-        """Rows of the smallest graph that has room for these works, if one has."""
+        """Rows of the smallest graph that holds these works; None: run eagerly."""
         if not self.use_graphs:
             return None
         total = sum(work.total for work in works)
@@ -147,19 +148,16 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, buckets: tuple[int, ...] = BUCKETS) -> None:
-        """Capture the graphs ahead, so that no conversation pays for it."""
+        """Capture the graphs of these sizes."""
         if self.use_graphs:
             self._graphs.warm_up(buckets, self._lone_modes)
 
     def knows(self, sequence: Sequence) -> bool:
-        """Whether a sequence's settings are on the device; a slot may have been given away."""
+        """Whether a sequence has a slot in the device tables; it may have been evicted."""
         return sequence in self._slots
 
     def draw_ahead(self, sequences: list[Sequence], places: int) -> SlotDraw:
-        """How the rows of so many places behind each sequence's last row would be drawn, place by place.
-
-        # one entry per sequence and place
-        """
+        """The draw of the next `places` rows of each sequence, one entry per sequence and row."""
         facts = [
             (self._slots.index(sequence), len(sequence) + place, sequence.mode, sequence.generated + 1 + place)
             for sequence in sequences
@@ -175,15 +173,15 @@ class Runner:
         fits_top_k_kernel = all(generation.fits_top_k_kernel for generation in generations)
         return SlotDraw(self._slots.tables, slot, position, mode, generated, fits_top_k_kernel, recent, plain=plain)
 
-    def keep(self, sequence: Sequence, places: list[int]) -> None:
-        """Bring the keys and values of a draft's rows at these places to stand right behind the sequence's."""
-        if places != list(range(len(places))):
-            self._move(sequence, places)
+    def compact(self, sequence: Sequence, accepted: list[int]) -> None:
+        """Move the keys and values of a draft's accepted rows to directly after the sequence's."""
+        if accepted != list(range(len(accepted))):
+            self._move(sequence, accepted)
 
     @torch.inference_mode()
-    def _move(self, sequence: Sequence, places: list[int]) -> None:
+    def _move(self, sequence: Sequence, accepted: list[int]) -> None:
         size = self.cache.page_size
-        moves = [(sequence.cached + place, sequence.cached + kept) for kept, place in enumerate(places)]
+        moves = [(sequence.cached + index, sequence.cached + target) for target, index in enumerate(accepted)]
         pages = torch.tensor(sequence.pages, device=self.device)
         source, target = torch.tensor(moves, device=self.device).unbind(1)
         for tensor in self.cache.tensors():
@@ -194,21 +192,21 @@ class Runner:
         self._slots.forget(sequence)
 
     def _run_eagerly(self, works: list[Work], slots: list[int], kind: StepKind) -> list[Drawn]:
-        # Rows the decode kernel takes stand first; without kernels there are none, and every work is a piece.
+        # Rows for the decode kernel come first; without kernels there are none, and every work is a piece.
         order = sorted(range(len(works)), key=lambda index: not self._goes_row_by_row(works[index]))
         works, slots = [works[index] for index in order], [slots[index] for index in order]
-        packed, ends = self._packing.pack(works, slots, kind.ahead)
+        packed, ends = self._packing.pack(works, slots, kind.draft_depth)
         singles = sum(work.total for work in works if self._goes_row_by_row(work))
         pieces = tuple(
-            CachePiece(slice(end - work.total, end), slot, work.start, self._seen(work))
+            CachePiece(slice(end - work.total, end), slot, work.start, self._visible(work))
             for work, slot, end in zip(works, slots, ends, strict=True)
             if not self._goes_row_by_row(work)
         )
         drawing = [row for work, end in zip(works, ends, strict=True) for row in _drawing(work, end)]
         sampled = torch.tensor(drawing, dtype=torch.long, device=self.device)
-        given = torch.from_numpy(packed).to(self.device)
-        made, hidden = self._step(given, kind, singles, pieces, sampled, self._sampling_request(works))
-        rows, by_work, begin = made.tolist(), {}, 0
+        inputs = torch.from_numpy(packed).to(self.device)
+        outputs, hidden = self._step(inputs, kind, singles, pieces, sampled, self._sampling_request(works))
+        rows, by_work, begin = outputs.tolist(), {}, 0
         for index, work in zip(order, works, strict=True):
             if work.samples:
                 end = begin + 1 + len(work.drafted)
@@ -218,26 +216,26 @@ class Runner:
 
     def _replay(self, works: list[Work], slots: list[int], bucket: int, kind: StepKind) -> list[Drawn]:
         captured = self._graphs.of(bucket, kind)
-        packed, ends = self._packing.pack(works, slots, kind.ahead, bucket)
-        ticket = captured.start(packed)
-        if not kind.ahead:
-            self._go_on(captured, works, {work.sequence.id: end - 1 for work, end in zip(works, ends, strict=True)})
-        rows = captured.rows(ticket)
+        packed, ends = self._packing.pack(works, slots, kind.draft_depth, bucket)
+        ticket = captured.launch(packed)
+        if not kind.draft_depth:
+            self._prelaunch(captured, works, {work.sequence.id: end - 1 for work, end in zip(works, ends, strict=True)})
+        rows = captured.read(ticket)
         drawing = [(work, _drawing(work, end)) for work, end in zip(works, ends, strict=True) if work.samples]
-        return [_drawn(work, rows[places.start : places.stop], captured.hidden, places) for work, places in drawing]
+        return [_drawn(work, rows[span.start : span.stop], captured.hidden, span) for work, span in drawing]
 
-    def _seen(self, work: Work) -> Tensor | None:
-        """What each row of a work may see, where its draft branches.  # [row, context] bool"""
+    def _visible(self, work: Work) -> Tensor | None:
+        """The attention mask of a work whose draft branches.  # [row, context] bool"""
         if work.drafted.is_chain:
             return None
         first, drafted = work.start + work.count, len(work.drafted)
-        seen = np.tri(work.total, first + drafted, work.start, dtype=bool)
+        visible = np.tri(work.total, first + drafted, work.start, dtype=bool)
         tree = np.eye(drafted, dtype=bool)
-        for place, up in enumerate(work.drafted.parents):
-            if up >= 0:
-                tree[place] |= tree[up]
-        seen[work.count :, first:] = tree
-        return torch.from_numpy(seen).to(self.device)
+        for index, parent in enumerate(work.drafted.parents):
+            if parent >= 0:
+                tree[index] |= tree[parent]
+        visible[work.count :, first:] = tree
+        return torch.from_numpy(visible).to(self.device)
 
     def _is_single(self, work: Work) -> bool:
         is_short = work.total <= SHORT_PIECE or (bool(work.drafted) and work.total <= 1 + GRAPHED_DRAFT)
@@ -246,11 +244,11 @@ class Runner:
     def _goes_row_by_row(self, work: Work) -> bool:
         """Whether the decode kernel takes its rows: one launch for all such works, where a piece takes ten."""
         read = work.total * (work.start + work.total) * self._row_bytes
-        is_near = self.use_kernels and work.drafted.is_chain and read <= READ_AGAIN
-        return is_near or self._is_single(work)
+        is_cheap = self.use_kernels and work.drafted.is_chain and read <= MAX_REREAD_BYTES
+        return is_cheap or self._is_single(work)
 
     def _sampling_request(self, works: list[Work]) -> SamplingRequest | None:
-        """The drafted rows as wishes of the draws before them, where acceptance is relaxed."""
+        """The drafted rows as requests to the draws at their positions, where acceptance is relaxed."""
         if not any(_is_relaxed(work) for work in works):
             return None
         none = (NO_ROW,) * self.model.channels
@@ -272,33 +270,34 @@ def _is_relaxed(work: Work) -> bool:
 
 
 def _requested_ids(draft: Draft, none: Row) -> list[Row]:
-    """The likeliest guess behind the sequence's last row and behind each row of the draft."""
-    return [draft[draft.parents.index(place)] if place in draft.parents else none for place in range(-1, len(draft))]
+    """The likeliest drafted row after the sequence's last row and after each row of the draft."""
+    parents = draft.parents
+    return [draft[parents.index(index)] if index in parents else none for index in range(-1, len(draft))]
 
 
 def _drawing(work: Work, end: int) -> range:
-    """The rows of the step that yield a row, of a work that ends there."""
+    """The rows of the step after which a work that ends at `end` draws."""
     return range(end - 1 - len(work.drafted), end) if work.samples else range(0)
 
 
-def _drawn(work: Work, rows: list[list[int]], hidden: Tensor, places: range) -> Drawn:
+def _drawn(work: Work, rows: list[list[int]], hidden: Tensor, span: range) -> Drawn:
     speculation = work.sequence.speculation
     reads = work.sequence.states is not None or (speculation is not None and speculation.reads_hidden)
-    return Drawn([tuple(row) for row in rows], hidden[places.start : places.stop].clone() if reads else None)
+    return Drawn([tuple(row) for row in rows], hidden[span.start : span.stop].clone() if reads else None)
 
 
 CPU_CACHE_ROWS = 16384
-FREE_MEMORY_SHARE = 0.85  # of what the weights leave; the rest is for activations and graphs
+FREE_MEMORY_SHARE = 0.85  # of the memory left by the weights; the rest is for activations and graphs
 
 
 def cache_dtype(model: GenerativeModel, device: Device, dtype: torch.dtype, kv: str) -> torch.dtype:
-    """The type in which keys and values are kept, refused where something would have to compute with it that cannot."""
+    """The dtype of keys and values; InputError where the model or the device does not support it."""
     if kv == "float":
         return dtype
     if kv != "fp8":
         raise InputError(f"kv must be 'float' or 'fp8', not {kv!r}")
     if not getattr(model, "takes_fp8_cache", False):
-        raise InputError(f"{type(model).__name__} keeps keys and values as floats only; leave kv at 'float'")
+        raise InputError(f"{type(model).__name__} supports float keys and values only; leave kv at 'float'")
     if device.kind == "mps" or (device.kind == "cuda" and torch.cuda.get_device_capability(device.index) < (8, 9)):
         raise InputError(f"{device.name} does not compute with float8; leave kv at 'float'")
     return FP8

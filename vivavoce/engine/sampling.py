@@ -1,8 +1,8 @@
-"""How the next row is drawn: settings per sequence and channel, noise that depends on nothing but seed and place.
+"""Sampling: settings per sequence and channel, and batch-invariant draws with counter-based noise.
 
-The draw is Gumbel-max, and the noise of a token is a hash of (seed, row position, channel, token id). So a sequence's
-tokens do not depend on who else is in the batch, on how the batch was cut, or on whether the sequence was evicted and
-recomputed, forked or rewound in between.
+The draw is Gumbel-max, and the noise of a token is a hash of (seed, row position, channel, token id). So the tokens of
+a sequence do not depend on the rest of the batch, on how prompts were split, or on whether the sequence was evicted and
+recomputed, forked or rewound.
 """
 
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ from vivavoce.errors import InputError
 from vivavoce.nn.cuda_graphs import is_compiling_ahead
 from vivavoce.nn.vq import mixed
 
-NO_ROW = -1  # stands where a reply has no row yet
-SECOND_DRAW = 64  # added to a channel, gives noise of its own to a row drawn again
+NO_ROW = -1  # padding where a reply has no row yet
+SECOND_DRAW = 64  # added to the channel for the noise of a second draw
 MAX_TOP_K = 64  # a step whose sequences all have a top_k within it needs no full sort of the vocabulary
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one channel is drawn. Temperature 0 is greedy; top_k 0 and top_p 1 mean no limit."""
+    """Sampling settings of a channel. Temperature 0 is greedy; top_k 0 and top_p 1 mean no limit."""
 
     temperature: float = 0.7
     top_k: int = 20
@@ -51,14 +51,14 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass(frozen=True)
 class Generation:
-    """What a caller wants of one reply. `sampling` is one for all channels, or one a channel."""
+    """Settings of one reply. `sampling` is one for all channels, or one per channel."""
 
     sampling: Sampling | tuple[Sampling, ...] = field(default_factory=Sampling)
     max_new_rows: int = 1000
     min_new_rows: int = 0
     seed: int = 0
     penalise_prompt: bool = True
-    """Whether repetition penalties count what stood before the reply, or only the reply itself."""
+    """Whether repetition penalties count the prompt, or only the reply."""
 
     def __post_init__(self) -> None:
         if self.max_new_rows < 1:
@@ -73,12 +73,12 @@ class Generation:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether every channel takes the likeliest id."""
+        """Whether every channel is greedy."""
         return all(sampling.temperature == 0 for sampling in self._samplings)
 
     @cached_property
     def penalises(self) -> bool:
-        """Whether some channel asks what stands before the row to be drawn."""
+        """Whether some channel has a repetition penalty."""
         return any(sampling.repetition_penalty != 1 for sampling in self._samplings)
 
     @property
@@ -96,17 +96,17 @@ class Generation:
 
 @dataclass
 class SamplingTables:
-    """Settings and history of every slot, on the device, so that a step sends no settings."""
+    """Settings and history of every slot, kept on the device."""
 
     floats: Tensor  # [slot, channel, (temperature, top_p, repetition penalty)]
     top_k: Tensor  # [slot, channel] int64; 0 = no limit
     seeds: Tensor  # [slot] int64
     min_rows: Tensor  # [slot] int32: min_new_rows
-    seen: list[Tensor]  # per channel [slot, vocabulary] bool: ids that stand in the sequence's rows
+    seen: list[Tensor]  # per channel [slot, vocabulary] bool: ids in the counted rows of the sequence
 
     @classmethod
     def allocate(cls, slots: int, vocabularies: tuple[int, ...], device: torch.device) -> "SamplingTables":
-        """Tables for so many slots, all greedy."""
+        """Tables of this many slots, all greedy."""
         channels = len(vocabularies)
         floats = torch.ones(slots, channels, 3, device=device)
         floats[..., 0] = 0.0
@@ -128,7 +128,7 @@ class SamplingTables:
         self.min_rows[slot] = generation.min_new_rows
 
     def store_rows(self, slot: int, rows: Tensor) -> None:
-        """Make a slot's history exactly these rows.  # [row, channel] int64"""
+        """Replace a slot's history by these rows.  # [row, channel] int64"""
         for channel, seen in enumerate(self.seen):
             seen[slot] = False
             seen[slot, rows[:, channel]] = True
@@ -141,59 +141,59 @@ class SamplingTables:
 
 @dataclass
 class SamplingRequest:
-    """Ids that are taken instead of the drawn ones where they are likely enough; NO_ROW where nothing is wished."""
+    """Ids to take instead of the drawn ones if they are likely enough (typical acceptance); NO_ROW: none."""
 
     ids: Tensor  # [sequence, channel] int64
-    max_probability: Tensor  # [sequence]: a chance above this is always enough
-    share: Tensor  # [sequence]: and one above this share of exp(−entropy)
+    max_probability: Tensor  # [sequence]: a probability above this is enough
+    share: Tensor  # [sequence]: so is one above this share of exp(−entropy)
 
     def or_drawn(self, channel: int, scaled: Tensor, drawn: Tensor) -> Tensor:
         """# [sequence, vocabulary], [sequence] → [sequence]"""
         requested = self.ids[:, channel]
-        chances = scaled.softmax(-1)
-        entropy = torch.special.entr(chances).sum(-1)
-        bar = torch.minimum(self.max_probability, self.share * torch.exp(-entropy))
-        chance = chances.gather(-1, requested.clamp(0, scaled.shape[-1] - 1)[:, None])[:, 0]
-        possible = (requested >= 0) & (requested < scaled.shape[-1])
-        return torch.where(possible & (chance > bar), requested, drawn)
+        probabilities = scaled.softmax(-1)
+        entropy = torch.special.entr(probabilities).sum(-1)
+        threshold = torch.minimum(self.max_probability, self.share * torch.exp(-entropy))
+        probability = probabilities.gather(-1, requested.clamp(0, scaled.shape[-1] - 1)[:, None])[:, 0]
+        is_valid = (requested >= 0) & (requested < scaled.shape[-1])
+        return torch.where(is_valid & (probability > threshold), requested, drawn)
 
 
 @dataclass
 class SlotDraw:
-    """The `Draw` of a step: each sequence drawn by its slot's settings, entirely on the device."""
+    """The `Draw` of a step: each sequence is sampled with its slot's settings, entirely on the device."""
 
     tables: SamplingTables
     slots: Tensor  # [sequence] int64
-    positions: Tensor  # [sequence]: where the row to be drawn will stand
+    positions: Tensor  # [sequence]: of the row to be drawn
     modes: Tensor
     generated: Tensor
     fits_top_k_kernel: bool
     recent: Tensor | None = None  # [sequence, row, channel]: the last rows of each reply
-    ahead: Tensor | None = None  # [sequence, row, channel]: drafted rows before the one to be drawn, or NO_ROW
+    drafted: Tensor | None = None  # [sequence, row, channel]: drafted rows before the one to be drawn, or NO_ROW
     sampling_request: SamplingRequest | None = None
     plain: bool = False
-    """Whether every draw is greedy and nothing is penalised: then the likeliest id is all there is to find."""
+    """Whether every draw is greedy and without penalties: an argmax."""
     shared_mode: int | None = None
-    """The mode of every one of these sequences, where it is known before the device knows it."""
+    """The mode of all these sequences, where the host knows it."""
 
     @property
     def min_rows(self) -> Tensor:
-        """The least number of rows each sequence's caller wants."""
+        """`min_new_rows` of each sequence."""
         return self.tables.min_rows[self.slots]
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
         if self.plain:
             return self._accept_requested(channel, logits, logits.argmax(-1))
-        if self._is_for_kernels(logits) and self.ahead is None and self.sampling_request is None:
-            return self._drawn_at_once(channel, logits, self.tables.seen[channel])
+        if self._is_for_kernels(logits) and self.drafted is None and self.sampling_request is None:
+            return self._draw_by_kernel(channel, logits, self.tables.seen[channel])
         penalty = self.tables.floats[self.slots, channel, 2:].to(logits.dtype)
         logits = penalise(logits, self._seen(channel)[:, : logits.shape[-1]], penalty)
         return self._accept_requested(channel, logits, self.choose(channel, logits))
 
     def sample_unrepeated(self, channel: int, logits: Tensor, share: float) -> Tensor:
-        """One id per sequence by the repetition-aware rule.  # [sequence, vocabulary] float → [sequence] int64"""
-        assert self.recent is not None, "the model must say in `recall` how many rows it looks back"
+        """One id per sequence by repetition-aware sampling.  # [sequence, vocabulary] float → [sequence] int64"""
+        assert self.recent is not None, "the model must set `recall` to the number of rows it looks back"
         if self.plain:
             return self._accept_requested(channel, logits, logits.argmax(-1))
         temperature = self.tables.floats[self.slots, channel, :1].to(logits.dtype)
@@ -208,46 +208,46 @@ class SlotDraw:
         return self._accept_requested(channel, logits, torch.where(repeated & ~greedy, again, drawn)[:, 0])
 
     def choose(self, channel: int, logits: Tensor, top_p_of_all: bool = False) -> Tensor:
-        """One column per sequence, whatever the sequence has seen.  # [sequence, column] float → [sequence] int64"""
+        """One column per sequence, without repetition penalty.  # [sequence, column] float → [sequence] int64"""
         if self.plain:
             return logits.argmax(-1)
         if self._is_for_kernels(logits) and not top_p_of_all:
-            return self._drawn_at_once(channel, logits, None)
+            return self._draw_by_kernel(channel, logits, None)
         settings = self.tables.floats[self.slots, channel].to(logits.dtype)
         temperature, top_p = settings[:, :1], settings[:, 1:2]
         greedy = temperature == 0
         scaled = logits / temperature.masked_fill(greedy, 1.0)
         total = scaled.logsumexp(-1, keepdim=True) if top_p_of_all else None
         if self._is_for_kernels(logits):
-            return self._drawn_at_once(channel, logits, None, total)
+            return self._draw_by_kernel(channel, logits, None, total)
         candidates = min(MAX_TOP_K, logits.shape[-1]) if self.fits_top_k_kernel else logits.shape[-1]
         scores, ids = scaled.topk(candidates, dim=-1)
-        kept = keep_likely(scores, self.tables.top_k[self.slots, channel][:, None], top_p, total)
+        is_candidate = keep_likely(scores, self.tables.top_k[self.slots, channel][:, None], top_p, total)
         noise = gumbel_noise(self.tables.seeds[self.slots], self.positions, channel, ids).to(scores.dtype)
-        drawn = (scores + noise).masked_fill(~kept, float("-inf")).argmax(-1, keepdim=True)
+        drawn = (scores + noise).masked_fill(~is_candidate, float("-inf")).argmax(-1, keepdim=True)
         best = ids.masked_fill(scores < scores[:, :1], torch.iinfo(ids.dtype).max).amin(-1, keepdim=True)
         return torch.where(greedy, best, ids.gather(-1, drawn))[:, 0]
 
     def _is_for_kernels(self, logits: Tensor) -> bool:
         return self.fits_top_k_kernel and kernels.usable(logits) and logits.dtype != torch.float64
 
-    def _drawn_at_once(self, channel: int, logits: Tensor, seen: Tensor | None, total: Tensor | None = None) -> Tensor:
+    def _draw_by_kernel(self, channel: int, logits: Tensor, seen: Tensor | None, total: Tensor | None = None) -> Tensor:
         tables, logits = self.tables, logits.float()
         settings = (tables.floats, tables.top_k, tables.seeds)
         if total is None and logits.shape[-1] <= kernels.MAX_DRAW_COLUMNS:
             drawn = kernels.small_vocabulary_draw(logits, *settings, seen, self.slots, self.positions, channel)
         else:
             drawn = kernels.draw(logits, *settings, seen, self.slots, self.positions, channel, total)
-        # A kernel that is only compiled writes nothing, and what is anything must not be looked up.
+        # While kernels are only compiled, outputs are uninitialised and must not be used as indices.
         return torch.zeros_like(drawn) if is_compiling_ahead() else drawn
 
     def _seen(self, channel: int) -> Tensor:
-        """Which ids stand before the row to be drawn.  # [sequence, vocabulary] bool, its own memory"""
+        """Ids in the rows before the one to be drawn.  # [sequence, vocabulary] bool, a copy"""
         seen = self.tables.seen[channel][self.slots]
-        if self.ahead is not None:
-            ids = self.ahead[..., channel].long()
+        if self.drafted is not None:
+            ids = self.drafted[..., channel].long()
             first = seen[:, 0] | (ids == 0).any(-1)
-            seen.scatter_(-1, ids.clamp(min=0), True)  # where there is no row, this hits id 0, which is put right
+            seen.scatter_(-1, ids.clamp(min=0), True)  # NO_ROW sets id 0, which is restored
             seen[:, 0] = first
         return seen
 
@@ -259,25 +259,28 @@ class SlotDraw:
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Push down ids that the sequence already has: positive logits divided, negative ones multiplied."""
+    """Repetition penalty: positive logits of seen ids are divided by it, negative ones multiplied."""
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor | None = None) -> Tensor:
-    """Which of the descending scores survive top-k, then top-p over what top-k left.  # bool like scores
+    """Which of the descending scores pass top-k, then top-p over the rest.  # bool like scores
 
-    With `total`, the logarithm of what all scores sum up to, top-p counts over all instead.
+    With `total`, the logsumexp of all scores, top-p is taken over all of them instead.
     """
     rank = torch.arange(scores.shape[-1], device=scores.device)
     within = (rank < top_k) | (top_k == 0)
-    kept = scores.masked_fill(~within, float("-inf"))
-    chances = kept.softmax(-1) if total is None else (kept - total).exp()
-    before = chances.cumsum(-1) - chances
-    return within & ((before < top_p) | (rank == 0))
+    limited = scores.masked_fill(~within, float("-inf"))
+    probabilities = limited.softmax(-1) if total is None else (limited - total).exp()
+    cumulative = probabilities.cumsum(-1) - probabilities  # of the better ones
+    return within & ((cumulative < top_p) | (rank == 0))
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, channel: int, ids: Tensor) -> Tensor:
-    """Gumbel noise of each candidate, a pure function of its place.  # [sequence], [sequence], [sequence, candidate]"""
+    """Gumbel noise of each candidate id, a hash of seed, position, channel and id.
+
+    # seeds and positions [sequence], ids [sequence, candidate] → [sequence, candidate]
+    """
     if kernels.usable(ids):
         return kernels.gumbel_noise(seeds, positions, channel, ids)
     state = mixed(seeds)

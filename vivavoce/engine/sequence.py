@@ -1,4 +1,7 @@
-"""The engine's view of one conversation: its rows, the pages of their keys and values, and the reply under way."""
+"""A sequence of the engine: its rows, the pages of its keys and values, its reply, and the deadlines of its playback.
+
+Also the measures of an engine under load (`Slack`) and the rule for admitting sessions (`Admission`).
+"""
 
 import math
 from collections import deque
@@ -15,55 +18,55 @@ from vivavoce.models.interface import Row
 
 @dataclass(frozen=True)
 class PlaybackDeadline:
-    """Somebody who waits for the sound of a reply. Times are seconds of the scheduler's clock."""
+    """When the playback of a reply needs its rows. Times are seconds of the scheduler's clock."""
 
     row_seconds: float
-    """Of sound that one row becomes."""
+    """Seconds of audio that one row is decoded to."""
     first_rows: int
-    """Rows that the first sound is made of."""
+    """Rows needed for the first audio."""
     since: float
-    """When the wait began."""
-    playing: float | None = None
-    """When the reply's beginning was played; later, by as much, if the player ran dry. None: nothing was heard yet."""
+    """When the reply was requested."""
+    started: float | None = None
+    """When playback began, moved later by the length of gaps; None: it has not begun."""
 
-    def awaits_sound(self, rows: int) -> bool:
-        """Whether so many rows are too few for a first sound."""
-        return self.playing is None and rows < self.first_rows
+    def awaits_first_audio(self, rows: int) -> bool:
+        """Whether playback has not begun and this many rows are too few for the first audio."""
+        return self.started is None and rows < self.first_rows
 
-    def is_voiced(self, rows: int) -> bool:
-        """Whether so many rows are enough for a first sound, of which nothing was heard yet."""
-        return self.playing is None and rows >= self.first_rows
+    def has_first_audio(self, rows: int) -> bool:
+        """Whether playback has not begun and this many rows are enough for the first audio."""
+        return self.started is None and rows >= self.first_rows
 
-    def runs_dry(self, rows: int) -> float:
-        """When so many rows will have been played; before anything was, as if it had been from the beginning."""
-        return (self.since if self.playing is None else self.playing) + rows * self.row_seconds
+    def playback_end(self, rows: int) -> float:
+        """When this many rows will have been played; before playback, as if it had begun with the request."""
+        return (self.since if self.started is None else self.started) + rows * self.row_seconds
 
-    def heard(self, now: float, seconds: float) -> "PlaybackDeadline":
-        """The same listener, who by now has played so much of the reply."""
-        return replace(self, playing=now - seconds)
+    def at(self, now: float, seconds: float) -> "PlaybackDeadline":
+        """The deadline once playback has reached this many seconds of the reply."""
+        return replace(self, started=now - seconds)
 
 
 @dataclass(frozen=True)
-class AheadPolicy:
-    """How far replies run ahead of those who hear them."""
+class LeadPolicy:
+    """How far replies are generated ahead of their playback; all leads are in seconds."""
 
-    furthest: float = 6.0
-    """Seconds ahead at which a reply rests: what is made further ahead is lost if the listener interrupts."""
-    calm: float = 4.0
-    """Seconds ahead at which a reply no longer presses: it is served when a step is due anyway."""
+    max_lead: float = 6.0
+    """At which a reply rests: audio further ahead is wasted if the user interrupts."""
+    calm_lead: float = 4.0
+    """At which a reply no longer hastens the next step."""
     pace: float = 0.06
-    """Seconds from step to step where nobody presses: reading the weights for many costs hardly more than for one."""
-    spare: float = 2.2
-    """Seconds ahead at which a reply lets a step be shorter, for those who have heard nothing yet."""
-    haste: float = 0.5
-    """Of the pace, from step to step, while somebody is neither calm nor short of sound."""
-    voicing: float = 0.1
-    """Seconds for which a reply rests once its first sound can be made: the voice has the device for itself."""
+    """Seconds between steps when all replies have a `calm_lead`: a batch costs hardly more than one sequence."""
+    spare_lead: float = 2.2
+    """At which a reply is left out of steps while another waits for its first audio."""
+    hurry: float = 0.5
+    """Factor of `pace` while the smallest lead is between `spare_lead` and `calm_lead`."""
+    first_audio_rest: float = 0.1
+    """Seconds for which a reply rests while its first audio is decoded, so that the decoder has the device."""
 
 
-ON_GRAPHS = AheadPolicy(calm=5.0, spare=4.0)
-"""Where a voice makes many replies' sound in one pass: with codes enough waiting it is given long hops, which cost a
-third of short ones, and a crowd that begins at once gets ahead of its listeners."""
+ON_GRAPHS = LeadPolicy(calm_lead=5.0, spare_lead=4.0)
+"""For devices with CUDA graphs, whose codec decodes many replies in one pass: with larger leads it is given long hops,
+which cost a third of short ones."""
 
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
@@ -71,7 +74,7 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
 
 @dataclass(eq=False)
 class Sequence:
-    """Rows in order, of which the first `cached` have keys and values in `pages`."""
+    """Rows, of which the first `cached` have keys and values in `pages`."""
 
     id: int
     rows: list[Row] = field(default_factory=list)
@@ -79,80 +82,80 @@ class Sequence:
     cached: int = 0
     last_used: int = 0
     is_open: bool = True
-    is_wanted: bool = False
-    """Rows were added that nobody has computed yet. An evicted sequence that nobody asks for is not."""
+    needs_prefill: bool = False
+    """Whether added rows are to be prefilled. Eviction does not set it: idle sequences wait until they are used."""
     page_revision: int = 0
-    """Counts changes of `pages`, by which a copy of the page table knows that it is stale."""
+    """Incremented with every change of `pages`, so that copies of the page table are known to be stale."""
     row_revision: int = 0
-    """Counts rewinds: rows that were there are gone, and what was derived from them is stale."""
+    """Incremented with every rewind, so that what was derived from removed rows is known to be stale."""
 
     generation: Generation | None = None
     generated: int = 0
     mode: int = 0
     unread: int = 0
-    """Rows made that the consumer has not taken yet; with `max_unread` it makes a slow consumer pause the reply."""
+    """Generated rows that the consumer has not taken yet; at `max_unread` the reply pauses."""
     max_unread: int | None = None
     listener: PlaybackDeadline | None = None
-    """Who hears the reply while it is made, if anybody does."""
-    served: float = 0.0
-    """When a step last computed some of its rows, on the scheduler's clock."""
-    voiced: float | None = None
-    """When the rows of its first sound were there."""
+    """The playback of the reply, if it is played while it is generated."""
+    last_served: float = 0.0
+    """Time of the last step with rows of this sequence."""
+    first_audio_ready: float | None = None
+    """When the rows of its first audio were complete."""
     speculation: Speculation | None = None
     hidden: Tensor | None = None
-    """The model's state from which the newest row was drawn, kept where a draft is made of it."""
+    """The hidden state from which the newest row was drawn, where `speculation` reads it."""
     states: list[Tensor] | None = None
-    """The states from which all rows of the reply were drawn, [row, …] each, where somebody keeps them."""
+    """Hidden states from which the rows of the reply were drawn, [row, …] each, if the caller sets a list."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def is_generating(self) -> bool:
-        """Whether a reply is being made."""
+        """Whether a reply is in progress."""
         return self.generation is not None
 
     @property
     def first_counted(self) -> int:
-        """From which row on repetition penalties count."""
+        """The first row that repetition penalties count."""
         if self.generation is None or self.generation.penalise_prompt:
             return 0
         return len(self.rows) - self.generated
 
     @property
     def is_paused(self) -> bool:
-        """Whether the reply waits for its consumer."""
+        """Whether the reply waits for its consumer to take rows."""
         return self.max_unread is not None and self.unread >= self.max_unread
 
     @property
-    def awaits_sound(self) -> bool:
-        """Whether somebody has heard nothing of the reply because its first rows are not there."""
-        return self.is_generating and self.listener is not None and self.listener.awaits_sound(self.generated)
+    def awaits_first_audio(self) -> bool:
+        """Whether the playback waits for the first rows of the reply."""
+        return self.is_generating and self.listener is not None and self.listener.awaits_first_audio(self.generated)
 
     @property
-    def runs_dry(self) -> float | None:
-        """When its listener will have heard all there is; None: nobody listens."""
-        return None if self.listener is None else self.listener.runs_dry(self.generated)
+    def playback_end(self) -> float | None:
+        """When the playback will have used up all rows; None: there is no playback."""
+        return None if self.listener is None else self.listener.playback_end(self.generated)
 
     @property
     def pending(self) -> int:
-        """Rows without keys and values yet."""
+        """Rows without keys and values."""
         return len(self.rows) - self.cached
 
     @property
     def has_work(self) -> bool:
-        """Whether a step should compute some of its rows."""
+        """Whether a step should include it."""
         if self.is_generating:
             return not self.is_paused
-        return self.is_wanted and self.pending > 0
+        return self.needs_prefill and self.pending > 0
 
 
 def rows_in_common(first: list[Row], second: list[Row]) -> int:
-    """How many rows both begin with."""
+    """Length of the common prefix."""
     length = min(len(first), len(second))
     if first[:length] == second[:length]:
         return length
-    return next(place for place in range(length) if first[place] != second[place])
+    return next(index for index in range(length) if first[index] != second[index])
 
 
 WINDOW_SECONDS = 5.0
@@ -160,14 +163,14 @@ BUCKETS = 20
 
 
 class Extreme:
-    """The largest of values noted within the last seconds, in constant memory."""
+    """The maximum over a sliding time window, in constant memory."""
 
     def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         self._width = seconds / BUCKETS
-        self._buckets: deque[tuple[int, float]] = deque()  # number of the bucket, and its largest
+        self._buckets: deque[tuple[int, float]] = deque()  # number and maximum of each bucket
 
     def note(self, now: float, value: float) -> None:
-        """A value of now."""
+        """Add a value."""
         number = math.floor(now / self._width)
         if self._buckets and self._buckets[-1][0] == number:
             self._buckets[-1] = (number, max(self._buckets[-1][1], value))
@@ -176,7 +179,7 @@ class Extreme:
         self._forget(number)
 
     def largest(self, now: float) -> float | None:
-        """The largest; None where nothing was noted."""
+        """The maximum; None: no value in the window."""
         self._forget(math.floor(now / self._width))
         return max((value for _, value in self._buckets), default=None)
 
@@ -186,54 +189,53 @@ class Extreme:
 
 
 class Slack:
-    """What is measured of an engine as it steps."""
+    """Step times of an engine, and the slack of its playbacks: the audio left when a row arrives."""
 
     def __init__(self) -> None:
         self._lateness = Extreme()
         self.busy = 0.0
-        """Seconds of all steps together."""
+        """Total seconds of all steps."""
         self.max_step_seconds = 0.0
         self.min_slack: float | None = None
 
     def note(self, now: float, left: float) -> None:
-        """A row came when its listener had sound for so many seconds more."""
+        """A row arrived when its playback had this many seconds of audio left."""
         self._lateness.note(now, -left)
         self.min_slack = left if self.min_slack is None else min(self.min_slack, left)
 
     def note_step(self, seconds: float) -> None:
-        """A step took so long."""
+        """A step took this long."""
         self.busy, self.max_step_seconds = self.busy + seconds, max(self.max_step_seconds, seconds)
 
     def reset(self) -> None:
-        """Forget the extremes; what was busy stays."""
+        """Reset the extremes, not `busy`."""
         self._lateness = Extreme()
         self.max_step_seconds, self.min_slack = 0.0, None
 
     def recent_min_slack(self, now: float) -> float | None:
-        """The least time a listener had left lately; below 0 somebody heard a gap. None: nobody listened."""
+        """The smallest slack of the last seconds; below 0 a playback had a gap. None: there was no playback."""
         lateness = self._lateness.largest(now)
         return None if lateness is None else -lateness
 
 
 @dataclass(frozen=True)
 class Admission:
-    """When one more session may come in."""
+    """Whether one more session may be admitted."""
 
     wanted_slack: float = 0.1
-    """Seconds that every listener had left lately."""
+    """Slack in seconds that every playback must have had in the last seconds."""
     rows: int = 1024
-    """Of history for which a newcomer needs room."""
+    """Rows of cache that must be free for a session's history."""
 
     def check(self, slack: float | None, free_rows: int, free_bytes: float, voice_bytes: float = 0.0) -> None:
-        """`CapacityError` that says what is short: time, room for the history, or memory for the voice."""
+        """Raise CapacityError, naming what is short: slack, cache rows, or memory for the voice."""
         if slack is not None and slack < self.wanted_slack:
             raise CapacityError(
-                f"listeners had {slack * 1e3:.0f} ms of sound left and {self.wanted_slack * 1e3:.0f} are wanted before "
-                "another session comes in"
+                f"playbacks had {slack * 1e3:.0f} ms of audio left, a new session needs {self.wanted_slack * 1e3:.0f} "
             )
         if free_rows < self.rows:
-            raise CapacityError(f"the cache has room for {free_rows} rows and a session is to have {self.rows}")
+            raise CapacityError(f"the cache has room for {free_rows} rows, and a new session needs {self.rows}")
         if free_bytes < voice_bytes:
             raise CapacityError(
-                f"{free_bytes / 1e6:.0f} MB are free and a session's voice needs {voice_bytes / 1e6:.0f} MB"
+                f"{free_bytes / 1e6:.0f} MB are free, and a session's voice needs {voice_bytes / 1e6:.0f} MB"
             )

@@ -1,16 +1,16 @@
-"""Speculative decoding: rows guessed ahead are checked in one pass, and those the model would have made are kept.
+"""Speculative decoding: drafted rows are verified in one pass, and those that the model would have drawn are accepted.
 
-A draft of k rows is computed behind the sequence's last row, and the model's own row is drawn after each of these.
-The draft is kept for as long as it equals what was drawn; then comes the row that was drawn instead. Because the noise
-of a draw is a function of seed, place and id alone (`vivavoce.engine.sampling`), the row drawn behind a kept draft is
-the very row plain decoding draws there: every reply equals the plain one row for row, greedy or sampled, whatever the
-draft was. Rejection sampling, which needs the draft's chances and keeps only the distribution, has nothing to add. A
-source that draws with the same seed and places shares the model's noise, and so is right nearly as often as rejection
-sampling would accept it. Guesses may branch: a draft is then a tree, whose rows each see the rows they follow and no
-others, and the branch that was drawn is kept.
+A draft of k rows is computed after the sequence's last row, and the model draws a row after each of these k + 1.
+Drafted rows are accepted as long as they equal the drawn ones; then follows the drawn row that differs. The noise of a
+draw is a function of seed, position and id alone (`vivavoce.engine.sampling`), so the row drawn after an accepted draft
+is the row that plain decoding draws at that position: every reply equals the plain one row by row, greedy or sampled,
+whatever the draft. Rejection sampling, which needs the draft's probabilities and preserves only the distribution, is
+not needed. A draft model that draws with the same seed and positions shares the noise, so its rows are accepted nearly
+as often as by rejection sampling. A draft may be a tree: each row attends to its ancestors only, and the drawn branch
+is accepted.
 
-What can differ is rounding: a pass over several rows may add in another order than one over a single row, as any batch
-may, and where two ids are equally likely within rounding, the other one may be taken.
+Rounding can differ: a pass over several rows may sum in another order than one over a single row, as in any batch, so
+where two ids are equally likely within rounding, the other one may be drawn.
 """
 
 import logging
@@ -30,19 +30,20 @@ logger = logging.getLogger(__name__)
 
 
 class Draft(tuple[Row, ...]):
-    """Rows guessed ahead, each behind an earlier one of them, or, where its parent is −1, behind the sequence's last.
+    """Drafted rows as a tree: each follows the row at its parent's index, or, for −1, the sequence's last row.
 
-    Without parents they are a chain. Of the rows that follow one row, the likeliest stands first.
+    Without parents they are a chain. Of the rows with one parent, the likeliest comes first.
     """
 
     parents: tuple[int, ...]
 
     def __new__(cls, rows: Iterable[Row] = (), parents: Iterable[int] | None = None) -> "Draft":
-        made = super().__new__(cls, rows)
-        made.parents = tuple(range(-1, len(made) - 1) if parents is None else parents)
-        if len(made.parents) != len(made) or any(not -1 <= up < place for place, up in enumerate(made.parents)):
-            raise InputError(f"a draft of {len(made)} rows cannot have the parents {made.parents}")
-        return made
+        draft = super().__new__(cls, rows)
+        draft.parents = tuple(range(-1, len(draft) - 1) if parents is None else parents)
+        is_tree = all(-1 <= parent < index for index, parent in enumerate(draft.parents))
+        if len(draft.parents) != len(draft) or not is_tree:
+            raise InputError(f"a draft of {len(draft)} rows cannot have the parents {draft.parents}")
+        return draft
 
     @property
     def is_chain(self) -> bool:
@@ -51,30 +52,30 @@ class Draft(tuple[Row, ...]):
 
     @property
     def depth(self) -> int:
-        """How many rows the longest branch has."""
+        """Rows of the longest branch."""
         depths: list[int] = []
-        for up in self.parents:
-            depths.append(1 if up < 0 else depths[up] + 1)
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
         return max(depths, default=0)
 
-    def branch(self, place: int) -> list[int]:
-        """The places of the rows from the first up to and with this one."""
-        places = []
-        while place >= 0:
-            places.append(place)
-            place = self.parents[place]
-        return places[::-1]
+    def branch(self, index: int) -> list[int]:
+        """The indices of a row's ancestors, from the first, and of the row itself."""
+        indices = []
+        while index >= 0:
+            indices.append(index)
+            index = self.parents[index]
+        return indices[::-1]
 
     def first(self, count: int) -> "Draft":
-        """The draft without all but its first rows."""
+        """The first rows of the draft."""
         return self if count >= len(self) else Draft(self[:count], self.parents[:count])
 
     def likeliest(self) -> "Draft":
-        """Only the branch of first guesses, as a chain."""
-        rows, place = [], -1
-        while place in self.parents:
-            place = self.parents.index(place)
-            rows.append(self[place])
+        """The likeliest branch, as a chain."""
+        rows, index = [], -1
+        while index in self.parents:
+            index = self.parents.index(index)
+            rows.append(self[index])
         return Draft(rows)
 
 
@@ -82,26 +83,26 @@ NO_DRAFT = Draft()
 
 
 class DraftSource(Protocol):
-    """Something that guesses how a reply goes on. A bad guess costs time, never a row."""
+    """Proposes the next rows of a reply. A wrong draft costs time and never changes the reply."""
 
     def propose(self, sequence: "Sequence", max_rows: int) -> Many[Row]:
-        """Up to `most` rows that may follow the last row of a sequence that is generating; a `Draft` may branch."""
+        """Up to `max_rows` rows to follow the last row of a generating sequence; a `Draft` may branch."""
         ...
 
 
 class BatchedSource(DraftSource, Protocol):
-    """A source that guesses better for many sequences at once."""
+    """A source that drafts for many sequences in one pass."""
 
     def propose_together(self, wants: "Many[tuple[Sequence, int]]") -> list[Many[Row]]:
-        """What `propose` gives, for each of these."""
+        """`propose` for each sequence and its maximum of rows."""
         ...
 
 
 @dataclass(frozen=True)
 class Typical:
-    """Relaxed acceptance: accepts a guess with probability above min(max_probability, share · exp(−entropy)).
+    """Typical acceptance (Medusa): the probability must exceed min(max_probability, share · exp(−entropy)).
 
-    Replies are then no longer those of plain decoding; this is the typical acceptance of Medusa.
+    Replies then differ from those of plain decoding.
     """
 
     max_probability: float = 0.3
@@ -114,13 +115,13 @@ class Typical:
 
 @dataclass(frozen=True)
 class Speculation:
-    """How a reply is sped up: who guesses, how far ahead, and whether a guess need only be likely."""
+    """Speculative decoding of a reply: the source of drafts, their length, and relaxed acceptance if wanted."""
 
     source: DraftSource
     max_rows: int = 4
     relaxed: Typical | None = None
     reads_hidden: bool = False
-    """Whether the source wants `Sequence.hidden`, the model's state behind the newest row."""
+    """Whether the source reads `Sequence.hidden`, the state from which the newest row was drawn."""
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
@@ -129,77 +130,77 @@ class Speculation:
 
 @dataclass
 class Acceptance:
-    """How drafts fared: how often so many rows were drafted and so many of them kept."""
+    """Counts of checked drafts by (rows drafted, rows accepted)."""
 
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def note(self, drafted: int, kept: int) -> None:
-        """One draft was checked."""
+        """Count a checked draft."""
         self.counts[drafted, kept] += 1
 
     @property
     def checks(self) -> int:
-        """Drafts that were checked."""
+        """Checked drafts."""
         return self.counts.total()
 
     @property
     def drafted(self) -> int:
-        """Rows that were guessed."""
+        """Drafted rows."""
         return sum(drafted * times for (drafted, _), times in self.counts.items())
 
     @property
     def kept(self) -> int:
-        """Guessed rows that were right."""
+        """Accepted rows."""
         return sum(kept * times for (_, kept), times in self.counts.items())
 
     @property
     def mean_kept(self) -> float:
-        """Guessed rows kept per check; a check makes one row more than it keeps."""
+        """Accepted rows per check; each check emits one row more."""
         return self.kept / self.checks if self.checks else 0.0
 
     @property
     def histogram(self) -> list[int]:
-        """How many checks kept 0, 1, 2 … rows."""
+        """Checks that accepted 0, 1, 2 … rows."""
         times: Counter[int] = Counter()
         for (_, kept), count in self.counts.items():
             times[kept] += count
         return [times[kept] for kept in range(max(times, default=-1) + 1)]
 
-    def rate(self, place: int) -> float:
-        """How often the guess at this place (0 is the first) was right, where all before it were."""
-        reached = sum(times for (drafted, kept), times in self.counts.items() if drafted > place <= kept)
-        right = sum(times for (_, kept), times in self.counts.items() if kept > place)
-        return right / reached if reached else 0.0
+    def rate(self, index: int) -> float:
+        """Acceptance rate of drafted row `index`, of the checks that accepted all rows before it."""
+        reached = sum(times for (drafted, kept), times in self.counts.items() if drafted > index <= kept)
+        accepted = sum(times for (_, kept), times in self.counts.items() if kept > index)
+        return accepted / reached if reached else 0.0
 
 
-def agreed(draft: Draft, drawn: Many[Row]) -> list[int]:
-    """The places of a draft's rows that are what the model drew, from the first on.
+def accepted_indices(draft: Draft, drawn: Many[Row]) -> list[int]:
+    """Indices of the draft's rows that equal the drawn ones, from the root.
 
-    `drawn` is what followed the sequence's last row, then what followed each row of the draft.
+    `drawn` has the row drawn after the sequence's last row, then those drawn after each row of the draft.
     """
-    places, current = list[int](), -1
-    for place, up in enumerate(draft.parents):
-        if up == current and draft[place] == drawn[current + 1]:
-            places.append(place)
-            current = place
-    return places
+    accepted, current = list[int](), -1
+    for index, parent in enumerate(draft.parents):
+        if parent == current and draft[index] == drawn[current + 1]:
+            accepted.append(index)
+            current = index
+    return accepted
 
 
 def usable(draft: Many[Row], model: GenerativeModel, max_rows: int) -> Draft:
-    """The rows of a draft worth computing: up to a row that ends the reply, or that the model cannot read.
+    """The rows of a draft worth computing: each branch up to an invalid row or one that ends the reply.
 
-    An end is left to the draw in its place: nothing needs to be computed behind it.
+    A row that ends the reply is left to the draw at its position: no row is drawn after it.
     """
-    given = draft if isinstance(draft, Draft) else Draft(draft)
-    if len(given) <= max_rows and all(_is_worth_computing(row, model) for row in given):
-        return given
-    moved, rows, parents = {-1: -1}, list[Row](), list[int]()
-    for place, up in enumerate(given.parents):
-        row = tuple(given[place])
-        if len(rows) < max_rows and up in moved and _is_worth_computing(row, model):
-            moved[place] = len(rows)
+    tree = draft if isinstance(draft, Draft) else Draft(draft)
+    if len(tree) <= max_rows and all(_is_worth_computing(row, model) for row in tree):
+        return tree
+    new_index, rows, parents = {-1: -1}, list[Row](), list[int]()
+    for index, parent in enumerate(tree.parents):
+        row = tuple(tree[index])
+        if len(rows) < max_rows and parent in new_index and _is_worth_computing(row, model):
+            new_index[index] = len(rows)
             rows.append(row)
-            parents.append(moved[up])
+            parents.append(new_index[parent])
     return Draft(rows, parents)
 
 
@@ -212,8 +213,8 @@ def _is_worth_computing(row: Row, model: GenerativeModel) -> bool:
     return not model.ends(row)
 
 
-def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, Draft]:
-    """The drafts of all sequences that may have one, by the sequence's id; each source is asked once if it can be."""
+def gather_drafts(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, Draft]:
+    """Drafts by sequence id, with one call for each source that can batch."""
     groups: dict[int, list[tuple[Sequence, int]]] = {}
     for sequence, max_rows in wants:
         groups.setdefault(id(_source(sequence)), []).append((sequence, max_rows))
@@ -224,21 +225,21 @@ def gather(wants: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[
 
 
 def _proposed(group: "Many[tuple[Sequence, int]]", model: GenerativeModel) -> dict[int, Draft]:
-    """The drafts of sequences that share a source. A sequence for which it fails goes on without drafts."""
+    """The drafts of sequences that share a source. A sequence for which it fails continues without speculation."""
     source = _source(group[0][0])
     try:
-        if hasattr(source, "propose_together"):  # asking whether it is a `GatheredSource` takes as long as a product
-            given = cast(BatchedSource, source).propose_together(group)
+        if hasattr(source, "propose_together"):  # an isinstance check of a Protocol takes as long as a matrix product
+            proposed = cast(BatchedSource, source).propose_together(group)
         else:
-            given = [source.propose(sequence, max_rows) for sequence, max_rows in group]
+            proposed = [source.propose(sequence, max_rows) for sequence, max_rows in group]
         return {
             sequence.id: usable(draft, model, max_rows)
-            for (sequence, max_rows), draft in zip(group, given, strict=True)
+            for (sequence, max_rows), draft in zip(group, proposed, strict=True)
         }
     except Exception:
         if len(group) == 1:
             sequence, _ = group[0]
-            logger.exception("no draft for sequence %d; it goes on without speculation", sequence.id)
+            logger.exception("drafting failed for sequence %d; it continues without speculation", sequence.id)
             sequence.speculation = None
             return {}
     drafts: dict[int, Draft] = {}

@@ -21,23 +21,23 @@ from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
 
 @dataclass
 class SequenceSlot:
-    """A sequence's row of the tables, and since when it holds."""
+    """A sequence's row of the device tables, and what of the sequence it reflects."""
 
     index: int
     page_revision: int = -1
     history: tuple[int, int] | None = None
-    """The revision of the rows, and the first row that counts, of which the sampling table knows."""
+    """`row_revision` and `first_counted` of the sequence when its history was stored."""
     known: int = 0
-    """How many rows the sampling table knows. Kept drafts are not among them until somebody asks."""
+    """Rows in the stored history. Accepted drafts are added later, when a penalty needs them."""
     generation: Generation | None = None
 
 
 class SequenceTables:
-    """So many sequences as tables on the device; whoever was longest absent gives way to who comes."""
+    """Per-sequence device tables (pages, sampling settings, history) with LRU eviction."""
 
     def __init__(self, model: GenerativeModel, device: torch.device, count: int, pages: int) -> None:
         self.device, self.channels = device, model.channels
-        self.filler = count  # one slot more, for rows that only fill a step up
+        self.filler = count  # one slot more, for rows of padding
         self._page_table_host = np.zeros((count + 1, pages), dtype=np.int32)
         self.page_table = torch.zeros(count + 1, pages, dtype=torch.int32, device=device)
         self.tables = SamplingTables.allocate(count + 1, model.vocabularies, device)
@@ -48,17 +48,17 @@ class SequenceTables:
         return sequence.id in self._slots
 
     def index(self, sequence: Sequence) -> int:
-        """The row of a sequence that has one."""
+        """The slot index of a sequence that has one."""
         return self._slots[sequence.id].index
 
     def forget(self, sequence: Sequence) -> None:
-        """Free the slot of a sequence that was closed."""
+        """Free the slot of a sequence, if it has one."""
         slot = self._slots.pop(sequence.id, None)
         if slot is not None:
             self._unused.append(slot.index)
 
     def assign(self, works: list[Work]) -> list[int]:
-        """A slot for each sequence of the step, its device state brought up to date."""
+        """Slot indices of the step's sequences, their device tables updated."""
         for work in works:
             if work.sequence.id in self._slots:
                 self._slots.move_to_end(work.sequence.id)
@@ -81,18 +81,18 @@ class SequenceTables:
         return [slot.index for slot in slots]
 
     def counted(self, works: Iterable[Work]) -> None:
-        """The step has added these rows to the histories."""
+        """Note that the step has added the rows of these works to the histories."""
         for work in works:
             slot = self._slots[work.sequence.id]
             if slot.known >= work.start:
                 slot.known = max(slot.known, work.start + work.count)
 
     def _sent(self, tensor: Tensor) -> Tensor:
-        """A tensor on the device, for which nobody waits: a step may be under way there."""
+        """A copy on the device, made without synchronising: a step may be running there."""
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _slot(self, sequence: Sequence) -> SequenceSlot:
-        """The sequence's slot, or that of whoever was longest absent."""
+        """The sequence's slot; if it has none, an unused one or that of the least recently used sequence."""
         if sequence.id not in self._slots:
             index = self._unused.pop() if self._unused else self._slots.popitem(last=False)[1].index
             self._slots[sequence.id] = SequenceSlot(index)
@@ -100,17 +100,17 @@ class SequenceTables:
         return self._slots[sequence.id]
 
     def _refresh(self, slot: SequenceSlot, work: Work) -> None:
-        """Bring history and settings of a slot to what the sequence says."""
+        """Update history and settings of a slot."""
         sequence = work.sequence
         history = (sequence.row_revision, sequence.first_counted)
         if slot.history != history:
-            past = sequence.rows[sequence.first_counted : work.start]
-            rows = torch.tensor(past, dtype=torch.long).reshape(-1, self.channels)
+            counted = sequence.rows[sequence.first_counted : work.start]
+            rows = torch.tensor(counted, dtype=torch.long).reshape(-1, self.channels)
             self.tables.store_rows(slot.index, rows.to(self.device))
             slot.history, slot.known = history, work.start
         elif slot.known < work.start and sequence.generation is not None and sequence.generation.penalises:
-            missed = torch.tensor(sequence.rows[slot.known : work.start], dtype=torch.long, device=self.device)
-            self.tables.note(torch.full_like(missed[:, 0], slot.index), missed)
+            missing = torch.tensor(sequence.rows[slot.known : work.start], dtype=torch.long, device=self.device)
+            self.tables.note(torch.full_like(missing[:, 0], slot.index), missing)
             slot.known = work.start
         if sequence.generation is not None and slot.generation is not sequence.generation:
             self.tables.settle(slot.index, sequence.generation)
@@ -118,29 +118,29 @@ class SequenceTables:
 
 
 class Packing:
-    """Lays works out for a model. Rows that only fill a batch up stand in the slot `filler`."""
+    """Packs the works of a step into one integer array. Rows of padding have the slot `filler`."""
 
     def __init__(self, model: GenerativeModel, filler: int) -> None:
         self.model, self.filler = model, filler
         self.recall: int = getattr(model, "recall", 0)
 
     def pack(
-        self, works: list[Work], slots: list[int], ahead: int = 0, size: int | None = None
+        self, works: list[Work], slots: list[int], draft_depth: int = 0, size: int | None = None
     ) -> tuple[np.ndarray, list[int]]:
-        """A row of the step as integers: ids, slot, position, mode, rows generated, whether penalties count it.
+        """The packed rows of a step, and the row at which each work ends.
 
-        Then the last rows of the reply, if the model wants to recall them, and room for `ahead` drafted rows that stand
-        before the one to be drawn. Beside all this, where each work ends.
+        Columns: ids, slot, position, mode, rows generated, whether penalties count the row; then the last rows of the
+        reply, if the model recalls any, and up to `draft_depth` drafted rows that precede the one to be drawn.
         """
         channels = self.model.channels
         total = size or sum(work.total for work in works)
-        packed = np.zeros((total, channels * (1 + self.recall + ahead) + 5), dtype=np.int32)
+        packed = np.zeros((total, channels * (1 + self.recall + draft_depth) + 5), dtype=np.int32)
         packed[:, channels] = self.filler
         packed[:, channels + 4] = 1
         packed[:, channels * (1 + self.recall) + 5 :] = NO_ROW
         end, ends = 0, []
         singles: list[tuple[int, ...]] = []
-        places: list[int] = []
+        indices: list[int] = []
         for work, slot in zip(works, slots, strict=True):
             sequence = work.sequence
             begin, end = end, end + work.total
@@ -150,7 +150,7 @@ class Packing:
                 singles.append(
                     (*sequence.rows[work.start], slot, work.start, sequence.mode, sequence.generated + 1, counted)
                 )
-                places.append(begin)
+                indices.append(begin)
                 continue
             packed[begin:end, :channels] = [*sequence.rows[work.start : work.start + work.count], *work.drafted]
             packed[begin:end, channels] = slot
@@ -160,32 +160,30 @@ class Packing:
             uncounted = min(max(0, sequence.first_counted - work.start), work.count)
             packed[begin : begin + uncounted, channels + 4] = 0
             if work.samples:
-                self._replies(packed[end - 1 - len(work.drafted) : end], work)
-        if singles:  # one assignment for all: most steps are nothing else
-            packed[places, : channels + 5] = singles
+                self._pack_draws(packed[end - 1 - len(work.drafted) : end], work)
+        if singles:  # one assignment for all: most steps have nothing else
+            packed[indices, : channels + 5] = singles
         return packed, ends
 
-    def _replies(self, packed: np.ndarray, work: Work) -> None:
-        """What the draw behind the last row must know, and those behind the drafted rows if those are right."""
+    def _pack_draws(self, packed: np.ndarray, work: Work) -> None:
+        """Fill in what the draws after the last row and after each drafted row need."""
         channels, sequence = self.model.channels, work.sequence
         recalled = channels + 5 + channels * self.recall
-        before: list[tuple[Row, ...]] = [()]
+        branches: list[tuple[Row, ...]] = [()]
         facts = [(work.start + work.count - 1, sequence.mode, sequence.generated + 1)]
-        for row, up in zip(work.drafted, work.drafted.parents, strict=True):
-            before.append((*before[1 + up], row))
-            position, mode, generated = facts[1 + up]
+        for row, parent in zip(work.drafted, work.drafted.parents, strict=True):
+            branches.append((*branches[1 + parent], row))
+            position, mode, generated = facts[1 + parent]
             facts.append((position + 1, self.model.next_mode(mode, row), generated + 1))
         packed[:, channels + 1 : channels + 4] = facts
         packed[1:, channels + 4] = 0
-        for place, previous_rows in enumerate(before):
-            packed[place, recalled : recalled + channels * len(previous_rows)] = [
-                value for row in previous_rows for value in row
-            ]
+        for index, branch in enumerate(branches):
+            packed[index, recalled : recalled + channels * len(branch)] = [value for row in branch for value in row]
             if self.recall:
-                packed[place, channels + 5 : recalled] = self.recent(sequence, previous_rows).reshape(-1)
+                packed[index, channels + 5 : recalled] = self.recent(sequence, branch).reshape(-1)
 
     def recent(self, sequence: Sequence, drafted: tuple[Row, ...]) -> np.ndarray:
-        """The last rows of the reply so far, with NO_ROW before its beginning.  # [row, channel]"""
+        """The last `recall` rows of the reply, padded with NO_ROW at the front.  # [row, channel]"""
         recent = np.full((self.recall, self.model.channels), NO_ROW, dtype=np.int32)
         reply = [*sequence.rows[len(sequence) - min(self.recall, sequence.generated) :], *drafted][-self.recall :]
         if reply:
@@ -193,60 +191,60 @@ class Packing:
         return recent
 
 
-GRAPHED_DRAFT = 8  # rows of a draft that a graph has room for; steps with a longer one run eagerly
+GRAPHED_DRAFT = 8  # depth of drafts in graphs; steps with a deeper one run eagerly
 
 
 @dataclass(frozen=True)
 class StepKind:
-    """What holds for every draw of a step."""
+    """What all draws of a step have in common; a CUDA graph is captured per kind."""
 
     fits_top_k_kernel: bool = True
     """All generations are greedy or have a top_k of at most `MAX_TOP_K`."""
     plain: bool = False
-    """The likeliest id is taken, and nobody's penalties count."""
+    """All generations are greedy and without penalties."""
     counts: bool = True
-    """Rows are added to the histories of which penalties ask. Where nobody asks, they are caught up with later."""
-    ahead: int = 0
-    """Drafted rows that may stand before a draw."""
+    """Rows are added to the histories that penalties read; otherwise they are added later, when needed."""
+    draft_depth: int = 0
+    """Drafted rows that may precede a draw."""
     mode: int | None = None
-    """The mode of all who make a row, where the model says that knowing it spares work."""
+    """The mode of all sequences that draw, if it is one of the model's `lone_modes`, which spare it work."""
 
     @classmethod
     def of(cls, works: list[Work], lone_modes: Many[int]) -> "StepKind":
-        """The kind of a step of these works, on a model that is spared work where all are in one of these modes."""
-        asked = [work.sequence.generation for work in works if work.sequence.generation is not None]
+        """The kind of a step of these works; `lone_modes` are the model's."""
+        generations = [work.sequence.generation for work in works if work.sequence.generation is not None]
         drawn = [work.sequence.generation for work in works if work.samples and work.sequence.generation is not None]
-        counts = any(generation.penalises for generation in asked)
-        ahead = max(work.drafted.depth for work in works)
+        counts = any(generation.penalises for generation in generations)
+        draft_depth = max(work.drafted.depth for work in works)
         return cls(
             fits_top_k_kernel=all(generation.fits_top_k_kernel for generation in drawn),
             plain=bool(drawn) and not counts and all(generation.is_greedy for generation in drawn),
             counts=counts,
-            ahead=ahead,
-            mode=None if ahead else _shared_mode(works, lone_modes),
+            draft_depth=draft_depth,
+            mode=None if draft_depth else _shared_mode(works, lone_modes),
         )
 
     @property
     def graphed(self) -> "StepKind":
-        """The kind of the graph that steps of this kind replay: there are few, so that few are captured."""
-        return replace(self, counts=not self.plain, ahead=GRAPHED_DRAFT if self.ahead else 0)
+        """The kind of the graph that steps of this kind replay, of which there are few."""
+        return replace(self, counts=not self.plain, draft_depth=GRAPHED_DRAFT if self.draft_depth else 0)
 
 
 def _shared_mode(works: list[Work], lone_modes: Many[int]) -> int | None:
     if any(work.sequence.speculation is not None for work in works):
-        return None  # drafts may be made of states that the mode would spare
+        return None  # drafts may read states that are not computed in a lone mode
     modes = {work.sequence.mode for work in works if work.samples}
     return modes.pop() if len(modes) == 1 and modes <= set(lone_modes) else None
 
 
 class Step:
-    """Computes rows as `Packing` lays them out, `recall` of a reply's last rows beside each."""
+    """The forward pass and the draw of a step, on rows packed by `Packing`."""
 
     def __init__(self, model: GenerativeModel, cache: PagedCache, slots: SequenceTables, recall: int) -> None:
         self.model, self.cache, self.slots, self.recall = model, cache, slots, recall
 
     def of_singles(self, packed: Tensor, kind: StepKind) -> tuple[Tensor, Tensor]:
-        """The step that a graph holds: the decode kernel takes every row, and each yields a new one."""
+        """The step that graphs capture: every row goes through the decode kernel, and a row is drawn after each."""
         return self(packed, kind, singles=packed.shape[0], pieces=(), sampled=None)
 
     def __call__(
@@ -258,15 +256,16 @@ class Step:
         sampled: Tensor | None,
         sampling_request: SamplingRequest | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """New rows, and the states they come of. `sampled` names the rows that yield one; None means all."""
+        """New rows and the states they were drawn from. `sampled`: indices of the rows to draw after; None: all."""
         channels = self.model.channels
         rows = packed[:, :channels].long()
         slots, positions = packed[:, channels].contiguous(), packed[:, channels + 1].contiguous()
         if kind.counts:
             counted = packed[:, channels + 4] != 0
             self.slots.tables.note(torch.where(counted, slots, self.slots.filler), rows)
-        places = _places(positions, pieces)
-        batch = RowBatch(self.cache, self.slots.page_table, slots, positions, singles, pieces, places, kind.mode)
+        cache_positions = _cache_positions(positions, pieces)
+        table = self.slots.page_table
+        batch = RowBatch(self.cache, table, slots, positions, singles, pieces, cache_positions, kind.mode)
         hidden = self.model.forward(rows, batch)
         if sampled is not None:
             hidden, packed = hidden[sampled], packed[sampled]
@@ -275,29 +274,29 @@ class Step:
         return self.model.next_rows(hidden, self._draw(packed, kind, sampling_request)), hidden
 
     def _draw(self, packed: Tensor, kind: StepKind, sampling_request: SamplingRequest | None) -> SlotDraw:
-        """How the rows behind these are drawn."""
+        """The draw of the rows after these."""
         channels = self.model.channels
         slot, position, mode, generated = packed[:, channels : channels + 4].long().unbind(-1)
-        others = packed[:, channels + 5 :].unflatten(-1, (self.recall + kind.ahead, channels))
+        others = packed[:, channels + 5 :].unflatten(-1, (self.recall + kind.draft_depth, channels))
         recent = others[:, : self.recall] if self.recall else None
-        drafted = others[:, self.recall :] if kind.ahead else None
+        drafted = others[:, self.recall :] if kind.draft_depth else None
         settings = (kind.fits_top_k_kernel, recent, drafted, sampling_request, kind.plain, kind.mode)
         return SlotDraw(self.slots.tables, slot, position + 1, mode, generated, *settings)
 
 
-def _places(positions: Tensor, pieces: tuple[CachePiece, ...]) -> Tensor | None:
-    """Where rows are kept, if that is not at their positions: the branches of a draft share theirs.  # [row]"""
+def _cache_positions(positions: Tensor, pieces: tuple[CachePiece, ...]) -> Tensor | None:
+    """Where rows are stored, if not at their positions: the branches of a draft share positions.  # [row]"""
     if all(piece.visible is None for piece in pieces):
         return None
-    places = positions.clone()
+    stored = positions.clone()
     for piece in pieces:
-        places[piece.rows] = torch.arange(piece.position, piece.context, dtype=places.dtype)
-    return places
+        stored[piece.rows] = torch.arange(piece.position, piece.context, dtype=stored.dtype)
+    return stored
 
 
 @dataclass(frozen=True)
 class Emission:
-    """A row a sequence has just made, and why the reply ended, if it did."""
+    """A new row of a sequence, and why the reply ended, if it did."""
 
     sequence: Sequence
     row: Row
@@ -306,7 +305,7 @@ class Emission:
 
 @dataclass(frozen=True)
 class Failure:
-    """A sequence whose part of a step failed. Its reply has ended and its pages are free; its rows are as before."""
+    """A sequence that failed in a step. Its reply has ended and its pages are free; its rows are unchanged."""
 
     sequence: Sequence
     error: Exception

@@ -321,7 +321,7 @@ def _one_row_decode(  # noqa: PLR0915
 def takes_one_row(packed: Tensor, batch: RowBatch, kv_heads: int) -> bool:
     """Whether a step has exactly one row, and a head size that the kernel supports."""
     rows, _, dim = packed.shape
-    is_lone = rows == 1 and batch.singles == 1 and batch.places is None and not batch.cache.is_fp8
+    is_lone = rows == 1 and batch.singles == 1 and batch.cache_positions is None and not batch.cache.is_fp8
     return is_lone and dim >= MIN_HEAD_DIM and dim & (dim - 1) == 0 and splits_for(kv_heads) > 1
 
 

@@ -114,7 +114,7 @@ class RowBatch:
     positions: Tensor  # [row] int32
     singles: int
     pieces: tuple[CachePiece, ...]
-    places: Tensor | None = None  # [row] int32: where rows are stored, where that is not by their position
+    cache_positions: Tensor | None = None  # [row] int32: where rows are stored, where that is not by their position
     shared_mode: int | None = None  # of all rows whose states are asked for, where it is known beforehand
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -130,9 +130,9 @@ class RowBatch:
     @cached_property
     def addresses(self) -> tuple[Tensor, Tensor]:
         """Page and row in the page of each row, the same for all layers."""
-        places = (self.positions if self.places is None else self.places).long()
+        cache_positions = (self.positions if self.cache_positions is None else self.cache_positions).long()
         page_size = self.cache.page_size
-        return self.page_table[self.slots.long(), places // page_size].long(), places % page_size
+        return self.page_table[self.slots.long(), cache_positions // page_size].long(), cache_positions % page_size
 
     def read(self, layer: int, piece: CachePiece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """All keys and values a piece may attend to; those in float8 are returned in this dtype.

@@ -25,8 +25,8 @@ from vivavoce.runtime.reply import BlockingReply, Delivery, Receiver, Reply, Wea
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 AnyReply = TypeVar("AnyReply", bound=Receiver)
-AT_ONCE = float("-inf")
-FIRST_SOUND_SECONDS = 0.3  # until the rows of a first sound are needed; sound that is needed sooner goes first
+DUE_NOW = float("-inf")
+FIRST_AUDIO_SECONDS = 0.3  # until the rows of a first sound are needed; sound that is needed sooner goes first
 
 
 class AsyncEngine:
@@ -114,7 +114,7 @@ class AsyncEngine:
 
     def due_by(self, sequence: Sequence, moment: float) -> None:
         """What this sequence has to do must be done by this moment, on the event loop's clock."""
-        before, self._due[sequence.id] = self._due.get(sequence.id, AT_ONCE), moment
+        before, self._due[sequence.id] = self._due.get(sequence.id, DUE_NOW), moment
         if moment < before:
             self._executor.wake(self)
 
@@ -244,7 +244,7 @@ class AsyncEngine:
             if not sequence.is_open or not sequence.pending:
                 _settle(done, None if sequence.is_open else VivaError(f"sequence {sequence.id} is closed"), sequence)
                 return
-            sequence.is_wanted = True
+            sequence.needs_prefill = True
             first = self._prefills.setdefault(sequence.id, done)
             if first is not done:
                 first.add_done_callback(lambda other: _settle(done, other.exception(), sequence))
@@ -283,9 +283,9 @@ class AsyncEngine:
     def _is_own_thread(self) -> bool:
         return self._thread == threading.get_ident()
 
-    def heard(self, sequence: Sequence, seconds: float) -> None:
+    def report_playback(self, sequence: Sequence, seconds: float) -> None:
         """The listener of its reply has played so much of it by now; it counts from the next step on."""
-        self._commands.put(lambda: self._engine.heard(sequence, seconds))
+        self._commands.put(lambda: self._engine.report_playback(sequence, seconds))
 
     def taken(self, sequence: Sequence, rows: int) -> None:
         """Rows of its reply were read. The executor is woken only if the reply is paused."""
@@ -293,9 +293,9 @@ class AsyncEngine:
         if sequence.is_paused:  # read after the put: a reply that pauses later finds the command
             self._executor.wake(self)
 
-    def sounds(self, sequence: Sequence) -> None:
+    def report_first_audio(self, sequence: Sequence) -> None:
         """The first sound of its reply has been made, so that the reply need not rest for it any longer."""
-        self._post(lambda: self._engine.heard(sequence, 0.0))
+        self._post(lambda: self._engine.report_playback(sequence, 0.0))
 
     async def _call(self, action: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
         """Run on the engine's thread, between steps. If the caller is cancelled it is run all the same, or undone.
@@ -329,7 +329,7 @@ class AsyncEngine:
     def due(self) -> float | None:
         """When the next row of the most urgent sequence is needed."""
         if self._commands:
-            return AT_ONCE
+            return DUE_NOW
         if self._gives_way():
             return None
         rests = self._engine.rests
@@ -435,7 +435,7 @@ def _settle(done: "Future[Result]", error: BaseException | None, result: Result)
 
 def _due(sequence: Sequence) -> float:
     """The default deadline of a sequence: when its listener runs dry; at once if it has none."""
-    listener, dry = sequence.listener, sequence.runs_dry
+    listener, dry = sequence.listener, sequence.playback_end
     if listener is None or dry is None:
-        return AT_ONCE
-    return listener.since + FIRST_SOUND_SECONDS if sequence.awaits_sound else dry
+        return DUE_NOW
+    return listener.since + FIRST_AUDIO_SECONDS if sequence.awaits_first_audio else dry

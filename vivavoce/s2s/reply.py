@@ -270,7 +270,7 @@ class MossSpeechReply:
                     captions.hear(samples, said)
                 if len(samples):
                     if not self._made_seconds:
-                        self._pipeline.engine.sounds(reply.sequence)
+                        self._pipeline.engine.report_first_audio(reply.sequence)
                     self._made_seconds += len(samples) / DECODER_RATE
                     self._need_more(reply)
                     if not captions.are_first:
@@ -292,7 +292,7 @@ class MossSpeechReply:
         made = self._made_seconds + frames * self._pipeline.policy.grain.frame_seconds
         reply.needed_by(now + made - played + self._spare - VOICE_SECONDS)
         if played:
-            self._pipeline.engine.heard(reply.sequence, played)
+            self._pipeline.engine.report_playback(reply.sequence, played)
 
     async def _output(self, samples: Samples, is_last: bool) -> None:
         """Hand sound out; a first chunk too short to last until the second comes is delayed by as much as it lacks.

@@ -172,7 +172,7 @@ class CpuMossSpeech(MossSpeech):
 
     def _layout(self, batch: RowBatch) -> StepLayout:
         size, positions = batch.cache.page_size, batch.positions.long()
-        stored = positions if batch.places is None else batch.places.long()
+        stored = positions if batch.cache_positions is None else batch.cache_positions.long()
         pages = batch.page_table[batch.slots.long(), stored // size].long()
         groups = [self._prefill_group(batch, piece) for piece in batch.pieces if piece.length > 1]
         singles = [piece for piece in batch.pieces if piece.length == 1]
