@@ -96,6 +96,27 @@ def test_a_caller_s_own_mistake_is_noted_and_no_fault(caplog, error):
     assert record.getMessage() == f"an event was refused: {type(error).__name__}"
 
 
+def test_a_recurring_failure_is_logged_once_in_a_while_and_the_others_are_counted(caplog):
+    time = [0.0]
+    failures = log.FailureLog(logging.getLogger("vivavoce"), seconds=60.0, now=lambda: time[0])
+
+    def fail(kind: type[Exception]) -> None:
+        try:
+            raise kind(SECRET)
+        except kind as error:
+            failures.log(error, "step %d failed", time[0])
+
+    for time[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
+        fail(ValueError)
+    fail(KeyError)
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 0 failed",
+        "step 60 failed (2 more since the last such record)",
+        "step 61 failed",
+    ]
+    assert all(record.exc_info is not None for record in caplog.records) and SECRET not in caplog.text
+
+
 def test_the_level_is_ours_alone_and_a_second_call_replaces_the_first(stream):
     log.configure("error", "text", io.StringIO())
     log.configure("debug", "text", stream)

@@ -1,12 +1,16 @@
 """Standard `logging`, set up for servers and the command line; importing the package configures nothing.
 
-What was said is never logged. Exceptions are: their tracebacks, and their messages where these cannot quote it.
+Spoken and written content is never logged. Exceptions are logged with their tracebacks, and with their messages where
+these cannot quote content.
 """
 
 import json
 import logging
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal, TextIO, get_args
@@ -17,6 +21,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
+REPEAT_SECONDS = 60.0  # for which a `FailureLog` leaves out repetitions of a failure
 HIDDEN = "(message not logged: it may quote what was said)"
 # The messages of these name files, devices, shapes, attributes and types; others may quote a text.
 QUOTES_NO_TEXT = (
@@ -26,15 +31,48 @@ QUOTES_NO_TEXT = (
 
 
 def log_failure(logger: logging.Logger, error: BaseException, message: str, *args: object) -> None:
-    """Log an exception that is not raised further; bad input of a caller is noted, and is no fault."""
+    """Log an exception that is not raised further: at info level for a caller's bad input or lack of capacity."""
     if isinstance(error, InputError | CapacityError):
         logger.info(f"{message}: %s", *args, type(error).__name__, stacklevel=2)
     else:
         logger.error(message, *args, exc_info=without_content(error), stacklevel=2)
 
 
+class FailureLog:
+    """Logs failures that may recur with every step: those of one kind at most once in `seconds`.
+
+    The kind is the exception's class and the line that raised it. A later record tells how many were left out.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, seconds: float = REPEAT_SECONDS, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger, self._seconds, self._now = logger, seconds, now
+        self._lock = threading.Lock()
+        self._logged: dict[tuple[object, ...], tuple[float, int]] = {}  # by kind: time of the last record, repetitions
+
+    def log(self, error: BaseException, message: str, *args: object) -> None:
+        """Log a failure with its traceback, unless one of its kind was logged in the last `seconds`."""
+        now, kind = self._now(), _kind(error)
+        with self._lock:
+            last, omitted = self._logged.get(kind, (float("-inf"), 0))
+            is_due = now - last >= self._seconds
+            self._logged[kind] = (now, 0) if is_due else (last, omitted + 1)
+        if is_due:
+            more = f" ({omitted} more since the last such record)" if omitted else ""
+            self._logger.error(message + "%s", *args, more, exc_info=without_content(error), stacklevel=2)
+
+
+def _kind(error: BaseException) -> tuple[object, ...]:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = None if frame is None else (frame.tb_frame.f_code.co_filename, frame.tb_lineno)
+    return type(error), place
+
+
 def without_content(error: BaseException) -> BaseException:
-    """The exception as it may be logged, with its traceback and its causes."""
+    """A copy of the exception for the log, with its traceback and its causes, and without messages that may quote."""
     safe = _without_message(error)
     if error.__cause__ is not None:
         safe.__cause__ = without_content(error.__cause__)
@@ -48,7 +86,7 @@ def _without_message(error: BaseException) -> BaseException:
         return BaseExceptionGroup("several exceptions", [without_content(each) for each in error.exceptions])
     kind = type(error)
     shown = str(error) if isinstance(error, QUOTES_NO_TEXT) or str(error) in ("", HIDDEN) else HIDDEN
-    # A class of the same name: constructors of others' exceptions take what they like.
+    # A class of the same name: constructors of other exceptions take arbitrary arguments.
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (_Shown,), names)(*([shown] if shown else []))
 
@@ -58,10 +96,10 @@ class _Shown(Exception):
 
 
 class TextFormatter(logging.Formatter):
-    """One line a record, and the traceback."""
+    """One line per record, followed by the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; the record's cached traceback is not used, because another formatter may have made it."""
+        """The line. The record's cached traceback is not used: another formatter may have filled it in."""
         line = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
         if record.exc_info and record.exc_info[0] is not None:
             line += "\n" + _rendered(record.exc_info)
@@ -69,10 +107,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object a line: time, level, logger, message, and of an exception its type and traceback."""
+    """One JSON object per line: time, level, logger, message, and the type and traceback of an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         line = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
         line["message"] = record.getMessage()
         if record.exc_info and record.exc_info[0] is not None:
@@ -81,14 +118,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The one that `configure` installs, and replaces when it is called again."""
+    """The handler of `configure`, which replaces it when called again."""
 
 
 def configure(level: LogLevel = "info", format: LogFormat = "text", stream: TextIO | None = None) -> None:
     """Send the log of this process to stderr or another stream.
 
-    The level is the package's own: that of other libraries stays at warning, because their lines may hold the queries,
-    keys and sound of clients.
+    The level is for this package only. Other libraries stay at warning, because their records may hold queries, keys
+    and audio of clients.
     """
     if level not in get_args(LogLevel) or format not in get_args(LogFormat):
         raise InputError(f"a log has a level of {get_args(LogLevel)} and a format of {get_args(LogFormat)}")

@@ -134,7 +134,7 @@ async def test_jobs_wait_for_company_until_a_batch_is_full_or_one_is_due_and_giv
     await asyncio.sleep(0.05)
     assert batches == []
     first_sounds.clear()
-    patient.look()
+    patient.wake()
     assert await asyncio.gather(*jobs[:2]) == [0, 1]
     assert batches == [[0, 1]] and not jobs[2].done()
     assert await patient.do(3, urgency=0.0) == 3

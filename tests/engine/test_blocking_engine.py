@@ -175,3 +175,35 @@ def test_jobs_of_threads_are_batched_and_a_failing_one_fails_alone():
     assert {type(each.exception(10)) for each in (running, waiting)} <= {type(None), VivaError}
     with pytest.raises(VivaError, match="not running"):
         batcher.submit("late")
+
+
+def do_together(batcher, jobs):
+    """The futures of jobs that are submitted between two batches, and so run in one."""
+    return batcher.call(lambda: [batcher.submit(job) for job in jobs])
+
+
+def test_a_fault_that_only_batches_have_is_logged_once(caplog):
+    def work(jobs):
+        if len(jobs) > 1:
+            raise PlantedError
+        return jobs
+
+    batcher = DynamicBatcher("viva-test", work, leaves_jobs=True)
+    batcher.start()
+    for _ in range(5):
+        assert [done.result(10) for done in do_together(batcher, range(3))] == [0, 1, 2]
+    batcher.shutdown()
+    (record,) = caplog.records
+    assert record.getMessage() == "viva-test: a batch of 3 jobs failed" and record.exc_info is not None
+
+
+def test_every_job_that_fails_by_itself_is_logged(caplog):
+    def work(jobs):
+        raise PlantedError
+
+    batcher = DynamicBatcher("viva-test", work, leaves_jobs=True)
+    batcher.start()
+    assert all(isinstance(done.exception(10), PlantedError) for done in do_together(batcher, range(2)))
+    batcher.shutdown()
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["viva-test: a batch of 2 jobs failed", *["viva-test: a job failed"] * 2]

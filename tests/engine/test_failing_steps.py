@@ -24,10 +24,13 @@ class Faulty(MossSpeech):
     """Cannot compute one row."""
 
     poison: tuple[int, ...] | None = None
+    fails_in_batches = False
     passes = 0
 
     def forward(self, rows, batch):
         self.passes += 1
+        if self.fails_in_batches and len(batch.pieces) > 1:
+            raise PlantedError
         hidden = super().forward(rows, batch)  # writes keys and values of all rows before it fails
         if self.poison is not None and self.poison in [tuple(row) for row in rows.tolist()]:
             raise PlantedError
@@ -101,6 +104,17 @@ def test_only_the_sequence_that_cannot_be_computed_fails(sampling, rows_per_step
     for sequence in sequences:
         engine.close(sequence)
     assert engine.scheduler.pool.free == free
+
+
+def test_a_fault_that_only_batches_have_fails_no_sequence_and_is_logged_once(caplog):
+    engine = faulty_engine()
+    engine.model.fails_in_batches = True
+    sequences = [engine.open(speech(4, number)) for number in range(2)]
+    for sequence in sequences:
+        engine.generate(sequence, Generation(GREEDY, max_new_rows=4, min_new_rows=4))
+    generated, failed = rows_of(engine, sequences)
+    assert not failed and [len(rows) for rows in generated.values()] == [4, 4]
+    assert [record.getMessage() for record in caplog.records] == ["a step of 2 sequences failed; running its halves"]
 
 
 def test_a_culprit_is_found_without_a_pass_for_each():

@@ -21,6 +21,7 @@ from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import Draft
 from vivavoce.engine.step import GRAPHED_DRAFT, Packing, SequenceTables, Step, StepKind
 from vivavoce.errors import CapacityError, InputError
+from vivavoce.log import FailureLog
 from vivavoce.models.interface import GenerativeModel, Row
 from vivavoce.nn.paged_kv import FP8, CachePiece, PagedCache
 
@@ -59,6 +60,7 @@ class Runner:
         self._next_modes: NextModes | None = getattr(model, "next_modes", None)
         self._graphs = StepGraphs(self._step.of_singles, self._packing, self.device, self._next_modes)
         self._prelaunched: PrelaunchedStep | None = None
+        self._failures = FailureLog(logger)
 
     @property
     def can_prelaunch(self) -> bool:
@@ -82,7 +84,7 @@ class Runner:
             return outcomes
         if len(works) == 1:
             return [outcomes]
-        logger.warning("a step of %d sequences failed; running its halves", len(works), exc_info=outcomes)
+        self._failures.log(outcomes, "a step of %d sequences failed; running its halves", len(works))
         del outcomes  # its traceback holds the activations of the failed pass
         middle = len(works) // 2
         halves = [*self.run_isolated(works[:middle]), *self.run_isolated(works[middle:])]

@@ -231,7 +231,7 @@ class Admission:
         """Raise CapacityError, naming what is short: slack, cache rows, or memory for the voice."""
         if slack is not None and slack < self.wanted_slack:
             raise CapacityError(
-                f"playbacks had {slack * 1e3:.0f} ms of audio left, a new session needs {self.wanted_slack * 1e3:.0f} "
+                f"playbacks had {slack * 1e3:.0f} ms of audio left, a new session needs {self.wanted_slack * 1e3:.0f}"
             )
         if free_rows < self.rows:
             raise CapacityError(f"the cache has room for {free_rows} rows, and a new session needs {self.rows}")

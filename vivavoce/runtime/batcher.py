@@ -1,4 +1,4 @@
-"""Dynamic batching: jobs of many conversations, the most urgent first, run in batches by a task of the executor."""
+"""Dynamic batching: jobs of many sessions, run in batches by a task of the deadline executor, most urgent first."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from vivavoce.errors import VivaError
+from vivavoce.log import FailureLog
 from vivavoce.runtime.executor import Actions, DeadlineExecutor
 
 logger = logging.getLogger(__name__)
@@ -27,11 +28,11 @@ class _Waiting(Generic[Job, Result]):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """Whose thread the result is handed over on; None: any."""
+        """The event loop that the result is delivered on; None: any thread."""
         return self.done.get_loop() if isinstance(self.done, asyncio.Future) else None
 
     def settle(self) -> None:
-        """Hand over the result, unless the caller has cancelled."""
+        """Set the result of the future, unless the caller has cancelled it."""
         if self.done.done() or (isinstance(self.done, Future) and not self.done.set_running_or_notify_cancel()):
             return
         if isinstance(self.result, Exception):
@@ -41,13 +42,13 @@ class _Waiting(Generic[Job, Result]):
 
 
 class DynamicBatcher(Generic[Job, Result]):
-    """Jobs that come one by one are worked on in batches of at most `most`, by `work` or what is set as it later.
+    """Runs jobs that are submitted one by one in batches of at most `max_batch`, by the function `work`.
 
-    `leaves_jobs` says that a failing pass over several jobs leaves what they hold as it was, of all jobs or of those
-    for which it is true: these are then done one by one, and only a job that fails by itself fails. The others of the
-    batch fail with the error. With `kind`, only jobs of the same kind are batched. With `early`, jobs wait for company
-    until so many seconds before their deadline, or until a batch is full; while `gives_way` is true, only those that
-    are due within half of that are started. It is a task of the executor `workers`, or of one of its own.
+    `leaves_jobs` says whether a failed batch leaves the state of its jobs unchanged, for all jobs or per job. Such jobs
+    are then run one by one, and only those that fail again fail; the others fail with the batch. With `kind`, only jobs
+    of the same kind share a batch. With `early`, a job waits for others until this many seconds before its deadline, or
+    until a batch is full; while `gives_way` is true, until half as many. It is a task of the executor `workers`, or of
+    an executor of its own.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class DynamicBatcher(Generic[Job, Result]):
         self._leaves_job = leaves_jobs if callable(leaves_jobs) else lambda job: bool(leaves_jobs)
         self.batches = self.jobs = 0
         self.busy = 0.0
-        """Seconds spent working."""
+        """Total seconds of all batches."""
         self.work, self._kind = work, kind or (lambda job: None)
         self._early, self._gives_way = early, gives_way or (lambda: False)
         self._waiting: list[_Waiting[Job, Result]] = []
@@ -73,9 +74,10 @@ class DynamicBatcher(Generic[Job, Result]):
         self._lock = threading.Lock()
         self._executor, self._owns_executor = workers or DeadlineExecutor(name), workers is None
         self._is_open = self._is_working = False
+        self._batch_failures = FailureLog(logger)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start running jobs."""
         self._is_open = True
         if self._owns_executor:
             self._executor.start()
@@ -86,24 +88,24 @@ class DynamicBatcher(Generic[Job, Result]):
         """Jobs that have not been started."""
         return len(self._waiting)
 
-    def look(self) -> None:
-        """Look again whether to start: `gives_way` may have become false."""
+    def wake(self) -> None:
+        """Check again whether a batch is due: `gives_way` may have become false."""
         self._executor.wake(self)
 
     async def do(self, job: Job, urgency: float = 0.0) -> Result:
-        """The result of one job, which is needed in `urgency` seconds; the most urgent jobs are done first."""
+        """The result of a job that is needed within `urgency` seconds."""
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._enqueue(job, urgency, done)
         return await done
 
     def submit(self, job: Job, urgency: float = 0.0) -> "Future[Result]":
-        """As `do`, for callers without an event loop; a cancelled job that has not been started is not done."""
+        """As `do`, for callers without an event loop. A job that is cancelled before it is started is not run."""
         done: Future[Result] = Future()
         self._enqueue(job, urgency, done)
         return done
 
     def call(self, action: Callable[[], Returned]) -> Returned:
-        """The result of an action that runs between two batches, on the thread that works on them."""
+        """The result of an action that is run between two batches, on their thread."""
         with self._lock:
             if not self._is_open:
                 raise VivaError(f"{self.name} is not running")
@@ -120,19 +122,19 @@ class DynamicBatcher(Generic[Job, Result]):
         self._executor.wake(self)
 
     async def close(self) -> None:
-        """As `shutdown`."""
+        """`shutdown` on another thread."""
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """Stop; waiting jobs fail. Returns when no batch is being worked on. Twice does nothing."""
+        """Stop; waiting jobs fail. Returns when no batch is running. A second call does nothing."""
         with self._lock:
             if not self._is_open:
                 return
             self._is_open = False
-            left, self._waiting = self._waiting, []
-        for waiting in left:
+            rejected, self._waiting = self._waiting, []
+        for waiting in rejected:
             waiting.result = VivaError(f"{self.name} was closed")
-        _settle(left)
+        _settle(rejected)
         self._executor.remove(self)
         self._actions.run_all()
         if self._owns_executor:
@@ -141,7 +143,7 @@ class DynamicBatcher(Generic[Job, Result]):
     # A task of the executor.
 
     def due(self) -> float | None:
-        """When the most urgent job must be done."""
+        """Deadline of the most urgent job."""
         if self._actions:
             return float("-inf")
         with self._lock:
@@ -154,7 +156,7 @@ class DynamicBatcher(Generic[Job, Result]):
             return first - self._early / (2 if gives_way else 1) + self._executor.early
 
     def do_next(self) -> None:
-        """Run the actions that wait, and a batch of the most urgent jobs."""
+        """Run the waiting actions and one batch."""
         self._actions.run_all()
         batch = [waiting for waiting in self._next() if not waiting.done.cancelled()]
         if batch:
@@ -168,14 +170,14 @@ class DynamicBatcher(Generic[Job, Result]):
             if not self._waiting:
                 return []
             self._waiting.sort(key=lambda waiting: waiting.deadline)
-            batch = self._alike()[: self.max_batch]
+            batch = self._candidates()[: self.max_batch]
             taken = set(map(id, batch))
             self._waiting = [waiting for waiting in self._waiting if id(waiting) not in taken]
             self.batches, self.jobs = self.batches + 1, self.jobs + len(batch)
             return batch
 
-    def _alike(self) -> list[_Waiting[Job, Result]]:
-        """The jobs of the next batch: of the kind of the most urgent, or of the most common kind if none is urgent."""
+    def _candidates(self) -> list[_Waiting[Job, Result]]:
+        """Jobs of one kind for the next batch: that of the most urgent job, or the most common if none is urgent."""
         first = self._waiting[0]
         if self._early is not None and first.deadline - self._executor.now() > self._early:
             return self._fullest()
@@ -196,17 +198,24 @@ class DynamicBatcher(Generic[Job, Result]):
                 waiting.result = result
             return
         except Exception as error:
-            logger.exception("%s: a pass over %d jobs failed", self.name, len(batch))
+            self._log(error, len(batch))
             for waiting in batch:
                 waiting.result = error
-        if len(batch) > 1:  # outside the handler, whose traceback holds the memory of the failed pass
+        if len(batch) > 1:  # outside the handler, whose traceback holds the memory of the failed batch
             for waiting in batch:
                 if self._leaves_job(waiting.job):
                     self._do([waiting])
 
+    def _log(self, error: Exception, jobs: int) -> None:
+        """Log the failure of a job always, of a batch once in a while: one that only batches have recurs with each."""
+        if jobs == 1:
+            logger.error("%s: a job failed", self.name, exc_info=error)
+        else:
+            self._batch_failures.log(error, "%s: a batch of %d jobs failed", self.name, jobs)
+
 
 def _settle(batch: Sequence[_Waiting[Job, Result]]) -> None:
-    """Hand over results, with one wake-up for each event loop: every further one would cost as much as a job."""
+    """Deliver results, with one wake-up for each event loop: a wake-up costs as much as a job."""
 
     def settle(some: list[_Waiting[Job, Result]]) -> None:
         for waiting in some:

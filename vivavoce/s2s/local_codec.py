@@ -94,7 +94,7 @@ class VocoderBatcher:
         finally:
             self.first_sounds -= 1
             if not self.first_sounds:
-                self._usual.look()
+                self._usual.wake()
 
 
 class LocalCodec:
