@@ -1,6 +1,6 @@
-"""The driver of an `Engine`: a task of the executor that steps it, for coroutines and for plain threads.
+"""The driver of an `Engine`: a task of the deadline executor that steps it, for coroutines and for plain threads.
 
-A step advances every sequence that has work; the most urgent of them decides when it is taken.
+A step advances every sequence that has work; its deadline is that of the most urgent one.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from vivavoce.errors import VivaError
 from vivavoce.models.interface import Row
 from vivavoce.nn.cuda_graphs import CudaStream
 from vivavoce.runtime.executor import Actions, DeadlineExecutor, executor_for
-from vivavoce.runtime.reply import BlockingReply, Delivery, Receiver, Reply, WeakReply, hand_over
+from vivavoce.runtime.reply import BlockingReply, Delivery, Receiver, Reply, WeakReply, deliver_all
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 AnyReply = TypeVar("AnyReply", bound=Receiver)
 DUE_NOW = float("-inf")
-FIRST_AUDIO_SECONDS = 0.3  # until the rows of a first sound are needed; sound that is needed sooner goes first
+FIRST_AUDIO_SECONDS = 0.3  # deadline for the rows of a first audio, so that audio needed sooner goes first
 
 
 class AsyncEngine:
     """The asynchronous interface to an `Engine`, and a blocking one. All calls take effect between two steps.
 
     Coroutines use it as `async with` and await `open`, `generate`, …; threads without an event loop use `start`,
-    `call`, `submit`, `prefill`, `stream` and `shutdown`. Both may be used at once. It is a task of the executor
-    `workers`; unless one is given, of that which all models of its device share. An `eager` one steps whenever there is
-    work and has deadlines only for its rank among other tasks; else steps wait until a deadline is near. While
-    `gives_way` is true it takes no step; `after_step` is called after every step, on the thread that stepped.
+    `call`, `submit`, `prefill`, `stream` and `shutdown`. Both may be used concurrently. It is a task of the executor
+    `workers`, by default the one that all models of the device share. If `eager`, it steps whenever there is work, and
+    deadlines only rank it among other tasks; otherwise steps wait until a deadline is near. While `gives_way` is true
+    it does not step; `after_step` is called after every step, on the thread that stepped.
     """
 
     name = "viva-engine"
@@ -54,17 +54,17 @@ class AsyncEngine:
         self._engine, self._is_eager = engine, eager
         self._commands = Actions()
         self._replies: dict[int, WeakReply] = {}
-        self._due: dict[int, float] = {}  # by sequence; others are due at once
+        self._due: dict[int, float] = {}  # by sequence; others are due now
         self._executor = workers or executor_for(engine.runner.device)
         self._cuda_stream = CudaStream(engine.runner.device, urgent=True)
         self._prefills: dict[int, Future[Sequence]] = {}
         self._is_started = self._is_closed = False
-        self._stepped = float("-inf")  # when the last step ended
-        self._thread: int | None = None  # identity of the thread that is in `do_next`
+        self._step_end = float("-inf")  # of the last step
+        self._thread: int | None = None  # identity of the thread that runs `do_next`
 
     @property
     def engine(self) -> Engine:
-        """The engine itself. Only `call`, `submit` and `post` may change it while this drives it."""
+        """The engine. While this drives it, only actions of `call`, `submit` and `post` may change it."""
         return self._engine
 
     async def __aenter__(self) -> Self:
@@ -75,16 +75,16 @@ class AsyncEngine:
         await self.close_engine()
 
     async def close_engine(self) -> None:
-        """As `shutdown`."""
+        """`shutdown` on another thread."""
         await asyncio.to_thread(self.shutdown)
 
     def start(self) -> None:
-        """Begin to step."""
+        """Start stepping."""
         self._is_started = True
         self._executor.add(self)
 
     def shutdown(self) -> None:
-        """End every reply as cancelled and stop stepping; returns when no step is under way. Twice does nothing."""
+        """End every reply as cancelled and stop stepping; returns when no step is running. May be called again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -96,11 +96,11 @@ class AsyncEngine:
             self._end_prefill(sequence_id, VivaError("the engine was closed"))
 
     async def warm_up(self) -> None:
-        """Capture what will be replayed, where the device does that, before the first reply."""
+        """Capture CUDA graphs, if the device has them, before the first reply."""
         await self._call(lambda: self.on_stream(self._engine.warm_up))
 
     def on_stream(self, action: Callable[[], Result]) -> Result:
-        """The result of an action that computes on the engine's CUDA stream. Use it within `call`."""
+        """Run an action on the engine's CUDA stream. To be used within `call`."""
         with self._cuda_stream():
             return action()
 
@@ -113,17 +113,17 @@ class AsyncEngine:
         await self._call(lambda: self._engine.append(sequence, rows))
 
     def due_by(self, sequence: Sequence, moment: float) -> None:
-        """What this sequence has to do must be done by this moment, on the event loop's clock."""
-        before, self._due[sequence.id] = self._due.get(sequence.id, DUE_NOW), moment
-        if moment < before:
+        """Set the deadline of the next row of a sequence, on the event loop's clock."""
+        previous, self._due[sequence.id] = self._due.get(sequence.id, DUE_NOW), moment
+        if moment < previous:
             self._executor.wake(self)
 
     async def fork(self, sequence: Sequence) -> Sequence:
-        """A second sequence that shares the first one's past."""
+        """A second sequence with the same rows, whose pages it shares."""
         return await self._call(lambda: self._engine.fork(sequence), self._close)
 
     async def rewind(self, sequence: Sequence, length: int) -> None:
-        """Forget the rows from `length` on; a reply under way ends as cancelled."""
+        """Remove the rows from `length` on; a reply in progress ends as cancelled."""
 
         def rewind() -> None:
             self._end_reply(sequence, "cancelled")
@@ -132,11 +132,11 @@ class AsyncEngine:
         await self._call(rewind)
 
     async def stop(self, sequence: Sequence) -> None:
-        """End its reply as cancelled; the rows so far stay."""
+        """End its reply as cancelled; its rows stay."""
         await self._call(lambda: self._end_reply(sequence, "cancelled"))
 
     async def close(self, sequence: Sequence) -> None:
-        """Forget a sequence; a reply under way ends as cancelled."""
+        """Close a sequence; a reply in progress ends as cancelled."""
         await self._call(lambda: self._close(sequence))
 
     def _close(self, sequence: Sequence) -> None:
@@ -153,9 +153,9 @@ class AsyncEngine:
         speculation: Speculation | None = None,
         listener: PlaybackDeadline | None = None,
     ) -> Reply:
-        """Start a reply. With `max_unread`, it pauses while so many rows are unread.
+        """Start a reply. With `max_unread`, it pauses while that many rows are unread.
 
-        With a `listener`, whose progress is reported by `heard`, rows come by when they are needed for playback.
+        With a `listener`, whose progress is reported by `report_playback`, rows are generated as playback needs them.
         """
         loop = asyncio.get_running_loop()
 
@@ -174,9 +174,9 @@ class AsyncEngine:
         max_unread: int | None = None,
         listener: PlaybackDeadline | None = None,
     ) -> Reply:
-        """Start a reply to these rows on a sequence of its own, whose first `same` rows are those of `past`.
+        """Start a reply to these rows on a new sequence, whose first `same` rows are those of `past`.
 
-        It is one command: a fork, more rows and a reply by three commands would wait for a step each.
+        It is one command: fork, append and generate as three commands would wait for a step each.
         """
         loop = asyncio.get_running_loop()
 
@@ -210,16 +210,16 @@ class AsyncEngine:
             raise VivaError("the engine is not running")
         done = self._commands.submit(action)
         self._executor.wake(self)
-        if not self._is_running() and done.cancel():  # meanwhile, and nothing runs commands any more
+        if not self._is_running() and done.cancel():  # it was closed meanwhile, and no longer runs commands
             raise VivaError("the engine is not running")
         return done
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """The result of an action that is run between two steps. An action may itself `call`."""
+        """The result of an action that is run between two steps. Actions may use `call` themselves."""
         return action() if self._is_own_thread else self.submit(action).result()
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run an action between two steps without waiting for it, from any thread, also amid a step."""
+        """Run an action between two steps without waiting for it; from any thread, also during a step."""
 
         def run() -> None:
             try:
@@ -234,9 +234,9 @@ class AsyncEngine:
         self.post(lambda: self._close(sequence))
 
     def prefill(self, sequence: Sequence) -> "Future[Sequence]":
-        """Done when all rows of a sequence have been computed; holds the error of the step in which they failed.
+        """A future that is done when all rows of a sequence are cached, or has the error of the failed step.
 
-        Callbacks of the future run on the engine's thread, between two steps.
+        Its callbacks run on the engine's thread, between two steps.
         """
         done: Future[Sequence] = Future()
 
@@ -260,7 +260,7 @@ class AsyncEngine:
         speculation: Speculation | None = None,
         listener: PlaybackDeadline | None = None,
     ) -> BlockingReply:
-        """Start a reply whose rows are read with `for`; as `generate`."""
+        """As `generate`; the rows are read with `for`."""
 
         def start() -> BlockingReply:
             self._engine.generate(sequence, generation, max_unread, speculation, listener)
@@ -269,9 +269,9 @@ class AsyncEngine:
         return self.call(start)
 
     def deliver_to(self, receiver: Receiver, generation: Generation) -> None:
-        """Start a reply of the receiver's sequence, whose rows it gets on the engine's thread. Use it within `call`.
+        """Start a reply of the receiver's sequence; rows are delivered on the engine's thread. For use within `call`.
 
-        The reply is stopped when the receiver is dropped.
+        The reply is stopped when the receiver is garbage-collected.
         """
         self._engine.generate(receiver.sequence, generation)
         self._register(receiver)
@@ -284,39 +284,39 @@ class AsyncEngine:
         return self._thread == threading.get_ident()
 
     def report_playback(self, sequence: Sequence, seconds: float) -> None:
-        """The listener of its reply has played so much of it by now; it counts from the next step on."""
+        """Report that playback of its reply has reached this many seconds; used from the next step on."""
         self._commands.put(lambda: self._engine.report_playback(sequence, seconds))
 
     def taken(self, sequence: Sequence, rows: int) -> None:
-        """Rows of its reply were read. The executor is woken only if the reply is paused."""
+        """Report that rows of its reply were read. The executor is woken only if the reply is paused."""
         self._commands.put(lambda: self._engine.take(sequence, rows))
-        if sequence.is_paused:  # read after the put: a reply that pauses later finds the command
+        if sequence.is_paused:  # checked after the put: a reply that pauses later sees the command
             self._executor.wake(self)
 
     def report_first_audio(self, sequence: Sequence) -> None:
-        """The first sound of its reply has been made, so that the reply need not rest for it any longer."""
+        """Report that the first audio of its reply has been decoded; the reply no longer rests for it."""
         self._post(lambda: self._engine.report_playback(sequence, 0.0))
 
     async def _call(self, action: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
-        """Run on the engine's thread, between steps. If the caller is cancelled it is run all the same, or undone.
+        """Run an action between two steps. If the caller is cancelled it is still run, and then undone if it can be.
 
-        A session that disconnects is cancelled, often twice, while it opens or closes a sequence: neither may be lost.
+        A session that disconnects is cancelled, often twice, while it opens or closes a sequence: neither may leak.
         """
         done = self.submit(action)
         try:
             return await asyncio.shield(asyncio.wrap_future(done))
         except asyncio.CancelledError:
             if undo is not None:
-                done.add_done_callback(lambda made: self._undo(made, undo))
+                done.add_done_callback(lambda future: self._undo(future, undo))
             raise
 
-    def _undo(self, made: "Future[Result]", undo: Callable[[Result], None]) -> None:
-        if made.exception() is None:
-            result = made.result()
+    def _undo(self, future: "Future[Result]", undo: Callable[[Result], None]) -> None:
+        if future.exception() is None:
+            result = future.result()
             self._post(lambda: undo(result))
 
     def _post(self, action: Callable[[], None]) -> None:
-        """Run on the engine's thread some time soon, without waiting."""
+        """Run an action that does not raise between two steps, without waiting."""
         self._commands.put(action)
         self._executor.wake(self)
 
@@ -324,10 +324,10 @@ class AsyncEngine:
         """Stop its reply without waiting; safe in a finalizer."""
         self._post(lambda: self._end_reply(sequence, "cancelled"))
 
-    # A task of the executor: commands as they come, and a step when one is due.
+    # A task of the executor: commands as they arrive, and steps when they are due.
 
     def due(self) -> float | None:
-        """When the next row of the most urgent sequence is needed."""
+        """Deadline of the most urgent sequence."""
         if self._commands:
             return DUE_NOW
         if self._gives_way():
@@ -339,11 +339,11 @@ class AsyncEngine:
         due = min((self._due.get(each.id, _due(each)) for each in busy), default=None)
         if due is None or not self._is_eager:
             return due
-        # After a step, what has waited for longer than since its end goes first.
-        return min(max(due, self._stepped), self._stepped + self._executor.early)
+        # After a step, tasks that have been due since before its end go first.
+        return min(max(due, self._step_end), self._step_end + self._executor.early)
 
     def do_next(self) -> None:
-        """Run the commands that wait, and step if it is time."""
+        """Run the waiting commands, and step if it is due."""
         self._thread = threading.get_ident()
         try:
             self._commands.run_all()
@@ -357,23 +357,22 @@ class AsyncEngine:
             return
         result = StepResult()
         try:
-            with self._cuda_stream(
-                waits=False
-            ):  # a step begun ahead goes on, while the rows of this one are handed over
+            # Not waited for: a prelaunched step runs while the rows of this one are delivered.
+            with self._cuda_stream(waits=False):
                 result = self._engine.advance()
-                made = [emission.sequence for emission in result.emissions]
-                if any(sequence.states is not None or sequence.hidden is not None for sequence in made):
+                sequences = [emission.sequence for emission in result.emissions]
+                if any(sequence.states is not None or sequence.hidden is not None for sequence in sequences):
                     self._cuda_stream.wait()  # other streams may read these
         except Exception as error:  # of the CUDA stream itself: no row of the step can be trusted
             result = self._all_failed(result, error)
-        self._stepped = self._executor.now()
-        self._hand_over(result.emissions)
-        self._hand_over_failures(result.failures)
+        self._step_end = self._executor.now()
+        self._deliver(result.emissions)
+        self._deliver_failures(result.failures)
         self._end_finished_prefills()
         if self._after_step is not None:
             self._after_step()
 
-    def _hand_over(self, emissions: list[Emission]) -> None:
+    def _deliver(self, emissions: list[Emission]) -> None:
         """Deliver rows to the readers of replies, with one wake-up for each event loop."""
         deliveries: dict[asyncio.AbstractEventLoop | None, list[Delivery]] = {}
         for emission in emissions:
@@ -388,7 +387,7 @@ class AsyncEngine:
             else:
                 deliveries.setdefault(handle.loop, []).append((reply, emission.row, emission.finish))
         for loop, some in deliveries.items():
-            if not hand_over(loop, some):
+            if not deliver_all(loop, some):
                 for reply, _, _ in some:
                     self._replies.pop(reply.sequence.id, None)
                     self._engine.stop(reply.sequence)
@@ -400,12 +399,12 @@ class AsyncEngine:
             handle.deliver(None, finish)
 
     def _all_failed(self, result: StepResult, error: Exception) -> StepResult:
-        """The result of a step whose CUDA stream failed: every sequence that it advanced, or would have, failed."""
+        """The result of a step whose CUDA stream failed: all sequences of the step fail, and all that have work."""
         busy = (sequence for sequence in self._engine.scheduler.sequences.values() if sequence.has_work)
-        hit = dict.fromkeys([*(emission.sequence for emission in result.emissions), *busy])
-        return StepResult(failures=[*result.failures, *(self._engine.fail(sequence, error) for sequence in hit)])
+        affected = dict.fromkeys([*(emission.sequence for emission in result.emissions), *busy])
+        return StepResult(failures=[*result.failures, *(self._engine.fail(sequence, error) for sequence in affected)])
 
-    def _hand_over_failures(self, failures: list[Failure]) -> None:
+    def _deliver_failures(self, failures: list[Failure]) -> None:
         for failure in failures:
             handle = self._replies.pop(failure.sequence.id, None)
             if handle is not None:
@@ -434,8 +433,8 @@ def _settle(done: "Future[Result]", error: BaseException | None, result: Result)
 
 
 def _due(sequence: Sequence) -> float:
-    """The default deadline of a sequence: when its listener runs dry; at once if it has none."""
-    listener, dry = sequence.listener, sequence.playback_end
-    if listener is None or dry is None:
+    """The default deadline of a sequence: when its playback runs out of audio; now if it has none."""
+    listener, end = sequence.listener, sequence.playback_end
+    if listener is None or end is None:
         return DUE_NOW
-    return listener.since + FIRST_AUDIO_SECONDS if sequence.awaits_first_audio else dry
+    return listener.since + FIRST_AUDIO_SECONDS if sequence.awaits_first_audio else end

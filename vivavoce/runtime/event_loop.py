@@ -1,4 +1,4 @@
-"""Event loops: uvloop where it is installed, and iterators that run on a thread and are read on the loop."""
+"""Runs coroutines on uvloop where it is installed, and reads blocking iterators from coroutines."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """As `asyncio.run`, on uvloop where there is one."""
+    """As `asyncio.run`, on uvloop if it is installed."""
     with asyncio.Runner(loop_factory=_factory()) as runner:
         return runner.run(main)
 
@@ -42,14 +42,17 @@ class _Over:
 async def iterate_on_thread(
     make: Callable[[], Iterator[Item]], max_waiting: int = MAX_WAITING
 ) -> AsyncGenerator[Item, None]:
-    """The items of an iterator; leaving it stops the thread after the item it is at, a slow reader makes it wait."""
+    """The items of an iterator that runs on a thread, at most `max_waiting` ahead of the reader.
+
+    Closing the generator ends the thread after its current item.
+    """
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Item | _Over] = asyncio.Queue()
     room = threading.Semaphore(max_waiting)
-    is_left = threading.Event()
+    is_closed = threading.Event()
 
     def send(item: Item | _Over) -> None:
-        with suppress(RuntimeError):  # the event loop has gone
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     def work() -> None:
@@ -57,12 +60,12 @@ async def iterate_on_thread(
             for item in make():
                 send(item)
                 room.acquire()
-                if is_left.is_set():
+                if is_closed.is_set():
                     return
             send(_Over())
         except Exception as error:
-            if is_left.is_set():
-                log_failure(logger, error, "an iterator failed after its reader had left")
+            if is_closed.is_set():
+                log_failure(logger, error, "an iterator failed after its reader had closed it")
             send(_Over(error))
 
     threading.Thread(target=work, name="viva-iterator", daemon=True).start()
@@ -73,5 +76,5 @@ async def iterate_on_thread(
         if item.error is not None:
             raise item.error
     finally:
-        is_left.set()
+        is_closed.set()
         room.release()

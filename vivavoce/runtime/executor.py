@@ -1,7 +1,8 @@
-"""Threads that run the tasks of a device by deadline: the most urgent first, and what can wait, waits for company.
+"""The deadline executor: threads that run the tasks of a device, earliest deadline first.
 
-On a machine of few cores one thread that always does the most urgent thing beats several that compete for the
-processor: a chunk of sound that is needed now does not queue behind one that is needed in a second.
+On a machine with few cores, one thread that always runs the most urgent task beats several that compete for the
+processor: audio that is needed now does not wait for audio that is needed in a second. Work that is not urgent waits,
+so that more of it can be batched.
 """
 
 import atexit
@@ -20,31 +21,31 @@ import torch
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-EARLY_SECONDS = 0.9  # before its deadline, work is started; the later, the more of it is done together
+EARLY_SECONDS = 0.9  # before its deadline, at which work is started; the later, the larger the batches
 AS_EARLY_AS_POSSIBLE = 3600.0
-LINGER_SECONDS = 5.0  # a thread ends after so long without work
+LINGER_SECONDS = 5.0  # without work, after which a thread ends
 MAX_CPU_THREADS = 3
 
 
 class Task(Protocol):
-    """Work of one kind, a piece at a time, done by one thread at a time."""
+    """A source of work, run a piece at a time by one thread at a time."""
 
     name: str
 
     def due(self) -> float | None:
-        """Deadline of the most urgent work, by `DeadlineExecutor.now`; None: there is none."""
+        """Deadline of the most urgent work, on the clock of `DeadlineExecutor.now`; None: no work."""
         ...
 
     def do_next(self) -> None:
-        """Do one piece of it."""
+        """Do one piece of work."""
         ...
 
 
 class DeadlineExecutor:
-    """At most `threads` threads that run tasks. Call `wake` whenever a task may have become more urgent.
+    """Runs tasks on at most `threads` threads. Call `wake` whenever a task may have become more urgent.
 
-    Threads are started when there is work and end when there has been none for `linger` seconds, or when the last task
-    is removed. Tasks are referenced weakly: a task that its owner drops without removing it is gone.
+    Threads are started when there is work, and end after `linger` seconds without work or when the last task is
+    removed. Tasks are referenced weakly: a task may be garbage-collected without being removed.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class DeadlineExecutor:
         self._references: list[weakref.ref[Task]] = []
         self._busy: set[int] = set()
         self._changed = threading.Condition()
-        # A queue and not the condition wakes threads: its `put` takes no lock, and `wake` may be called by a finalizer
-        # that interrupts any thread, whatever lock that holds.
+        # Threads are woken by a queue, not by the condition: its `put` takes no lock, and `wake` may be called by a
+        # finalizer that interrupts a thread which holds one.
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._idle = 0
@@ -65,26 +66,26 @@ class DeadlineExecutor:
 
     @property
     def is_open(self) -> bool:
-        """Whether tasks are run."""
+        """Whether the executor has been started and not closed."""
         return self._is_open
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks that still exist, in the order in which they were added."""
+        """The tasks that still exist, in the order of `add`."""
         return [task for reference in self._references if (task := reference()) is not None]
 
     def now(self) -> float:
-        """The time that deadlines are measured in."""
+        """The clock of deadlines."""
         return time.monotonic()
 
     def start(self) -> None:
-        """Begin to run tasks."""
+        """Start running tasks."""
         self._is_open = True
         _open_executors.add(self)
         self.wake()
 
     def add(self, task: Task) -> None:
-        """Run one more task, which the caller keeps alive."""
+        """Add a task; the caller keeps it alive."""
         with self._changed:
             self._references = [weakref.ref(each) for each in (*self.tasks, task)]
         self.wake()
@@ -106,7 +107,7 @@ class DeadlineExecutor:
         self._wait_for_threads()
 
     def wake(self, task: Task | None = None) -> None:
-        """Something may have become due, of this task if one is named. Never waits for a lock."""
+        """Look for due work again, of this task if one is given. Never waits for a lock."""
         self._wakeups.put(None)
         if not self._idle and len(self._threads) < self._max_threads and id(task) not in self._busy:
             self._start_thread()
@@ -116,7 +117,7 @@ class DeadlineExecutor:
 
     def _start_thread(self) -> None:
         if not self._changed.acquire(blocking=False):
-            return  # what is done under the lock is followed by a look at the wake-ups
+            return  # the holder of the lock looks at the wake-ups after releasing it
         try:
             if self._is_open and len(self._threads) < self._max_threads and self.tasks:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -126,7 +127,7 @@ class DeadlineExecutor:
             self._changed.release()
 
     def _wait_for_threads(self) -> None:
-        """Let threads see that there is nothing left to run, and wait for their end."""
+        """Wake the threads, which have nothing left to run, and wait until they have ended."""
         self._wakeups.put(None)
         for thread in list(self._threads):
             if thread is not threading.current_thread():
@@ -137,16 +138,16 @@ class DeadlineExecutor:
             self._current.task = id(task)
             try:
                 task.do_next()
-            except Exception:  # the thread belongs to the other tasks too
+            except Exception:  # the thread runs the other tasks too
                 logger.exception("the task %s failed", task.name)
             self._current.task = None
             with self._changed:
                 self._busy.discard(id(task))
                 self._changed.notify_all()
-            del task  # a thread that waits keeps no task alive
+            del task  # a waiting thread must not keep a task alive
 
     def _next(self) -> Task | None:
-        """The most urgent task, once it is time for it; None: the thread is to end."""
+        """The most urgent task, once it is due; None: the thread should end."""
         while True:
             self._forget_wakeups()
             with self._changed:
@@ -170,10 +171,10 @@ class DeadlineExecutor:
     def _leave(self) -> None:
         self._threads.discard(threading.current_thread())
         if self._threads:
-            self._wakeups.put(None)  # the others have the same reason to look
+            self._wakeups.put(None)  # for the other threads, which should end too
 
     def _end_idle(self) -> bool:
-        """End this thread unless there is a wake-up: after its end is visible, `wake` starts another."""
+        """Sign this thread off unless there is a wake-up: once it is signed off, `wake` starts another."""
         self._threads.discard(threading.current_thread())
         if self._wakeups.empty():
             return True
@@ -181,7 +182,7 @@ class DeadlineExecutor:
         return False
 
     def _share_work(self) -> None:
-        """Let another thread wait for the tasks that this one does not run."""
+        """Wake or start another thread for the tasks that this one does not run."""
         if self._idle:
             self._wakeups.put(None)
         elif len(self._threads) < self._max_threads:
@@ -204,14 +205,14 @@ class DeadlineExecutor:
 
 
 class ThreadPerTaskExecutor(DeadlineExecutor):
-    """A thread for every task: tasks that only wait for a device need not take turns, nor wake one another."""
+    """One thread per task: tasks that mostly wait for a device need not take turns."""
 
     def __init__(self, name: str, early: float = EARLY_SECONDS, linger: float = LINGER_SECONDS) -> None:
         super().__init__(name, 0, early, linger)
         self._executors: weakref.WeakKeyDictionary[Task, DeadlineExecutor] = weakref.WeakKeyDictionary()
 
     def add(self, task: Task) -> None:
-        """Run one more task, which the caller keeps alive, on a thread of its own."""
+        """Add a task, with a thread of its own; the caller keeps it alive."""
         executor = self._executors[task] = DeadlineExecutor(task.name, 1, self.early, self.linger)
         executor.start()
         executor.add(task)
@@ -230,14 +231,14 @@ class ThreadPerTaskExecutor(DeadlineExecutor):
             executor.close()
 
     def wake(self, task: Task | None = None) -> None:
-        """Something of this task may have become due."""
+        """Look for due work of this task again."""
         executor = self._executors.get(task) if task is not None else None
         if executor is not None:
             executor.wake()
 
 
 class Actions:
-    """Actions that a task runs between its pieces of work. Adding one takes no lock."""
+    """A queue of actions that a task runs between its pieces of work. Adding one takes no lock."""
 
     def __init__(self) -> None:
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -246,11 +247,11 @@ class Actions:
         return not self._actions.empty()
 
     def put(self, action: Callable[[], None]) -> None:
-        """Run an action, which must not raise, some time soon."""
+        """Add an action, which must not raise."""
         self._actions.put(action)
 
     def submit(self, action: Callable[[], Result]) -> "Future[Result]":
-        """Run an action some time soon; its future has what comes of it."""
+        """Add an action; the future has its result."""
         done: Future[Result] = Future()
 
         def run() -> None:
@@ -265,14 +266,14 @@ class Actions:
         return done
 
     def run_all(self) -> None:
-        """Run the actions that wait."""
+        """Run all waiting actions."""
         with suppress(queue.Empty):
             while not self._actions.empty():
                 self._actions.get_nowait()()
 
 
 def earliest_deadline(tasks: list[Task]) -> tuple[float, Task | None]:
-    """The earliest deadline, and the task that has it."""
+    """The earliest deadline and its task; infinity and None without work."""
     deadlines = [(due, index) for index, task in enumerate(tasks) if (due := task.due()) is not None]
     if not deadlines:
         return float("inf"), None
@@ -295,13 +296,12 @@ _shared_lock = threading.Lock()
 
 
 def executor_for(device: torch.device) -> DeadlineExecutor:
-    """The executor that all models of this process on a device share. It is never closed: its threads end with its
-    last task.
+    """The executor shared by all models of this process on a device; never closed: its threads end with the last task.
 
-    A CPU has a few threads, which take tasks by deadline. Other devices have a thread for each task: threads only wait
-    for the device, on which work that is started early takes nothing from what is urgent.
+    A CPU has a few threads, which take tasks by deadline. Other devices have a thread per task: threads mostly wait
+    for the device, on which work that is started early does not delay urgent work.
     """
-    key = (os.getpid(), device.type, device.index)  # a forked process has no threads of its parent
+    key = (os.getpid(), device.type, device.index)  # a forked process does not have its parent's threads
     with _shared_lock:
         executor = _shared.get(key)
         if executor is None:

@@ -1,4 +1,4 @@
-"""Replies as they are generated: rows handed over by the thread that steps, to a coroutine or to a plain thread."""
+"""Streams of a reply's rows: delivered by the engine's thread, read by a coroutine or by a plain thread."""
 
 import asyncio
 import queue
@@ -16,13 +16,13 @@ Delivery = tuple["Receiver", Item, FinishReason | None]
 
 
 class ReplyEngine(Protocol):
-    """What a reply needs of the engine that generates it. All but `stop` return at once, on any thread."""
+    """What a reply needs of its engine. All but `stop` return immediately and may be called on any thread."""
 
     def due_by(self, sequence: Sequence, moment: float) -> None:
-        """Its next row is needed by this moment."""
+        """Set the deadline of the next row."""
 
     def taken(self, sequence: Sequence, rows: int) -> None:
-        """So many rows were read."""
+        """Report that rows were read."""
 
     async def stop(self, sequence: Sequence) -> None:
         """End the reply; the sequence stays open."""
@@ -32,16 +32,16 @@ class ReplyEngine(Protocol):
 
 
 class Receiver(Protocol):
-    """Gets the rows of a reply."""
+    """Receives the rows of a reply."""
 
     @property
     def sequence(self) -> Sequence:
-        """Whose reply it is."""
+        """The sequence of the reply."""
         ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """On whose thread `deliver` is called; None: on the thread that steps."""
+        """The event loop on which `deliver` is called; None: it is called on the engine's thread."""
         ...
 
     def deliver(self, item: Item, finish: FinishReason | None) -> None:
@@ -49,7 +49,7 @@ class Receiver(Protocol):
 
 
 class _UnfinishedReply:
-    """What both kinds of reply have in common. Dropping the object stops the reply."""
+    """Base of both kinds of reply. The reply is stopped when the object is garbage-collected."""
 
     def __init__(self, engine: ReplyEngine, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -58,7 +58,7 @@ class _UnfinishedReply:
         self._read = 0
 
     def needed_by(self, moment: float) -> None:
-        """The next row is needed by this moment, on the executor's clock; unless set, at once."""
+        """Set the deadline of the next row, on the executor's clock; the default is now."""
         self._engine.due_by(self.sequence, moment)
 
     def __del__(self) -> None:
@@ -66,7 +66,7 @@ class _UnfinishedReply:
             self._engine.forget(self.sequence)
 
     def _note_read(self, rows: int) -> None:
-        """Notify the engine from time to time that a reply limited by `max_unread` may go on."""
+        """Report read rows to the engine, every few rows, if the reply has a `max_unread`."""
         self._read += rows
         max_unread = self.sequence.max_unread
         if max_unread is not None and self._read >= min(ROWS_PER_NOTICE, max_unread):
@@ -77,7 +77,7 @@ class _UnfinishedReply:
 class Reply(_UnfinishedReply):
     """The rows of one reply, to be read with `async for`.
 
-    `async with` stops the reply when its block is left, by whatever way; so do `aclose` and dropping the object.
+    The reply is stopped at the end of an `async with` block, by `aclose`, and when the object is garbage-collected.
     """
 
     def __init__(self, engine: ReplyEngine, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> None:
@@ -85,7 +85,7 @@ class Reply(_UnfinishedReply):
         self.loop: asyncio.AbstractEventLoop | None = loop
         self._rows: deque[Row] = deque()
         self._error: BaseException | None = None
-        self._waits: tuple[int, asyncio.Future[None]] | None = None  # how many rows the reader waits for
+        self._waits: tuple[int, asyncio.Future[None]] | None = None  # rows that the reader waits for, and its future
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class Reply(_UnfinishedReply):
         return rows[0]
 
     async def several(self, count: int, max_rows: int | None = None) -> list[Row]:
-        """The rows that are there, `count` at least unless the reply is over. The reader is woken once for all."""
+        """All unread rows, at least `count` unless the reply ends before. The reader is woken once for all of them."""
         count = min(count, self.sequence.max_unread or count)
         if len(self._rows) < count and self.finish is None:
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -120,7 +120,7 @@ class Reply(_UnfinishedReply):
         return rows
 
     async def aclose(self) -> None:
-        """Stop the reply now. Its rows so far stay in the sequence."""
+        """Stop the reply. Its rows stay in the sequence."""
         if self.finish is None:
             await self._engine.stop(self.sequence)
 
@@ -141,8 +141,8 @@ class Reply(_UnfinishedReply):
 class BlockingReply(_UnfinishedReply):
     """The rows of one reply, to be read with `for` on a thread without an event loop.
 
-    An error of the reply is raised after the rows before it. `close` stops the reply without waiting, as does dropping
-    the object; a thread that waits for a row is released by it.
+    An error of the reply is raised after the rows before it. The reply is stopped, without waiting, by `close` and when
+    the object is garbage-collected; a thread that waits for a row is then released.
     """
 
     loop: asyncio.AbstractEventLoop | None = None
@@ -167,19 +167,19 @@ class BlockingReply(_UnfinishedReply):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop the reply. Its rows so far stay in the sequence."""
+        """Stop the reply. Its rows stay in the sequence."""
         if self.finish is None:
             self._engine.forget(self.sequence)
 
     def deliver(self, item: Item, finish: FinishReason | None) -> None:
-        """Take a row, an error or the end. Called on the thread that steps."""
+        """Take a row, an error or the end. Called on the engine's thread."""
         if finish is not None:
             self.finish = finish
         self._items.put((item, finish))
 
 
 class WeakReply:
-    """Reaches a reply without keeping it alive."""
+    """A weak reference to a reply."""
 
     def __init__(self, reply: Receiver) -> None:
         self.sequence = reply.sequence
@@ -188,18 +188,18 @@ class WeakReply:
 
     @property
     def reply(self) -> Receiver | None:
-        """The reply, unless its reader has dropped it."""
+        """The reply, unless it was garbage-collected."""
         return self._reply()
 
     def deliver(self, item: Item, finish: FinishReason | None) -> None:
-        """Hand something to the reply on the thread that reads it, if it still exists."""
+        """Deliver to the reply on its event loop, if both still exist."""
         reply = self._reply()
         if reply is not None:
-            hand_over(self.loop, [(reply, item, finish)])
+            deliver_all(self.loop, [(reply, item, finish)])
 
 
-def hand_over(loop: asyncio.AbstractEventLoop | None, deliveries: Iterable[Delivery]) -> bool:
-    """Deliver on the event loop's thread with one wake-up, or here if there is no loop; False: the loop is closed."""
+def deliver_all(loop: asyncio.AbstractEventLoop | None, deliveries: Iterable[Delivery]) -> bool:
+    """Deliver on the event loop, with one wake-up, or directly if there is none; False: the loop is closed."""
 
     def deliver() -> None:
         for reply, item, finish in deliveries:
