@@ -1,4 +1,8 @@
-"""Triton kernels. Each names its plain PyTorch reference ("twin"), which runs wherever the kernel does not."""
+"""Triton kernels. Each names its PyTorch reference, which runs wherever the kernel does not.
+
+Callers ask `usable` (and `takes`, `takes_one_row` or `tile_for` where a kernel has limits of its own) before they call
+a kernel. Nothing else imports the modules of this package, which need Triton.
+"""
 
 import importlib.util
 from typing import TYPE_CHECKING
@@ -38,7 +42,7 @@ if AVAILABLE or TYPE_CHECKING:
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels can take a tensor: it is on a CUDA device and needs no gradient."""
+    """Whether the kernels can take a tensor: Triton is installed, and it is on a CUDA device and needs no gradient."""
     return AVAILABLE and x.is_cuda and not x.requires_grad
 
 

@@ -1,9 +1,9 @@
 """A linear layer for one row on 8-bit weights, with the SwiGLU gate fused if there is one.
 
-A program has a few outputs and asks for a whole round of their weights before it waits for the row. A thread has groups
-of 16 columns. Its share of the row is scaled by a power of two of its own, so that integers of two bytes hold it as
-well as 16 bits of float do. int8 weights meet them four at a time, their sums exact; float8 weights meet them as
-float16, in sums of four.
+A program computes a few outputs and loads a whole iteration of their weights before it waits for the row. A thread has
+groups of 16 columns and scales each by a power of two, so that 16-bit integers represent them as precisely as 16-bit
+floats. They are multiplied with int8 weights by dp4a, with exact sums; with float8 weights as float16, in sums of four.
+The module also has the conversions of int8, float8 and int4 weights that the other kernels use.
 """
 
 import torch
@@ -15,9 +15,9 @@ from vivavoce.kernels.dependent_launch import begin, dependent
 from vivavoce.kernels.tiles import Tile
 from vivavoce.nn.quantised_weight import QuantisedWeight
 
-GROUP = 16  # columns of a thread side by side: 16 bytes of weights
-WHOLE = tl.constexpr(12582912.0)  # 1.5 · 2²³: added to a number, leaves it rounded to an integer in the lowest bits
-# Integers of two bytes, the lower halves of four registers, as four lower and four upper bytes.
+GROUP = 16  # contiguous columns of a thread: 16 bytes of weights
+WHOLE = tl.constexpr(12582912.0)  # 1.5 · 2²³: adding it leaves the number, rounded to an integer, in the lowest bits
+# 16-bit integers in the lower halves of four registers → a register of their lower bytes and one of their upper bytes.
 BYTES = tl.constexpr(
     """{ .reg .b32 t, u;
     prmt.b32 t, $2, $3, 0x5140;
@@ -71,7 +71,7 @@ def _quarters(words):
 
 @triton.jit
 def _floats(pair, BFLOAT: tl.constexpr):
-    """The two numbers of 16 bits in a word, as float32."""
+    """The two 16-bit numbers of a word as float32."""
     if BFLOAT:
         return (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
     else:
@@ -81,7 +81,7 @@ def _floats(pair, BFLOAT: tl.constexpr):
 
 @triton.jit
 def _largest(a, b, c, d):
-    """The bits of the largest of four numbers, whatever their signs; NaN counts as larger than all."""
+    """The bits of the largest absolute value of four numbers; NaN is the largest."""
     first = tl.maximum(a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     second = tl.maximum(c.to(tl.int32, bitcast=True) & 0x7FFFFFFF, d.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     return tl.maximum(first, second)
@@ -89,7 +89,7 @@ def _largest(a, b, c, d):
 
 @triton.jit
 def _bytes(a, b, c, d, factor, FAST: tl.constexpr):
-    """Four numbers as integers of two bytes: a word of their lower bytes, and one of their upper bytes."""
+    """Four numbers rounded to 16-bit integers: a word of their lower bytes, and one of their upper bytes."""
     a = (a * factor + WHOLE).to(tl.int32, bitcast=True)
     b = (b * factor + WHOLE).to(tl.int32, bitcast=True)
     c = (c * factor + WHOLE).to(tl.int32, bitcast=True)
@@ -139,7 +139,7 @@ def _slow_float8(weight, first, second):
 
 @triton.jit
 def _prepared(first, second, BFLOAT: tl.constexpr, INTEGER: tl.constexpr, FAST: tl.constexpr):
-    """A group's 16 numbers in eight words, as its weights want them, and what to multiply their products by."""
+    """The 16 numbers of a group in eight words, in the format of the weights, and the scale of their products."""
     p0, p1, p2, p3 = _quarters(first)
     p4, p5, p6, p7 = _quarters(second)
     x0, x1 = _floats(p0, BFLOAT)
@@ -154,7 +154,7 @@ def _prepared(first, second, BFLOAT: tl.constexpr, INTEGER: tl.constexpr, FAST: 
         tl.maximum(_largest(x0, x1, x2, x3), _largest(x4, x5, x6, x7)),
         tl.maximum(_largest(x8, x9, x10, x11), _largest(x12, x13, x14, x15)),
     )
-    LARGEST: tl.constexpr = 14 if INTEGER else 0  # the power of two that the largest number is brought to
+    LARGEST: tl.constexpr = 14 if INTEGER else 0  # the exponent that the largest number is scaled to
     exponent = tl.maximum(bits >> 23, 1 + LARGEST)
     factor = ((254 + LARGEST - exponent) << 23).to(tl.float32, bitcast=True)
     back = ((exponent - LARGEST) << 23).to(tl.float32, bitcast=True)
@@ -174,7 +174,7 @@ def _prepared(first, second, BFLOAT: tl.constexpr, INTEGER: tl.constexpr, FAST: 
 
 @triton.jit
 def _product(words, r0, r1, r2, r3, r4, r5, r6, r7, INTEGER: tl.constexpr, FAST: tl.constexpr):
-    """What each group adds to each output, in units of its own.  # [output, 4 · group], eight [1, group]"""
+    """The unscaled contribution of each group to each output.  # [output, 4 · group], eight [1, group]"""
     a, b, c, d = _quarters(words)
     if FAST:
         return tl.inline_asm_elementwise(
@@ -209,8 +209,8 @@ def _byte_row_linear(
     word = tl.arange(0, 4 * GROUPS)[None, :]
     start = weight_ptr + safe[:, None].to(tl.int64) * LENGTH + word
     other = start + OUTPUTS * LENGTH
-    x_place = x_ptr + word // 4 * 8 + word % 4  # a thread has eight words of the row where it has four of weights
-    following = _read(start, word, LENGTH, EVEN)  # nobody writes weights: no need to wait
+    x_place = x_ptr + word // 4 * 8 + word % 4  # a thread has eight words of the row for four of weights
+    following = _read(start, word, LENGTH, EVEN)  # no kernel writes weights: no need to wait
     following_gated = following
     scale = tl.load(scale_ptr + safe)
     if GATED:
@@ -245,12 +245,12 @@ def _byte_row_linear(
 
 
 def takes_byte_row(x: Tensor, weight: QuantisedWeight) -> bool:
-    """Whether the kernel is for these: a row in 16 bits, and groups of whole words."""
+    """Whether the kernel supports them: 8-bit weights, a 16-bit row, and columns in whole groups."""
     return weight.scheme in ("int8", "float8") and x.dtype.itemsize == 2 and x.shape[1] % GROUP == 0
 
 
 def byte_row_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, tile: Tile, gated: bool = False) -> Tensor:
-    """`x @ weight.T + bias`, and the gate. Twins: those of `few_row_linear`.  # [1, input] → [1, output]"""
+    """`x @ weight.T + bias`, and the gate. Reference: that of `small_batch_linear`.  # [1, input] → [1, output]"""
     inputs, outputs = x.shape[1], weight.outputs // (2 if gated else 1)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     groups = min(tile.inputs, triton.next_power_of_2(inputs)) // GROUP
@@ -264,7 +264,7 @@ def byte_row_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, til
     return out
 
 
-# Four bytes at a time. A byte's lower seven bits are those of a bfloat16 in 128…255, of which 128 or 256 is taken.
+# Four bytes at a time: the lower seven bits become those of a bfloat16 in 128…255, from which 128 or 256 is subtracted.
 INT8 = tl.constexpr(
     """{ .reg .b32 pair, above, below, minus;
     mov.b32 minus, 0xbf80bf80;
@@ -277,7 +277,7 @@ INT8 = tl.constexpr(
     lop3.b32 below, pair, 0x00800080, 0x43004300, 0xea;
     fma.rn.bf16x2 $1, below, minus, above; }"""
 )
-# A byte, its sign turned over, is the last of a float32 in 2²³…2²³ + 255.
+# A byte with its sign inverted becomes the lowest byte of a float32 in 2²³…2²³ + 255.
 INT8_TO_FLOAT32 = tl.constexpr(
     """{ .reg .b32 turned, raised; .reg .f32 zero;
     mov.b32 raised, 0x4b000000;
@@ -288,7 +288,7 @@ INT8_TO_FLOAT32 = tl.constexpr(
     { .reg .b32 t; .reg .f32 f; prmt.b32 t, turned, raised, 0x7542; mov.b32 f, t; add.f32 $2, f, zero; }
     { .reg .b32 t; .reg .f32 f; prmt.b32 t, turned, raised, 0x7543; mov.b32 f, t; add.f32 $3, f, zero; } }"""
 )
-# Exponent and mantissa moved to where bfloat16 has them give the number times 2⁻¹²⁰, subnormal ones too.
+# Exponent and mantissa shifted to the bits of a bfloat16 give the number times 2⁻¹²⁰, for subnormals too.
 FLOAT8 = tl.constexpr(
     """{ .reg .b32 pair, low, factor, zero;
     mov.b32 factor, 0x7b807b80;
@@ -320,7 +320,7 @@ NIBBLES = tl.constexpr(
 
 @triton.jit
 def widened(weight, dtype: tl.constexpr, FAST: tl.constexpr):
-    """int8 or float8 numbers in another type."""
+    """int8 or float8 numbers converted to another dtype."""
     if FAST and dtype == tl.bfloat16:
         if weight.dtype == tl.int8:
             return tl.inline_asm_elementwise(INT8, "=r,=r,r", [weight], dtype=tl.bfloat16, is_pure=True, pack=4)
@@ -335,7 +335,7 @@ def widened(weight, dtype: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def as_float32(weight, FAST: tl.constexpr):
-    """Numbers of any kind in float32."""
+    """Numbers of any dtype converted to float32."""
     if FAST and weight.dtype == tl.int8:
         return tl.inline_asm_elementwise(
             INT8_TO_FLOAT32, "=f,=f,=f,=f,r", [weight], dtype=tl.float32, is_pure=True, pack=4
@@ -346,7 +346,7 @@ def as_float32(weight, FAST: tl.constexpr):
 
 @triton.jit
 def widened_nibbles(both, dtype: tl.constexpr, FAST: tl.constexpr):
-    """The codes in lower and upper halves of bytes, 128 added to each."""
+    """The int4 codes in the lower and upper halves of bytes, 128 added to each."""
     if FAST and dtype == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
             NIBBLES, "=r,=r,=r,=r,r", [both], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4

@@ -1,4 +1,4 @@
-"""Attention of single rows to their pages: each row's context is split among programs and joined by a second kernel."""
+"""Decode attention over the paged cache: split-KV with a merging kernel, Whisper's variant, and one-row fusion."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from vivavoce.kernels.byte_linear import widened
 from vivavoce.kernels.dependent_launch import begin, begin_small, dependent, fetch_near, launch_next, wait_for_previous
 from vivavoce.nn.paged_kv import RowBatch
 
-PROGRAMS_WANTED = 264  # two for each of an H200's multiprocessors; more splits than that only add joining
+PROGRAMS_WANTED = 264  # two per multiprocessor of an H200; more splits only add merging
 MAX_SPLITS = 32
 
 
 @triton.jit
 def softened(scores, inside, peak):
-    """Scores against the highest so far, exponentiated; what earlier sums shrink by; and the highest now."""
+    """Online softmax: exponentials of the scores, the factor of earlier sums, and the new maximum."""
     scores = tl.where(inside[None, :], scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, axis=1))
     return tl.exp(scores - highest[:, None]), tl.exp(peak - highest), highest
@@ -39,10 +39,10 @@ def _decode_split(
     share = tl.cdiv(tl.cdiv(context, SPLITS), BLOCK) * BLOCK
     start = split * share
     end = tl.minimum(start + share, context)
-    if DEPENDENT:  # most of what is read was written in earlier steps: it may come near while the last row is made
-        place = start + tl.arange(0, BLOCK)
-        page = tl.load(page_table_ptr + slot * table_width + place // PAGE, mask=place < end, other=0).to(tl.int64)
-        offset = ((page * PAGE + place % PAGE) * KV_HEADS + kv_head) * DIM
+    if DEPENDENT:  # most keys were written in earlier steps: they are prefetched while the previous kernel runs
+        index = start + tl.arange(0, BLOCK)
+        page = tl.load(page_table_ptr + slot * table_width + index // PAGE, mask=index < end, other=0).to(tl.int64)
+        offset = ((page * PAGE + index % PAGE) * KV_HEADS + kv_head) * DIM
         fetch_near(keys_ptr + offset[:, None], DIM, LINE)
         fetch_near(values_ptr + offset[:, None], DIM, LINE)
     begin(DEPENDENT)
@@ -58,31 +58,31 @@ def _decode_split(
     weight = tl.zeros([GROUP_PAD], tl.float32)
     total = tl.zeros([GROUP_PAD, DIM], tl.float32)
     for first in range(start, end, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        inside = place < end
-        page = tl.load(page_table_ptr + slot * table_width + place // PAGE, mask=inside, other=0).to(tl.int64)
-        cell = (page * PAGE + place % PAGE) * KV_HEADS + kv_head
+        index = first + tl.arange(0, BLOCK)
+        inside = index < end
+        page = tl.load(page_table_ptr + slot * table_width + index // PAGE, mask=inside, other=0).to(tl.int64)
+        cell = (page * PAGE + index % PAGE) * KV_HEADS + kv_head
         keys = tl.load(keys_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(widened(keys, queries.dtype, FAST)), input_precision=PRECISION) * scale
         if FP8:
             scores *= tl.load(key_scale_ptr + cell, mask=inside, other=0.0)[None, :]
-        chance, shrink, peak = softened(scores, inside, peak)
+        prob, shrink, peak = softened(scores, inside, peak)
         values = tl.load(values_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
-        weight = weight * shrink + tl.sum(chance, axis=1)
+        weight = weight * shrink + tl.sum(prob, axis=1)
         if FP8:
-            chance *= tl.load(value_scale_ptr + cell, mask=inside, other=0.0)[None, :]
-        chance, values = chance.to(queries.dtype), widened(values, queries.dtype, FAST)
-        total = total * shrink[:, None] + tl.dot(chance, values, input_precision=PRECISION)
+            prob *= tl.load(value_scale_ptr + cell, mask=inside, other=0.0)[None, :]
+        prob, values = prob.to(queries.dtype), widened(values, queries.dtype, FAST)
+        total = total * shrink[:, None] + tl.dot(prob, values, input_precision=PRECISION)
 
     kept = group < GROUP
     if SPLITS == 1:
         target = out_ptr + (row * KV_HEADS * GROUP + head[:, None]) * DIM + column[None, :]
         tl.store(target, (total / weight[:, None]).to(out_ptr.dtype.element_ty), mask=kept[:, None])
     else:
-        place = (row * KV_HEADS * GROUP + head) * SPLITS + split
-        tl.store(part_ptr + place[:, None] * DIM + column[None, :], total, mask=kept[:, None])
-        tl.store(peak_ptr + place, peak, mask=kept)
-        tl.store(weight_ptr + place, weight, mask=kept)
+        index = (row * KV_HEADS * GROUP + head) * SPLITS + split
+        tl.store(part_ptr + index[:, None] * DIM + column[None, :], total, mask=kept[:, None])
+        tl.store(peak_ptr + index, peak, mask=kept)
+        tl.store(weight_ptr + index, weight, mask=kept)
 
 
 @triton.jit
@@ -102,7 +102,7 @@ def join_splits(
 
 
 def paged_decode(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
-    """Attention of the first rows of a batch, one by one. Twin: `vivavoce.nn.attention._attend_single`."""
+    """Attention of single rows, the first of a batch. Reference: `vivavoce.nn.attention._attend_single`."""
     queries = queries.contiguous()
     rows, heads, dim = queries.shape
     keys, values, key_scales, value_scales = batch.cache.of_layer(layer)
@@ -130,15 +130,15 @@ def paged_decode(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
 
 
 def splits_for(programs: int) -> int:
-    """A power of two that brings the number of programs near the number of multiprocessors."""
+    """A power of two that brings the number of programs near `PROGRAMS_WANTED`."""
     wanted = max(1, PROGRAMS_WANTED // programs)
     return min(MAX_SPLITS, 1 << (wanted.bit_length() - 1))
 
 
 SMALL_BATCH_ROWS = 8
-BLOCK, WARPS = 128, 4  # positions at a time; of more rows, many small programs are done sooner than few large ones
+BLOCK, WARPS = 128, 4  # positions per iteration; with more rows, small programs finish sooner
 SMALL_BLOCK, SMALL_WARPS = 32, 1
-STORED = 1024  # columns a program stores
+STORED = 1024  # columns that a program stores
 
 
 @triton.jit
@@ -153,8 +153,8 @@ def _page_attention(
     column = tl.arange(0, DIM)
     context = tl.load(positions_ptr + row) + 1
     table = page_table_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_width
-    place = tl.arange(0, BLOCK)
-    page = tl.load(table + place // PAGE, mask=place < context, other=0)
+    index = tl.arange(0, BLOCK)
+    page = tl.load(table + index // PAGE, mask=index < context, other=0)
     if DEPENDENT:
         wait_for_previous()
     query = tl.load(queries_ptr + row * stride + head * DIM + column).to(tl.float32)
@@ -162,19 +162,19 @@ def _page_attention(
     weight = tl.zeros([1], tl.float32)
     total = tl.zeros([DIM], tl.float32)
     for first in range(0, context, BLOCK):
-        inside = place < context
-        offset = ((page.to(tl.int64) * PAGE + place % PAGE) * HEADS + head)[:, None] * DIM + column[None, :]
+        inside = index < context
+        offset = ((page.to(tl.int64) * PAGE + index % PAGE) * HEADS + head)[:, None] * DIM + column[None, :]
         keys = tl.load(keys_ptr + offset, mask=inside[:, None], other=0.0).to(tl.float32)
         values = tl.load(values_ptr + offset, mask=inside[:, None], other=0.0).to(tl.float32)
         scores = tl.where(inside, tl.sum(keys * query[None, :], axis=1) * scale, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=0))
         shrink = tl.exp(peak - new_peak)
-        chance = tl.exp(scores - new_peak)
-        total = total * shrink + tl.sum(values * chance[:, None], axis=0)
-        weight = weight * shrink + tl.sum(chance, axis=0)
+        prob = tl.exp(scores - new_peak)
+        total = total * shrink + tl.sum(values * prob[:, None], axis=0)
+        weight = weight * shrink + tl.sum(prob, axis=0)
         peak = new_peak
-        place = first + BLOCK + tl.arange(0, BLOCK)
-        page = tl.load(table + place // PAGE, mask=place < context, other=0)
+        index = first + BLOCK + tl.arange(0, BLOCK)
+        page = tl.load(table + index // PAGE, mask=index < context, other=0)
     out = (total / weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (row * HEADS + head) * DIM + column, out)
 
@@ -201,7 +201,7 @@ def _store_rows(
 
 
 def store_rows(packed: Tensor, layer: int, batch: RowBatch) -> None:
-    """Keys and values of rows to their pages. Twin: `RowBatch.write`.  # [row, query and key and value side by side]"""
+    """Store keys and values of rows in their pages. Reference: `RowBatch.write`.  # [row, query | key | value]"""
     rows, width = packed.shape[0], packed.shape[1] // 3
     _store_rows[(rows, triton.cdiv(width, STORED))](
         packed, batch.cache.keys[layer], batch.cache.values[layer], batch.slots, batch.positions, batch.page_table,
@@ -211,9 +211,9 @@ def store_rows(packed: Tensor, layer: int, batch: RowBatch) -> None:
 
 
 def page_attention(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
-    """Causal self-attention of rows. Twin: `vivavoce.nn.attention._attend_single`.
+    """Causal self-attention of rows. Reference: `vivavoce.nn.attention._attend_single`.
 
-    # queries [row, head, head_dim], as many heads as keys have; the launch before must not write slots or positions
+    # queries [row, head, head_dim], as many heads as the keys; the previous launch must not write slots or positions
     """
     rows, heads, dim = queries.shape
     assert queries.stride()[1:] == (dim, 1)
@@ -228,12 +228,12 @@ def page_attention(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
     return out
 
 
-MIN_HEAD_DIM = 32  # of a head: both halves must fill the tensor cores' smallest product
+MIN_HEAD_DIM = 32  # both halves of a head must fill the smallest product of the tensor cores
 
 
 @triton.jit
 def _rotated(low, high, weight_ptr, cos, sin, eps, column, HALF: tl.constexpr, NORMED: tl.constexpr):
-    """Halves of heads, normed and rotated.  # [head, half of a head's numbers]"""
+    """Halves of heads, normed and rotated.  # [head, head_dim / 2]"""
     dtype = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)
     if NORMED:
@@ -264,9 +264,9 @@ def _one_row_decode(  # noqa: PLR0915
     column = tl.arange(0, DIM)
     cos, sin = tl.load(cos_ptr + position * HALF + half)[None, :], tl.load(sin_ptr + position * HALF + half)[None, :]
     if DEPENDENT:
-        place = start + tl.arange(0, BLOCK)
-        page = tl.load(pages_ptr + place // PAGE, mask=place < end, other=0).to(tl.int64)
-        offset = ((page * PAGE + place % PAGE) * KV_HEADS + kv_head) * DIM
+        index = start + tl.arange(0, BLOCK)
+        page = tl.load(pages_ptr + index // PAGE, mask=index < end, other=0).to(tl.int64)
+        offset = ((page * PAGE + index % PAGE) * KV_HEADS + kv_head) * DIM
         fetch_near(keys_ptr + offset[:, None], DIM, LINE)
         fetch_near(values_ptr + offset[:, None], DIM, LINE)
     begin_small(DEPENDENT)
@@ -281,18 +281,18 @@ def _one_row_decode(  # noqa: PLR0915
     weight = tl.zeros([GROUP_PAD], tl.float32)
     total = tl.zeros([GROUP_PAD, DIM], tl.float32)
     for first in range(start, end, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        inside = place < end
-        page = tl.load(pages_ptr + place // PAGE, mask=inside, other=0).to(tl.int64)
-        past = (((page * PAGE + place % PAGE) * KV_HEADS + kv_head) * DIM)[:, None]
+        index = first + tl.arange(0, BLOCK)
+        inside = index < end
+        page = tl.load(pages_ptr + index // PAGE, mask=inside, other=0).to(tl.int64)
+        past = (((page * PAGE + index % PAGE) * KV_HEADS + kv_head) * DIM)[:, None]
         k_low = tl.load(keys_ptr + past + half[None, :], mask=inside[:, None], other=0.0)
         k_high = tl.load(keys_ptr + past + HALF + half[None, :], mask=inside[:, None], other=0.0)
         scores = tl.dot(q_low, tl.trans(k_low), input_precision=PRECISION)
         scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision=PRECISION) * scale
-        chance, shrink, peak = softened(scores, inside, peak)
+        prob, shrink, peak = softened(scores, inside, peak)
         values = tl.load(values_ptr + past + column[None, :], mask=inside[:, None], other=0.0)
-        total = total * shrink[:, None] + tl.dot(chance.to(values.dtype), values, input_precision=PRECISION)
-        weight = weight * shrink + tl.sum(chance, axis=1)
+        total = total * shrink[:, None] + tl.dot(prob.to(values.dtype), values, input_precision=PRECISION)
+        weight = weight * shrink + tl.sum(prob, axis=1)
 
     if split == 0:
         key = packed_ptr + (KV_HEADS * GROUP + kv_head) * DIM + half[None, :]
@@ -312,10 +312,10 @@ def _one_row_decode(  # noqa: PLR0915
         weight = weight * faded + share_of_new
         peak = level
 
-    place = head * SPLITS + split
-    tl.store(part_ptr + place[:, None] * DIM + column[None, :], total, mask=kept)
-    tl.store(peak_ptr + place, peak, mask=group < GROUP)
-    tl.store(weight_ptr + place, weight, mask=group < GROUP)
+    index = head * SPLITS + split
+    tl.store(part_ptr + index[:, None] * DIM + column[None, :], total, mask=kept)
+    tl.store(peak_ptr + index, peak, mask=group < GROUP)
+    tl.store(weight_ptr + index, weight, mask=group < GROUP)
 
 
 def takes_one_row(packed: Tensor, batch: RowBatch, kv_heads: int) -> bool:
@@ -334,10 +334,10 @@ def one_row_decode(
     batch: RowBatch,
     kv_heads: int,
 ) -> Tensor:
-    """Attention of one row; its key and value are stored. Twin: `PagedAttention` without kernels.  # [1, head, dim]"""
+    """Attention of one row; stores its key and value. Reference: `PagedAttention` without kernels.  # [1, head, dim]"""
     _, all_heads, dim = packed.shape
     heads, splits = all_heads - 2 * kv_heads, splits_for(kv_heads)
-    q_weight, k_weight, eps = norms or (packed, packed, 0.0)  # without norms, nobody reads them
+    q_weight, k_weight, eps = norms or (packed, packed, 0.0)  # without norms they are not read
     packed = packed.contiguous()
     out = torch.empty(1, heads, dim, dtype=packed.dtype, device=packed.device)
     parts = torch.empty(heads, splits, dim, dtype=torch.float32, device=packed.device)
@@ -365,7 +365,7 @@ class Pages:
     layer: int
 
     def given(self) -> tuple[tuple[Tensor, ...], int]:
-        """Keys, values, slots, positions and page table, as kernels take them, and the size of a page."""
+        """Arguments of kernels: keys, values, slots, positions and page table; and the page size."""
         batch, cache = self.batch, self.batch.cache
         tensors = cache.keys[self.layer], cache.values[self.layer], batch.slots, batch.positions, batch.page_table
         return tensors, cache.page_size
@@ -375,7 +375,7 @@ class Pages:
 def cached_at(
     slots_ptr, positions_ptr, page_table_ptr, table_width, row, exists, WIDTH: tl.constexpr, PAGE: tl.constexpr
 ):
-    """Where the keys of rows begin in the pages of a layer."""
+    """Offsets of the keys of rows in the pages of a layer."""
     slot = tl.load(slots_ptr + row, mask=exists, other=0).to(tl.int64)
     position = tl.load(positions_ptr + row, mask=exists, other=0)
     page = tl.load(page_table_ptr + slot * table_width + position // PAGE, mask=exists, other=0)

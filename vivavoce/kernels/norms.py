@@ -1,4 +1,4 @@
-"""Norms and activations fused with what stands around them: residual add, linear, GELU, Mish, SwiGLU, snake."""
+"""Fused norms, rotary embedding and activations: with residual add, linear, GELU, Mish, SwiGLU, and the page write."""
 
 import torch
 import triton
@@ -29,7 +29,7 @@ def _add_rms_norm(
     inside = column < size
     total = tl.load(x_ptr + row + column, mask=inside, other=0.0)
     if ADD:
-        # Added in the stored dtype, as the plain twin does, so that both residual streams round alike.
+        # Added in the stored dtype, as in the reference, so that both round the residual stream equally.
         total = total + tl.load(residual_ptr + row + column, mask=inside, other=0.0)
         tl.store(total_ptr + row + column, total, mask=inside)
     wide = total.to(tl.float32)
@@ -40,7 +40,7 @@ def _add_rms_norm(
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The normed sum of `x` and the residual, and the sum. Twin: `vivavoce.nn.linear.rms_norm`."""
+    """The normed sum of `x` and the residual, and the sum. Reference: `vivavoce.nn.linear.rms_norm`."""
     x = x.contiguous()
     size = x.shape[-1]
     normed = torch.empty_like(x)
@@ -63,24 +63,24 @@ def _add_layer_norm(
         launch_next()
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    place = tl.program_id(0).to(tl.int64) * WIDTH + column
+    index = tl.program_id(0).to(tl.int64) * WIDTH + column
     scale = tl.load(scale_ptr + column, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(shift_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if DEPENDENT:
         wait_for_previous()
-    x = tl.load(x_ptr + place, mask=inside, other=0.0)
+    x = tl.load(x_ptr + index, mask=inside, other=0.0)
     if ADD:
-        x += tl.load(added_ptr + place, mask=inside, other=0.0)
-        tl.store(sum_ptr + place, x, mask=inside)
+        x += tl.load(added_ptr + index, mask=inside, other=0.0)
+        tl.store(sum_ptr + index, x, mask=inside)
     wide = x.to(tl.float32)
     mean = tl.sum(wide, axis=0) / WIDTH
     centred = tl.where(inside, wide - mean, 0.0)
     rate = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + eps)
-    tl.store(out_ptr + place, (centred * rate * scale + shift).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + index, (centred * rate * scale + shift).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def add_layer_norm(x: Tensor, added: Tensor | None, norm: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor]:
-    """`x + added` and its norm. Twin: the sum, and `functional.layer_norm`.  # [row, width] twice"""
+    """`x + added` and its norm. Reference: the sum, and `functional.layer_norm`.  # [row, width] twice"""
     rows, width = x.shape
     scale, shift, eps = norm
     normed = torch.empty_like(x)
@@ -119,12 +119,12 @@ def _modulated_norm(
 def modulated_norm(
     x: Tensor, gated: tuple[Tensor, Tensor] | None, scale: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """`x + gate · added`, and its norm. Twin: the plain half of `vivavoce.nn.linear.modulated_norm`."""
+    """`x + gate · added`, and its norm. Reference: the PyTorch path of `vivavoce.nn.linear.modulated_norm`."""
     x = x.contiguous()
     size = x.shape[-1]
     normed = torch.empty_like(x)
     total = x if gated is None else torch.empty_like(x)
-    gate, added = gated or (x, x)  # without one, nobody reads them
+    gate, added = gated or (x, x)  # without a gate they are not read
     block = triton.next_power_of_2(size)
     _modulated_norm[(x.numel() // size,)](
         x, gate, added.contiguous(), scale, shift, total, normed, size, eps,
@@ -159,7 +159,7 @@ def _norm_mish(
 
 
 def norm_mish(x: Tensor, scale: Tensor, shift: Tensor, eps: float, added: Tensor | None) -> Tensor:
-    """`mish(layer_norm(x)) + added`. Twin: the plain half of `vivavoce.nn.linear.norm_mish`."""
+    """`mish(layer_norm(x)) + added`. Reference: the PyTorch path of `vivavoce.nn.linear.norm_mish`."""
     x = x.contiguous()
     size = x.shape[-1]
     out = torch.empty_like(x)
@@ -213,11 +213,11 @@ def _norm_linear(
         total += tl.load(bias_ptr + output, mask=real_output, other=0.0).to(tl.float32)
     if GELU:
         total = 0.5 * total * (1 + tl.erf(total * 0.7071067811865476))
-    place = row[:, None].to(tl.int64) * OUTPUTS + output[None, :]
+    index = row[:, None].to(tl.int64) * OUTPUTS + output[None, :]
     real = real_row[:, None] & real_output[None, :]
     if RESIDUAL:
-        total += tl.load(residual_ptr + place, mask=real, other=0.0).to(tl.float32)
-    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=real)
+        total += tl.load(residual_ptr + index, mask=real, other=0.0).to(tl.float32)
+    tl.store(out_ptr + index, total.to(out_ptr.dtype.element_ty), mask=real)
 
 
 def norm_linear(
@@ -228,7 +228,7 @@ def norm_linear(
     gelu: bool,
     residual: Tensor | None,  # [.., outputs]
 ) -> Tensor:
-    """`gelu(linear(norm(x))) + residual`. Twin: the plain half of `vivavoce.nn.linear.norm_linear`."""
+    """`gelu(linear(norm(x))) + residual`. Reference: the PyTorch path of `vivavoce.nn.linear.norm_linear`."""
     x, weight = x.contiguous(), weight.contiguous()
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
@@ -260,7 +260,7 @@ def _silu_multiply(both_ptr, out_ptr, inner, BLOCK: tl.constexpr, DEPENDENT: tl.
 
 
 def silu_multiply(both: Tensor) -> Tensor:
-    """`silu(first half) * second half` of the last dimension. Twin: the plain half of `GatedFeedForward`."""
+    """`silu(first half) * second half` of the last dimension. Reference: the PyTorch path of `GatedFeedForward`."""
     both = both.contiguous()
     inner = both.shape[-1] // 2
     out = torch.empty(*both.shape[:-1], inner, dtype=both.dtype, device=both.device)
@@ -289,9 +289,9 @@ def _snake(x_ptr, alpha_ptr, out_ptr, channels, time, row_stride, channel_stride
 
 
 def snake(x: Tensor, alpha: Tensor, never_zero: float) -> Tensor:
-    """`x + sin²(αx) / (α + never_zero)`. Twin: the plain half of `vivavoce.nn.vocoder.Snake`.
+    """`x + sin²(αx) / (α + never_zero)`. Reference: the PyTorch path of `vivavoce.nn.vocoder.Snake`.
 
-    # [batch, channel, time], of which time lies side by side; [channel] → contiguous [batch, channel, time]
+    # [batch, channel, time] with contiguous time; [channel] → contiguous [batch, channel, time]
     """
     batch, channels, time = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -302,7 +302,7 @@ def snake(x: Tensor, alpha: Tensor, never_zero: float) -> Tensor:
 
 @triton.jit
 def _keep(low, high, heads_ptr, scale_ptr, cell, column, HALF: tl.constexpr, FP8: tl.constexpr):
-    """Write the halves of a head to the cache. Twin of narrowing: `vivavoce.nn.paged_kv.narrowed`."""
+    """Write the halves of a head to the cache, in float8 if asked for. Reference: `vivavoce.nn.paged_kv.to_fp8`."""
     if FP8:
         low, high = low.to(tl.float32), high.to(tl.float32)
         largest = tl.maximum(tl.max(tl.abs(low), axis=0), tl.max(tl.abs(high), axis=0))
@@ -325,7 +325,7 @@ def _norm_rotate_store(
     head = tl.program_id(1)  # queries first, then keys, then values
     HALF: tl.constexpr = DIM // 2
     column = tl.arange(0, HALF)
-    position = tl.load(positions_ptr + row).to(tl.int64)  # where rows go was settled before the step's first kernel
+    position = tl.load(positions_ptr + row).to(tl.int64)  # written before the first kernel of the step: no need to wait
     slot = tl.load(slots_ptr + row).to(tl.int64)
     page = tl.load(page_table_ptr + slot * table_width + position // PAGE).to(tl.int64)
     cache_row = (page * PAGE + position % PAGE) * KV_HEADS
@@ -368,10 +368,10 @@ def norm_rotate_store(
     batch: RowBatch,
     kv_heads: int,
 ) -> Tensor:
-    """The rotated queries; keys and values are in the cache. Twin: the plain half of `PagedAttention._store`."""
+    """The rotated queries; writes keys and values to the cache. Reference: PyTorch path of `PagedAttention._store`."""
     rows, all_heads, dim = packed.shape
     heads = all_heads - 2 * kv_heads
-    q_weight, k_weight, eps = norms or (packed, packed, 0.0)  # without norms, nobody reads them
+    q_weight, k_weight, eps = norms or (packed, packed, 0.0)  # without norms they are not read
     queries = torch.empty(rows, heads, dim, dtype=packed.dtype, device=packed.device)
     keys, values, key_scales, value_scales = batch.cache.of_layer(layer)
     _norm_rotate_store[(rows, all_heads)](
@@ -388,12 +388,12 @@ def _rotate_first_head(
     query_ptr, key_ptr, cos_ptr, sin_ptr, time,
     query_row, query_time, key_row, key_time, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0)
-    row, moment = (place // time).to(tl.int64), place % time
+    index = tl.program_id(0)
+    row, moment = (index // time).to(tl.int64), index % time
     pair = tl.arange(0, BLOCK)
     inside = pair < HALF
-    cos = tl.load(cos_ptr + place.to(tl.int64) * HALF + pair, mask=inside, other=0.0)
-    sin = tl.load(sin_ptr + place.to(tl.int64) * HALF + pair, mask=inside, other=0.0)
+    cos = tl.load(cos_ptr + index.to(tl.int64) * HALF + pair, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + index.to(tl.int64) * HALF + pair, mask=inside, other=0.0)
     element = query_ptr.dtype.element_ty
     even = query_ptr + row * query_row + moment * query_time + 2 * pair
     first = tl.load(even, mask=inside, other=0.0).to(tl.float32)
@@ -408,9 +408,9 @@ def _rotate_first_head(
 
 
 def rotate_first_head(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate pairs of head 0, in place. Twin: the plain half of `vivavoce.models.cosyvoice.dit.RotatedPast.attend`.
+    """Rotate pairs of head 0, in place. Reference: PyTorch path of `vivavoce.models.cosyvoice.dit.RotatedPast.attend`.
 
-    # query and keys [row, head, time, dim] with elements of a head side by side, cos and sin [row, time, dim / 2]
+    # query and keys [row, head, time, dim] with contiguous elements of a head, cos and sin [row, time, dim / 2]
     """
     rows, _, time, dim = query.shape
     half = dim // 2

@@ -1,8 +1,8 @@
 """A small-batch linear layer fused with its norm, GELU and residual, in one launch that prefetches its weights.
 
-Launches follow one another with programmatic dependence: programs of the next launch start as soon as those of this one
-have, take their part of the weights into registers, and wait there for the rows they multiply. A program is a single
-warp, so nothing in it waits for another. So a step is bound by the reading of its weights and not by its launches.
+With programmatic dependent launch, the programs of the next layer start as soon as those of this one have, load their
+weights into registers, and wait for the rows. A program is a single warp, so there is no synchronisation within it. A
+step is then bound by the reading of weights, not by launches.
 """
 
 from collections.abc import Iterable
@@ -26,13 +26,13 @@ from vivavoce.kernels.tiles import Tile, fits, tile_around, two_powers
 
 @triton.jit
 def _read(ptr, place, row, exists, INPUTS: tl.constexpr):
-    """Columns of all rows.  # places [part, 1, column] → [part, row, column]"""
+    """Columns of all rows.  # [part, 1, column] → [part, row, column]"""
     return tl.load(ptr + row * INPUTS + place, mask=exists, other=0.0)
 
 
 @triton.jit
 def _moments(x):
-    """What numbers and their squares sum up to, row by row.  # [part, row, column] → [row] twice"""
+    """Sums of numbers and of their squares for each row.  # [part, row, column] → [row] twice"""
     wide = x.to(tl.float32)
     return tl.sum(tl.sum(wide, axis=2), axis=0), tl.sum(tl.sum(wide * wide, axis=2), axis=0)
 
@@ -45,14 +45,14 @@ def _normed(x, mean, rate, scale, shift):
 
 @triton.jit
 def _add_product(total, weight, x, EACH: tl.constexpr, PRECISION: tl.constexpr):
-    """Part by part; a lone row stands for all.  # [part, output, column] × [part, row, column] → [part, output, row]"""
+    """Products by part.  # [part, output, column] × [part, row, column] → [part, output, row]"""
     if x.shape[1] < EACH:
         x = tl.broadcast_to(x, [x.shape[0], EACH, x.shape[2]])
     return tl.dot(weight, tl.permute(x, (0, 2, 1)), total, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=["next_lines"])
-def _row_tile_linear(  # noqa: PLR0912, PLR0915 - the branches are settled when it is compiled
+def _row_tile_linear(  # noqa: PLR0912, PLR0915 - the branches are resolved at compile time
     x_ptr, scale_ptr, shift_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr,
     keys_ptr, values_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, next_ptr, next_lines, eps,
     ROWS: tl.constexpr, EACH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROUND: tl.constexpr,
@@ -70,7 +70,7 @@ def _row_tile_linear(  # noqa: PLR0912, PLR0915 - the branches are settled when 
     part = tl.arange(0, PARTS)[:, None, None]
     MAIN_PART: tl.constexpr = MAIN // PARTS
     REST_PART: tl.constexpr = REST // PARTS
-    main = part * MAIN_PART + tl.arange(0, MAIN_PART)[None, None, :]  # columns of a round as two powers of two
+    main = part * MAIN_PART + tl.arange(0, MAIN_PART)[None, None, :]  # the columns of an iteration as two powers of two
     weight = tl.load(line + main)
     if REST:
         rest = MAIN + part * REST_PART + tl.arange(0, REST_PART)[None, None, :]
@@ -153,7 +153,7 @@ def row_tile_linear(
     dtype: torch.dtype | None = None,
     following: Tensor | None = None,
 ) -> Tensor:
-    """As `row_linear`, of up to 16 rows, by a tile that `fits`; an `early` one fetches what follows."""
+    """As `row_linear`, for up to 16 rows with a tile that `fits`; an `early` tile prefetches `following`."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert fits(tile, inputs, norm is not None)
@@ -178,12 +178,12 @@ def row_tile_linear(
 
 
 MAX_UNTILED_ROWS = 4
-WEIGHTS_A_PROGRAM = 5120  # what the registers of a warp hold
+WEIGHTS_A_PROGRAM = 5120  # that the registers of a warp hold
 
 
 @triton.jit
 def _row_normed(weight, rest_weight, scale_ptr, shift_ptr, column, rest, more):
-    """Weights for rows that are yet to be normed, and what can be added up before they are there.
+    """Weights for rows before their norm, and the sums that do not depend on the rows.
 
     W·((x - mean)·rate·scale + shift) is (W·scale·x - mean·W·scale)·rate + W·shift.
     """
@@ -198,7 +198,7 @@ def _row_normed(weight, rest_weight, scale_ptr, shift_ptr, column, rest, more):
 
 
 @triton.jit
-def _row_linear(  # noqa: PLR0912 - half of the branches are settled when it is compiled
+def _row_linear(  # noqa: PLR0912 - half of the branches are resolved at compile time
     x_ptr, scale_ptr, shift_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr,
     keys_ptr, values_ptr, slots_ptr, positions_ptr, page_table_ptr, table_width, eps,
     ROWS: tl.constexpr, ROWS_PAD: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, MAIN: tl.constexpr,
@@ -269,11 +269,11 @@ def row_linear(
     dtype: torch.dtype | None = None,
     following: Tensor | None = None,
 ) -> Tensor:
-    """`gelu(linear(norm(x))) + residual` of rows that it `takes`. Twin: `vivavoce.nn.linear.norm_linear`.
+    """`gelu(linear(norm(x))) + residual` of rows that it `takes`. Reference: `vivavoce.nn.linear.norm_linear`.
 
-    With `pages`, the outputs are queries, keys and values side by side: the queries are returned, the others stored.
-    None of the launches since the last one of another kind may write weights, slots, positions or page table.
-    `following` is the matrix that is multiplied next.
+    With `pages`, the outputs are queries, keys and values: the queries are returned, the others stored in the pages.
+    No launch since the last one that is not dependent may write weights, slots, positions or the page table.
+    `following` is the matrix of the next layer, to be prefetched.
     """
     tile = tile_around(weight, x.shape[0])
     if tile is not None and fits(tile, x.shape[1], norm is not None):
@@ -297,10 +297,10 @@ def row_linear(
 
 
 def takes(weights: Iterable[Tensor], rows: int) -> bool:
-    """Whether these kernels are the fastest for layers of these matrices: by measurement, from a few rows on."""
+    """Whether these kernels are the fastest for layers of these matrices; beyond a few rows by measurement."""
     return rows <= MAX_UNTILED_ROWS or all(tile_around(weight, rows) is not None for weight in weights)
 
 
 def _outputs_a_program(inputs: int) -> int:
-    """The largest power of two of which a warp can hold the weights, or what divides the width of any model."""
+    """Outputs of a program: the largest power of two, up to 8, whose weights fit into the registers of a warp."""
     return min(8, 1 << max(0, (WEIGHTS_A_PROGRAM // inputs).bit_length() - 1))

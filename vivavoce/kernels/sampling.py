@@ -1,7 +1,7 @@
-"""A row drawn from its logits in two launches: penalty, temperature, top-k, top-p and the Gumbel-max draw.
+"""Sampling from logits in two launches: penalty, temperature, top-k, top-p and the Gumbel-max draw.
 
-The best of each stretch of the vocabulary are found side by side, then the best of these, in order: by score, and among
-equals by id. What follows is done on `MAX_TOP_K` numbers.
+The first finds the best ids of each chunk of the vocabulary, the second the best of all, sorted by score and then id,
+and draws from these `MAX_TOP_K` candidates. Small vocabularies take one launch. Also Whisper's rules for timestamps.
 """
 
 import torch
@@ -21,7 +21,7 @@ def _mix(value):
 
 @triton.jit
 def noise_of(seed, position, ids, salt):
-    """Gumbel noise of ids at a place, float64."""
+    """Gumbel noise of ids at a position, float64."""
     state = _mix(seed.to(tl.uint32))
     state = _mix(state ^ (seed >> 32).to(tl.uint32))
     state = _mix(state + position.to(tl.uint32) * 0x9E3779B9)
@@ -42,12 +42,12 @@ def _gumbel_noise(seeds_ptr, positions_ptr, ids_ptr, noise_ptr, candidates, SALT
 
 
 def salt_of(channel: int) -> int:
-    """What a channel adds to the hash."""
+    """The term of a channel in the hash."""
     return ((channel + 1) * 0x85EBCA77) & 0xFFFFFFFF
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, channel: int, ids: Tensor) -> Tensor:
-    """Noise of each candidate id, float64. Twin: `vivavoce.engine.sampling.gumbel_noise`."""
+    """Noise of each candidate id, float64. Reference: `vivavoce.engine.sampling.gumbel_noise`."""
     ids = ids.contiguous()
     noise = torch.empty(ids.shape, dtype=torch.float64, device=ids.device)
     block = min(1024, triton.next_power_of_2(ids.shape[1]))
@@ -66,7 +66,7 @@ NO_CANDIDATE = tl.constexpr(-(2**63))  # sorts after every candidate
 
 @triton.jit
 def _packed(score, id):
-    """Score and id as one integer that sorts as they do: a higher score first, then a lower id."""
+    """Score and id as one integer that sorts by higher score, then by lower id."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)  # the sum makes −0 a 0
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - id).to(tl.int64)
@@ -116,8 +116,8 @@ def _draw(
     setting = slot * CHANNELS + CHANNEL
     temperature, top_p = tl.load(settings_ptr + setting * 3), tl.load(settings_ptr + setting * 3 + 1)
     top_k = tl.load(top_k_ptr + setting)
-    place = tl.arange(0, BLOCK)
-    best = tl.load(best_ptr + row * candidates + place, mask=place < candidates, other=NO_CANDIDATE)
+    offset = tl.arange(0, BLOCK)
+    best = tl.load(best_ptr + row * candidates + offset, mask=offset < candidates, other=NO_CANDIDATE)
     if BLOCK > KEEP:
         best = tl.topk(best, KEEP)
     score, id = _unpacked(best)
@@ -125,11 +125,11 @@ def _draw(
     within = (rank < top_k) | (top_k == 0)
     likely = tl.where(within, score, float("-inf"))
     if OF_ALL:
-        chance = tl.exp(likely - tl.load(total_ptr + row))
+        prob = tl.exp(likely - tl.load(total_ptr + row))
     else:
-        chance = tl.exp(likely - tl.max(likely, axis=0))
-        chance = chance / tl.sum(chance, axis=0)
-    before = tl.cumsum(chance, axis=0) - chance
+        prob = tl.exp(likely - tl.max(likely, axis=0))
+        prob = prob / tl.sum(prob, axis=0)
+    before = tl.cumsum(prob, axis=0) - prob
     kept = within & ((before < top_p) | (rank == 0))
     noise = noise_of(tl.load(seeds_ptr + slot), tl.load(positions_ptr + row), id, SALT).to(tl.float32)
     drawn = tl.argmax(tl.where(kept, score + noise, float("-inf")), axis=0)
@@ -142,13 +142,13 @@ def draw(
     floats: Tensor,  # [slot, channel, (temperature, top_p, repetition penalty)]
     top_k: Tensor,  # [slot, channel]: at most MAX_TOP_K unless the temperature is 0
     seeds: Tensor,  # [slot]
-    seen: Tensor | None,  # [slot, id] bool: what is penalised
+    seen: Tensor | None,  # [slot, id] bool: ids to penalise
     slots: Tensor,  # [row]
     positions: Tensor,
     channel: int,
-    total: Tensor | None = None,  # [row]: the logarithm of what all scores sum up to, where top-p counts over all
+    total: Tensor | None = None,  # [row]: logsumexp of all scores, where top-p is over all of them
 ) -> Tensor:
-    """One id per row. Twin: `vivavoce.engine.sampling.SlotDraw.sample`, the plain half.  # → [row] int64"""
+    """One id per row. Reference: `vivavoce.engine.sampling.SlotDraw.sample`, the PyTorch path.  # → [row] int64"""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     slots, positions = slots.contiguous(), positions.contiguous()
     rows, columns = logits.shape
@@ -170,10 +170,10 @@ def draw(
     return out
 
 
-MAX_DRAW_COLUMNS = 2048  # columns; a row is held in the registers of one program
+MAX_DRAW_COLUMNS = 2048  # that one program holds in registers
 
 
-@triton.jit(do_not_specialize=["channel"])  # or every channel would be compiled by itself
+@triton.jit(do_not_specialize=["channel"])  # otherwise compiled for each channel
 def _small_vocabulary_draw(
     logits_ptr, floats_ptr, top_k_ptr, seeds_ptr, seen_ptr, slots_ptr, positions_ptr, drawn_ptr,
     columns, seen_width, channels, channel,
@@ -197,25 +197,25 @@ def _small_vocabulary_draw(
     limit = tl.where(limit == 0, CANDIDATES, limit)
     limit = tl.where(greedy, 1, tl.minimum(tl.minimum(limit, CANDIDATES), columns))
 
-    place = tl.arange(0, CANDIDATES)
+    offset = tl.arange(0, CANDIDATES)
     best = tl.full([CANDIDATES], float("-inf"), tl.float32)
     ids = tl.zeros([CANDIDATES], tl.int32)
     for index in range(0, limit):
         top, which = tl.max(scores, axis=0, return_indices=True)
-        best = tl.where(place == index, top, best)
-        ids = tl.where(place == index, which, ids)
+        best = tl.where(offset == index, top, best)
+        ids = tl.where(offset == index, which, ids)
         scores = tl.where(column == which, float("-inf"), scores)
 
-    chances = tl.exp(best - tl.max(best, axis=0))
-    chances = chances / tl.sum(chances, axis=0)
-    before = tl.cumsum(chances, axis=0) - chances
-    kept = (place < limit) & ((before < top_p) | (place == 0))
+    probs = tl.exp(best - tl.max(best, axis=0))
+    probs = probs / tl.sum(probs, axis=0)
+    before = tl.cumsum(probs, axis=0) - probs
+    kept = (offset < limit) & ((before < top_p) | (offset == 0))
 
     salt = (channel + 1).to(tl.uint32) * 0x85EBCA77
     noise = noise_of(tl.load(seeds_ptr + slot), tl.load(positions_ptr + row), ids, salt)
     noisy = tl.where(kept, best + noise.to(tl.float32), float("-inf"))
     winner = tl.argmax(noisy, axis=0)
-    tl.store(drawn_ptr + row, tl.sum(tl.where(place == winner, ids, 0), axis=0).to(tl.int64))
+    tl.store(drawn_ptr + row, tl.sum(tl.where(offset == winner, ids, 0), axis=0).to(tl.int64))
 
 
 def small_vocabulary_draw(
@@ -228,7 +228,7 @@ def small_vocabulary_draw(
     positions: Tensor,
     channel: int,
 ) -> Tensor:
-    """One column per sequence.  # [sequence] int64. Twin: `vivavoce.engine.sampling.SlotDraw`, narrow."""
+    """One column per sequence. Reference: PyTorch path of `vivavoce.engine.sampling.SlotDraw`.  # [sequence] int64"""
     logits = logits.contiguous()
     rows, columns = logits.shape
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -275,7 +275,7 @@ def _transcript_rules(
     row = tl.program_id(1).to(tl.int64)
     mode = tl.load(modes_ptr + row)
     mine = logits_ptr + row * SIZE
-    text_end = 0  # ids below are out of the question
+    text_end = 0  # ids below are forbidden
     if mode & 1 != 0:
         text = tl.full([BLOCK], float("-inf"), tl.float32)
         for begin in range(0, TIMES, BLOCK):
@@ -311,7 +311,7 @@ def _transcript_rules(
 
 
 def transcript_rules(logits: Tensor, modes: Tensor, barred: Tensor, ids: dict[str, int]) -> Tensor:
-    """Logits with what may not be written at −inf. Twin: `vivavoce.models.whisper.engine.WhisperWriter.ruled`.
+    """Logits with forbidden ids at −inf. Reference: `vivavoce.models.whisper.engine.WhisperWriter.ruled`.
 
     # [row, vocabulary] float32, [row] int64, [vocabulary] int8 → [row, vocabulary]
     """

@@ -1,11 +1,12 @@
 """A linear layer for the small batch of a decode step, with the SwiGLU gate fused if there is one.
 
-Memory sets the pace, so weights stream through shared memory several tiles ahead, narrow ones widened on their way to
-the tensor cores. The matrix is the left operand: 16 outputs a product, and up to 8 rows cost no more than one.
+It is bound by memory, so weights are pipelined through shared memory several tiles ahead, and quantised ones converted
+on their way to the tensor cores. The matrix is the left operand: 16 outputs per product, and up to 8 rows cost no more
+than one.
 
-Where rows are few, the columns that stand idle serve to split them: part by part, weights lie below one another as if
-they were more outputs, inputs side by side as if they were more rows, and of all products those are summed in which
-both are of one part. So more warps share an output, and none waits for another.
+With few rows, the idle columns of the product are used to split the inputs: the parts of the weights are stacked as if
+they were more outputs, the parts of the rows as if they were more rows, and the products of matching parts are summed.
+More warps then share an output without synchronisation.
 """
 
 import math
@@ -35,7 +36,7 @@ def _one_row_linear(
     start = weight_ptr + safe[:, None].to(tl.int64) * INPUTS + column
     other = start + OUTPUTS * INPUTS
     inside = column < INPUTS
-    following = tl.load(start, mask=inside, other=0.0)  # weights are nobody's output, so these need not wait
+    following = tl.load(start, mask=inside, other=0.0)  # no kernel writes weights: no need to wait
     following_gated = following
     if GATED:
         following_gated = tl.load(other, mask=inside, other=0.0)
@@ -72,7 +73,7 @@ def _one_row_linear(
 def one_row_linear(
     x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, tile: Tile, gated: bool = False
 ) -> Tensor:
-    """`x @ weight.T + bias`, and the gate. Twins: those of `few_row_linear`.  # [1, input] → [1, output]"""
+    """`x @ weight.T + bias`, and the gate. Reference: that of `small_batch_linear`.  # [1, input] → [1, output]"""
     quantised = weight if isinstance(weight, QuantisedWeight) else None
     data = weight.data if isinstance(weight, QuantisedWeight) else weight
     outputs = data.shape[0] // (2 if gated else 1)
@@ -87,7 +88,7 @@ def one_row_linear(
     return out
 
 
-MIN_ROWS = 8  # columns of the tensor cores' smallest product
+MIN_ROWS = 8  # columns of the smallest product of the tensor cores
 MAX_COLUMNS = 64
 
 
@@ -101,7 +102,7 @@ def _read(weight_ptr, place, inside, EVEN: tl.constexpr):
 
 @triton.jit
 def _outputs(OUTPUTS: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr):
-    """The output and the part of it that each line of the left operand is; beyond the last output stands the first."""
+    """Output and part of each line of the left operand; lines beyond the last output repeat the first."""
     line = tl.arange(0, BLOCK_OUT * PARTS)
     output = tl.program_id(0) * BLOCK_OUT + line % BLOCK_OUT
     return tl.where(output < OUTPUTS, output, 0), line // BLOCK_OUT
@@ -111,7 +112,7 @@ def _outputs(OUTPUTS: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr
 def _summed(
     total, part, ROWS: tl.constexpr, EACH: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """What the parts of each output sum up to.  # [part and output, part and row] → [output, row]"""
+    """Sums over the parts of each output.  # [part × output, part × row] → [output, row]"""
     matching = part[:, None] == (tl.arange(0, ROWS) // EACH)[None, :]
     own = tl.where(matching, total, 0.0)
     if EACH == 1:
@@ -127,7 +128,7 @@ def _finish(
     OUTPUTS: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr,
     EACH: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Parts summed up, scale, bias and gate, then the write."""
+    """Sum over parts, scale, bias, gate, and the store."""
     COUNT: tl.constexpr = ROWS if PARTS == 1 else EACH
     row = tl.arange(0, COUNT)
     if PARTS > 1:
@@ -151,7 +152,7 @@ def _finish(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _few_row_linear(
+def _small_batch_linear(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SCALED: tl.constexpr, FAST: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr,
@@ -168,7 +169,7 @@ def _few_row_linear(
     real_row = (row < rows) & (of_part < PARTS)
     total = tl.zeros([BLOCK_OUT * PARTS, ROWS], tl.float32)
     second = tl.zeros([BLOCK_OUT * PARTS, ROWS], tl.float32)
-    if EARLY:  # weights are nobody's output, so the first of them need not wait
+    if EARLY:  # no kernel writes weights: the first need not wait
         weight = _read(weight_ptr, start + within, within < PART, EVEN)
         if GATED:
             gated = _read(weight_ptr, other + within, within < PART, EVEN)
@@ -211,7 +212,7 @@ def _group_product(
     total, even, odd, sums, weight_ptr, pairs_ptr, output, group, HALF_INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What one group of columns adds; codes stand 128 too high, which the offset takes back."""
+    """Add the product of one group of columns; codes are 128 too high, which the offset corrects."""
     first = output.to(tl.int64) * HALF_INPUTS + group * HALF
     both = tl.load(weight_ptr + first[:, None] + tl.arange(0, HALF)[None, :])
     pair = tl.load(pairs_ptr + group * OUTPUTS + output)
@@ -224,7 +225,7 @@ def _group_product(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _few_row_linear_of_groups(
+def _small_batch_linear_of_groups(
     x_ptr, weight_ptr, pairs_ptr, bias_ptr, out_ptr, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, FAST: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr,
@@ -276,7 +277,7 @@ def _few_row_linear_of_groups(
 def small_batch_linear(
     x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, tile: Tile, gated: bool = False
 ) -> Tensor:
-    """`x @ weight.T + bias`, and the gate. Twins: `Linear`, `QuantisedLinear`, and `nn.quantised.project`.
+    """`x @ weight.T + bias`, and the gate. References: `Linear`, `QuantisedLinear`, and `nn.quantised.project`.
 
     # [row, input] → [row, output]
     """
@@ -306,11 +307,11 @@ def small_batch_linear(
         parts = math.gcd(parts, inputs // quantised.group)
         common["PARTS"] = parts
         groups = math.gcd(max(1, tile.inputs // quantised.group), inputs // parts // quantised.group)
-        _few_row_linear_of_groups[grid](
+        _small_batch_linear_of_groups[grid](
             x, data, pairs_of(quantised), biased, out, rows, GROUP=quantised.group, GROUPS=groups, **common
         )
         return out
-    _few_row_linear[grid](
+    _small_batch_linear[grid](
         x, data, x if quantised is None else quantised.scale, biased, out, rows,
         SCALED=quantised is not None, EVEN=inputs % (parts * tile.inputs) == 0, BLOCK_IN=tile.inputs, EARLY=tile.early,
         EACH=each, **common,
@@ -319,7 +320,7 @@ def small_batch_linear(
 
 
 def pairs_of(quantised: QuantisedWeight) -> Tensor:
-    """Scale and offset of each group and output as one number of 32 bits, without a copy.  # [group, output] int32"""
+    """Scale and offset of each group and output as one 32-bit number, without a copy.  # [group, output] int32"""
     assert quantised.scale is not None
     scale = quantised.scale.T
     return torch.as_strided(scale, (*scale.shape, 2), (*scale.stride(), 1)).view(torch.int32)[..., 0]

@@ -1,8 +1,8 @@
-"""Attention of a chunk to a stream's past where it lies: a prefix, a window, and what is new, none of them copied.
+"""Kernels of streaming state (`nn.streaming.AddressedPast`): chunk attention to a stream's past, causal convolution.
 
-Streams lie anywhere: the kernel is given addresses, so that a captured graph serves whatever streams come. The keys of
-a row and head are split among programs; each passes on those that the next window holds, and the last to arrive joins
-the parts.
+Chunk attention reads prefix, window and new keys in place, by address, so that one captured graph serves any streams.
+The keys of a row and head are split among programs (split-KV). Each program also copies the keys that the next window
+keeps, and the last one to finish merges the partial results.
 """
 
 import math
@@ -15,9 +15,9 @@ from torch import Tensor
 from vivavoce.kernels.dependent_launch import begin, begin_small, chained
 from vivavoce.kernels.tiles import product_blocks
 
-PROGRAMS_WANTED = 528  # four for each of an H200's multiprocessors: one computes while others wait for memory
+PROGRAMS_WANTED = 528  # four per multiprocessor of an H200: one computes while others wait for memory
 MAX_SPLITS = 8
-BLOCK_KEYS = 32  # 64 and 128 were slower on an H200, by half as much again for hops of 20 frames
+BLOCK_KEYS = 32  # 64 and 128 were slower on an H200, by 50 % for hops of 20 frames
 MAX_CHUNK_FRAMES = 128
 
 
@@ -31,10 +31,10 @@ def _joined(
     weight = tl.zeros([TIME], tl.float32)
     total = tl.zeros([TIME, DIM], tl.float32)
     for split in range(splits):
-        place = (first + split) * TIME + moment
-        factor = tl.exp(tl.load(peak_ptr + place) - peak)  # an empty split has peak −inf, so factor 0
-        weight += factor * tl.load(weight_ptr + place)
-        total += factor[:, None] * tl.load(part_ptr + place[:, None] * DIM + column[None, :])
+        index = (first + split) * TIME + moment
+        factor = tl.exp(tl.load(peak_ptr + index) - peak)  # an empty split has peak −inf, so factor 0
+        weight += factor * tl.load(weight_ptr + index)
+        total += factor[:, None] * tl.load(part_ptr + index[:, None] * DIM + column[None, :])
     return total, weight
 
 
@@ -42,7 +42,7 @@ def _joined(
 def _taken(
     query, keys, values, bias, inside, peak, weight, total, scale, BIASED: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Softmax and sum so far, with one more block of keys and values."""
+    """Online softmax: the running maximum, weight and sum with one more block of keys and values."""
     scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
     if BIASED:
         scores += bias
@@ -50,12 +50,12 @@ def _taken(
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     level = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen so far
     shrink = tl.exp(peak - level)
-    chance = tl.exp(scores - level[:, None])
-    total = total * shrink[:, None] + tl.dot(chance.to(values.dtype), values, input_precision=PRECISION)
-    return new_peak, weight * shrink + tl.sum(chance, axis=1), total
+    prob = tl.exp(scores - level[:, None])
+    total = total * shrink[:, None] + tl.dot(prob.to(values.dtype), values, input_precision=PRECISION)
+    return new_peak, weight * shrink + tl.sum(prob, axis=1), total
 
 
-# What varies among hops is not a constant, so that few kernels must be compiled for all of them.
+# Arguments that vary from hop to hop are not specialised, so that few kernels are compiled.
 @triton.jit(do_not_specialize=["layer", "time", "slots", "prefix_slots", "share", "splits", "inner_rows"])
 def _attend(  # noqa: PLR0915
     query_ptr, new_ptr, bias_ptr, prefixes_ptr, lengths_ptr, windows_ptr, next_ptr, out_ptr,
@@ -101,15 +101,15 @@ def _attend(  # noqa: PLR0915
     start = split * share
     end = tl.minimum(start + share, before_new + time)
 
-    # One loop for each of the three places: its addresses are then simple enough to be read ahead.
+    # One loop each for prefix, window and new keys: addresses are then simple enough to be pipelined.
     stop = tl.minimum(end, prefix_slots)
     held = tl.minimum(length, stop)
     for first in range(start, stop, BLOCK):
         key = first + offsets
         there = (key < held)[:, None] & (column[None, :] < DIM)
-        place = tl.multiple_of(prefix + key * DIM, ALIGNED)
-        keys = tl.load(place[:, None] + column[None, :], mask=there, other=0.0)
-        values = tl.load(tl.multiple_of(place + prefix_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
+        index = tl.multiple_of(prefix + key * DIM, ALIGNED)
+        keys = tl.load(index[:, None] + column[None, :], mask=there, other=0.0)
+        values = tl.load(tl.multiple_of(index + prefix_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
         if BIASED:
             seen = (key < stop)[None, :] & (moment[:, None] < time)
             bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
@@ -123,9 +123,9 @@ def _attend(  # noqa: PLR0915
         slot = key - prefix_slots
         inside = key < stop
         there = (inside & has_window)[:, None] & (column[None, :] < DIM)
-        place = tl.multiple_of(window + slot * DIM, ALIGNED)
-        keys = tl.load(place[:, None] + column[None, :], mask=there, other=0.0)
-        values = tl.load(tl.multiple_of(place + window_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
+        index = tl.multiple_of(window + slot * DIM, ALIGNED)
+        keys = tl.load(index[:, None] + column[None, :], mask=there, other=0.0)
+        values = tl.load(tl.multiple_of(index + window_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
         if BIASED:
             seen = inside[None, :] & (moment[:, None] < time)
             bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
@@ -141,9 +141,9 @@ def _attend(  # noqa: PLR0915
         key = first + offsets
         inside = key < end
         there = inside[:, None] & (column[None, :] < DIM)
-        place = tl.multiple_of(new + (key - before_new) * new_time, ALIGNED)
-        keys = tl.load(place[:, None] + column[None, :], mask=there, other=0.0)
-        values = tl.load(tl.multiple_of(place + new_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
+        index = tl.multiple_of(new + (key - before_new) * new_time, ALIGNED)
+        keys = tl.load(index[:, None] + column[None, :], mask=there, other=0.0)
+        values = tl.load(tl.multiple_of(index + new_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
         if BIASED:
             seen = inside[None, :] & (moment[:, None] < time)
             bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
@@ -156,7 +156,7 @@ def _attend(  # noqa: PLR0915
         tl.store(target[:, None] + column[None, :], keys, mask=stays)
         tl.store(tl.multiple_of(target + window_kv, ALIGNED)[:, None] + column[None, :], values, mask=stays)
 
-    # [row, time, head, dim], so that the heads of a moment lie side by side for the projection that follows
+    # [row, time, head, dim]: the heads of a frame are contiguous for the output projection
     out = out_ptr + ((row * time + moment[:, None]) * HEADS + head) * DIM + column[None, :]
     part = (row * HEADS + head) * splits
     last = splits == 1
@@ -184,11 +184,11 @@ def chunk_attention(
     next_windows: Tensor,  # int64 [stream]: likewise, where the next ones go
     window_strides: tuple[int, int],  # of layer, and of keys to values
     slots: int,
-    prefix_slots: int,  # keys of the bias that stand for prefixes; those beyond a length are hidden by it
+    prefix_slots: int,  # columns of the bias for prefixes; those beyond a stream's length must be −inf
     layer: int,
-    arrived: Tensor,  # int32 [row × head], zero, and zero again afterwards
+    arrived: Tensor,  # int32 [row × head], zero before and after
 ) -> Tensor:
-    """Attention to prefix, window and new keys; writes the next windows. Twin: `nn.streaming.StreamPast.attend`.
+    """Attention to prefix, window and new keys; writes the next windows. Reference: `nn.streaming.StreamPast.attend`.
 
     # → [row, head, time, dim]
     """
@@ -220,7 +220,7 @@ def chunk_attention(
 
 
 def _splits(programs: int, keys: int) -> int:
-    """Splits of the keys that bring the number of programs near what the GPU runs at once."""
+    """Splits of the keys that bring the number of programs near what the GPU runs concurrently."""
     wanted = max(1, min(PROGRAMS_WANTED // programs, triton.cdiv(keys, BLOCK_KEYS), MAX_SPLITS))
     return 1 << (wanted.bit_length() - 1)
 
@@ -236,10 +236,10 @@ def _stream_conv(
     begin_small(DEPENDENT)
     CONTEXT: tl.constexpr = TAPS - 1
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK_IN - 1) // BLOCK_IN
-    place = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    index = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     output = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    real, real_output = place < rows * time, output < OUTPUTS
-    row, moment = (place // time).to(tl.int64), place % time
+    real, real_output = index < rows * time, output < OUTPUTS
+    row, moment = (index // time).to(tl.int64), index % time
     total = tl.zeros([BLOCK_ROWS, BLOCK_OUT], tl.float32)
     for block in range(TAPS * BLOCKS):
         tap = block // BLOCKS
@@ -257,7 +257,7 @@ def _stream_conv(
     if BIAS:
         total += tl.load(bias_ptr + output, mask=real_output, other=0.0).to(tl.float32)
     tl.store(
-        out_ptr + place[:, None].to(tl.int64) * OUTPUTS + output[None, :],
+        out_ptr + index[:, None].to(tl.int64) * OUTPUTS + output[None, :],
         total.to(out_ptr.dtype.element_ty), mask=real[:, None] & real_output[None, :],
     )  # fmt: skip
     if tl.program_id(1) == 0:
@@ -265,15 +265,15 @@ def _stream_conv(
         for block in range(BLOCKS):
             channel = block * BLOCK_IN + tl.arange(0, BLOCK_IN)
             exists = (real & (kept >= 0))[:, None] & (channel < CHANNELS)[None, :]
-            x = tl.load(x_ptr + place[:, None].to(tl.int64) * CHANNELS + channel[None, :], mask=exists, other=0.0)
+            x = tl.load(x_ptr + index[:, None].to(tl.int64) * CHANNELS + channel[None, :], mask=exists, other=0.0)
             tl.store(next_ptr + (row * next_row + kept * next_time)[:, None] + channel[None, :], x, mask=exists)
 
 
 def stream_conv(x: Tensor, context: Tensor, next_context: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The convolution continued; its next context is written. Twin: `vivavoce.nn.streaming.product_over_taps`.
+    """Causal convolution of the next frames; writes the next context. Reference: `nn.streaming.product_over_taps`.
 
-    Fastest where the channels of a weight lie side by side.
-    # x [row, time ≥ context, channel], contexts [row, context, channel], which are not the same memory
+    Fastest where the channels of the weight are contiguous.
+    # x [row, time ≥ context, channel], contexts [row, context, channel] in different memory
     """
     x = x.contiguous()
     rows, time, channels = x.shape

@@ -1,8 +1,8 @@
 """Tile sizes of the small-batch linear kernels, measured per device and shape.
 
-`python -m vivavoce.quant.linear_bench --sweep` measures them against the library's product and stores the best in the
-user's cache folder (`VIVA_CACHE`). Those of an H200 are bundled. A float matrix without an entry is left to the
-library; a quantised one, for which the library has no product, gets a tile that fits any shape.
+`python -m vivavoce.quant.linear_bench --sweep` measures them against cuBLAS and stores the best in the user's cache
+folder (`VIVA_CACHE`). Those of an H200 are bundled. A float matrix without an entry is left to cuBLAS; a quantised one,
+for which cuBLAS has no product, gets a tile that fits any shape.
 """
 
 import functools
@@ -18,10 +18,10 @@ from vivavoce.nn.quantised_weight import QuantisedWeight
 
 MAX_ROWS = 64
 SMALL_BATCH_ROWS = 160  # up to which products of the flow and the vocoder have small tiles, and launches overlap
-MAX_FUSED_ROWS = 16  # of a layer with all that stands around it in one launch
-MIN_COLUMNS = 16  # of a warp there, in one product
-CHAINED = "voice of few rows in a chain"  # the entry that lets its launches overlap
-GROUPS = (32, 64, 128)  # of columns that share a scale, for which there is a kernel
+MAX_FUSED_ROWS = 16  # of a layer fused with its norm and residual
+MIN_COLUMNS = 16  # of a warp in a fused layer
+CHAINED = "voice of few rows in a chain"  # key of the entry that enables dependent launch for the flow and the vocoder
+GROUPS = (32, 64, 128)  # sizes of int4 groups that the kernels support
 CACHE_VARIABLE = "VIVA_CACHE"
 FILE = "linear_tiles.json"
 
@@ -30,8 +30,8 @@ FILE = "linear_tiles.json"
 class Tile:
     """Outputs and inputs that a program multiplies per iteration, and its warps.
 
-    `stages` is the depth of the software pipeline; 0 stands for the kernel of one row, which has no tensor cores. Small
-    batches are cut into `parts` (up to 8) that a program multiplies side by side. `early` prefetches the first weights
+    `stages` is the depth of the software pipeline; 0 selects the kernel for one row, without tensor cores. The inputs
+    of small batches are split into `parts` (up to 8), multiplied in one product. `early` prefetches the first weights
     before the preceding kernel has ended.
     """
 
@@ -45,7 +45,7 @@ class Tile:
 
 FITTING_ONE = {"int8": Tile(16, 256, 4, 4, 4), "float8": Tile(16, 256, 4, 4, 4), "int4": Tile(16, 128, 4, 8, 8)}
 FITTING_MORE = {"int8": Tile(32, 256, 4, 2), "float8": Tile(32, 256, 4, 2), "int4": Tile(16, 256, 4, 1)}
-Entries = dict[str, Tile | None]  # None: the library is faster
+Entries = dict[str, Tile | None]  # None: cuBLAS is faster
 BUNDLED: dict[str, Entries] = {
     "NVIDIA H200": {
         CHAINED: Tile(0, 0, 0, 0),
@@ -108,15 +108,15 @@ BUNDLED: dict[str, Entries] = {
 
 
 def scheme_of(weight: Tensor | QuantisedWeight) -> str:
-    """How a matrix is stored, as entries name it."""
+    """The format of a matrix, as in the keys of entries."""
     return weight.scheme if isinstance(weight, QuantisedWeight) else str(weight.dtype).removeprefix("torch.")
 
 
 def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile | None:
-    """The tile for these rows; None: the library is faster, or there is no kernel for this."""
+    """The tile for these rows; None: cuBLAS is faster, or the kernels do not support the matrix."""
     rows = x.shape[0]
     data = weight.data if isinstance(weight, QuantisedWeight) else weight
-    if rows > MAX_ROWS or not _is_taken(weight, data):
+    if rows > MAX_ROWS or not _is_supported(weight, data):
         return None
     scheme = scheme_of(weight)
     name = tile_name(scheme, x.shape[1], data.shape[0], rows, gated)
@@ -124,24 +124,24 @@ def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile |
 
 
 def tile_name(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) -> str:
-    """The key of an entry. More than one row are rounded up to the next power of two, from 8 on."""
+    """The key of an entry. Above one, rows are rounded up to a power of two of at least 8."""
     counted = 1 if rows == 1 else max(8, 1 << (rows - 1).bit_length())
     return f"{scheme} {inputs}x{outputs}{' gated' if gated else ''} rows {counted}"
 
 
 def tile_around(weight: Tensor, rows: int) -> Tile | None:
-    """The tile of a layer in one launch with its norm and residual; None: another kernel, or the library, is faster."""
+    """The tile of a layer fused with its norm and residual; None: another kernel, or cuBLAS, is faster."""
     name = name_around(weight.dtype, weight.shape[0], weight.shape[1], rows)
     return tiles(weight.device).get(name) if rows <= MAX_FUSED_ROWS else None
 
 
 def name_around(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> str:
-    """The key of its entry; rows are rounded up to the next power of two."""
+    """The key of the entry of a fused layer; rows are rounded up to a power of two."""
     return f"around {str(dtype).removeprefix('torch.')} {inputs}x{outputs} rows {1 << (rows - 1).bit_length()}"
 
 
 def fits(tile: Tile, inputs: int, normed: bool) -> bool:
-    """Whether a fused layer can have this tile: its columns divide the inputs, and its warps divide them."""
+    """Whether a fused layer can use this tile: its columns divide the inputs, and its warps divide the columns."""
     main, rest = two_powers(tile.inputs)
     return (
         inputs % tile.inputs == 0
@@ -164,11 +164,11 @@ def product_blocks(rows: int) -> tuple[int, int, int, int]:
 
 
 def window_attention_name(rows: int, heads: int, dim: int) -> str:
-    """The key of the entry for cross-attention of so many rows."""
+    """The key of the entry for cross-attention of this many rows."""
     return f"window attention {heads}x{dim} rows {1 << (rows - 1).bit_length()}"
 
 
-def _is_taken(weight: Tensor | QuantisedWeight, data: Tensor) -> bool:
+def _is_supported(weight: Tensor | QuantisedWeight, data: Tensor) -> bool:
     if not isinstance(weight, QuantisedWeight):
         return weight.dtype == torch.bfloat16
     if weight.scheme == "float8":
@@ -207,7 +207,7 @@ def _stored_tiles() -> dict[str, Entries]:
     try:
         given = json.loads(_file().read_text(encoding="utf8"))
         return {name: {key: tile and Tile(**tile) for key, tile in entries.items()} for name, entries in given.items()}
-    except (OSError, ValueError, TypeError, AttributeError):  # no file, or an unreadable one: nothing was measured
+    except (OSError, ValueError, TypeError, AttributeError):  # no file, or an unreadable one
         return {}
 
 

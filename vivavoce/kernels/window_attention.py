@@ -1,8 +1,7 @@
-"""Attention of rows to encoded windows: neighbouring rows of one window read its keys and values once, together.
+"""Cross-attention of rows to encoded windows: consecutive rows of one window share the reading of its keys and values.
 
-A window is split among programs; the last one to finish joins what all have found. Of few rows, each program loads its
-share before it waits for the queries; of many, there are programs enough for each to go through a long share, reading
-ahead of itself.
+A window is split among programs, and the last one to finish merges the partial results. With few rows, each program
+loads its share before it waits for the queries; with many, each program pipelines its loads through a longer share.
 """
 
 import torch
@@ -14,9 +13,9 @@ from vivavoce.kernels.dependent_launch import dependent, launch_next, wait_for_p
 from vivavoce.kernels.tiles import Tile, tiles, window_attention_name
 
 BLOCK = 128  # positions of a share
-GROUP = 16  # rows a program may serve, of one aligned run of as many
-LONG_BLOCK, LONG_STAGES = 128, 2  # of programs with long shares: positions at a time, and how many such ahead
-ENOUGH = 512  # programs that keep all processors busy
+GROUP = 16  # rows of a program at most, all in one aligned group of as many
+LONG_BLOCK, LONG_STAGES = 128, 2  # of programs with long shares: positions per iteration, and pipeline stages
+ENOUGH = 512  # programs that keep all multiprocessors busy
 
 
 @triton.jit
@@ -32,8 +31,8 @@ def _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM: tl.constexpr, GROUP
     for split in tl.static_range(SPLITS):
         peak = tl.load(peak_ptr + mine + split, mask=kept, other=0.0, cache_modifier=".cg")
         weight = tl.load(weight_ptr + mine + split, mask=kept, other=1.0, cache_modifier=".cg")
-        place = (mine + split)[:, None] * DIM + column[None, :]
-        part = tl.load(part_ptr + place, mask=kept[:, None], other=0.0, cache_modifier=".cg")
+        index = (mine + split)[:, None] * DIM + column[None, :]
+        part = tl.load(part_ptr + index, mask=kept[:, None], other=0.0, cache_modifier=".cg")
         total += part * tl.exp(peak - highest)[:, None]
         shares += weight * tl.exp(peak - highest)
     return total / shares[:, None]
@@ -41,7 +40,7 @@ def _joined(part_ptr, peak_ptr, weight_ptr, mine, kept, DIM: tl.constexpr, GROUP
 
 @triton.jit
 def _asked(windows_ptr, GROUP: tl.constexpr):
-    """Share, head and row of a program, the row's window, and that of the row before it, if one program serves both."""
+    """Share, head and row of a program, the row's window, and the window of the previous row if it is in the group."""
     row = tl.program_id(2)
     window = tl.load(windows_ptr + row)
     before = tl.load(windows_ptr + row - 1, mask=row % GROUP > 0, other=-1)
@@ -50,7 +49,7 @@ def _asked(windows_ptr, GROUP: tl.constexpr):
 
 @triton.jit
 def _stop(windows_ptr, window, row, rows, GROUP: tl.constexpr):
-    """The first row behind this one that its program does not serve."""
+    """The first row after this one that has another window or is in another group."""
     aligned = row // GROUP * GROUP + tl.arange(0, GROUP)
     theirs = tl.load(windows_ptr + aligned, mask=aligned < rows, other=-1)
     return tl.min(tl.where((aligned > row) & (theirs != window), aligned, row // GROUP * GROUP + GROUP), axis=0)
@@ -91,15 +90,15 @@ def _window_attention(
     if DEPENDENT:
         launch_next()
     split, head, row, window, before = _asked(windows_ptr, GROUP)
-    if before != window:  # else the row is served with the one before it
+    if before != window:  # otherwise the program of the previous row includes it
         group = tl.arange(0, GROUP)
         column = tl.arange(0, DIM)
         stop = _stop(windows_ptr, window, row, rows, GROUP)
         length = tl.load(lengths_ptr + window)
-        place = split * BLOCK + tl.arange(0, BLOCK)
-        inside = place < length
+        index = split * BLOCK + tl.arange(0, BLOCK)
+        inside = index < length
         origin = (window.to(tl.int64) * HEADS + head) * POSITIONS
-        offset = (origin + place)[:, None] * DIM + column[None, :]
+        offset = (origin + index)[:, None] * DIM + column[None, :]
         keys = tl.load(keys_ptr + offset, mask=inside[:, None], other=0.0)
         values = tl.load(values_ptr + offset, mask=inside[:, None], other=0.0)
         if DEPENDENT:
@@ -111,9 +110,9 @@ def _window_attention(
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
         peak = tl.max(scores, axis=1)
-        chance = tl.exp(scores - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
-        weight = tl.sum(chance, axis=1)
-        total = tl.dot(chance.to(values.dtype), values, input_precision=PRECISION)
+        prob = tl.exp(scores - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
+        weight = tl.sum(prob, axis=1)
+        total = tl.dot(prob.to(values.dtype), values, input_precision=PRECISION)
         _hand_in(
             total, peak, weight, row, head, kept, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
             HEADS, DIM, GROUP, SPLITS,
@@ -146,19 +145,19 @@ def _long_window_attention(
         weight = tl.zeros([GROUP], tl.float32)
         total = tl.zeros([GROUP, DIM], tl.float32)
         for first in tl.range(split * SHARE, tl.minimum(length, split * SHARE + SHARE), BLOCK, num_stages=STAGES):
-            place = first + tl.arange(0, BLOCK)
-            inside = place < length
-            offset = (origin + place)[:, None] * DIM + column[None, :]
+            index = first + tl.arange(0, BLOCK)
+            inside = index < length
+            offset = (origin + index)[:, None] * DIM + column[None, :]
             keys = tl.load(keys_ptr + offset, mask=inside[:, None], other=0.0)
             values = tl.load(values_ptr + offset, mask=inside[:, None], other=0.0)
             scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
             scores = tl.where(inside[None, :], scores, float("-inf"))
             higher = tl.maximum(peak, tl.max(scores, axis=1))
             shrink = tl.exp(peak - higher)
-            chance = tl.exp(scores - higher[:, None])
-            weight = weight * shrink + tl.sum(chance, axis=1)
+            prob = tl.exp(scores - higher[:, None])
+            weight = weight * shrink + tl.sum(prob, axis=1)
             total = total * shrink[:, None]
-            total = tl.dot(chance.to(values.dtype), values, total, input_precision=PRECISION)
+            total = tl.dot(prob.to(values.dtype), values, total, input_precision=PRECISION)
             peak = higher
         _hand_in(
             total, peak, weight, row, head, kept, out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
@@ -172,11 +171,11 @@ def window_attention(
     values: Tensor,
     windows: Tensor,  # [row] int32
     lengths: Tensor,  # [window] int32
-    arrived: Tensor,  # [row × head or more] int32, all zero, and left so
+    arrived: Tensor,  # [row × head or more] int32, zero before and after
 ) -> Tensor:
-    """Cross-attention of rows to their windows. Twin: `vivavoce.models.whisper.engine.WhisperWriter._mixed`.
+    """Cross-attention of rows to their windows. Reference: `vivavoce.models.whisper.engine.WhisperWriter._mixed`.
 
-    The launch before this one must not write keys, values, windows or lengths.
+    The previous launch must not write keys, values, windows or lengths.
     """
     rows, heads, dim = queries.shape
     positions = keys.shape[2]
@@ -206,13 +205,13 @@ def window_attention(
 
 
 def _share(rows: int, heads: int, dim: int, device: torch.device) -> Tile:
-    """What a program takes on: `inputs` positions at a time, in long shares `stages` ahead, of which there are `parts`.
+    """The share of a program: `inputs` positions per iteration, and for long shares `stages` of pipelining and `parts`.
 
-    Found by measurement, or else what was found best on an H200.
+    By measurement, or else the best of an H200.
     """
-    found = tiles(device).get(window_attention_name(rows, heads, dim))
-    if found is not None:
-        return found
+    measured = tiles(device).get(window_attention_name(rows, heads, dim))
+    if measured is not None:
+        return measured
     if rows * heads >= ENOUGH // 2:
         return Tile(0, LONG_BLOCK, LONG_STAGES, 4, parts=max(1, ENOUGH // (rows * heads)))
     return Tile(0, BLOCK, 0, 4)
