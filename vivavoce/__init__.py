@@ -6,7 +6,7 @@ vivavoce.transcribe("question.wav").text                 # speech to text
 with vivavoce.converse() as talk:                        # speech to speech
     answer = talk.ask("What time is breakfast?")
 vivavoce.say("Good evening.", model="path/to/a/model")   # text to speech
-vivavoce.load("mini-speech")                             # any model, to be used as its class says
+vivavoce.load("mini-speech")                             # any model, as an object of its class
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {  # loaded when first asked for: importing the package costs nothing
+_HOMES = {  # imported on first use: importing the package is cheap
     "converse": "vivavoce.api",
     "load": "vivavoce.api",
     "say": "vivavoce.tts",

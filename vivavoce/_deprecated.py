@@ -1,6 +1,6 @@
-"""Names of version 0.1's documented Python API: old modules import with a DeprecationWarning, and forward to the new.
+"""Former modules of the documented Python API: they import with a DeprecationWarning and forward to the new ones.
 
-`install` adds a finder to `sys.meta_path`; nothing else is imported until an old name is.
+`install` adds a finder to `sys.meta_path`; nothing else is imported until a former module is.
 """
 
 import functools
@@ -19,7 +19,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 PACKAGE = __name__.rpartition(".")[0]
-# An old module, the new one that has its content, and its public names that changed.
+# Former module → the new one, and the public names that were renamed.
 MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "audio.decoding": ("audio.io", {}),
     "audio.files": ("audio.io", {}),
@@ -80,7 +80,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "speech.speaker": ("tts.nano", {"Manner": "SpeakingStyle", "Speaker": "NanoTTS"}),
     "speech.voices": ("tts.voices", {"KeptVoice": "StoredVoice", "VoiceShelf": "VoiceStore"}),
 }
-# Old modules that are packages now: what stood in them stands in this module of theirs.
+# Former modules that are packages now → the submodule with their content.
 PACKAGES = {
     "models.moss_speech": "model",
     "models.moss_tts_nano": "model",
@@ -89,13 +89,13 @@ PACKAGES = {
 
 
 def install() -> None:
-    """Let old modules be imported."""
+    """Make former modules importable."""
     if not any(isinstance(finder, DeprecatedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, DeprecatedModules())
 
 
 def former_arguments(**renamed: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Decorator: keyword arguments are also taken under their former names, `old="new"`, with a DeprecationWarning."""
+    """Decorator: also accept keyword arguments under their former names, `old="new"`, with a DeprecationWarning."""
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)
@@ -111,12 +111,12 @@ def former_arguments(**renamed: str) -> Callable[[Callable[Parameters, Result]],
 
 
 class DeprecatedModules:
-    """Finds the old modules, and the packages that were modules."""
+    """Finder of the former modules, and of the packages that were modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of the tables; None for all others."""
+        """The spec of a module in the tables; None for all others."""
         name = fullname.removeprefix(f"{PACKAGE}.")
         if name in MODULES:
             is_package = any(other.startswith(f"{name}.") for other in MODULES)
@@ -136,22 +136,22 @@ class _ForwardingLoader:
         self.old, self.new, self.renamed = old, f"{PACKAGE}.{new}", renamed
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """A plain module will do."""
+        """Use the default module."""
 
     def exec_module(self, module: ModuleType) -> None:
         warnings.warn(f"{self.old} is now {self.new}", DeprecationWarning, stacklevel=2)
         vars(module)["__getattr__"] = _forward(self.old, self.new, self.renamed)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The new module's, for `python -m`."""
-        from importlib.util import find_spec  # which costs more than all of this file
+        """The code of the new module, for `python -m`."""
+        from importlib.util import find_spec  # slow to import, and rarely needed
 
         spec = find_spec(self.new)
         return None if spec is None or spec.loader is None else spec.loader.get_code(self.new)  # type: ignore[attr-defined]
 
 
 class _PackageLoader:
-    """Loads a package as it is, and lets the names of its main module be imported from it."""
+    """Loads a package and makes the names of its main module importable from it."""
 
     def __init__(self, loader: "Loader", main: str) -> None:
         self._loader, self._main = loader, main
@@ -161,8 +161,8 @@ class _PackageLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        warned = _forward(module.__name__, self._main, {}, warns=True)
-        vars(module).setdefault("__getattr__", warned)
+        forward = _forward(module.__name__, self._main, {}, warns=True)
+        vars(module).setdefault("__getattr__", forward)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -172,9 +172,9 @@ def _forward(old: str, new: str, renamed: dict[str, str], warns: bool = False) -
     def __getattr__(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
-        found = getattr(import_module(new), renamed.get(name, name))
+        value = getattr(import_module(new), renamed.get(name, name))
         if warns:
             warnings.warn(f"{old}.{name} is now {new}.{name}", DeprecationWarning, stacklevel=2)
-        return found
+        return value
 
     return __getattr__

@@ -42,10 +42,10 @@ Model = MossSpeechBackend | SpeechModel | WhisperTranscriber | Codec
 
 
 def load(name: str | Path, device: str = "auto", *, codec: str | None = None, voice: Path | None = None) -> Model:
-    """A model by bundled name, folder or hub id, ready to use.
+    """Load a model by bundled name, folder or hub id.
 
     A speech-to-speech model is a `MossSpeechBackend`, a text-to-speech model a `SpeechModel`, a Whisper a
-    `WhisperTranscriber`, a codec a `Codec`. `codec` and `voice` are for a speech-to-speech model that carries none.
+    `WhisperTranscriber`, a codec a `Codec`. `codec` and `voice` are for a speech-to-speech model without its own.
     """
     folder = hub.resolve(str(name))
     if (family := family_of(folder, "s2s", "tts", "asr")) is not None:
@@ -55,8 +55,9 @@ def load(name: str | Path, device: str = "auto", *, codec: str | None = None, vo
     try:
         return open_codec(folder, pick(device).torch_device)
     except CheckpointError as error:
-        said = model_type(folder) or "nothing"
-        raise CheckpointError(f"{folder} holds no model that is known here (it says {said})") from error
+        kind = model_type(folder)
+        found = f"its config.json has model_type {kind!r}" if kind else "its config.json names no model_type"
+        raise CheckpointError(f"{folder} holds no model that this version supports: {found}") from error
 
 
 RATE = 16_000
@@ -66,7 +67,7 @@ Question = str | Sound | PathLike[str] | BinaryIO | bytes | NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Answer:
-    """One turn: the question as it was recognised, and the reply in words and as audio."""
+    """One turn: the recognised question (`heard`), and the reply as text (`said`) and as audio."""
 
     heard: str
     said: str
@@ -75,25 +76,25 @@ class Answer:
 
 @dataclass
 class _Turn:
-    """A turn under way, collected from the conversation's events."""
+    """A turn in progress, collected from the conversation's events."""
 
-    question: str
-    """The id of the question's item."""
-    heard: str | None
+    item_id: str
+    """Of the question."""
+    question: str | None
     """None: not transcribed yet."""
-    said: str = ""
+    reply: str = ""
     pieces: list[Samples] = field(default_factory=list)
     is_done: bool = False
 
     def take(self, event: Event) -> None:
-        """Add an event; VivaError where the reply failed."""
+        """Add an event; VivaError if the reply failed."""
         match event:
-            case InputTranscript(item=self.question, text=text, is_final=True):
-                self.heard = text
-            case InputTranscriptFailed(item=self.question):
-                self.heard = ""
+            case InputTranscript(item=self.item_id, text=text, is_final=True):
+                self.question = text
+            case InputTranscriptFailed(item=self.item_id):
+                self.question = ""
             case ReplyText(delta=delta):
-                self.said += delta
+                self.reply += delta
             case ReplyAudio(samples=samples):
                 self.pieces.append(samples)
             case ReplyDone(reason="failed", error=error):
@@ -103,7 +104,7 @@ class _Turn:
 
 
 class Talk:
-    """A conversation on a thread of its own. Use as `with`, from one thread."""
+    """A conversation that runs on its own thread. To be used as `with`, from one thread."""
 
     def __init__(
         self, pipeline: MossSpeechBackend | LoadedCascade, settings: ConversationSettings | None = None
@@ -129,7 +130,7 @@ class Talk:
         self._stop()
 
     def ask(self, question: Question) -> Answer:
-        """The answer to a question: a `str` is written words; a `Path`, bytes, a `Sound`, 16 kHz samples are speech."""
+        """The answer to a question: a `str` is text; a `Path`, bytes, a `Sound` or 16 kHz samples are speech."""
         if self._conversation is None:
             raise InputError("the conversation is not open; use it as `with vivavoce.converse() as talk:`")
         return self._do(self._ask(self._conversation, question))
@@ -155,10 +156,10 @@ class Talk:
         turn = _Turn(item.id, question if isinstance(question, str) else None)
         async for event in conversation.events():
             turn.take(event)
-            if turn.is_done and turn.heard is not None:
+            if turn.is_done and turn.question is not None:
                 break
         sound = np.concatenate([np.zeros(0, np.float32), *turn.pieces])
-        return Answer((turn.heard or "").strip(), turn.said.strip(), Sound(sound, conversation.output_rate))
+        return Answer((turn.question or "").strip(), turn.reply.strip(), Sound(sound, conversation.output_rate))
 
     def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -180,7 +181,7 @@ def converse(
 ) -> Talk:
     """A conversation with a speech-to-speech model, or with a cascade.
 
-    `voice` is the name of a voice, or the path of a recording to sound like.
+    `voice` is the name of a voice, or the path of a recording of the voice to imitate.
     """
     recording = voice if isinstance(voice, Path) else None
     settings = ConversationSettings(instructions=instructions, voice=voice if isinstance(voice, str) else None)

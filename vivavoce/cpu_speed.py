@@ -1,7 +1,7 @@
-"""What this machine's CPU is fast at, measured: each question takes a few milliseconds, once a process.
+"""Measurements of this machine's CPU, by which implementations are chosen: a few milliseconds each, once per process.
 
-Two ways of computing the same are timed in turn on one thread, and the shortest time of each counts, so that other
-work on the machine does not decide. What a library itself knows about the CPU is asked, not measured.
+Two implementations are timed in turn on one thread, and the shortest time of each counts, so that other load on the
+machine has little influence. What a library reports about the CPU is not measured.
 """
 
 import time
@@ -16,28 +16,28 @@ from torch.nn import functional
 
 from vivavoce.nn.process_settings import quantised_kernels, torch_threads
 
-BFLOAT16_WORTH = 2.0  # times as fast as float32: below, its rounding errors buy too little
-SLOW_GELU = 3.0  # times as long as by parts
+BFLOAT16_WORTH = 2.0  # speedup over float32 from which bfloat16 is worth its rounding errors
+SLOW_GELU = 3.0  # speedup by parts from which oneDNN's GELU counts as slow
 REPEATS = 4
 
 
 def speed_ratio(usual: Callable[[], object], other: Callable[[], object], repeats: int = REPEATS) -> float:
-    """How many times as fast as the usual way the other is."""
+    """Speedup of `other` over `usual`."""
     fastest = [float("inf"), float("inf")]
     with torch_threads.held(1), torch.inference_mode():
         for repeat in range(repeats + 1):
             for index, compute in enumerate((usual, other)):
-                began = time.perf_counter()
+                start = time.perf_counter()
                 compute()
-                taken = time.perf_counter() - began
+                seconds = time.perf_counter() - start
                 if repeat:  # the first one allocates
-                    fastest[index] = min(fastest[index], taken)
+                    fastest[index] = min(fastest[index], seconds)
     return fastest[0] / fastest[1]
 
 
 @cache
 def bfloat16_speedup() -> float:
-    """Products of many rows in bfloat16, as many times as fast as in float32: above 2 with tiles (AMX)."""
+    """Speedup of bfloat16 over float32 in products of many rows: above 2 with AMX."""
     x, weight = torch.ones(64, 512), torch.ones(512, 512)
     half_x, half_weight = x.bfloat16(), weight.bfloat16()
     return speed_ratio(lambda: functional.linear(x, weight), lambda: functional.linear(half_x, half_weight))
@@ -49,9 +49,9 @@ def is_bfloat16_fast() -> bool:
 
 
 def has_products_in(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has products of a 16-bit dtype for this CPU, if not faster than float32's.
+    """Whether oneDNN supports products in a 16-bit dtype on this CPU, which need not be faster than in float32.
 
-    Otherwise torch takes one number after another, up to a hundred times as long.
+    Without, torch uses scalar code, which takes up to a hundred times as long.
     """
     if not torch.backends.mkldnn.is_available():
         return False
@@ -63,16 +63,16 @@ def has_products_in(dtype: torch.dtype) -> bool:
 
 
 def has_int8_products() -> bool:
-    """Whether torch has int8 kernels for this CPU, and it adds up products of int8 without overflow (VNNI)."""
+    """Whether torch has int8 kernels for this CPU, and the CPU sums int8 products without overflow (VNNI)."""
     engines = torch.backends.quantized.supported_engines
     return "fbgemm" in engines and "onednn" in engines and bool(torch.cpu._is_vnni_supported())
 
 
 @cache
 def int8_speedup() -> float:
-    """A row times an int8 matrix of two million weights, as many times as fast as in float32; 0 without such products.
+    """Speedup of int8 over float32 for one row and a matrix of two million weights; 0 if int8 is not supported.
 
-    Smaller matrices stay in the caches, and int8 gains little.
+    Smaller matrices stay in the caches, where int8 gains little.
     """
     if not has_int8_products():
         return 0.0
@@ -82,7 +82,7 @@ def int8_speedup() -> float:
 
 
 def is_int8_fast() -> bool:
-    """Whether int8 products are right and faster than float32's on this CPU."""
+    """Whether int8 products are exact and at least as fast as float32 on this CPU."""
     return int8_speedup() >= 1
 
 
@@ -96,24 +96,24 @@ def _packed_int8(weight: Tensor) -> Any:
 
 @cache
 def gelu_speedup_by_parts() -> float:
-    """A few rows' GELU by erf and products, as many times as fast as torch's, which oneDNN may prepare anew each time.
+    """Speedup of a small GELU from erf and products over torch's, which oneDNN may prepare anew with every call.
 
-    On a Neoverse N1 that preparation takes ten times as long as the GELU itself.
+    On a Neoverse N1 the preparation takes ten times as long as the GELU.
     """
     x = torch.ones(1, 2048)
     return speed_ratio(lambda: functional.gelu(x), lambda: torch.erf(x * 0.5**0.5).add_(1.0).mul_(x).mul_(0.5))
 
 
 def is_onednn_slow() -> bool:
-    """Whether oneDNN takes longer to prepare what it computes of a few rows than others to compute it."""
+    """Whether oneDNN's preparation dominates operations on a few rows."""
     return gelu_speedup_by_parts() >= SLOW_GELU
 
 
 def weight_only_rows() -> int:
-    """Up to how many rows torch's kernels for small weights and bfloat16 inputs beat widening the weights."""
+    """Rows up to which torch's weight-only kernels (bfloat16 inputs) are faster than dequantising the weights."""
     return 16 if has_products_in(torch.bfloat16) else 4
 
 
 def uses_mkl() -> bool:
-    """Whether torch's float32 products are MKL's: the library decides which memory layout of a matrix is faster."""
+    """Whether torch's float32 products are MKL's, on which the fastest layout of a matrix depends."""
     return bool(torch.backends.mkl.is_available())

@@ -1,4 +1,4 @@
-"""Devices (cpu, cuda, npu, mps) as values: dtypes, memory and features, found out once by `pick`."""
+"""Devices (cpu, cuda, npu, mps) as values: dtypes, memory and features, detected by `pick`."""
 
 import os
 import platform
@@ -22,11 +22,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 BATCH_MEMORY_SHARE = 0.6  # of the free memory; the rest is for activations, graphs and other processes
 AMPERE = (8, 0)  # the first CUDA capability with bfloat16 and with FlashAttention-2
 OLDEST_CANN = (8, 0)
-NPU_ENVIRONMENT = {  # what Ascend's PyTorch runs best with, and why
+NPU_ENVIRONMENT = {  # recommended for Ascend's PyTorch, and why
     "PYTORCH_NPU_ALLOC_CONF": ("expandable_segments:True", "memory in one piece, so that long texts fit"),
     "TASK_QUEUE_ENABLE": ("1", "operators queued ahead, so that the NPU does not wait for Python"),
 }
-ARM_PARTS = {  # Linux gives numbers for Arm's designs, not names
+ARM_PARTS = {  # Linux reports part numbers of Arm cores, not names
     "0xd08": "Cortex-A72",
     "0xd0b": "Cortex-A76",
     "0xd0c": "Neoverse-N1",
@@ -63,7 +63,7 @@ class Device:
         return str(self.torch_device)
 
     def free_memory(self) -> int:
-        """Free bytes, as the driver or the system reports them; other processes are counted."""
+        """Free bytes as reported by the driver or the system, so memory of other processes is not free."""
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
         if self.kind == "cpu":
@@ -73,11 +73,13 @@ class Device:
     def samples_that_fit(self, bytes_per_sample: int, max_samples: int) -> int:
         """How many samples of this size fit into a share of the free memory, from one to `max_samples`."""
         if bytes_per_sample <= 0 or max_samples < 1:
-            raise InputError(f"samples of {bytes_per_sample} bytes, at most {max_samples}: give numbers above 0")
+            raise InputError(
+                f"samples of {bytes_per_sample} bytes and at most {max_samples} of them: both must be above 0"
+            )
         return max(1, min(max_samples, int(self.free_memory() * BATCH_MEMORY_SHARE) // bytes_per_sample))
 
     def total_memory(self) -> int:
-        """Bytes of the device."""
+        """Total bytes of memory."""
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory())
         if self.kind == "cpu":
@@ -86,7 +88,7 @@ class Device:
 
 
 def pick(spec: str = "auto") -> Device:
-    """The device for `auto` (npu, cuda, mps, cpu in that order) or for one asked by name, such as `cuda:1`."""
+    """The device for `auto` (the first of npu, cuda, mps and cpu that exists) or for a name such as `cuda:1`."""
     if spec == "auto":
         order: tuple[Kind, ...] = ("npu", "cuda", "mps")
         return next((_describe(kind, 0) for kind in order if _count(kind)), _describe("cpu", 0))
@@ -102,7 +104,7 @@ def pick(spec: str = "auto") -> Device:
 
 
 def available() -> list[Device]:
-    """Every device of this machine, best first."""
+    """All devices of this machine, best first."""
     kinds: tuple[Kind, ...] = ("npu", "cuda", "mps", "cpu")
     return [_describe(kind, index) for kind in kinds for index in range(_count(kind))]
 
@@ -118,7 +120,7 @@ def resolve_dtype(spec: str, device: Device) -> torch.dtype:
         raise InputError(f"{device} ({device.name}) does not run {spec}; use one of auto, {able}")
     if device.kind == "cpu" and spec != "float32" and not has_products_in(DTYPES[spec]):
         slow = (
-            f"{device.name} has no products in {spec}, which takes up to a hundred times as long as float32; use auto"
+            f"{device.name} has no {spec} instructions, so it takes up to a hundred times as long as float32; use auto"
         )
         warnings.warn(slow, stacklevel=2)
     return DTYPES[spec]
@@ -177,7 +179,7 @@ def _cuda(index: int) -> Device:
 
 
 def npu_advice(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What to change about an Ascend machine, one line each."""
+    """Recommendations for an Ascend machine, one line each."""
     advice = [
         f"set {name}={value} before starting: {why}"
         for name, (value, why) in NPU_ENVIRONMENT.items()
@@ -191,7 +193,7 @@ def npu_advice(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _npu(index: int) -> Device:
-    # FlashAttention has no kernels there, and Triton none that ours are written for: plain SDPA, float16 first.
+    # FlashAttention does not support NPUs, and our Triton kernels are for CUDA: plain SDPA, float16 preferred.
     dtypes = (torch.float16, torch.float32, torch.bfloat16)
     name = str(_backend("npu").get_device_name(index))
     return Device("npu", index, torch.device("npu", index), name, dtypes[0], dtypes)
@@ -208,7 +210,7 @@ def _backend(kind: Kind) -> Any:
 
 
 def _imports(module: str) -> bool:
-    """Whether a package is installed and loads: a build for another torch or driver fails only on import."""
+    """Whether a package is installed and can be imported: a build for another torch or driver fails on import."""
     if find_spec(module) is None:
         return False
     try:
@@ -229,7 +231,7 @@ def _cpu_name(proc: Path = Path("/proc")) -> str:
 
 
 def _host_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Free and total bytes of RAM; in a container with a limit, of that limit."""
+    """Free and total bytes of RAM, or of the container's memory limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = total
     with suppress(OSError, KeyError):

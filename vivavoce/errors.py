@@ -1,7 +1,7 @@
-"""Errors that a user can act on: each message says what was wrong, with which value, and what to do.
+"""Errors that a user can act on: each message says what is wrong, with which value, and what to do.
 
-Modules that need an optional package import it at their top. Where such a module is loaded, `optional_packages` turns
-the ImportError into a MissingDependencyError that names the extra to install; the command line does so for all.
+Modules that need an optional package import it at the top. Callers import such a module within `optional_packages`,
+which turns the ImportError into a MissingDependencyError that names the extra to install; the CLI does so for all.
 """
 
 from collections.abc import Iterator
@@ -9,23 +9,23 @@ from contextlib import contextmanager
 
 
 class VivaError(Exception):
-    """Base of every error a user can do something about. Its message is one line, shown without a traceback."""
+    """Base of all errors that a user can act on. The message is one line, shown without a traceback."""
 
 
 class CheckpointError(VivaError):
-    """A model's files are missing, damaged, or not of the layout they claim."""
+    """A model's files are missing, damaged, or not of the declared layout."""
 
 
 class InputError(VivaError):
-    """What the caller passed cannot be used: wrong ids, wrong rate, wrong shape, empty."""
+    """An argument cannot be used: wrong ids, wrong rate, wrong shape, empty."""
 
 
 class NothingToSayError(InputError):
-    """A text holds nothing that a voice could say."""
+    """A text contains nothing that can be spoken."""
 
 
 class CapacityError(VivaError):
-    """It would be right, but it does not fit: context, cache pages, memory."""
+    """A valid request does not fit: context, cache pages, memory."""
 
 
 class MissingDependencyError(VivaError):
@@ -61,7 +61,7 @@ EXTRA_OF_MODULE = {
     "visqol": "quality",
     "websockets": "server",
 }
-# Packages of no extra: what pip installs for a module.
+# Packages without an extra: the name under which pip installs a module.
 PACKAGE_OF_MODULE = {
     "huggingface_hub": "huggingface_hub",
     "soundfile": "soundfile",
@@ -73,7 +73,7 @@ PACKAGE_OF_MODULE = {
 
 
 def missing_dependency(error: ImportError) -> MissingDependencyError | None:
-    """The error for a package that is not installed; None where the import failed for another reason."""
+    """The error for a package that is not installed; None if the import failed for another reason."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     module = error.name.partition(".")[0]
@@ -86,7 +86,7 @@ def missing_dependency(error: ImportError) -> MissingDependencyError | None:
 
 @contextmanager
 def optional_packages() -> Iterator[None]:
-    """For importing a module that has optional packages: MissingDependencyError where one is not installed."""
+    """For importing a module with optional packages: MissingDependencyError if one is not installed."""
     try:
         yield
     except ImportError as error:

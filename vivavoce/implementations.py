@@ -1,7 +1,7 @@
-"""Which implementation of each stage runs on a device, and why: the one place that decides.
+"""Chooses which implementation of each stage runs on a device, and gives the reason.
 
-Loaders ask here with what they know of a checkpoint, and so does `viva doctor --model`, so that what it prints is what
-runs. Classes are named as `module:Class` and imported when used: nothing here needs a model's code.
+Loaders call the choosers with what they know of a checkpoint, and so does `viva doctor --model`, so it prints what will
+run. Classes are named as `module:Class` and imported when used: this module imports no model.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from vivavoce.device import Device, dtype_name, resolve_dtype
 from vivavoce.errors import InputError
 from vivavoce.models.registry import import_entry
 
-MIN_INT8_HIDDEN = 512  # hidden size from which a row waits for the weights to come from memory
+MIN_INT8_HIDDEN = 512  # hidden size from which decoding is bound by reading weights from memory
 MIN_FASTER_WHISPER = 768  # d_model from which faster-whisper's int8 is the fastest on a CPU
 PLAIN = "reference implementation: {kind} has no other"
 GRAPHS = "CUDA graphs: the device replays captured steps"
-TORCHSCRIPT = "TorchScript: no Python between the products"
+TORCHSCRIPT = "TorchScript: no Python between the operators"
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """Of the class."""
+        """Name of the class."""
         return self.implementation.partition(":")[2]
 
     @property
     def dtype_name(self) -> str:
-        """As it is printed."""
+        """The dtype as it is printed."""
         return "int8" if self.is_int8 else dtype_name(self.dtype)
 
     @property
@@ -55,7 +55,7 @@ class Choice:
 
 
 def choose_decode_steps(device: Device, dtype: torch.dtype) -> Choice:
-    """How the engine runs its decode steps."""
+    """The engine's decode steps."""
     if device.graphs and device.triton:
         return Choice("decode steps", "vivavoce.engine.cuda_graphs:StepGraphs", dtype, f"{GRAPHS}, by Triton kernels")
     lacks = "Triton is not installed" if device.graphs else f"{device.kind} has no CUDA graphs"
@@ -63,9 +63,9 @@ def choose_decode_steps(device: Device, dtype: torch.dtype) -> Choice:
 
 
 def choose_prefill_attention(device: Device, dtype: torch.dtype) -> Choice:
-    """Whose attention reads prompts."""
+    """The attention of prefill."""
     if device.has_flash_attention and dtype.itemsize == 2:
-        entry, why = "flash_attn:flash_attn_func", "FlashAttention is installed and takes 16 bits"
+        entry, why = "flash_attn:flash_attn_func", "FlashAttention is installed and supports 16 bits"
     else:
         entry, why = "torch.nn.functional:scaled_dot_product_attention", "PyTorch's own"
     return Choice("prefill attention", entry, dtype, why)
@@ -107,7 +107,7 @@ def choose_flow(device: Device, is_plain: bool = True) -> Choice:
     """The flow of MOSS-Speech's codec."""
     package = "vivavoce.models.flow"
     if device.graphs:
-        why = f"{GRAPHS}; float16: a reply's past is read at every hop"
+        why = f"{GRAPHS}; float16: every hop reads the keys and values of the reply"
         return Choice("flow", f"{package}.cuda:GraphedFlow", torch.float16, why)
     if device.kind == "cpu" and is_plain:
         dtype, why = _fast_float()
@@ -123,7 +123,7 @@ def choose_vocoder(device: Device, has_steep_snakes: bool = True) -> Choice:
     if device.kind == "cpu" and has_steep_snakes:
         dtype, why = _fast_float()
         return Choice("vocoder", "vivavoce.models.hift.cpu:CpuHiFT", dtype, f"CPU: fewer and larger products; {why}")
-    flat = "an activation of these weights is too flat to be divided by"
+    flat = "an activation has an alpha too small to divide by"
     why = flat if device.kind == "cpu" else PLAIN.format(kind=device.kind)
     return Choice("vocoder", "vivavoce.models.hift.model:HiFT", torch.float32, why)
 
@@ -187,17 +187,17 @@ def choose_asr_backend(
 
 
 def choose_draft_heads(device: Device, dtype: torch.dtype) -> Choice:
-    """Who guesses by draft heads."""
+    """The implementation of draft heads."""
     if device.kind == "cpu":
         return Choice("draft heads", "vivavoce.asr.drafts:GuessingHeads", dtype, TORCHSCRIPT)
     return Choice("draft heads", "vivavoce.engine.drafts:HeadDrafts", dtype, "heads run in the engine's step")
 
 
 def choose_draft_model(device: Device, dtype: torch.dtype) -> Choice:
-    """Who guesses by a small decoder."""
+    """The implementation of a small draft model."""
     if device.kind == "cpu":
         return Choice("draft model", "vivavoce.asr.drafts:GuessingDecoder", dtype, TORCHSCRIPT)
-    return Choice("draft model", "vivavoce.engine.drafts:DraftModel", dtype, "an engine of its own batches it")
+    return Choice("draft model", "vivavoce.engine.drafts:DraftModel", dtype, "it is batched in its own engine")
 
 
 def choose_nano_lm(device: Device, dtype: str = "auto", hidden_size: int = 0) -> Choice:
@@ -214,7 +214,7 @@ def choose_nano_lm(device: Device, dtype: str = "auto", hidden_size: int = 0) ->
 def choose_nano_generator(
     device: Device, dtype: torch.dtype, is_int8: bool = False, reason: str = "as asked for"
 ) -> Choice:
-    """Who generates the frames of a language model that is loaded in a dtype."""
+    """The generator of frames for a language model that is loaded in a dtype."""
     package = "vivavoce.tts.nano_engine"
     if device.kind == "cpu" and dtype == torch.float32:
         why = f"CPU: one text at a time, its steps compiled; {reason}"
@@ -277,11 +277,11 @@ def choose_chat_model(device: Device, hidden_size: int) -> Choice:
 
 
 def choose_turn_recogniser(device: Device) -> Choice:
-    """How turns of several conversations are recognised."""
+    """Recognition of the turns of several conversations."""
     if device.kind == "cpu":
-        why = "CPU: one turn at a time is soonest for each"
+        why = "CPU: one turn at a time gives each the lowest latency"
         return Choice("turns", "vivavoce.runtime.batcher:DynamicBatcher", device.dtype, why)
-    why = f"{device.kind}: turns of all conversations are decoded together"
+    why = f"{device.kind}: turns of all conversations are batched"
     return Choice("turns", "vivavoce.asr.service:RecognitionService", device.dtype, why)
 
 
@@ -299,7 +299,7 @@ def _with_reason() -> tuple[torch.dtype, str]:
 def _choose_int8(hidden_size: int | None) -> tuple[bool, str]:
     """Whether int8 weights are faster on this CPU for layers of a size (None: large ones), and why."""
     if hidden_size is not None and hidden_size < MIN_INT8_HIDDEN:
-        return False, f"float32: hidden size {hidden_size} is below {MIN_INT8_HIDDEN}, so int8 gains nothing"
+        return False, f"float32: hidden size {hidden_size} is below {MIN_INT8_HIDDEN}, so int8 is not faster"
     if not has_int8_products():
         return False, "float32: this CPU has no exact int8 products (VNNI)"
     measured = f"int8 measured {int8_speedup():.1f}x float32 on this CPU"

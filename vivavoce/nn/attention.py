@@ -1,4 +1,4 @@
-"""Attention: grouped-query over the paged cache (Qwen), chunk masks for streams, and relative positions (Conformer)."""
+"""Attention: rotary embedding, grouped-query attention over the paged cache, chunk masks, and relative positions."""
 
 import functools
 import math
@@ -38,7 +38,7 @@ def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Te
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first half of heads against the second.  # x [row, head, dim], cos and sin [row, dim / 2]"""
+    """Rotate the first half of each head against the second.  # x [row, head, dim], cos and sin [row, dim / 2]"""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     first, second = wide.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
@@ -46,24 +46,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each even element of heads against the next one.  # x [.., head, dim], cos and sin [.., dim / 2]"""
+    """Rotate each even element of a head against the next.  # x [.., head, dim], cos and sin [.., dim / 2]"""
     wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     even, odd = wide.unbind(-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
 
 
-def turning(cos: Tensor, sin: Tensor) -> Callable[[Tensor], Tensor]:
-    """`rotate_pairs` by these angles, as a product of complex numbers where a device has them: a third of the calls."""
+def pair_rotation(cos: Tensor, sin: Tensor) -> Callable[[Tensor], Tensor]:
+    """`rotate_pairs` by these angles, as one complex product where the device supports it: a third of the calls."""
     if cos.device.type not in ("cpu", "cuda"):
         return lambda x: rotate_pairs(x, cos, sin)
-    turns = torch.complex(cos, sin)[..., None, :]
+    factors = torch.complex(cos, sin)[..., None, :]
 
-    def turn(x: Tensor) -> Tensor:
+    def rotate_all(x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
-        return torch.view_as_real(torch.view_as_complex(wide) * turns).flatten(-2).to(x.dtype)
+        return torch.view_as_real(torch.view_as_complex(wide) * factors).flatten(-2).to(x.dtype)
 
-    return turn
+    return rotate_all
 
 
 def sinusoids(positions: int, channels: int, max_wavelength: float = 10_000.0) -> Tensor:
@@ -99,8 +99,8 @@ class PagedAttention(nn.Module):
         """Attend each row to its sequence's past and itself.  # [row, hidden] → [row, hidden]"""
         packed = self._packed(x)
         if kernels.usable(packed) and kernels.takes_one_row(packed, batch, self.kv_heads):
-            given = (packed, self._norms(), rotary.cos, rotary.sin, layer, batch, self.kv_heads)
-            return project(self.o_proj, kernels.one_row_decode(*given).flatten(-2))
+            arguments = (packed, self._norms(), rotary.cos, rotary.sin, layer, batch, self.kv_heads)
+            return project(self.o_proj, kernels.one_row_decode(*arguments).flatten(-2))
         queries = self._store(packed, rotary, layer, batch)
         return project(self.o_proj, attend(queries, layer, batch).flatten(-2))
 
@@ -181,7 +181,7 @@ def _visible(piece: CachePiece, device: torch.device) -> Tensor:
 
 @functools.cache
 def _flash_attention(device: torch.device) -> Callable[..., Tensor] | None:
-    """FlashAttention where it is installed and runs on a device; it aligns the causal mask to the last row."""
+    """FlashAttention, if it is installed and supports the device; it aligns the causal mask to the last row."""
     if torch.cuda.get_device_capability(device) < AMPERE:
         return None
     try:
@@ -193,15 +193,15 @@ def _flash_attention(device: torch.device) -> Callable[..., Tensor] | None:
 
 
 EMPTY = -1
-BIAS_ALIGNMENT = 16  # fused attention kernels want the rows of a bias to start at multiples of this
+BIAS_ALIGNMENT = 16  # of the rows of a bias, for fused attention kernels
 
 
 @dataclass(frozen=True)
 class KeySpan:
-    """The positions of one pass: `time` new ones per stream from `starts`, behind a window, behind a prefix.
+    """The positions of one pass: a prefix, a window, and `time` new positions per stream from `starts` on.
 
-    `sinks` says how many first positions of each stream stay visible for ever. In a stream the prefix slots hold them;
-    offline there are no prefix slots and no window, and everything is new. New positions from `ends` on are padding.
+    The first `sinks` positions of each stream stay visible for ever. In a stream the prefix slots hold them; offline
+    there are no prefix slots and no window, and all positions are new. New positions from `ends` on are padding.
     """
 
     starts: Tensor  # [stream]
@@ -212,7 +212,7 @@ class KeySpan:
     ends: Tensor | None = None  # [stream]; None: no padding
 
     def scaled(self, ratio: int) -> "KeySpan":
-        """The same pass where every position has become `ratio` positions."""
+        """The same pass at `ratio` times the rate of positions."""
         return replace(
             self,
             starts=self.starts * ratio,
@@ -228,7 +228,7 @@ class KeySpan:
         return self.starts[:, None] + torch.arange(self.time, device=self.starts.device)
 
     def key_positions(self) -> Tensor:
-        """Absolute position of each key slot, EMPTY where a slot holds nothing.  # [stream, prefix + window + time]"""
+        """Absolute position of each key slot, or EMPTY.  # [stream, prefix + window + time]"""
         sinks = self.sinks[:, None]
         prefix = torch.arange(self.prefix_slots, device=sinks.device).expand(len(sinks), -1)
         window = self.starts[:, None] + torch.arange(-self.window_slots, 0, device=sinks.device)
@@ -240,8 +240,8 @@ class KeySpan:
 def visible(span: KeySpan, chunk: int, left_chunks: int | None) -> Tensor:
     """Which key each new position may look at.  # bool [stream, time, key]
 
-    A position sees its own chunk to the end, `left_chunks` chunks before it (None: all), and the sinks. Chunks are
-    counted from position 0, so a mask does not depend on how a stream was cut.
+    A position sees its whole chunk, the `left_chunks` chunks before it (None: all), and the sinks. Chunks are counted
+    from position 0, so the mask does not depend on how the stream was split.
     """
     queries = span.query_positions()[:, :, None]
     keys = span.key_positions()[:, None, :]
@@ -256,7 +256,7 @@ def visible(span: KeySpan, chunk: int, left_chunks: int | None) -> Tensor:
 
 
 def attention_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What to add to attention scores for a mask: 0 or −inf.  # [stream, 1, time, key]"""
+    """The additive bias of a mask: 0 or −inf.  # [stream, 1, time, key]"""
     streams, time, keys = seen.shape
     aligned = -(-keys // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
     bias = torch.zeros(streams, 1, time, aligned, dtype=dtype, device=seen.device)[..., :keys]
@@ -274,7 +274,7 @@ def distance_encoding(distances: Tensor, dim: int) -> Tensor:
 
 
 def segment_distances(offsets: Tensor, queries: int, keys: int) -> Tensor:
-    """Every distance between a run of queries and a run of keys, longest first.  # [stream] → [stream, q + k − 1]
+    """All distances between contiguous queries and contiguous keys, longest first.  # [stream] → [stream, q + k − 1]
 
     `offsets` is the position of the first query less that of the first key.
     """
@@ -282,7 +282,7 @@ def segment_distances(offsets: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def relative_shift(scores: Tensor) -> Tensor:
-    """Scores by distance, longest first → scores by key: row q starts `queries − 1 − q` columns in.
+    """Scores by distance, longest first → scores by key: row q starts at column `queries − 1 − q`.
 
     # [.., queries, queries + keys − 1] → [.., queries, keys]
     """
@@ -296,7 +296,7 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention over a past, with learned biases for content (u) and distance (v)."""
+    """Relative-position attention over a `Past`, with learned biases for content (u) and distance (v)."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -308,9 +308,9 @@ class RelativeAttention(nn.Module):
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, dim // heads))
 
     def forward(self, x: Tensor, encodings: Sequence[Tensor], bias: Tensor | None, past: Past) -> Tensor:
-        """Attend to the past and to x; `encodings` are the distances to each run of keys, in the order of the keys.
+        """Attend to the past and to x; `encodings` are those of the distances to each segment of keys, in their order.
 
-        # x [row, time, dim], encodings [row or 1, time + keys of the run − 1, dim], bias [row, 1, time, key]
+        # x [row, time, dim], encodings [row or 1, time + keys of the segment − 1, dim], bias [row, 1, time, key]
         """
         query_key_value = self.packed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query = query_key_value[0]

@@ -19,9 +19,9 @@ from torch import Tensor
 from vivavoce import kernels
 from vivavoce.nn.process_settings import cudnn_benchmark
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 log = logging.getLogger(__name__)
-# Captures of several threads share the allocator's bookkeeping; none of them is latency-critical.
+# Captures of several threads share the allocator's bookkeeping. None is latency-critical, so they are serialised.
 _one_at_a_time = threading.RLock()
 
 
@@ -29,16 +29,16 @@ class Replayed(Protocol):
     """A captured action."""
 
     def replay(self) -> None:
-        """Run it on the current stream, from the same inputs into the same outputs."""
+        """Run it on the current stream, with the captured input and output tensors."""
         ...
 
 
 class EagerReplay:
-    """An action that could not be captured: it is run instead, its results copied to where a graph would leave them."""
+    """An action that could not be captured: a replay runs it and copies its results to the same output tensors."""
 
-    def __init__(self, action: Callable[[], Made], made: Made) -> None:
+    def __init__(self, action: Callable[[], Result], result: Result) -> None:
         self._action = action
-        self._outputs = _tensors(made)
+        self._outputs = _tensors(result)
 
     def replay(self) -> None:
         """Run the action."""
@@ -55,59 +55,59 @@ class GraphCapture:
         self._stream: torch.cuda.Stream | None = None  # made when first needed: there may be no CUDA device at all
         self._pool: Any = None
 
-    def __call__(self, action: Callable[[], Made]) -> tuple[Replayed, Made]:
-        """An action as a graph, and the tensors it leaves its results in: a tensor, a tuple of tensors, or None.
+    def __call__(self, action: Callable[[], Result]) -> tuple[Replayed, Result]:
+        """An action as a graph, and its output: a tensor, a tuple of tensors, or None.
 
-        It is run a few times. An action that fails raises; one whose capture alone fails is run at each replay, and a
-        warning is logged.
+        The action is run several times. If it fails, its error is raised; if only the capture fails, a warning is
+        logged and every replay runs the action.
         """
         stream = self._stream = self._stream or torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(stream.device)
-        # While cuDNN's benchmark mode is on, a convolution of a new shape is timed, which no capture allows.
+        # In cuDNN's benchmark mode convolutions of a new shape are timed, which a capture does not allow.
         with _one_at_a_time, cudnn_benchmark.held(False):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                # Eagerly first: kernels are compiled, engines chosen and workspaces allocated, which no graph may hold.
+                # Eagerly first: kernels are compiled, engines chosen and workspaces allocated, none of it in a capture.
                 action()
                 try:
                     return self._captured(action, stream)
                 except RuntimeError:
                     log.warning("a CUDA graph could not be captured; these steps run without one", exc_info=True)
-                    made = _copies(action())
-                    return EagerReplay(action, made), made
+                    result = _copies(action())
+                    return EagerReplay(action, result), result
                 finally:
                     current.wait_stream(stream)
 
-    def _captured(self, action: Callable[[], Made], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Made]:
+    def _captured(self, action: Callable[[], Result], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Result]:
         graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
-        # Not `torch.cuda.graph`: it gives spare memory back to the driver, and sessions that are served meanwhile wait.
-        # "thread_local": what other threads allocate meanwhile is no error.
+        # Not `torch.cuda.graph`: it returns spare memory to the driver, for which running sessions would wait.
+        # "thread_local": allocations of other threads are allowed meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            made = action()
+            result = action()
             graph.capture_end()
         except BaseException:
-            self._pool = None  # later graphs take another one: what is in this one is not certain
+            self._pool = None  # later graphs use a new one: the state of this one is unknown
             _abandon(graph, pool, stream)
             raise
         self._pool = pool
-        return graph, made
+        return graph, result
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
-    """Leave a failed capture with stream, allocator and random generator as usable as before.
+    """End a failed capture so that stream, allocator and random generator remain usable.
 
-    `capture_end` raises on an invalidated capture before it tells the allocator that the capture is over.
+    `capture_end` raises on an invalidated capture before it notifies the allocator of the end.
     """
     with suppress(RuntimeError):
         graph.capture_end()
-    with suppress(RuntimeError):  # it was told
+    with suppress(RuntimeError):  # it was notified
         torch._C._cuda_endAllocateToPool(stream.device.index, pool)
         torch._C._cuda_releasePool(stream.device.index, pool)
     graph.reset()
     try:
         torch.empty(1, device=stream.device).normal_()
-    except RuntimeError:  # the default generator believes that it is still captured: the next capture's end mends it
+    except RuntimeError:  # the default generator still assumes a capture: another one, completed, resets it
         with suppress(RuntimeError):
             mending = torch.cuda.CUDAGraph()
             mending.capture_begin(capture_error_mode="thread_local")
@@ -115,18 +115,18 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) 
             mending.capture_end()
 
 
-def _tensors(made: Any) -> list[Tensor]:
-    if made is None:
+def _tensors(result: Any) -> list[Tensor]:
+    if result is None:
         return []
-    return [made] if isinstance(made, Tensor) else list(made)
+    return [result] if isinstance(result, Tensor) else list(result)
 
 
-def _copies(made: Any) -> Any:
-    """Copies that may be written to in inference mode and outside."""
-    if made is None:
+def _copies(result: Any) -> Any:
+    """Copies that may be written to inside and outside inference mode."""
+    if result is None:
         return None
     with torch.inference_mode(False), torch.no_grad():
-        return made.clone() if isinstance(made, Tensor) else tuple(each.clone() for each in made)
+        return result.clone() if isinstance(result, Tensor) else tuple(each.clone() for each in result)
 
 
 _is_ahead: ContextVar[bool] = ContextVar("compiling_ahead", default=False)
@@ -139,10 +139,10 @@ def is_compiling_ahead() -> bool:
 
 @contextmanager
 def compiling_ahead() -> Iterator[bool]:
-    """Inside, this thread launches no kernel; a thread pool compiles them, and is done at the exit.
+    """In this block the thread's Triton kernels are compiled by a thread pool instead of launched.
 
-    Run a warm-up inside, then again outside. Yields False where nothing would be compiled. It may be nested, and
-    entered by several threads at once.
+    Run a warm-up inside, then again outside. Yields False where nothing would be compiled. It may be nested, and used
+    by several threads concurrently.
     """
     try:
         from triton import AsyncCompileMode
@@ -168,7 +168,7 @@ class _Patch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._replaced: dict[str, tuple[Any, Any]] = {}  # by name, what was there and what is there instead
+        self._replaced: dict[str, tuple[Any, Any]] = {}  # by name: the original and its replacement
 
     @contextmanager
     def applied_to(self, jit_function: Any) -> Iterator[None]:
@@ -193,7 +193,7 @@ class _Patch:
 
         def compile_once(self: Any, key: Any, signature: Any, device: Any, *rest: Any) -> Any:
             kernel = compile_now(self, key, signature, device, *rest)
-            if _is_ahead.get():  # or the next launch would compile it again
+            if _is_ahead.get():  # otherwise the next launch would compile it again
                 self.device_caches[device][0][key] = kernel
             return kernel
 
@@ -203,7 +203,7 @@ class _Patch:
 
     def _restore(self, jit_function: Any) -> None:
         for name, (original, instead) in self._replaced.items():
-            if getattr(jit_function, name) is instead:  # else another tool has wrapped ours, which does nothing now
+            if getattr(jit_function, name) is instead:  # if another tool has wrapped it, it stays and has no effect
                 setattr(jit_function, name, original)
         self._replaced = {}
 
@@ -212,7 +212,7 @@ _patch = _Patch()
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that compile kernels and load them onto the device."""
+    """A thread pool that compiles kernels and loads them onto the device."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """The kernel, ready to be launched."""
@@ -232,18 +232,18 @@ Function = Callable[[Key, Sequence[Tensor]], tuple[Tensor, ...]]
 class Graphed(Generic[Key]):
     """A function whose calls are captured once per key as a CUDA graph, then replayed.
 
-    Calls of equal key must have tensors of equal shapes. The function may not synchronise with the device. The first
-    call of a key runs it a few times and captures it, which takes some tenths of a second: warm up before serving.
-    Not on CUDA, or where the capture fails, the function is called directly. Captures share their memory, so calls must
-    follow one another on one stream.
+    Calls with the same key must have tensors of the same shapes. The function may not synchronise with the device. The
+    first call of a key runs it several times and captures it, which takes tenths of a second: warm up before serving.
+    On other devices, and where the capture fails, the function is called directly. Captures share their memory, so
+    calls must be made one after another on one stream.
     """
 
     def __init__(self, function: Function[Key]) -> None:
         self.function = function
         self._captured: dict[Key, tuple[Replayed, list[Tensor], tuple[Tensor, ...]]] = {}
         self.blank: dict[Key, tuple[Tensor, ...]] = {}
-        """Outputs of keys while kernels are only compiled: these keys are warm."""
-        self._capture = GraphCapture()  # the same for all: memory is shared by what is on one stream
+        """Outputs by key while kernels are only compiled."""
+        self._capture = GraphCapture()  # one for all keys, so that their graphs share memory
 
     def __contains__(self, key: Key) -> bool:
         return key in self._captured
@@ -254,7 +254,7 @@ class Graphed(Generic[Key]):
         return len(self._captured)
 
     def __call__(self, key: Key, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The function's results, copied out of the graph's memory."""
+        """The function's results, as copies."""
         if not tensors[0].is_cuda:
             return self.function(key, tensors)
         if is_compiling_ahead():
@@ -268,10 +268,10 @@ class Graphed(Generic[Key]):
         return tuple(output.clone() for output in outputs)
 
     def capture(self, key: Key, tensors: Sequence[Tensor]) -> None:
-        """Capture a key. Side effects of the function happen a few times."""
+        """Capture a key. Side effects of the function happen several times."""
         if is_compiling_ahead():
             return
-        with torch.inference_mode(False), torch.no_grad():  # later calls may be in that mode or not
+        with torch.inference_mode(False), torch.no_grad():  # later calls may be in inference mode or not
             inputs = [tensor.clone() for tensor in tensors]
         graph, outputs = self._capture(lambda: self.function(key, inputs))
         self._captured[key] = (graph, inputs, outputs)
@@ -283,14 +283,14 @@ class Graphed(Generic[Key]):
         return self.blank[key]
 
 
-URGENT, USUAL = -1, 0  # priorities of CUDA's streams; lower goes first
+URGENT, USUAL = -1, 0  # priorities of CUDA streams; lower is first
 
 
 class CudaStream:
-    """A CUDA stream to be entered by one thread at a time; on other devices it does nothing.
+    """A CUDA stream, used by one thread at a time; on other devices it does nothing.
 
-    The allocator returns memory to the stream it was allocated on, so leaving synchronises: tensors may then be used on
-    other streams and freed.
+    The allocator reuses memory on the stream it was allocated on, so the end of a block synchronises: its tensors may
+    then be used on other streams and freed.
     """
 
     def __init__(self, device: torch.device, urgent: bool = False) -> None:
@@ -299,9 +299,9 @@ class CudaStream:
 
     @contextmanager
     def __call__(self, waits: bool = True) -> Iterator[None]:
-        """Inside, all work goes to this stream, after what was queued on the default stream.
+        """Run the block on this stream, after the work queued on the default stream.
 
-        Without `waits`, leaving does not synchronise; no tensor may then be used on another stream.
+        Without `waits`, the end of the block does not synchronise, and no tensor may be used on another stream.
         """
         if self._stream is None:
             yield
@@ -314,8 +314,8 @@ class CudaStream:
                 self._stream.synchronize()
 
     def wait(self) -> None:
-        """Synchronise. Do so before reading results back: a copy to pageable memory would wait inside the driver, and
-        block every other thread that calls it."""
+        """Synchronise. Call it before reading results back: a copy to pageable memory would wait inside the driver and
+        block all other threads that call it."""
         if self._stream is not None:
             self._stream.synchronize()
 

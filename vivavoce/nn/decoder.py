@@ -19,12 +19,12 @@ class GatedFeedForward(nn.Module):
         self.down_proj = Linear(inner, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each row by itself."""
+        """Transform each row."""
         return project(self.down_proj, project(self.gate_up_proj, x, gated=True))
 
 
 class DecoderLayer(nn.Module):
-    """One layer of a Qwen-type decoder. It passes the residual stream on unadded, so that the next norm can add it."""
+    """One layer of a Qwen-type decoder. The residual add is left to the next norm, which is fused with it."""
 
     def __init__(self, attention: PagedAttention, hidden: int, inner: int, eps: float) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, layer: int, batch: RowBatch
     ) -> tuple[Tensor, Tensor]:
-        """The layer's contribution and the residual stream it is still to be added to."""
+        """The layer's output and the residual stream that it is to be added to."""
         x, residual = self.input_layernorm.add(x, residual)
         x = self.self_attn(x, rotary, layer, batch)
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
 
     def store_kv(self, x: Tensor, residual: Tensor | None, rotary: RotaryTable, layer: int, batch: RowBatch) -> None:
-        """Store the rows' keys and values, where the layer's output is not needed."""
+        """Store the rows' keys and values without computing the layer's output."""
         x, _ = self.input_layernorm.add(x, residual)
         self.self_attn.store_kv(x, rotary, layer, batch)
 
@@ -67,12 +67,12 @@ class TrunkSizes:
 
     @property
     def kv_shape(self) -> KVShape:
-        """Of a row in the cache."""
+        """Shape of a row in the cache."""
         return KVShape(self.num_hidden_layers, self.num_key_value_heads, self.head_dim)
 
 
 class DecoderTrunk(nn.Module):
-    """Embedding, layers and last norm, under the published names."""
+    """Embedding, layers and final norm, under the published names."""
 
     def __init__(self, sizes: TrunkSizes) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Linear layers: allocated without initialisation, packed (q, k and v in one product), and CPU variants.
+"""Linear layers and norms: uninitialised and packed layers, norms fused with their neighbours, and CPU variants.
 
-The CPU variants are column-major float32 and oneDNN bfloat16 products, each alone, with a GELU, or with a residual add.
+The CPU variants are column-major float32 and oneDNN bfloat16 products, each plain, with a GELU, or with a residual add.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,21 +20,21 @@ _is_postponed = ContextVar("_is_postponed", default=False)
 @contextmanager
 def postponed() -> Iterator[None]:
     """`Linear`s created inside have no memory (meta device): a quantised checkpoint replaces them."""
-    before = _is_postponed.set(True)
+    token = _is_postponed.set(True)
     try:
         yield
     finally:
-        _is_postponed.reset(before)
+        _is_postponed.reset(token)
 
 
 class Linear(nn.Module):
-    """`x @ weight.T + bias`, its memory left unset until a checkpoint fills it."""
+    """`x @ weight.T + bias`, uninitialised until a checkpoint is loaded."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
-        place = "meta" if _is_postponed.get() else None
-        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=place), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(outputs, device=place), requires_grad=False) if bias else None
+        device = "meta" if _is_postponed.get() else None
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=device), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(outputs, device=device), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
@@ -59,7 +59,7 @@ class PackedLinear(Linear):
 
 
 class Embedding(nn.Module):
-    """A table of vectors, its memory left unset until a checkpoint fills it."""
+    """A table of vectors, uninitialised until a checkpoint is loaded."""
 
     def __init__(self, entries: int, size: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The normed sum of `x` and the residual stream, and that sum: the new residual stream."""
+        """The norm of `x + residual`, and that sum, which is the new residual stream."""
         if kernels.usable(x):
             return kernels.add_rms_norm(x, residual, self.weight, self.eps)
         total = x if residual is None else x + residual
@@ -93,7 +93,7 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The reference of the fused kernel. Statistics in float32 or float64, as in the published models."""
+    """Reference of the fused kernel. Statistics in float32 or float64, as in the published models."""
     if x.dtype == weight.dtype and x.dtype in (torch.float32, torch.float64):
         return functional.rms_norm(x, weight.shape, weight, eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -101,8 +101,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-SMALL_BATCH_ROWS = 160  # up to here a norm is cheaper done again by every program of the product than launched
-MAX_FUSED_ROWS = 4096  # from here on the libraries' products are faster, whatever stands around them
+SMALL_BATCH_ROWS = 160  # up to which repeating the norm in every program of the product is cheaper than a launch
+MAX_FUSED_ROWS = 4096  # beyond which cuBLAS is faster than the fused kernel
 
 
 def norm_linear(
@@ -113,7 +113,7 @@ def norm_linear(
     gelu: bool = False,
     residual: Tensor | None = None,  # [.., outputs]
 ) -> Tensor:
-    """`gelu(linear(norm(x))) + residual`, each but the linear only if asked for.  # [.., outputs]"""
+    """`gelu(linear(norm(x))) + residual`; all but the linear are optional.  # [.., outputs]"""
     rows = x.numel() // x.shape[-1]
     if norm is not None and not (kernels.usable(x) and rows <= SMALL_BATCH_ROWS):
         x, norm = norm(x), None
@@ -151,17 +151,17 @@ def modulated_norm(
 
 
 def column_major(weight: Tensor) -> Tensor:
-    """The matrix in column-major layout, where it is on a CPU."""
+    """The matrix in column-major layout if it is on a CPU."""
     return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
 
 
 def column_major_for_one_row(weight: Tensor) -> Tensor:
-    """The layout that the CPU's library multiplies a single row by fastest: MKL column-major, others row-major."""
+    """The fastest layout for products with a single row on this CPU: column-major for MKL, else row-major."""
     return column_major(weight) if uses_mkl() else weight.contiguous()
 
 
 def column_major_for_many_rows(weight: Tensor) -> Tensor:
-    """The layout that the CPU's library multiplies dozens of rows by fastest: MKL takes any, others column-major."""
+    """The fastest layout for products with dozens of rows on this CPU: any for MKL, else column-major."""
     return weight if uses_mkl() else column_major(weight)
 
 
@@ -173,17 +173,17 @@ def joined_weight(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
 
 def become_views(parts: Sequence[nn.Linear], weight: Tensor) -> None:
     """Make the projections' weights views of the joined matrix, so that nothing is stored twice."""
-    for part, mine in zip(parts, weight.split([part.out_features for part in parts]), strict=True):
-        part.weight.data = mine
+    for part, view in zip(parts, weight.split([part.out_features for part in parts]), strict=True):
+        part.weight.data = view
 
 
 def gelu(x: Tensor, by_parts: bool) -> Tensor:
-    """The exact GELU; by parts where oneDNN would take longer to prepare it than to compute it."""
+    """The exact GELU; `by_parts` from erf and products, where oneDNN takes longer to prepare it than to compute it."""
     return torch.erf(x * 0.5**0.5).add_(1.0).mul_(x).mul_(0.5) if by_parts else functional.gelu(x)
 
 
 class ColumnMajorLinear(nn.Module):
-    """`x @ weight.T + bias`."""
+    """`x @ weight.T + bias`; callers choose the layout of the weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class ColumnMajorLinearAdd(ColumnMajorLinear):
 
 
 class TableProduct(nn.Module):
-    """Logits by a tied embedding table, which stays row-major for its lookups."""
+    """Logits from a tied embedding table, which stays row-major for lookups."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()

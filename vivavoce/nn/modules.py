@@ -1,4 +1,4 @@
-"""Allocating modules on their device and in their dtype, random weights, and TorchScript."""
+"""Creating modules: allocation on a device in a dtype, random weights, and TorchScript."""
 
 import threading
 import warnings
@@ -15,25 +15,25 @@ from vivavoce.nn.process_settings import default_dtype
 
 
 class _Undrawn(TorchFunctionMode):
-    """Skips weight initialisation; for meta tensors torch would import its compiler, which takes seconds."""
+    """Skips weight initialisation, which for meta tensors would import torch's compiler, in seconds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
+        named = kwargs or {}
         if getattr(func, "__module__", None) == nn.init.__name__:
-            return given["tensor"] if "tensor" in given else args[0]
-        return func(*args, **given)
+            return named["tensor"] if "tensor" in named else args[0]
+        return func(*args, **named)
 
 
 @contextmanager
 def allocating(device: torch.device | str, dtype: torch.dtype, drawn: bool = True) -> Iterator[None]:
-    """Parameters created inside have this device and dtype; without `drawn` they are uninitialised."""
+    """Parameters created in the block have this device and dtype; without `drawn` they are uninitialised."""
     undrawn = nullcontext() if drawn and torch.device(device).type != "meta" else _Undrawn()
     try:
         with default_dtype.held(dtype), torch.device(device), undrawn:
             yield
-    except RuntimeError as error:  # the GPU's out-of-memory error is one; the CPU allocator's has no class of its own
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator's error has no class
         if "memory" not in str(error):
             raise
         raise CapacityError(
@@ -44,9 +44,9 @@ def allocating(device: torch.device | str, dtype: torch.dtype, drawn: bool = Tru
 
 @torch.no_grad()
 def fill_randomly(module: nn.Module, seed: int = 0, deviation: float | None = None) -> None:
-    """Weights for measuring and testing: norms and gains are 1, biases 0.
+    """Random weights for benchmarks and tests: norms and gains are 1, biases 0.
 
-    Matrices are normal with this deviation, or with one that keeps the size of their input.
+    Matrices are normal with this deviation, or with one that preserves the variance of their input.
     """
     device = next(module.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
@@ -57,11 +57,11 @@ def fill_randomly(module: nn.Module, seed: int = 0, deviation: float | None = No
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-_compiling = threading.Lock()  # two threads that compile one class at once would both define its methods
+_compiling = threading.Lock()  # two threads that compile one class would both define its methods
 
 
 def scripted(module: nn.Module) -> Any:
     """The module compiled by TorchScript."""
     with _compiling, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # what is to replace it needs a C++ compiler
+        warnings.simplefilter("ignore", DeprecationWarning)  # its replacement needs a C++ compiler
         return torch.jit.script(module)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
-LARGEST, SMALLEST_SCALE = 448.0, 1e-12  # of NARROW, and of a head whose numbers are all zero
+LARGEST, SMALLEST_SCALE = 448.0, 1e-12  # of FP8; and for heads that are all zero
 SCALE = torch.float32
-SCRATCH_PAGE = 0  # of no sequence: rows that pad a batch up to its bucket are written there
+SCRATCH_PAGE = 0  # belongs to no sequence: rows of padding are written there
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PagedCache:
     def allocate(
         cls, shape: KVShape, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> "PagedCache":
-        """A zeroed cache: a page is never read before it is written, but its unwritten rows may be, under a mask."""
+        """A zeroed cache: unwritten rows of a page may be read under a mask, so they must be finite."""
         size = (shape.layers, pages, page_size, shape.heads, shape.head_dim)
         if dtype != FP8:
             return cls(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
@@ -72,7 +72,7 @@ class PagedCache:
 
     @torch.no_grad()
     def copy_pages(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole pages, `(from, to)`: what a fork does before it writes into a page it shares."""
+        """Copy pages, `(from, to)`: copy-on-write of forked sequences."""
         if not pairs:
             return
         source = torch.tensor([pair[0] for pair in pairs], device=self.keys.device)
@@ -88,7 +88,7 @@ class CachePiece:
     rows: slice
     slot: int
     position: int
-    visible: Tensor | None = None  # [row, context] bool, where the rows branch; None: each sees all before it
+    visible: Tensor | None = None  # [row, context] bool, where the rows branch; None: causal
 
     @property
     def length(self) -> int:
@@ -96,16 +96,16 @@ class CachePiece:
 
     @property
     def context(self) -> int:
-        """Rows of the sequence once this piece is written."""
+        """Rows of the sequence up to the end of this piece."""
         return self.position + self.length
 
 
 @dataclass
 class RowBatch:
-    """The rows of one step, flat: many sequences, prefill pieces and single rows side by side.
+    """The rows of one step, of many sequences, in one flat batch.
 
-    Rows `[0, singles)` are attended one by one by the decode kernel (each knows its slot and position, so several of
-    them may belong to one sequence); the others in `pieces`. Where there is no kernel, everything is in `pieces`.
+    Rows `[0, singles)` go through the decode kernel one by one, each with its slot and position, so that several may
+    belong to one sequence; the others are in `pieces`. Without kernels, all rows are in `pieces`.
     """
 
     cache: PagedCache
@@ -114,28 +114,28 @@ class RowBatch:
     positions: Tensor  # [row] int32
     singles: int
     pieces: tuple[CachePiece, ...]
-    cache_positions: Tensor | None = None  # [row] int32: where rows are stored, where that is not by their position
-    shared_mode: int | None = None  # of all rows whose states are asked for, where it is known beforehand
+    cache_positions: Tensor | None = None  # [row] int32: where rows are stored, if not at their positions
+    shared_mode: int | None = None  # mode of all rows whose states are read, where the host knows it
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new rows' keys and values.  # each [row, head, head_dim]"""
         pages, rows = self.addresses
-        kept: tuple[Tensor, ...] = (keys, values)
+        stored: tuple[Tensor, ...] = (keys, values)
         if self.cache.is_fp8:
             (keys, key_scales), (values, value_scales) = to_fp8(keys), to_fp8(values)
-            kept = (keys, values, key_scales, value_scales)
-        for tensor, new in zip(self.cache.tensors(), kept, strict=True):
+            stored = (keys, values, key_scales, value_scales)
+        for tensor, new in zip(self.cache.tensors(), stored, strict=True):
             tensor[layer, pages, rows] = new
 
     @cached_property
     def addresses(self) -> tuple[Tensor, Tensor]:
-        """Page and row in the page of each row, the same for all layers."""
+        """Page of each row and its index in the page, for all layers."""
         cache_positions = (self.positions if self.cache_positions is None else self.cache_positions).long()
         page_size = self.cache.page_size
         return self.page_table[self.slots.long(), cache_positions // page_size].long(), cache_positions % page_size
 
     def read(self, layer: int, piece: CachePiece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """All keys and values a piece may attend to; those in float8 are returned in this dtype.
+        """The keys and values of a piece's sequence up to its end; float8 is converted to this dtype.
 
         # each [context, head, head_dim]
         """
@@ -148,13 +148,13 @@ class RowBatch:
 
 
 def to_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Heads in float8, as bytes, each scaled to use its whole range, and the scales.  # [.., head_dim] → .., [..]"""
+    """Heads in float8 (as bytes), each scaled to the range of float8, and the scales.  # [.., head_dim] → .., [..]"""
     wide = rows.float()
     scale = (wide.abs().amax(-1) / LARGEST).clamp_min(SMALLEST_SCALE)
     return (wide / scale[..., None]).to(FP8).view(torch.uint8), scale
 
 
 def widened(heads: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `narrowed` made, as floats again.  # [.., head_dim], [..]"""
+    """Heads of `to_fp8` as floats.  # [.., head_dim], [..]"""
     wide = torch.promote_types(dtype, torch.float32)
     return (heads.view(FP8).to(wide) * scale[..., None].to(wide)).to(dtype)

@@ -1,6 +1,6 @@
-"""Process-wide settings (threads, default dtype, quantised engine, cuDNN benchmark), set for a while.
+"""Process-wide settings (threads, default dtype, quantised engine, cuDNN benchmark) as context managers.
 
-What was there before the first holder is restored after the last, also when holders overlap in several threads or fail.
+The original value is restored after the last holder, also when holders overlap in several threads or raise.
 """
 
 import gc
@@ -17,16 +17,16 @@ Value = TypeVar("Value")
 
 
 class SharedSetting(Generic[Value]):
-    """A setting that several owners may hold at once, in any order of leaving; the latest holder's value applies."""
+    """A setting that several holders may share; they may end in any order, and the latest holder's value applies."""
 
     def __init__(self, get: Callable[[], Value], set_to: Callable[[Value], object]) -> None:
         self._get, self._set = get, set_to
         self._lock = threading.Lock()
-        self._held: dict[object, Value] = {}  # in the order of coming; before all, what was found
+        self._held: dict[object, Value] = {}  # the original value, then those of the holders, in order
 
     @contextmanager
     def held(self, value: Value) -> Iterator[None]:
-        """Hold this value; also a decorator."""
+        """Set this value for the duration of the block, or of a decorated function."""
         holder = object()
         with self._lock:
             self._held = self._held or {self: self._get()}
@@ -43,7 +43,7 @@ class SharedSetting(Generic[Value]):
 
 
 class ExclusiveSetting(Generic[Value]):
-    """A setting that one thread holds at a time, since what is made meanwhile depends on it; it may be nested."""
+    """A setting that one thread holds at a time, because objects created meanwhile depend on it; it may be nested."""
 
     def __init__(self, get: Callable[[], Value], set_to: Callable[[Value], object]) -> None:
         self._get, self._set = get, set_to
@@ -51,14 +51,14 @@ class ExclusiveSetting(Generic[Value]):
 
     @contextmanager
     def held(self, value: Value) -> Iterator[None]:
-        """Hold this value, once no other thread does."""
+        """Set this value for the duration of the block, after waiting for other threads."""
         with self._lock:
-            before = self._get()
+            previous = self._get()
             self._set(value)
             try:
                 yield
             finally:
-                self._set(before)
+                self._set(previous)
 
 
 def _set_quantised_kernels(name: str) -> None:
@@ -80,9 +80,9 @@ quantised_kernels: ExclusiveSetting[str] = ExclusiveSetting(
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """What is loaded is not walked through by the garbage collector meanwhile. For the process's entry point alone.
+    """Exclude existing objects from garbage collection during the block. For the process's entry point only.
 
-    `gc.unfreeze` cannot tell objects apart, so where something is frozen already nothing is done.
+    `gc.unfreeze` unfreezes everything, so if objects are frozen already nothing is done.
     """
     if gc.get_freeze_count():
         yield
@@ -97,7 +97,7 @@ def frozen_heap() -> Iterator[None]:
 
 @contextmanager
 def serving_pace(on_cpu: bool, threads: int | None = None, switch_seconds: float | None = None) -> Iterator[None]:
-    """`on_cpu`, tensors have so many threads, or half the cores; threads give way to one another after so long."""
+    """Set torch's threads for models on the CPU (by default half the cores), and Python's switch interval if given."""
     with ExitStack() as stack:
         if switch_seconds:
             stack.enter_context(switch_interval.held(switch_seconds))

@@ -19,9 +19,9 @@ from vivavoce.nn.process_settings import quantised_kernels
 from vivavoce.nn.quantised_weight import CASTS, InputRange, QuantisedWeight, quantise, unpacked
 
 SMALLEST_ROW = 1e-20
-# int8 products of x86 processors: FBGEMM's are soonest for one row and two, oneDNN's from eight on (at 256 by 2.7).
+# int8 products on x86: FBGEMM is fastest for one and two rows, oneDNN from eight rows on (2.7 times at 256).
 INT8_SMALL_BATCH, MANY_ROWS = "fbgemm", "onednn"
-# The operators themselves: what torch.ops wraps around them takes a third of a small product's time.
+# The bare operators: the wrapper of torch.ops takes a third of the time of a small product.
 int8_product: Callable[[Tensor, Any, bool], Tensor] = torch.ops.quantized.linear_dynamic.default._op
 ranged_product: Callable[[Tensor, float, int, Any], Tensor] = (
     torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
@@ -34,17 +34,17 @@ class Int8Linear(nn.Module):
     def __init__(self, packed: Any, bias: Tensor | None = None) -> None:
         super().__init__()
         self.packed = packed
-        self.bias = bias  # which is in `packed` too, but asking there unpacks the whole matrix
+        self.bias = bias  # also in `packed`, but reading it there unpacks the whole matrix
 
     @classmethod
     def of(cls, linear: Linear) -> "Int8Linear":
-        """The same projection, rounded."""
+        """A linear layer rounded to int8."""
         return cls.of_weight(linear.weight, linear.bias)
 
     @classmethod
     @torch.no_grad()
     def of_weight(cls, weight: Tensor, bias: Tensor | None = None, kernels: str = INT8_SMALL_BATCH) -> "Int8Linear":
-        """The projection by a matrix, rounded, for few rows at a time or many.  # weight [output, input]"""
+        """A matrix rounded to int8, for the kernels of small or large batches.  # weight [output, input]"""
         rounded = quantise(weight, "int8")
         assert rounded.scale is not None
         return cls(prepacked(rounded.data, rounded.scale, bias, kernels), None if bias is None else bias.float())
@@ -67,7 +67,7 @@ class Int8Linear(nn.Module):
 
 
 class RangedInt8Linear(Int8Linear):
-    """An `Int8Linear` that knows the range of its inputs; what lies outside is clipped."""
+    """An `Int8Linear` with a calibrated range of inputs; values outside are clipped."""
 
     def __init__(self, packed: Any, inputs: InputRange, bias: Tensor | None = None) -> None:
         super().__init__(packed, bias)
@@ -79,20 +79,19 @@ class RangedInt8Linear(Int8Linear):
 
 
 def prepacked(rounded: Tensor, scale: Tensor, bias: Tensor | None = None, kernels: str = INT8_SMALL_BATCH) -> Any:
-    """An int8 matrix and its scale a row, laid out for the kernels.  # [output, input], [output]"""
+    """An int8 matrix with a scale per row, packed for the kernels.  # [output, input], [output]"""
     zeros = torch.zeros(len(rounded), dtype=torch.long)
     bias = None if bias is None else bias.float()
     with quantised_kernels.held(kernels):
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # quantised tensors are deprecated, without a replacement for these kernels
+            # Quantised tensors are deprecated, without a replacement for these kernels.
+            warnings.simplefilter("ignore", UserWarning)
             quantised = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(quantised, bias)
 
 
 def to_int8(module: nn.Module) -> None:
-    """Round every `Linear` below a module, in place. Nothing is left to train or to move to another device."""
+    """Round every `Linear` of a module to int8, in place. It can then not be trained or moved to another device."""
     for name, child in module.named_children():
         if type(child) is Linear:
             setattr(module, name, Int8Linear.of(child))
@@ -100,9 +99,9 @@ def to_int8(module: nn.Module) -> None:
             to_int8(child)
 
 
-MIN_INT8_ROWS = 32  # below which CUDA's int8 products are padding
+MIN_INT8_ROWS = 32  # of CUDA's int8 products; fewer rows would be padded
 CPU_GROUPS = (32, 64, 128, 256)
-CPU_ROW_BLOCK, CPU_COLUMN_BLOCK = 16, 32  # of other sizes torch's weight-only kernels read and write past the matrix
+CPU_ROW_BLOCK, CPU_COLUMN_BLOCK = 16, 32  # torch's weight-only kernels overrun matrices of other sizes
 
 
 class QuantisedLinear(nn.Module):
@@ -131,7 +130,7 @@ class QuantisedLinear(nn.Module):
         weight = self.quantised
         if weight.scale is None or weight.scale.ndim > 1 or x.dtype == torch.float16:
             return functional.linear(x, weight.dequantised(x.dtype), self._bias(x))
-        # Scaling results rather than weights spares a float32 copy of the matrix; in float16 sums could overflow.
+        # Scaling results instead of weights avoids a float32 copy of the matrix; in float16, sums could overflow.
         out = functional.linear(x, weight.data.to(x.dtype)).float() * weight.scale
         return (out if self.bias is None else out + self.bias).to(x.dtype)
 
@@ -166,7 +165,7 @@ class CudaLinear(QuantisedLinear):
         return super().forward(x)
 
     def _integer_product(self, x: Tensor) -> Tensor:
-        """Rows rounded to int8, each with its own scale, multiplied as integers."""
+        """The product of rows rounded to int8, with a scale per row, by the int8 weights."""
         weight = self.quantised
         assert weight.scale is not None
         flat = x.flatten(0, -2).float()
@@ -181,7 +180,7 @@ class CpuInt8WeightLinear(QuantisedLinear):
 
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(quantised, bias, dtype)
-        # The kernel's scales are bfloat16, which would move every row by up to 0.2 %; they are put in afterwards.
+        # The kernel's scales are bfloat16, an error of up to 0.2 % per row; the true scales are applied afterwards.
         self.register_buffer("ones", torch.ones(quantised.outputs, dtype=torch.bfloat16), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,7 +200,7 @@ class CpuInt4WeightLinear(QuantisedLinear):
         assert quantised.scale is not None
         assert quantised.offset is not None
         codes = unpacked(quantised.data).int()
-        middle = quantised.offset.float() + 8 * quantised.scale.float()  # what a code of 8 stands for
+        middle = quantised.offset.float() + 8 * quantised.scale.float()  # the value of code 8
         both = torch.stack([quantised.scale.float(), middle], dim=-1).transpose(0, 1).contiguous()
         self.register_buffer("packed_weight", torch._convert_weight_to_int4pack_for_cpu(codes, 1), persistent=False)
         self.register_buffer("scales_and_middles", both.bfloat16(), persistent=False)
@@ -221,7 +220,7 @@ class CpuInt4WeightLinear(QuantisedLinear):
 
 
 def _with_pairs(weight: QuantisedWeight) -> QuantisedWeight:
-    """Scales and offsets interleaved for the kernels, those of a group contiguous."""
+    """The weight with scales and offsets interleaved, as the kernels read them."""
     if weight.scale is None or weight.offset is None:
         return weight
     scale, offset = torch.stack([weight.scale.T, weight.offset.T], dim=-1).transpose(0, 1).unbind(-1)
@@ -235,14 +234,14 @@ def _finished(out: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 
 def quantised_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module | None:
     """The fastest layer for a matrix on its device; None where a `Linear` on the dequantised matrix is faster."""
-    place = weight.data.device.type
+    device = weight.data.device.type
     if weight.scheme in CASTS:
         stored = CASTS[weight.scheme]
-        is_widened = dtype == stored or (place == "cpu" and not has_products_in(stored))
+        is_widened = dtype == stored or (device == "cpu" and not has_products_in(stored))
         return None if is_widened else CastLinear(weight, bias, dtype)
-    if place == "cuda":
+    if device == "cuda":
         return CudaLinear(weight, bias, dtype)
-    return _cpu_linear(weight, bias, dtype) if place == "cpu" else None
+    return _cpu_linear(weight, bias, dtype) if device == "cpu" else None
 
 
 def _cpu_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module | None:
@@ -278,7 +277,7 @@ def project(linear: nn.Module, x: Tensor, gated: bool = False) -> Tensor:
 
 
 def _weight(linear: nn.Module, x: Tensor) -> Tensor | QuantisedWeight | None:
-    """The matrix a kernel may read instead of calling the layer: there are no hooks, and no gradient is wanted."""
+    """The matrix for a kernel to read instead of calling the layer; None: it has hooks or needs a gradient."""
     if not kernels.usable(x) or x.ndim != 2 or linear._forward_hooks or linear._forward_pre_hooks:
         return None
     if isinstance(linear, CudaLinear):

@@ -1,7 +1,7 @@
-"""A matrix in few bits: how it is rounded, what is kept of it, and the float matrix that it stands for.
+"""Quantised matrices: rounding, storage and dequantisation.
 
-int8 has a scale a row, so has float8. int4 has a scale and an offset for every group of columns in a row, two numbers
-a byte. float16 and bfloat16 are plain casts.
+int8 and float8 have a scale per row. int4 has a scale and an offset for every group of columns in a row, and two codes
+per byte. float16 and bfloat16 are casts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ LARGEST = {"int8": 127.0, "int4": 15.0, "float8": 448.0}
 BITS: dict[Scheme, int] = {"int8": 8, "int4": 4, "float8": 8, "float16": 16, "bfloat16": 16}
 SMALLEST_SCALE = 1e-12
 GROUP = 64  # columns that share a scale in int4
-SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of a group's range that are tried; what lies outside is clipped
+SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8)  # candidate shares of a group's range; values outside are clipped
 LARGEST_HALF, SMALLEST_HALF = 65504.0, 6.2e-5
-BLOCK = 2**24  # numbers that are rounded at once
+BLOCK = 2**24  # numbers rounded in one piece
 
 
 @dataclass(frozen=True)
 class InputRange:
-    """What calibration found of a layer's inputs: `value ≈ (rounded - zero) * scale`, rounded being 0…255."""
+    """The calibrated range of a layer's inputs: `value ≈ (rounded - zero) * scale`, with rounded in 0…255."""
 
     scale: float
     zero: int
@@ -36,10 +36,10 @@ class InputRange:
 
 @dataclass(frozen=True)
 class QuantisedWeight:
-    """A matrix of `outputs` rows and `inputs` columns, rounded, and how the inputs it meets are to be treated."""
+    """A rounded matrix of `outputs` rows and `inputs` columns, and how its inputs are rounded."""
 
     scheme: Scheme
-    data: Tensor  # [output, input], two columns a byte in int4: the earlier one in the lower bits
+    data: Tensor  # [output, input]; in int4 two columns per byte, the first in the lower bits
     scale: Tensor | None = None  # [output], or [output, group] in int4
     offset: Tensor | None = None  # [output, group]
     activations: Activations = "float"
@@ -62,7 +62,7 @@ class QuantisedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is kept."""
+        """Bytes of data, scales and offsets."""
         return sum(part.nbytes for part in (self.data, self.scale, self.offset) if part is not None)
 
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -73,28 +73,28 @@ class QuantisedWeight:
         if self.scheme == "int4":
             assert self.offset is not None
             columns = unpacked(self.data).unflatten(1, (-1, self.group)).float()
-            # In place: of MOSS-Speech's largest matrix every copy takes 0.4 GB.
+            # In place: a copy of MOSS-Speech's largest matrix takes 0.4 GB.
             columns.mul_(self.scale.float()[..., None]).add_(self.offset.float()[..., None])
             return columns.flatten(1).to(dtype)
         return (self.data.float() * self.scale[:, None]).to(dtype)
 
     def to(self, device: torch.device | str) -> "QuantisedWeight":
-        """The same on another device."""
+        """A copy on another device."""
         return self.with_parts({name: part.to(device) for name, part in self.parts().items()})
 
     def with_parts(self, parts: Mapping[str, Tensor]) -> "QuantisedWeight":
-        """Other tensors, kept in the same way."""
+        """The same format with other tensors."""
         scale, offset = parts.get("scale"), parts.get("offset")
         return replace(self, data=parts["data"], scale=scale, offset=offset)
 
     def parts(self) -> dict[str, Tensor]:
-        """What is kept, by name."""
+        """The tensors by name."""
         named = {"data": self.data, "scale": self.scale, "offset": self.offset}
         return {name: part for name, part in named.items() if part is not None}
 
     @classmethod
     def joined(cls, weights: Sequence["QuantisedWeight"]) -> "QuantisedWeight | None":
-        """Matrices of the same input below one another; None where they were not rounded alike."""
+        """Matrices of the same input concatenated by rows; None if their formats differ."""
         first = weights[0]
         if any(_kind(weight) != _kind(first) for weight in weights):
             return None
@@ -114,13 +114,13 @@ def quantise(
     activations: Activations = "float",
     input_range: InputRange | None = None,
 ) -> QuantisedWeight:
-    """A matrix, rounded.  # [output, input]"""
+    """Round a matrix.  # [output, input]"""
     weight = weight.detach().float()
     if not torch.isfinite(weight).all():
         raise InputError("the matrix holds NaN or infinite values; it cannot be quantised")
     if scheme in CASTS:
         if scheme == "float16" and weight.abs().max() > LARGEST_HALF:
-            raise InputError(f"the matrix holds {weight.abs().max():.3g}, more than float16 can; use bf16")
+            raise InputError(f"the matrix holds {weight.abs().max():.3g}, more than float16 can hold; use bf16")
         return QuantisedWeight(scheme, weight.to(CASTS[scheme]))
     if scheme == "int4":
         return _int4(weight, group_of(weight.shape[1], group))
@@ -135,7 +135,7 @@ def quantise(
 def from_integers(
     numbers: Tensor, scale: Tensor, scheme: Scheme, activations: Activations = "float", span: InputRange | None = None
 ) -> QuantisedWeight | None:
-    """A matrix of whole numbers with a scale a row, kept without rounding it again; None where a scheme cannot.
+    """A matrix of integers with a scale per row, stored exactly; None if the scheme cannot.
 
     # numbers [output, input] int8, scale [output]
     """
@@ -148,7 +148,7 @@ def from_integers(
 
 
 def row_scale(weight: Tensor, largest: float) -> Tensor:
-    """The size of a step for each row.  # [output, ..] → [output]"""
+    """The quantisation step of each row.  # [output, ..] → [output]"""
     return weight.flatten(1).abs().amax(dim=1).clamp_min(SMALLEST_SCALE * largest) / largest
 
 
@@ -156,35 +156,35 @@ def group_of(inputs: int, wanted: int = GROUP) -> int:
     """The largest even number of columns, at most `wanted`, that divides a row."""
     fitting = [size for size in range(2, min(wanted, inputs) + 1, 2) if inputs % size == 0]
     if not fitting:
-        raise InputError(f"a matrix of {inputs} columns cannot be halved to 4 bits; keep it at 8")
+        raise InputError(f"a matrix of {inputs} columns cannot be stored in int4, which needs an even number; use int8")
     return fitting[-1]
 
 
 def _int4(weight: Tensor, group: int) -> QuantisedWeight:
     columns = weight.unflatten(1, (-1, group))  # [output, group, column]
-    kept_as = _dtype_for(columns.amax(-1) - columns.amin(-1), columns.abs().amax())
+    dtype = _dtype_for(columns.amax(-1) - columns.amin(-1), columns.abs().amax())
     rows = max(1, BLOCK // weight.shape[1])
-    blocks = [_int4_rows(block, kept_as) for block in columns.split(rows)]
+    blocks = [_int4_rows(block, dtype) for block in columns.split(rows)]
     codes, scale, offset = (torch.cat(parts) for parts in zip(*blocks, strict=True))
     return QuantisedWeight("int4", codes, scale, offset)
 
 
-def _int4_rows(columns: Tensor, kept_as: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Each group between its smallest and largest value, or closer where that costs less."""
+def _int4_rows(columns: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and offsets: each group covers its range, or a smaller one if the error is smaller."""
     low, high = columns.amin(-1), columns.amax(-1)
     best_error = torch.full_like(low, torch.inf)
     best_scale, best_offset = torch.ones_like(low), torch.zeros_like(low)
     for share in SHRUNK:
         middle, half = (low + high) / 2, (high - low) / 2 * share
-        scale = torch.where(high > low, 2 * half / LARGEST["int4"], 1.0).to(kept_as).float()
-        offset = (middle - half).to(kept_as).float()
+        scale = torch.where(high > low, 2 * half / LARGEST["int4"], 1.0).to(dtype).float()
+        offset = (middle - half).to(dtype).float()
         error = (_on_grid(columns, scale, offset) * scale[..., None] + offset[..., None] - columns).square().sum(-1)
         better = error < best_error
         best_error = torch.where(better, error, best_error)
         best_scale = torch.where(better, scale, best_scale)
         best_offset = torch.where(better, offset, best_offset)
     codes = _on_grid(columns, best_scale, best_offset).flatten(1).to(torch.uint8)
-    return packed(codes), best_scale.to(kept_as), best_offset.to(kept_as)
+    return packed(codes), best_scale.to(dtype), best_offset.to(dtype)
 
 
 def _on_grid(columns: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def _on_grid(columns: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
 
 
 def _dtype_for(ranges: Tensor, largest: Tensor) -> torch.dtype:
-    """float16 where it holds the steps and offsets without loss that matters, else float32."""
+    """float16 if it represents the steps and offsets precisely enough, else float32."""
     steps = ranges[ranges > 0] * (SHRUNK[-1] / LARGEST["int4"])
     fits = not len(steps) or (bool(steps.min() >= SMALLEST_HALF) and bool(largest < LARGEST_HALF))
     return torch.float16 if fits else torch.float32

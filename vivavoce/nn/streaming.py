@@ -1,8 +1,8 @@
 """Streaming state of causal layers: keys and values of attention, last inputs of convolutions.
 
 A network written against `Past` is one implementation for both uses: offline it runs over a `Silence`, in a stream over
-a `StreamPast` (copied) or an `AddressedPast` (in place, by kernels). State is read in forward order, so that no layer
-has to know its number. `StreamCache` is the growing key-value cache of streams that step together.
+a `StreamPast` (copied) or an `AddressedPast` (in place, by kernels). State is read in the order of the forward pass, so
+that layers need no index. `StreamCache` is the growing key-value cache of streams that are stepped together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,38 +18,38 @@ from vivavoce.nn.vocoder import CausalConv1d
 
 
 class Past(Protocol):
-    """The past of a batch, as the layers of one forward pass see it."""
+    """The past of a batch, for the layers of one forward pass."""
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        """The next attention layer, over the past and what is new.
+        """Attention of the next layer, over the past and the new keys.
 
         # query [row, head, time, dim], keys_values [2, row, head, time, dim], bias [row, 1 or head, time, key]
         """
         ...
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The next convolution, continued from its last inputs.  # [row, time, channel]"""
+        """The next convolution, with its last inputs as context.  # [row, time, channel]"""
         ...
 
 
 class Silence:
-    """Nothing came before: the whole signal is given at once."""
+    """An empty past: the whole signal is given."""
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        """Attention to what is given alone."""
+        """Attention to the given keys."""
         keys, values = keys_values
         return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The convolution from zeros."""
+        """The convolution with zeros as context."""
         return product_over_taps(conv, functional.pad(x, (0, 0, conv.context, 0)))
 
 
 class StreamPast:
-    """The past of a batch of streams: a prefix per stream, shared by reference, then a window, then what is new.
+    """The past of a batch of streams: a prefix per stream, shared by reference, then a window, then the new keys.
 
-    A stream has one or more rows in the batch (two under classifier-free guidance). Windows and contexts are
-    overwritten while the layers read them, so the tensors given hold the past of the next pass afterwards.
+    A stream has one or more rows in the batch (two under classifier-free guidance). Windows and contexts are updated in
+    place: after the pass they are the past of the next one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StreamPast:
         ],  # one for all streams, or one each: [layer, 2, row of the stream, head, prefix, dim]
         windows: Tensor,  # [layer, 2, stream, row of the stream, head, slot, dim], newest last
         contexts: Sequence[Tensor],  # per convolution: [row, context, channel]
-        next_windows: Tensor | None = None,  # where the next windows go, if they are to grow; else in place
+        next_windows: Tensor | None = None,  # for the next windows if they grow; None: in place
     ) -> None:
         self._prefixes = prefixes
         self._prefix_slots = max(prefix.shape[-2] for prefix in prefixes)
@@ -79,7 +79,7 @@ class StreamPast:
         return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The convolution continued; its context is updated."""
+        """The convolution with its context, which is updated."""
         context = next(self._contexts)
         joined = torch.cat([context, x], dim=1)
         context.copy_(joined[:, joined.shape[1] - conv.context :])
@@ -97,14 +97,14 @@ class StreamPast:
 def product_over_taps(conv: CausalConv1d, joined: Tensor) -> Tensor:
     """A dense convolution as one matrix product.  # [row, context + time, channel] → [row, time, channel]
 
-    Attention and norms keep channels last, which convolution kernels do not: they would turn input, weight and output
-    around in every one of the hundreds of calls of a step, at more cost than the convolution itself.
+    Attention and norms have channels last, convolution kernels do not: they would transpose input, weight and output in
+    each of the hundreds of calls of a step, at more cost than the convolution itself.
     """
     if conv.stride != (1,) or conv.dilation != (1,):
         raise ValueError(f"{conv} is not a plain convolution")
     if conv.groups != 1 and joined.is_cuda:
         return _product_of_groups(conv, joined)
-    if conv.groups != 1:  # no one product: each group has channels of its own
+    if conv.groups != 1:
         grouped = functional.conv1d(joined.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups)
         return grouped.transpose(1, 2)
     taps = joined.unfold(1, conv.kernel_size[0], 1)  # [row, time, channel, tap]
@@ -112,7 +112,7 @@ def product_over_taps(conv: CausalConv1d, joined: Tensor) -> Tensor:
 
 
 def _product_of_groups(conv: CausalConv1d, joined: Tensor) -> Tensor:
-    """A product for each group, all in one launch. CUDA's libraries convolve one group after the other.
+    """A batched product over groups, in one launch. cuDNN convolves one group after another.
 
     # [row, context + time, channel] → [row, time, channel]
     """
@@ -125,16 +125,16 @@ def _product_of_groups(conv: CausalConv1d, joined: Tensor) -> Tensor:
     return product.unflatten(1, (joined.shape[0], -1)).permute(1, 2, 0, 3).flatten(2)
 
 
-MAX_FUSED_CONTEXT = 3  # of the fused convolution; longer ones are rare and large enough for the libraries
+MAX_FUSED_CONTEXT = 3  # of the fused convolution; longer ones are rare, and large enough for the plain product
 
 
 @dataclass(frozen=True)
 class KeyValueAddresses:
-    """Where the keys and values of all layers lie, per stream."""
+    """Addresses of the keys and values of all layers, per stream."""
 
     prefixes: Tensor  # int64 [stream]: of [layer, 2, row of the stream, head, length, dim]
     lengths: Tensor  # int64 [stream]
-    windows: Tensor  # int64 [stream]: of [layer, 2, row of the stream, head, slot, dim]; 0 where a stream keeps none
+    windows: Tensor  # int64 [stream]: of [layer, 2, row of the stream, head, slot, dim]; 0: no window
     next_windows: Tensor  # int64 [stream]: likewise
     window_strides: tuple[int, int]  # of layer, and of keys to values
     prefix_slots: int  # of the longest prefix, or more
@@ -142,7 +142,7 @@ class KeyValueAddresses:
 
 
 class AddressedPast:
-    """A `StreamPast` that kernels read by address. The next state is written to memory of its own."""
+    """A `StreamPast` that kernels read by address. The next state is written to other memory."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class AddressedPast:
         )
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:
-        """The convolution continued; its next context is written."""
+        """The convolution with its context; the next context is written."""
         context, next_context = next(self._contexts)
         if conv.groups == 1 and conv.context <= min(MAX_FUSED_CONTEXT, x.shape[1]):
             return kernels.stream_conv(x, context, next_context, conv.weight, conv.bias)
@@ -198,7 +198,7 @@ MIN_CAPACITY = 64
 class _Buffer:
     keys: list[Tensor]  # per layer: [row, head, capacity, head_dim]
     values: list[Tensor]
-    filled: list[int]  # positions held of each row
+    filled: list[int]  # positions held for each row
 
     @property
     def capacity(self) -> int:
@@ -207,10 +207,10 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class StreamCache:
-    """Keys and values of all layers for a stream, or for `batch` streams in step. It is a value.
+    """Keys and values of all layers for `batch` streams of equal length. It is an immutable value.
 
-    Caches that step together share one buffer, and a step writes behind their last positions. Stepping from an older
-    cache (a rewind or a fork) copies it first, so that no cache changes after it was returned.
+    Caches that are stepped together share one buffer, and a step writes after their last positions. A step from an
+    older cache (after a rewind or a fork) copies it first, so that a returned cache never changes.
     """
 
     buffer: _Buffer
@@ -218,15 +218,15 @@ class StreamCache:
     batch: int
     length: int
     window: int | None = None
-    """How many positions, its own among them, a position sees; None: all."""
+    """Positions that a position sees, itself included; None: all."""
     dropped: int = 0
-    """How many first positions are no longer held."""
+    """First positions that are no longer held."""
 
     @staticmethod
     def empty(
         layers: int, heads: int, head_dim: int, batch: int, like: Tensor, window: int | None = None
     ) -> "StreamCache":
-        """The cache before the first position, on the device and of the type of `like`."""
+        """An empty cache, on the device and in the dtype of `like`."""
         nothing = [like.new_empty(batch, heads, 0, head_dim) for _ in range(layers)]
         return StreamCache(_Buffer(nothing, nothing, [0] * batch), first=0, batch=batch, length=0, window=window)
 
@@ -237,19 +237,18 @@ class StreamCache:
 
     @property
     def needed(self) -> int:
-        """How many of the held positions the next one may see."""
+        """Held positions that the next one sees."""
         return self.held if self.window is None else min(self.held, self.window - 1)
 
     def picked(self, rows: Sequence[int]) -> "StreamCache":
-        """Rows reordered: row i continues from the state of row `rows[i]`."""
-        mine = self.copy()
-        index = torch.as_tensor(rows, device=mine.buffer.keys[0].device)
-        buffer = _Buffer([k[index] for k in mine.buffer.keys], [v[index] for v in mine.buffer.values],
-                         [mine.held] * len(rows))  # fmt: skip
-        return replace(mine, buffer=buffer, batch=len(rows))
+        """A cache whose row i is row `rows[i]` of this one."""
+        copied = self.copy()
+        index = torch.as_tensor(rows, device=copied.buffer.keys[0].device)
+        keys, values = [k[index] for k in copied.buffer.keys], [v[index] for v in copied.buffer.values]
+        return replace(copied, buffer=_Buffer(keys, values, [copied.held] * len(rows)), batch=len(rows))
 
     def copy(self) -> "StreamCache":
-        """A copy in memory of its own."""
+        """A copy with its own buffer."""
         buffer = _gather([self], max(1, self.needed))
         return replace(self, buffer=buffer, first=0, dropped=self.length - self.needed)
 
@@ -260,8 +259,8 @@ class Extension:
 
     buffer: _Buffer
     rows: Tensor  # [row, 1]
-    places: Tensor  # [row, new]: index in the buffer of each new position
-    positions: Tensor  # [row, new]: index in its stream of each new position
+    indices: Tensor  # [row, new]: of each new position in the buffer
+    positions: Tensor  # [row, new]: of each new position in its stream
     seen: slice  # of the buffer: what any new position may attend to
     bias: Tensor  # [row, 1, new, seen]: −inf where a new position may not attend
     after: list[StreamCache]
@@ -269,16 +268,16 @@ class Extension:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write the new keys and values of a layer and attend to all.  # [row, head, new, head_dim]"""
         keys, values = self.buffer.keys[layer], self.buffer.values[layer]
-        keys[self.rows, :, self.places] = key.transpose(1, 2)
-        values[self.rows, :, self.places] = value.transpose(1, 2)
+        keys[self.rows, :, self.indices] = key.transpose(1, 2)
+        values[self.rows, :, self.indices] = value.transpose(1, 2)
         return attend_within(query, keys[:, :, self.seen], values[:, :, self.seen], self.bias)
 
 
 def attend_within(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Attention under an additive mask.  # [row, head, time, head_dim]
 
-    On a GPU by plain products: fused kernels are planned per length, which changes every step, and the few positions
-    of one stream would occupy few multiprocessors.
+    On a GPU by plain products: fused kernels are planned for each length, which changes with every step, and the few
+    positions of a stream occupy few multiprocessors.
     """
     if query.device.type == "cpu":
         return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
@@ -288,7 +287,7 @@ def attend_within(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> 
 
 
 def extend(caches: Sequence[StreamCache], new: int) -> Extension:
-    """Space for `new` positions behind each cache; `after` are the caches once every layer has attended."""
+    """Space for `new` positions after each cache; `after` are the caches once every layer has attended."""
     buffer = caches[0].buffer
     held = [cache.held for cache in caches]
     if not _side_by_side(caches, buffer) or max(held) + new > buffer.capacity:
@@ -308,16 +307,16 @@ def _extension(buffer: _Buffer, after: list[StreamCache], new: int) -> Extension
     window = after[0].window
     ends = [(cache.held, cache.dropped) for cache in after for _ in range(cache.batch)]
     held, dropped = torch.tensor(ends, device=device).unbind(1)
-    places = held[:, None] + torch.arange(-new, 0, device=device)
+    indices = held[:, None] + torch.arange(-new, 0, device=device)
     first = 0 if window is None else max(0, min(cache.held for cache in after) - new - window + 1)
     seen = slice(first, max(cache.held for cache in after))
     columns = torch.arange(seen.start, seen.stop, device=device)
-    hidden = columns > places[:, None, :, None]
+    hidden = columns > indices[:, None, :, None]
     if window is not None:
-        hidden |= columns <= places[:, None, :, None] - window
+        hidden |= columns <= indices[:, None, :, None] - window
     bias = torch.zeros(hidden.shape, dtype=buffer.keys[0].dtype, device=device).masked_fill_(hidden, -torch.inf)
     rows = torch.arange(len(ends), device=device)[:, None]
-    return Extension(buffer, rows, places, places + dropped[:, None], seen, bias, after)
+    return Extension(buffer, rows, indices, indices + dropped[:, None], seen, bias, after)
 
 
 def _side_by_side(caches: Sequence[StreamCache], buffer: _Buffer) -> bool:
@@ -334,22 +333,22 @@ def _gather(caches: Sequence[StreamCache], capacity: int) -> _Buffer:
     rows = sum(cache.batch for cache in caches)
     layers = range(len(caches[0].buffer.keys))
     keys, values = (
-        [_room(caches, rows, capacity) for _ in layers],
-        [_room(caches, rows, capacity) for _ in layers],
+        [_zeros(caches, rows, capacity) for _ in layers],
+        [_zeros(caches, rows, capacity) for _ in layers],
     )
     filled: list[int] = []
     for cache in caches:
-        mine = slice(cache.first, cache.first + cache.batch)
-        theirs = slice(len(filled), len(filled) + cache.batch)
+        source = slice(cache.first, cache.first + cache.batch)
+        target = slice(len(filled), len(filled) + cache.batch)
         needed = slice(cache.held - cache.needed, cache.held)
         for layer in layers:
-            keys[layer][theirs, :, : cache.needed] = cache.buffer.keys[layer][mine, :, needed]
-            values[layer][theirs, :, : cache.needed] = cache.buffer.values[layer][mine, :, needed]
+            keys[layer][target, :, : cache.needed] = cache.buffer.keys[layer][source, :, needed]
+            values[layer][target, :, : cache.needed] = cache.buffer.values[layer][source, :, needed]
         filled += [cache.needed] * cache.batch
     return _Buffer(keys, values, filled)
 
 
-def _room(caches: Sequence[StreamCache], rows: int, capacity: int) -> Tensor:
+def _zeros(caches: Sequence[StreamCache], rows: int, capacity: int) -> Tensor:
     # Zeros, because masked values are still multiplied by 0, and uninitialised memory may hold NaN.
     like = caches[0].buffer.keys[0]
     return like.new_zeros(rows, like.shape[1], capacity, like.shape[3])

@@ -14,11 +14,11 @@ from vivavoce.nn.vq import normal_at
 
 @dataclass(frozen=True)
 class SourceStart:
-    """Where the first frame of a piece lies in its stream, one row per stream."""
+    """Position and phase at the first frame of a piece of a stream, one row per stream."""
 
-    cycles: Tensor | None  # [batch, harmonic] phase up to the piece in cycles, float64; None where the stream begins
+    cycles: Tensor | None  # [batch, harmonic] phase before the piece in cycles, float64; None: start of the stream
     frame: Tensor  # [batch] int64
-    seed: Tensor | None  # [batch] int64; None leaves the noise out
+    seed: Tensor | None  # [batch] int64; None: no noise
 
     def rows(self, which: slice) -> "SourceStart":
         """Some of the streams."""
@@ -27,7 +27,7 @@ class SourceStart:
 
 
 def stacked_starts(starts: Sequence[SourceStart]) -> SourceStart:
-    """Starts side by side; they must agree in having a past and in having noise."""
+    """Starts as one batch; all or none of them have a past, and likewise noise."""
     cycles = [start.cycles for start in starts if start.cycles is not None]
     seeds = [start.seed for start in starts if start.seed is not None]
     frames = torch.cat([start.frame for start in starts])
@@ -55,7 +55,7 @@ class SineSource(nn.Module):
         self.l_linear = nn.Linear(self.harmonics, 1)
 
     def start(self, batch: int, seed: int | None = 0) -> SourceStart:
-        """The beginning of a stream."""
+        """The start of a stream."""
         zeros = torch.zeros(batch, dtype=torch.int64, device=self.l_linear.weight.device)
         return SourceStart(None, zeros, None if seed is None else zeros + seed)
 
@@ -70,7 +70,7 @@ class SineSource(nn.Module):
         return torch.tanh(self.l_linear(mixed).squeeze(-1))
 
     def advance(self, f0: Tensor, start: SourceStart) -> SourceStart:
-        """Where the piece after these frames starts."""
+        """The start of the next piece."""
         cycles = self._cycles_per_frame(f0).double().sum(-1)
         if start.cycles is not None:
             cycles = cycles + start.cycles
@@ -80,21 +80,21 @@ class SineSource(nn.Module):
         multiples = torch.arange(1, self.harmonics + 1, device=f0.device)
         return (f0[:, None] * multiples[:, None] / self.rate) % 1 * self.hop
 
-    def _phase(self, f0: Tensor, before: Tensor | None) -> Tensor:
-        """Phase in cycles: summed at frame centres, straight between them, constant outside the outermost centres.
+    def _phase(self, f0: Tensor, previous: Tensor | None) -> Tensor:
+        """Phase in cycles: summed at frame centres, linear between them, constant outside the outermost centres.
 
         # [batch, harmonic, sample]
         """
         added = self._cycles_per_frame(f0)
         sums = added.double().cumsum(-1)
-        if before is not None:
-            sums = sums + before[..., None]
+        if previous is not None:
+            sums = sums + previous[..., None]
         at_centre = sums.frac().to(f0.dtype)
-        if before is None:  # the first half frame has no centre before it
+        if previous is None:  # the first half frame has no centre before it
             from_centre, slope = torch.cat([at_centre[..., :1], at_centre], -1), added.clone()
             slope[..., 0] = 0
         else:
-            from_centre, slope = torch.cat([before[..., None].to(f0.dtype), at_centre], -1), added
+            from_centre, slope = torch.cat([previous[..., None].to(f0.dtype), at_centre], -1), added
         slope = torch.cat([slope, torch.zeros_like(slope[..., :1])], -1)  # [.., frame + 1], from centre to centre
         between = (torch.arange(self.hop, device=f0.device) + 0.5) / self.hop
         phase = from_centre[..., None] + slope[..., None] * between
@@ -145,34 +145,34 @@ def _bases(n_fft: int) -> dict[str, Tensor]:
     window = 0.5 - 0.5 * torch.cos(2 * math.pi * sample / n_fft)
     angle = 2 * math.pi * frequency[:, None] * sample / n_fft  # [bin, sample]
     forward = torch.cat([angle.cos(), -angle.sin()]) * window
-    folded = torch.full((n_fft // 2 + 1, 1), 2.0, dtype=torch.float64)  # a bin stands for its mirror too
+    folded = torch.full((n_fft // 2 + 1, 1), 2.0, dtype=torch.float64)  # a bin also counts for its mirror
     folded[0] = folded[-1] = 1.0
     inverse = torch.cat([folded * angle.cos(), -folded * angle.sin()]) * window / n_fft
     return {"analysis": forward[:, None].float(), "synthesis": inverse[:, None].float(), "window": window.float()}
 
 
 class CausalConv1d(nn.Conv1d):
-    """A Conv1d that sees only the past: the input is padded with `(kernel - 1) * dilation` zeros on the left.
+    """A causal Conv1d: the input is padded with `(kernel - 1) * dilation` zeros on the left.
 
-    In a stream, `step` takes the last inputs as state instead of the zeros, so any split of the input whose pieces are
-    multiples of the stride gives the same output.
+    In a stream, the state of `step` has the last inputs in place of the zeros, so any split of the input into multiples
+    of the stride gives the same output.
     """
 
     @property
     def context(self) -> int:
-        """How many past inputs an output needs besides its own."""
+        """Past inputs that an output depends on."""
         return (self.kernel_size[0] - 1) * self.dilation[0]
 
     def initial_state(self, batch: int) -> Tensor:
-        """The state before the first sample: silence.  # [batch, channel, context]"""
+        """The state before the first sample: zeros.  # [batch, channel, context]"""
         return torch.zeros(batch, self.in_channels, self.context, dtype=self.weight.dtype, device=self.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whole signal at once.  # [batch, channel, time] → [batch, channel, time / stride]"""
+        """The whole signal.  # [batch, channel, time] → [batch, channel, time / stride]"""
         return super().forward(functional.pad(x, (self.context, 0)))
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The next piece of a stream: output and the state to pass with the piece after it."""
+        """The output of the next piece of a stream, and the next state."""
         joined = torch.cat([state, x], dim=-1)
         return super().forward(joined), joined[..., joined.shape[-1] - self.context :]
 
@@ -181,7 +181,7 @@ NEVER_ZERO = 1e-9
 
 
 class Snake(nn.Module):
-    """x + sin²(αx) / α with one α per channel, kept on a linear scale."""
+    """x + sin²(αx) / α with one α per channel, on a linear scale."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Snake(nn.Module):
 
 
 class SnakeBeta(nn.Module):
-    """x + sin²(αx) / β with one α and one β per channel, kept as their logarithms unless `log_scale` is off."""
+    """x + sin²(αx) / β with one α and one β per channel, stored as logarithms unless `log_scale` is off."""
 
     def __init__(self, channels: int, log_scale: bool = True) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def _kaiser_beta(attenuation: float) -> float:
 
 
 class Upsample2(nn.Module):
-    """Twice the rate; the edges are held."""
+    """Upsampling by 2; the edges are replicated."""
 
     filter: Tensor
 
@@ -249,7 +249,7 @@ class Upsample2(nn.Module):
         channels, edge = x.shape[1], TAPS // 2 - 1
         held = functional.pad(x, (edge, edge), mode="replicate")
         raised = functional.conv_transpose1d(held, 2 * self.filter.expand(channels, -1, -1), stride=2, groups=channels)
-        surplus = 3 * edge  # two samples for each held input, and the filter's own run-out
+        surplus = 3 * edge  # two samples for each replicated input, and the tail of the filter
         return raised[..., surplus:-surplus]
 
 
@@ -264,7 +264,7 @@ class LowPass(nn.Module):
 
 
 class Downsample2(nn.Module):
-    """Half the rate; the edges are held."""
+    """Downsampling by 2; the edges are replicated."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Codebook(nn.Module):
-    """Vectors, each standing for its code."""
+    """A table of vectors, indexed by code."""
 
     codebook: Tensor
 
@@ -43,13 +43,13 @@ class ResidualVQ(nn.Module):
         return residual_codes(self.quantizers, residual)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """What codes stand for; the finest may be left out.  # [batch, codebook, time] → [batch, outputs, time]"""
+        """The vectors of codes; the finest may be left out.  # [batch, codebook, time] → [batch, outputs, time]"""
         decoded: Tensor = self.output_proj(sum_of_codes(self.quantizers, codes).transpose(1, 2))
         return decoded
 
 
 class ProjectedCodebook(nn.Module):
-    """Short vectors between projections. Nearness is by angle; what comes out is the vector as it stands."""
+    """Short vectors between projections. The nearest is by cosine similarity; the output is not normalised."""
 
     def __init__(self, size: int, codebook_dim: int, entries: int) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ class ProjectedCodebook(nn.Module):
         self.out_proj = nn.Conv1d(codebook_dim, size, 1)
 
     def nearest(self, x: Tensor) -> Tensor:
-        """The code whose direction is closest.  # [.., size] → [..]"""
+        """The code of largest cosine similarity.  # [.., size] → [..]"""
         direction = functional.normalize(pointwise(self.in_proj, x), dim=-1)
         return (direction @ functional.normalize(self.codebook.weight, dim=-1).T).argmax(dim=-1)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """What codes stand for.  # [..] → [.., size]"""
+        """The vectors of codes.  # [..] → [.., size], projected"""
         return pointwise(self.out_proj, self.codebook(codes))
 
 
@@ -86,12 +86,12 @@ class ProjectedResidualVQ(nn.Module):
         return residual_codes(self.quantizers, residual)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """What codes stand for; the finest may be left out.  # [batch, codebook, time] → [batch, time, output]"""
+        """The vectors of codes; the finest may be left out.  # [batch, codebook, time] → [batch, time, output]"""
         return pointwise(self.output_proj, sum_of_codes(self.quantizers, codes))
 
 
 def residual_codes(codebooks: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Each codebook's nearest code of what those before it left.  # [batch, time, size] → [batch, book, time]"""
+    """Each codebook's nearest code of the residual of those before it.  # [batch, time, size] → [batch, book, time]"""
     codes: list[Tensor] = []
     for codebook in codebooks:
         assert isinstance(codebook, Codebook | ProjectedCodebook)

@@ -18,7 +18,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights
 from vivavoce.models.moss_audio_tokenizer.config import Chain, MossAudioTokenizerConfig, StageConfig, reference_samples
-from vivavoce.nn.attention import rotation, turning
+from vivavoce.nn.attention import pair_rotation, rotation
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.streaming import StreamCache, extend
@@ -60,7 +60,7 @@ class CodecAttention(nn.Module):
     def forward(self, x: Tensor, layer: int, streams: Streams, cos: Tensor, sin: Tensor) -> Tensor:
         """# [stream, time, d_model], of new positions"""
         packed = self.in_proj(x).unflatten(-1, (3 * self.heads, -1))
-        rotated, value = turning(cos, sin)(packed[:, :, : 2 * self.heads]), packed[:, :, 2 * self.heads :]
+        rotated, value = pair_rotation(cos, sin)(packed[:, :, : 2 * self.heads]), packed[:, :, 2 * self.heads :]
         query, key = rotated.chunk(2, dim=2)
         mixed = streams.attend(layer, *(each.transpose(1, 2) for each in (query, key, value)))
         return self.out_proj(mixed.transpose(1, 2).flatten(2))

@@ -17,7 +17,7 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights
 from vivavoce.models.interface import Draw, Row
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig
-from vivavoce.nn.attention import RotaryTable, attend, turning
+from vivavoce.nn.attention import RotaryTable, attend, pair_rotation
 from vivavoce.nn.linear import Embedding, Linear
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.paged_kv import KVShape, RowBatch
@@ -133,7 +133,7 @@ class LocalFrame:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of the new positions.  # [sequence, new, head, dim]"""
-        rotate = turning(self.cos[self.start : self.end], self.sin[self.start : self.end])
+        rotate = pair_rotation(self.cos[self.start : self.end], self.sin[self.start : self.end])
         cached_keys, cached_values = self.keys_values[layer, :, :, :, : self.end]
         cached_keys[:, :, self.start :] = rotate(keys).transpose(1, 2)
         cached_values[:, :, self.start :] = values.transpose(1, 2)
@@ -207,7 +207,7 @@ class MossTTSNano(nn.Module):
     def forward(self, rows: Tensor, batch: RowBatch) -> Tensor:
         """Global states of every row.  # [row, channel] → [row, hidden]"""
         positions = batch.positions.long()
-        rotate = turning(self.rotary.cos[positions], self.rotary.sin[positions])
+        rotate = pair_rotation(self.rotary.cos[positions], self.rotary.sin[positions])
 
         def attend_in_layer(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             batch.write(layer, rotate(keys), values)
