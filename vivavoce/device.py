@@ -119,9 +119,7 @@ def resolve_dtype(spec: str, device: Device) -> torch.dtype:
         able = ", ".join(dtype_name(dtype) for dtype in device.dtypes)
         raise InputError(f"{device} ({device.name}) does not run {spec}; use one of auto, {able}")
     if device.kind == "cpu" and spec != "float32" and not has_products_in(DTYPES[spec]):
-        slow = (
-            f"{device.name} has no {spec} instructions, so it takes up to a hundred times as long as float32; use auto"
-        )
+        slow = f"{device.name} has no {spec} instructions: it takes up to a hundred times as long as float32; use auto"
         warnings.warn(slow, stacklevel=2)
     return DTYPES[spec]
 

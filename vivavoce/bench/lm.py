@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.device import Device, pick, resolve_dtype
-from vivavoce.engine.engine import Engine, EngineLimits, Kept
+from vivavoce.engine.engine import Engine, EngineLimits, KVFormat
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence
 from vivavoce.errors import CapacityError, InputError, MissingDependencyError
@@ -95,8 +95,8 @@ def run(
     unknown = [name for name in weights if name not in WEIGHTS]
     if unknown:
         raise InputError(f"weights must be among {', '.join(WEIGHTS)}, not {unknown[0]!r}")
-    if kv not in get_args(Kept):
-        raise InputError(f"kv must be one of {', '.join(get_args(Kept))}, not {kv!r}")
+    if kv not in get_args(KVFormat):
+        raise InputError(f"kv must be one of {', '.join(get_args(KVFormat))}, not {kv!r}")
     batches = batches or [1, 8, 32, 64, 128]
     target = pick(device)
     kind = resolve_dtype(dtype, target)
@@ -216,7 +216,7 @@ def _measure_engine(
         cache_rows=max_batch * rows_each + prefill + 16,
         rows_per_step=max(2048, prefill),
         sequences_per_step=max_batch,
-        kv=cast(Kept, kv),
+        kv=cast(KVFormat, kv),
     )
     engine = Engine(model, device, dtype, limits)
     engine.runner.warm_up(tuple(batches))
