@@ -27,8 +27,8 @@ def parts(tmp_path_factory):
 
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, vivavoce; print(sorted({'torch', 'numpy', 'soundfile'} & set(sys.modules)), dir(vivavoce))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.startswith("[] ") and all(f"'{name}'" in told for name in ("load", "say", "transcribe", "converse"))
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.startswith("[] ") and all(f"'{name}'" in output for name in ("load", "say", "transcribe", "converse"))
     with pytest.raises(AttributeError, match="no attribute 'sing'"):
         _ = vivavoce.sing
 
@@ -51,7 +51,7 @@ def test_what_is_said_can_be_written_down(parts):
     assert isinstance(vivavoce.transcribe(sound, parts.asr, device="cpu").text, str)
 
 
-def test_a_conversation_answers_speech_and_writing_and_remembers():
+def test_a_conversation_answers_speech_and_text_and_has_a_history():
     with vivavoce.converse(device="cpu") as talk:
         answer = talk.ask(QUESTIONS / "15-breakfast.opus")
         assert "breakfast" in answer.heard.lower() and "seven until ten" in answer.said

@@ -101,7 +101,7 @@ def test_an_error_is_one_line_on_stderr_and_exit_code_1():
     assert re.fullmatch(r"error: fnlp/MOSS-Speech@\w+ is not .* `viva models fetch [^`]+` .*\n", done.stderr)
 
 
-def test_the_traceback_is_there_for_who_asks():
+def test_viva_debug_shows_the_traceback():
     done = viva("models", "check", "no-such-model", VIVA_DEBUG="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
@@ -125,7 +125,7 @@ def test_wrong_usage_is_exit_code_2(arguments):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["demo", "--model", "mini-asr"], "describes a 'whisper' model"),
         (["demo", "--chat", "smollm2"], "ask for it with --cascade"),
@@ -137,26 +137,26 @@ def test_wrong_usage_is_exit_code_2(arguments):
         (["bench", "tts", "--model", "nobody"], "no model is called 'nobody'"),
     ],
 )
-def test_what_is_asked_for_in_vain_is_told_with_what_to_do(arguments, told):
+def test_an_impossible_request_gives_a_message_with_what_to_do(arguments, message):
     done = invoke(*arguments)
-    assert isinstance(done.exception, VivaError) and told in str(done.exception)
+    assert isinstance(done.exception, VivaError) and message in str(done.exception)
 
 
 @pytest.mark.parametrize(
     "command", [["demo"], ["transcribe", "a.wav"], ["plan"], ["bench", "lm"], ["verify", "x"]], ids=" ".join
 )
-def test_a_folder_that_cannot_be_made_is_told_before_anything_is_done(command):
+def test_a_folder_that_cannot_be_created_is_an_error_before_any_work(command):
     done = invoke(*command, "--out", f"{__file__}/results")
     assert done.exit_code == 2 and "cannot be made" in re.sub(r"[\s│]+", " ", done.output)
 
 
-def test_a_port_that_is_taken_is_told_before_a_model_is_loaded():
+def test_a_port_in_use_is_an_error_before_a_model_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = invoke("serve", "--port", str(taken.getsockname()[1]))
     assert isinstance(done.exception, VivaError) and "give another --port" in str(done.exception)
 
 
-def test_doctor_tells_the_machine():
+def test_doctor_describes_the_machine():
     said = json.loads(invoke("doctor", "--json").stdout)
     assert said["version"] == vivavoce.__version__
     assert said["devices"][-1]["device"] == "cpu"
@@ -229,10 +229,10 @@ def test_models_fetch_takes_what_is_cached(empty_cache, model):
 def test_demo_runs_and_its_json_stands_alone():
     done = invoke("demo", "--device", "cpu", "--json")
     assert done.exit_code == 0, done.exception
-    told = json.loads(done.stdout)
-    assert told["said"] == told["expected"]["said"]
-    assert "breakfast" in told["heard"].lower()
-    assert told["seconds_of_speech"] > 1.0
+    result = json.loads(done.stdout)
+    assert result["said"] == result["expected"]["said"]
+    assert "breakfast" in result["heard"].lower()
+    assert result["seconds_of_speech"] > 1.0
 
 
 def test_bench_lm_runs_small_and_writes_what_it_prints(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def all_choices(device: Device) -> list[chooser.Choice]:
             chooser.choose_asr_backend(device, **facts)
             for facts in ({}, {"is_moonshine": True}, {"is_converted": True})
         ),
-        *(chooser.choose_asr_backend(device, 1024, has_faster_whisper=here) for here in (False, True)),
+        *(chooser.choose_asr_backend(device, 1024, has_faster_whisper=installed) for installed in (False, True)),
         chooser.choose_moss_speech_codec(device),
         chooser.choose_speech_encoder(device),
         chooser.choose_cosyvoice_lm(device),
@@ -79,7 +79,7 @@ def test_int8_is_for_cpus_and_for_large_layers():
     assert "measured" in large.why or "VNNI" in large.why
 
 
-def test_measurements_tell_what_is_faster():
+def test_measurements_say_what_is_faster():
     small, large = torch.ones(16, 16), torch.ones(512, 512)
     assert cpu_speed.speed_ratio(lambda: large @ large, lambda: small @ small) > 2
     assert cpu_speed.speed_ratio(lambda: small @ small, lambda: large @ large) < 0.5
@@ -145,8 +145,8 @@ def test_the_doctor_prints_a_table_or_json():
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", "--model", "mini-tts", "--device", "cpu"])
     assert shown.exit_code == 0, shown.output
     assert "CpuFrameGenerator" in shown.stdout and "hidden size 256 is below 512" in shown.stdout
-    told = CliRunner().invoke(app, ["doctor", "--model", "mini-tts", "--device", "cpu", "--json"])
-    said = json.loads(told.stdout)
+    result = CliRunner().invoke(app, ["doctor", "--model", "mini-tts", "--device", "cpu", "--json"])
+    said = json.loads(result.stdout)
     assert (said["model"], said["family"], said["device"]) == ("mini-tts", "moss-tts-nano", "cpu")
     assert said["stages"][0].keys() == {"stage", "implementation", "module", "dtype", "why"}
 

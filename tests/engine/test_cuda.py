@@ -12,29 +12,29 @@ from vivavoce.models.moss_speech.model import MossSpeech
 
 pytestmark = pytest.mark.gpu
 LIMITS = EngineLimits(cache_rows=4096, rows_per_step=64, sequences_per_step=16)
-NARROW = Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1)
-WIDE = Sampling(temperature=0.8, top_k=0, top_p=0.9)
+LIMITED = Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1)
+UNLIMITED = Sampling(temperature=0.8, top_k=0, top_p=0.9)
 
 
 def engine_on(device: str, use_graphs: bool = True) -> Engine:
-    place = pick(device)
-    model = MossSpeech.random(CONFIG, "cpu", torch.float32, seed=4, deviation=0.3).to(place.torch_device)
-    return Engine(model, place, torch.float32, LIMITS, use_graphs)
+    picked = pick(device)
+    model = MossSpeech.random(CONFIG, "cpu", torch.float32, seed=4, deviation=0.3).to(picked.torch_device)
+    return Engine(model, picked, torch.float32, LIMITS, use_graphs)
 
 
 def replies(engine: Engine, sampling: Sampling) -> list[list[tuple[int, ...]]]:
-    """All conversations at once, each with its own seed."""
+    """Replies to all conversations in the same steps, each with its own seed."""
     sequences = [engine.open(PROMPT.rows(*conversation)) for conversation in CONVERSATIONS.values()]
     for seed, sequence in enumerate(sequences):
         engine.generate(sequence, Generation(sampling, max_new_rows=30, min_new_rows=30, seed=seed))
-    made: dict[int, list[tuple[int, ...]]] = {sequence.id: [] for sequence in sequences}
+    generated: dict[int, list[tuple[int, ...]]] = {sequence.id: [] for sequence in sequences}
     while engine.has_work:
         for emission in engine.step():
-            made[emission.sequence.id].append(emission.row)
-    return list(made.values())
+            generated[emission.sequence.id].append(emission.row)
+    return list(generated.values())
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), NARROW, WIDE], ids=["greedy", "narrow", "wide"])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), LIMITED, UNLIMITED], ids=["greedy", "top-k", "all"])
 @pytest.mark.parametrize("use_graphs", [True, False], ids=["graphs", "eager"])
 def test_the_gpu_writes_what_the_cpu_writes(sampling, use_graphs):
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -43,14 +43,14 @@ def test_the_gpu_writes_what_the_cpu_writes(sampling, use_graphs):
 
 def test_graphs_are_really_used():
     engine = engine_on("cuda")
-    replies(engine, NARROW)
+    replies(engine, LIMITED)
     assert engine.runner._graphs
 
 
 def test_a_cache_larger_than_the_gpu_is_refused_in_one_line():
     from vivavoce.errors import CapacityError
 
-    place = pick("cuda")
-    model = MossSpeech.random(CONFIG, place.torch_device, torch.bfloat16)
+    picked = pick("cuda")
+    model = MossSpeech.random(CONFIG, picked.torch_device, torch.bfloat16)
     with pytest.raises(CapacityError, match="does not fit"):
-        Engine(model, place, torch.bfloat16, EngineLimits(cache_rows=2**34))
+        Engine(model, picked, torch.bfloat16, EngineLimits(cache_rows=2**34))

@@ -26,13 +26,13 @@ class Branching:
         shape = self.shapes[self.asked % len(self.shapes)]
         self.asked += 1
         coming = self.reply[sequence.generated : sequence.generated + self.right]
-        rows, parents, here = [], [], -1
+        rows, parents, current = [], [], -1
         for place, choice in enumerate(shape):
             up = choice % (place + 1) - 1
             depth = len(Draft(rows, parents).branch(up)) if up >= 0 else 0
-            is_right = up == here and depth < len(coming)
+            is_right = up == current and depth < len(coming)
             row = coming[depth] if is_right else self._wrong(sequence, depth)
-            here = place if is_right else here
+            current = place if is_right else current
             rows.append(row)
             parents.append(up)
         return Draft(rows, parents)
@@ -57,7 +57,7 @@ def test_any_tree_gives_the_plain_reply(shapes, right, sampling, seed):
     assert engine.complete(engine.open(rows), generation, speculation) == plain
 
 
-def test_the_right_branch_is_kept_wherever_it_stands():
+def test_the_drawn_branch_is_accepted_wherever_it_is_in_the_tree():
     model, prompt = tiny_llama(2, ends=()), [(5,), (9,), (11,)]
     generation = Generation(GREEDY, max_new_rows=40)
     engine = llama_engine(model)
@@ -140,13 +140,13 @@ def test_the_likeliest_combinations_come_first():
     assert likeliest_tree([], 4) == () and likeliest_tree([[((1,), 1.0)], [((2,), 1.0)]], 1) == ((1,),)
 
 
-def test_relaxed_acceptance_wishes_for_first_guesses():
+def test_relaxed_acceptance_requests_the_likeliest_rows():
     model, prompt = tiny_llama(1, ends=()), [(5,), (9,)]
-    wished = Draft([(7,), (8,), (9,)], [-1, -1, 0])
+    drafted = Draft([(7,), (8,), (9,)], [-1, -1, 0])
 
     class Source:
         def propose(self, sequence, max_rows):
-            return wished
+            return drafted
 
     engine = llama_engine(model)
     speculation = Speculation(Source(), max_rows=3, relaxed=Typical(1e-9, 1e-9))

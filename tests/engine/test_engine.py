@@ -128,7 +128,7 @@ def test_a_full_cache_makes_the_younger_wait_and_both_finish():
     assert second.rows[31:] == alone(speech(30, seed=1), generation)
 
 
-def test_an_idle_sequence_that_was_evicted_comes_back_when_it_is_wanted():
+def test_an_evicted_idle_sequence_is_prefilled_again_when_used():
     engine = make_engine(cache_rows=48, page_size=4)
     idle = engine.open(speech(30))
     engine.step()
@@ -140,7 +140,7 @@ def test_an_idle_sequence_that_was_evicted_comes_back_when_it_is_wanted():
     assert engine.complete(idle, generation) == alone(speech(30), generation)
 
 
-def test_a_slow_consumer_pauses_its_reply_and_nobody_else():
+def test_a_slow_consumer_pauses_its_own_reply_only():
     engine = make_engine()
     slow, quick = engine.open(speech(5)), engine.open(speech(5))
     generation = Generation(GREEDY, max_new_rows=20, min_new_rows=20)
@@ -305,7 +305,7 @@ class AnyOrder(RuleBasedStateMachine):
                 assert emission.sequence in self.open
 
     @invariant()
-    def pages_are_held_by_exactly_those_who_list_them(self):
+    def the_holders_of_a_page_are_the_sequences_that_list_it(self):
         if not hasattr(self, "engine"):
             return
         pool = self.engine.scheduler.pool

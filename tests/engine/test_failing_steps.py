@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.engine.test_async_decode import Device
 from tests.engine.test_engine import CPU, SAMPLINGS, alone, speech
-from tests.engine.test_steps_ahead import Device
 from tests.models.test_whisper_engine import SETTINGS, TOKENS, model, windows_of  # noqa: F401 - a fixture
 from tests.models.tiny import tiny_model
 from vivavoce.engine.drafts import DraftModel
@@ -138,23 +138,23 @@ def test_a_prompt_that_cannot_be_computed_is_not_tried_for_ever():
     assert failure.sequence is sequence and not engine.has_work and not sequence.pages
 
 
-def test_a_fork_whose_pages_cannot_be_copied_fails_and_its_origin_does_not():
+def test_a_fork_fails_alone_if_its_pages_cannot_be_copied():
     engine = faulty_engine()
     origin, other = engine.open(speech(5)), engine.open(speech(6, seed=3))
     while engine.has_work:
         engine.advance()
     generation = Generation(GREEDY, max_new_rows=8, min_new_rows=8)
-    twin = engine.fork(origin)
-    engine.generate(twin, generation)
+    fork = engine.fork(origin)
+    engine.generate(fork, generation)
     copy_pages = engine.runner.cache.copy_pages
 
     def fail(pairs):
         raise PlantedError
 
     object.__setattr__(engine.runner.cache, "copy_pages", fail)
-    assert [failure.sequence for failure in engine.advance().failures] == [twin]
+    assert [failure.sequence for failure in engine.advance().failures] == [fork]
     object.__setattr__(engine.runner.cache, "copy_pages", copy_pages)
-    assert engine.complete(twin, generation) == alone(speech(5), generation)
+    assert engine.complete(fork, generation) == alone(speech(5), generation)
     assert engine.complete(origin, generation) == alone(speech(5), generation)
     assert engine.complete(other, generation) == alone(speech(6, seed=3), generation)
 

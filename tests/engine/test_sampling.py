@@ -70,7 +70,7 @@ def test_ids_come_as_often_as_their_chances_say(sampling, narrow):
     assert stats.chisquare(counts[kept].numpy(), (chances[kept] * 20_000).numpy()).pvalue > 0.001
 
 
-def test_narrow_and_wide_draw_the_same():
+def test_draws_among_the_best_and_among_all_ids_agree():
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     sampling = Sampling(temperature=0.9, top_k=MAX_TOP_K, top_p=0.97)
     assert torch.equal(draw_many(logits, sampling, 500, True), draw_many(logits, sampling, 500, False))

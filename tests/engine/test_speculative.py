@@ -169,7 +169,7 @@ def test_a_draft_model_that_nearly_agrees_gives_the_plain_reply(seed, temperatur
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, 0, 1.0), Sampling(1.3, 0, 0.9, 1.3)])
 def test_the_model_as_its_own_draft_is_always_right_through_modes_and_minimums(sampling):
-    """The twin draws with the seed, places, penalties, mode and counters of the sequence it follows."""
+    """The draft sequence draws with the seed, positions, penalties, mode and counters of the sequence it follows."""
     rows = PROMPT.rows(*CONVERSATIONS["many turns"])
     generation = Generation(sampling, max_new_rows=40, min_new_rows=30, seed=5)
     plain = alone(rows, generation)
@@ -213,19 +213,19 @@ def test_an_end_inside_a_draft_ends_the_reply_there():
     assert ended > 20
 
 
-@pytest.mark.parametrize("most_rows", [1, 2, 3, 4, 5, 6])
-def test_a_reply_is_never_longer_than_asked(most_rows):
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 5, 6])
+def test_a_reply_is_never_longer_than_asked(max_rows):
     rows = speech(7)
     plain = alone(rows, Generation(GREEDY, max_new_rows=30, min_new_rows=30))
     engine = make_engine()
     sequence = engine.open(rows)
-    generation = Generation(GREEDY, max_new_rows=most_rows, min_new_rows=30)
+    generation = Generation(GREEDY, max_new_rows=max_rows, min_new_rows=30)
     engine.generate(sequence, generation, speculation=Speculation(Script(plain), max_rows=4))
     emissions = []
     while engine.has_work:
         emissions += engine.step()
-    assert [emission.row for emission in emissions] == plain[:most_rows]
-    assert [emission.finish for emission in emissions] == [None] * (most_rows - 1) + ["length"]
+    assert [emission.row for emission in emissions] == plain[:max_rows]
+    assert [emission.finish for emission in emissions] == [None] * (max_rows - 1) + ["length"]
 
 
 def test_a_draft_fills_the_context_and_not_more():
@@ -326,9 +326,9 @@ def test_a_source_that_fails_changes_no_row_and_is_not_asked_again():
 
     generation = Generation(GREEDY, max_new_rows=8, min_new_rows=8)
     engine = make_engine()
-    twin = engine.open(speech(5))
+    origin = engine.open(speech(5))
     engine.step()
-    sequence = engine.fork(twin)
+    sequence = engine.fork(origin)
     assert engine.complete(sequence, generation, Speculation(Broken())) == alone(speech(5), generation)
     assert asked == [sequence]
 
@@ -355,24 +355,24 @@ def test_a_fork_in_the_middle_of_a_drafted_reply_goes_on_alone():
     engine.generate(sequence, generation, speculation=Speculation(Script(plain, wrong_every=3), max_rows=4))
     engine.step()
     fork = engine.fork(sequence)
-    so_far = list(fork.rows)
+    rows_before = list(fork.rows)
     after = Generation(SAMPLINGS[1], max_new_rows=6, min_new_rows=6, seed=9)
     made = engine.complete(fork, after, Speculation(NgramLookup(2, 1), max_rows=4))
-    assert made == alone(so_far, after)
+    assert made == alone(rows_before, after)
     while engine.has_work:
         engine.step()
     assert sequence.rows[len(rows) :] == plain
 
 
 class TestLookup:
-    """What follows the same rows, newest and longest match first."""
+    """The rows after the longest match, and of equally long ones after the newest."""
 
     @staticmethod
     def proposed(rows: Rows, max_rows: int = 4, **given) -> Rows:
         engine = llama_engine(tiny_llama())
         return list(NgramLookup(**given).propose(engine.open(rows), max_rows))
 
-    def test_the_longest_match_wins_over_a_newer_one(self):
+    def test_a_longer_match_wins_over_a_newer_one(self):
         rows = [(1,), (2,), (3,), (9,), (8,), (3,), (7,), (1,), (2,), (3,)]
         assert self.proposed(rows, max_match=3, min_match=1) == [(9,), (8,), (3,), (7,)]
         assert self.proposed(rows, max_match=1, min_match=1) == [(7,), (1,), (2,), (3,)]

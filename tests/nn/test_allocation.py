@@ -27,8 +27,8 @@ with allocating("meta", torch.float32):
     table, layer = torch.nn.Embedding(2, 3), torch.nn.Linear(3, 4)
 print(table.weight.is_meta, layer.weight.is_meta, "torch._dynamo" in sys.modules)
 """
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["True", "True", "False"]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"]
 
 
 def test_what_does_not_fit_is_one_line():

@@ -1,4 +1,4 @@
-"""The kernels of a streaming step against their plain twins in float64, on fresh random inputs."""
+"""The kernels of streaming state against their PyTorch references in float64, on random inputs."""
 
 import pytest
 import torch
@@ -51,12 +51,12 @@ SIZES = [
 @pytest.mark.parametrize(("heads", "dim", "time", "slots", "lengths", "bias_heads"), SIZES)
 def test_chunk_attention(dtype, heads, dim, time, slots, lengths, bias_heads):
     streams = len(lengths)
-    rows, longest = streams * ROWS, max(lengths) + 2
+    rows, max_length = streams * ROWS, max(lengths) + 2
     prefixes = [random(LAYERS, 2, ROWS, heads, length, dim, dtype=dtype) for length in lengths]
     windows = [random(LAYERS, 2, ROWS, heads, slots, dim, dtype=dtype) for _ in lengths]
     packed = random(rows, time, 3, heads, dim, dtype=dtype).permute(2, 0, 3, 1, 4)
-    bias = random_bias((rows, bias_heads, time, longest + slots + time), lengths, longest, dtype)
-    padded = [nn.functional.pad(prefix.double(), (0, 0, 0, longest - prefix.shape[-2])) for prefix in prefixes]
+    bias = random_bias((rows, bias_heads, time, max_length + slots + time), lengths, max_length, dtype)
+    padded = [nn.functional.pad(prefix.double(), (0, 0, 0, max_length - prefix.shape[-2])) for prefix in prefixes]
     exact_windows = torch.stack(windows, dim=2).double()
     past = StreamPast(padded, exact_windows, [])
     following = [torch.full_like(window, float("nan")) for window in windows]
@@ -65,7 +65,7 @@ def test_chunk_attention(dtype, heads, dim, time, slots, lengths, bias_heads):
         exact = past.attend(packed[0].double(), packed[1:].double(), bias.double())
         ours = kernels.chunk_attention(
             packed[0], packed[1:], bias, addresses(prefixes), torch.tensor(lengths, device=CUDA),
-            addresses(windows), addresses(following), windows[0].stride()[:2], slots, longest, layer, arrived,
+            addresses(windows), addresses(following), windows[0].stride()[:2], slots, max_length, layer, arrived,
         )  # fmt: skip
         assert_near(ours, exact)
         assert not arrived.any()

@@ -44,6 +44,6 @@ def test_groups_are_taken_only_where_scale_and_offset_lie_together():
     weight = quantise(torch.randn(32, 128), "int4")
     x = torch.zeros(1, 128)
     assert tile_for(weight, x, gated=False) is None
-    laid_out = CudaLinear(weight, None, torch.float32)
-    assert tile_for(laid_out.quantised, x, gated=False) == FITTING_ONE["int4"]
-    assert torch.equal(laid_out.weight, weight.dequantised(torch.float32))
+    linear = CudaLinear(weight, None, torch.float32)
+    assert tile_for(linear.quantised, x, gated=False) == FITTING_ONE["int4"]
+    assert torch.equal(linear.weight, weight.dequantised(torch.float32))

@@ -1,4 +1,4 @@
-"""On a GPU: the kernels of a Whisper's step say what their plain twins say, and texts are those of the CPU."""
+"""On a GPU: the kernels of Whisper's step agree with their PyTorch references, and texts are those of the CPU."""
 
 import sys
 
@@ -98,9 +98,9 @@ def test_rows_in_tiles_are_multiplied_as_by_the_plain_layers(rows, inputs, outpu
 @pytest.mark.parametrize("rows", [1, 4, 12])
 def test_keys_and_values_go_to_their_pages_and_are_found_there(rows, tiled):
     torch.manual_seed(0)
-    batch, twin = pages_on_gpu(rows), pages_on_gpu(rows)
-    twin.cache.keys.copy_(batch.cache.keys)
-    twin.cache.values.copy_(batch.cache.values)
+    batch, reference = pages_on_gpu(rows), pages_on_gpu(rows)
+    reference.cache.keys.copy_(batch.cache.keys)
+    reference.cache.values.copy_(batch.cache.values)
     width = HEADS * DIM
     x, weight = torch.randn(rows, width, device="cuda"), 0.1 * torch.randn(3 * width, width, device="cuda")
     packed = functional.linear(x, weight)
@@ -115,8 +115,12 @@ def test_keys_and_values_go_to_their_pages_and_are_found_there(rows, tiled):
     else:
         kernels.store_rows(packed, 1, batch)
         queries = query
-    twin.write(1, key, value)
-    for mine, plain in ((queries, query), (batch.cache.keys, twin.cache.keys), (batch.cache.values, twin.cache.values)):
+    reference.write(1, key, value)
+    for mine, plain in (
+        (queries, query),
+        (batch.cache.keys, reference.cache.keys),
+        (batch.cache.values, reference.cache.values),
+    ):
         torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-3)
     found = kernels.page_attention(queries, 1, batch)
     for row in range(rows):

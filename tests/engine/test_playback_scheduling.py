@@ -1,4 +1,4 @@
-"""Scheduling for sound: first sounds first, then whoever runs dry first; who is far ahead rests; pages stay safe."""
+"""Scheduling by playback: first audio first, then the earliest playback end; large leads rest; no page is lost."""
 
 from dataclasses import dataclass, field
 
@@ -19,9 +19,9 @@ LONG = Generation(GREEDY, max_new_rows=10_000)
 
 @dataclass
 class Stage:
-    """A scheduler on a clock of its own; whoever is planned makes a row."""
+    """A scheduler with a simulated clock; every planned reply gets a row."""
 
-    places: int = 4
+    max_sequences: int = 4
     pages: int = 500
     rows_per_step: int = 64
     time: float = 100.0
@@ -29,19 +29,19 @@ class Stage:
 
     def __post_init__(self):
         pool = PagePool(self.pages)
-        self.scheduler = Scheduler(pool, 4, self.rows_per_step, self.places, POLICY, lambda: self.time)
+        self.scheduler = Scheduler(pool, 4, self.rows_per_step, self.max_sequences, POLICY, lambda: self.time)
 
-    def reply(self, since=None, heard=None, generated=0, listened=True):
-        """A reply with `generated` rows made, of which `heard` seconds were played."""
+    def reply(self, since=None, played=None, generated=0, has_playback=True):
+        """A reply with `generated` rows, of which `played` seconds were played."""
         sequence = Sequence(len(self.scheduler.sequences), rows=[(0,)])
         sequence.generation, sequence.generated = LONG, generated
-        if listened:
+        if has_playback:
             listener = PlaybackDeadline(ROW_SECONDS, FIRST_ROWS, self.time if since is None else since)
-            sequence.listener = listener if heard is None else listener.at(self.time, heard)
+            sequence.listener = listener if played is None else listener.at(self.time, played)
         self.scheduler.sequences[sequence.id] = sequence
         return sequence
 
-    def listening(self, rows):
+    def prefilling(self, rows):
         sequence = Sequence(len(self.scheduler.sequences), rows=[(0,)] * rows, needs_prefill=True)
         self.scheduler.sequences[sequence.id] = sequence
         return sequence
@@ -63,58 +63,58 @@ def planned(plan):
     return [work.sequence for work in plan.works]
 
 
-def ahead(seconds):
-    """Rows that last so long."""
+def rows_of(seconds):
+    """Rows of this many seconds."""
     return round(seconds / ROW_SECONDS)
 
 
-@pytest.mark.parametrize(("listened", "rows"), [(True, 15), (False, 63)])
-def test_a_long_prompt_is_computed_in_small_pieces_beside_a_reply_that_is_heard(listened, rows):
+@pytest.mark.parametrize(("has_playback", "rows"), [(True, 15), (False, 63)])
+def test_a_long_prompt_is_prefilled_in_small_pieces_beside_a_reply_with_playback(has_playback, rows):
     stage = Stage()
     stage.scheduler.rows_beside_sound = 16
-    stage.reply(heard=0.0, generated=ahead(0.8), listened=listened)
-    stage.listening(200)
+    stage.reply(played=0.0, generated=rows_of(0.8), has_playback=has_playback)
+    stage.prefilling(200)
     assert [work.count for work in stage.step().works] == [1, rows]
 
 
-def test_first_sounds_come_first_then_whoever_runs_dry_first():
-    stage = Stage(places=8)
-    late = stage.reply(heard=0.0, generated=ahead(0.8))
-    soon = stage.reply(heard=0.0, generated=ahead(0.16))
+def test_first_audio_is_served_first_then_the_earliest_playback_end():
+    stage = Stage(max_sequences=8)
+    late = stage.reply(played=0.0, generated=rows_of(0.8))
+    soon = stage.reply(played=0.0, generated=rows_of(0.16))
     newest, newer = stage.reply(since=stage.time), stage.reply(since=stage.time - 0.5)
-    listens = stage.listening(3)
-    assert planned(stage.step()) == [newer, newest, soon, late, listens]
+    prefills = stage.prefilling(3)
+    assert planned(stage.step()) == [newer, newest, soon, late, prefills]
 
 
-def test_a_reply_far_ahead_rests_and_comes_back_in_time():
+def test_a_reply_with_a_large_lead_rests_and_resumes_in_time():
     stage = Stage()
-    reply = stage.reply(heard=0.0, generated=ahead(POLICY.max_lead) + 1)
+    reply = stage.reply(played=0.0, generated=rows_of(POLICY.max_lead) + 1)
     assert planned(stage.step()) == []
-    rests = stage.scheduler.seconds_to_next_step()
-    assert rests == pytest.approx(ROW_SECONDS - 0.01)
-    stage.time += rests + 1e-6
+    seconds = stage.scheduler.seconds_to_next_step()
+    assert seconds == pytest.approx(ROW_SECONDS - 0.01)
+    stage.time += seconds + 1e-6
     assert stage.scheduler.seconds_to_next_step() == 0
     assert planned(stage.step()) == [reply]
 
 
-def test_where_nobody_presses_steps_keep_a_pace_and_all_share_them():
-    stage = Stage(places=8)
-    replies = [stage.reply(heard=0.0, generated=ahead(2.5) + number) for number in range(3)]
-    listens = stage.listening(2)
-    assert set(planned(stage.step())) == {*replies, listens}
+def test_with_calm_leads_steps_are_spaced_out_and_shared():
+    stage = Stage(max_sequences=8)
+    replies = [stage.reply(played=0.0, generated=rows_of(2.5) + number) for number in range(3)]
+    prefills = stage.prefilling(2)
+    assert set(planned(stage.step())) == {*replies, prefills}
     assert stage.scheduler.seconds_to_next_step() == pytest.approx(POLICY.pace - 0.01)
     stage.time += POLICY.pace
     assert stage.scheduler.seconds_to_next_step() == 0
     stage.step()
-    hastens = stage.reply(heard=0.0, generated=ahead(1.9))
+    hastens = stage.reply(played=0.0, generated=rows_of(1.9))
     assert stage.scheduler.seconds_to_next_step() == pytest.approx(POLICY.pace * POLICY.hurry - 0.01)
-    pressed = stage.reply(heard=0.0, generated=ahead(0.9))
+    pressed = stage.reply(played=0.0, generated=rows_of(0.9))
     assert stage.scheduler.seconds_to_next_step() == 0
     assert {hastens, pressed} <= set(planned(stage.step()))
 
 
-def test_a_reply_rests_while_its_first_sound_is_made_unless_a_step_is_taken_anyway():
-    stage = Stage(places=8)
+def test_a_reply_rests_while_its_first_audio_is_decoded_unless_a_step_is_due_anyway():
+    stage = Stage(max_sequences=8)
     reply = stage.reply(generated=FIRST_ROWS)
     reply.first_audio_ready = stage.time
     assert stage.scheduler.seconds_to_next_step() == pytest.approx(POLICY.first_audio_rest)
@@ -126,36 +126,36 @@ def test_a_reply_rests_while_its_first_sound_is_made_unless_a_step_is_taken_anyw
     assert stage.scheduler.seconds_to_next_step() == 0
 
 
-def test_nothing_to_do_rests_for_ever():
+def test_without_work_no_step_is_due():
     stage = Stage()
     assert stage.scheduler.seconds_to_next_step() is None
-    stage.listening(1)
+    stage.prefilling(1)
     assert stage.scheduler.seconds_to_next_step() == 0
 
 
-def test_replies_with_sound_to_spare_stay_out_of_the_way_of_a_first_sound():
-    stage = Stage(places=8)
-    comfortable = stage.reply(heard=0.0, generated=ahead(2.0))
-    pressed = stage.reply(heard=0.0, generated=ahead(0.5))
-    nobody = stage.reply(listened=False)
+def test_replies_with_audio_to_spare_are_left_out_while_another_waits_for_its_first_audio():
+    stage = Stage(max_sequences=8)
+    comfortable = stage.reply(played=0.0, generated=rows_of(2.0))
+    pressed = stage.reply(played=0.0, generated=rows_of(0.5))
+    unplayed = stage.reply(has_playback=False)
     first = stage.reply()
-    assert set(planned(stage.step())) == {first, pressed, nobody}
+    assert set(planned(stage.step())) == {first, pressed, unplayed}
     while first.awaits_first_audio:
         assert comfortable not in planned(stage.step())
     assert comfortable in planned(stage.step())
 
 
-def test_a_reply_that_nobody_hears_is_served_beside_a_crowd_of_listeners():
-    stage = Stage(places=2)
-    stage.reply(heard=0.0), stage.reply(heard=0.0), stage.reply(heard=0.0)
-    silent = stage.reply(listened=False)
+def test_a_reply_without_playback_is_not_starved_by_playbacks():
+    stage = Stage(max_sequences=2)
+    stage.reply(played=0.0), stage.reply(played=0.0), stage.reply(played=0.0)
+    silent = stage.reply(has_playback=False)
     silent.last_served = stage.time
     for _ in range(100):
         stage.step(seconds=0.1)
     assert silent.generated > 10
 
 
-def test_a_listener_who_ran_dry_is_due_from_where_they_are():
+def test_the_end_of_playback_follows_from_its_progress():
     listener = PlaybackDeadline(ROW_SECONDS, FIRST_ROWS, since=0.0)
     assert listener.awaits_first_audio(7)
     assert not listener.awaits_first_audio(8)
@@ -169,9 +169,9 @@ def test_a_listener_who_ran_dry_is_due_from_where_they_are():
     step_ms=st.integers(1, 6),
     starts=st.lists(st.integers(0, 200), min_size=12, max_size=12),
 )
-def test_where_there_is_time_for_all_nobody_runs_dry_and_nobody_gets_far_ahead(sessions, step_ms, starts):
-    """A step serves four; so long as rows are made faster than they are played, deadlines decide and all are met."""
-    stage = Stage(places=4)
+def test_with_enough_capacity_no_playback_runs_out_and_no_lead_exceeds_the_limit(sessions, step_ms, starts):
+    """A step has four sequences; while rows are generated faster than they are played, all deadlines are met."""
+    stage = Stage(max_sequences=4)
     replies, begins = [], [stage.time + starts[number] / 100 for number in range(sessions)]
     for _ in range(1500):
         for begin in [begin for begin in begins if begin <= stage.time]:
@@ -191,20 +191,20 @@ def test_where_there_is_time_for_all_nobody_runs_dry_and_nobody_gets_far_ahead(s
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_under_pressure_for_pages_everybody_moves_on(data):
-    """Due dates say who is served, never who may evict whom: that would let two take turns evicting each other."""
-    stage = Stage(places=3, pages=data.draw(st.integers(7, 12)), rows_per_step=16)
-    replies = [stage.reply(heard=0.0) for _ in range(data.draw(st.integers(2, 4)))]
+def test_with_too_few_pages_every_reply_progresses(data):
+    """Deadlines do not rank evictions: two sequences could otherwise evict each other in turns."""
+    stage = Stage(max_sequences=3, pages=data.draw(st.integers(7, 12)), rows_per_step=16)
+    replies = [stage.reply(played=0.0) for _ in range(data.draw(st.integers(2, 4)))]
     for _ in range(400):
         stage.step(seconds=data.draw(st.sampled_from([0.01, 0.1])))
         for reply in replies:
-            if len(reply.rows) >= 20 and reply.generation is not None:  # it is over, and gives its pages back
+            if len(reply.rows) >= 20 and reply.generation is not None:  # it ends and releases its pages
                 reply.generation = None
                 stage.scheduler.release(reply)
     assert all(reply.generation is None for reply in replies)
 
 
-def test_the_engine_measures_the_slack_of_those_who_listen():
+def test_the_engine_measures_the_slack_of_playbacks():
     engine = make_engine()
     times = iter(range(1000))
     engine.scheduler.now = lambda: next(times) / 100
@@ -213,7 +213,7 @@ def test_the_engine_measures_the_slack_of_those_who_listen():
         sequence, Generation(GREEDY, max_new_rows=6, min_new_rows=6), listener=PlaybackDeadline(5.0, 2, since=0.0)
     )
     engine.step()
-    assert engine.slack.recent_min_slack(0.0) is None, "nobody has heard anything"
+    assert engine.slack.recent_min_slack(0.0) is None, "no playback has begun"
     engine.report_playback(sequence, 3.0)
     engine.step()
     assert engine.slack.recent_min_slack(0.1) == pytest.approx(5.0 - 3.0, abs=0.1)
@@ -222,7 +222,7 @@ def test_the_engine_measures_the_slack_of_those_who_listen():
     assert sequence.listener is None
 
 
-def test_slack_is_of_late_and_extremes_are_of_always():
+def test_recent_slack_expires_and_extremes_do_not():
     slack = Slack()
     slack.note(0.0, 0.5)
     slack.note(1.0, 2.0)
@@ -244,11 +244,11 @@ def test_slack_is_of_late_and_extremes_are_of_always():
         (None, 4096, 1e6, "1 MB are free"),
     ],
 )
-def test_a_session_is_refused_for_want_of_time_rows_or_memory(slack, rows, memory, says):
+def test_a_session_is_refused_without_slack_rows_or_memory(slack, rows, memory, says):
     with pytest.raises(CapacityError, match=says):
         Admission().check(slack, rows, memory, voice_bytes=3e8)
 
 
-def test_a_session_comes_in_where_all_is_there():
+def test_a_session_is_admitted_with_slack_rows_and_memory():
     Admission().check(None, 4096, 1e9, voice_bytes=3e8)
     Admission().check(0.3, 1024, 1e9)

@@ -1,4 +1,4 @@
-"""Steps that a device begins before they are planned give the texts that planned steps give."""
+"""Asynchronous decode: steps launched before they are planned give the rows of planned steps."""
 
 import pytest
 import torch
@@ -19,15 +19,15 @@ from vivavoce.models.whisper.model import Whisper, WindowMemory
 from vivavoce.nn.paged_kv import CachePiece
 
 
-class Again:
-    """Stands in for a CUDA graph: what it does is done again at once."""
+class EagerGraph:
+    """Stands in for a CUDA graph: a replay runs the action."""
 
     def __init__(self, action) -> None:
         self.replay = action
 
 
 class Device:
-    """A CPU that replays steps as a GPU does, each row by itself."""
+    """A CPU that replays steps as a GPU does, row by row."""
 
     def __init__(self, engine: Engine) -> None:
         self.runner, self.steps, self.prelaunched = engine.runner, {}, 0
@@ -38,19 +38,19 @@ class Device:
         key = (bucket, kind)
         if key not in self.steps:
             packed = torch.from_numpy(self.runner._packing.pack([], [], kind.draft_depth, bucket)[0])
-            made, hidden = torch.zeros(bucket, 2, dtype=torch.long), torch.zeros(bucket, CONFIG.d_model)
+            outputs, hidden = torch.zeros(bucket, 2, dtype=torch.long), torch.zeros(bucket, CONFIG.d_model)
 
             def step() -> None:
                 facts = packed[:, 2:4].tolist()
                 pieces = tuple(CachePiece(slice(row, row + 1), slot, place) for row, (slot, place) in enumerate(facts))
-                made.copy_(self.runner._step(packed, kind, singles=0, pieces=pieces, sampled=None)[0])
+                outputs.copy_(self.runner._step(packed, kind, singles=0, pieces=pieces, sampled=None)[0])
 
-            def go_on() -> None:
+            def advance_once() -> None:
                 self.prelaunched += 1
-                advance_inputs(packed, made, 2, self.runner._packing.filler, self.runner._next_modes)
+                advance_inputs(packed, outputs, 2, self.runner._packing.filler, self.runner._next_modes)
 
-            advance = Again(go_on) if self.can_prelaunch(bucket, kind) else None
-            self.steps[key] = CapturedStep(Again(step), packed, made, hidden, advance, kind.mode)
+            advance = EagerGraph(advance_once) if self.can_prelaunch(bucket, kind) else None
+            self.steps[key] = CapturedStep(EagerGraph(step), packed, outputs, hidden, advance, kind.mode)
         return self.steps[key]
 
 
@@ -61,7 +61,7 @@ def engine_of(model, page_size: int = 4, cache_rows: int = 512) -> tuple[Engine,
 
 
 def texts(engine: Engine, writer: WhisperWriter, memory, timestamps: bool, events) -> list[list[int]]:
-    """What five windows say when others join, leave and begin anew between two steps."""
+    """The texts of five windows while sequences are added, stopped, forked and closed between steps."""
     prompt, written, sequences = TOKENS.prompt("en", timestamps=timestamps), [], []
     for index, window in enumerate(writer.store.hold(memory)):
         sequence = engine.open(writer.prompt(window, prompt, timestamps))
@@ -76,9 +76,9 @@ def texts(engine: Engine, writer: WhisperWriter, memory, timestamps: bool, event
             engine.rewind(sequence, min(len(sequence), len(prompt) + 2))
             engine.generate(sequence, Generation(GREEDY, max_new_rows=9))
         elif events[index] >= 10:
-            twin = engine.fork(sequence)
-            engine.generate(twin, Generation(GREEDY, max_new_rows=7))
-            sequences.append(twin)
+            forked = engine.fork(sequence)
+            engine.generate(forked, Generation(GREEDY, max_new_rows=7))
+            sequences.append(forked)
         elif events[index] >= 8:
             engine.close(sequence)
     while engine.has_work:
@@ -103,7 +103,7 @@ def test_texts_are_those_of_planned_steps(model, events, timestamps, sizes):  # 
     assert device.prelaunched > 0
 
 
-def test_nearly_every_step_of_long_texts_is_begun_ahead_and_none_beyond_their_end(model):  # noqa: F811
+def test_nearly_every_step_of_long_texts_is_prelaunched_and_none_beyond_their_end(model):  # noqa: F811
     engine, writer = engine_of(model)
     device = Device(engine)
     for window in writer.store.hold(windows_of(model, 4)):
@@ -126,14 +126,14 @@ def test_on_a_gpu_texts_are_those_of_steps_without_graphs(model, events, timesta
     there.to(device.torch_device)
     found = windows_of(model, 5)
     memory = WindowMemory(found.keys.float().to(device.torch_device), found.values.float().to(device.torch_device))
-    made = []
+    outputs = []
     for use_graphs in (False, True):
         writer = WhisperWriter(there, TOKENS, SETTINGS, 6)
         limits = EngineLimits(page_size=16, cache_rows=1024, sequences_per_step=8)
         engine = Engine(writer, device, torch.float32, limits, use_graphs)
         assert engine.runner.can_prelaunch == use_graphs
-        made.append(texts(engine, writer, memory, timestamps, events))
-    assert made[0] == made[1]
+        outputs.append(texts(engine, writer, memory, timestamps, events))
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
@@ -141,12 +141,12 @@ def test_modes_of_the_device_are_those_of_the_host(model, timestamps):  # noqa: 
     writer = WhisperWriter(model, TOKENS, SETTINGS, 6)
     tokens = [4, TOKENS.timestamps, TOKENS.timestamps + 7, 5, 6, TOKENS.timestamps + 9, TOKENS.endoftext]
     channel = 2 * 3 + timestamps
-    for begun in (0, BEGUN):
-        mode = writer.start_mode((0, channel)) | begun
+    for started in (0, BEGUN):
+        mode = writer.start_mode((0, channel)) | started
         for token in tokens:
-            made = writer.next_modes(torch.tensor([mode], dtype=torch.int32), torch.tensor([[token, channel]]))
+            outputs = writer.next_modes(torch.tensor([mode], dtype=torch.int32), torch.tensor([[token, channel]]))
             mode = writer.next_mode(mode, (token, channel))
-            assert made.tolist() == [mode]
+            assert outputs.tolist() == [mode]
 
 
 SPOKEN = Generation(Sampling(temperature=0.9, top_k=12), max_new_rows=14, seed=5)
@@ -190,33 +190,33 @@ def test_sampled_replies_are_those_of_planned_steps(replies, heard):
 @pytest.mark.gpu
 @pytest.mark.parametrize("replies", [1, 3, 6])
 def test_on_a_gpu_sampled_replies_are_those_of_planned_steps(replies):
-    made = []
+    outputs = []
     for can_prelaunch in (False, True):
         engine = spoken_engine("cuda", torch.float32, 16)
         if not can_prelaunch:
             engine.runner._graphs.next_modes = None
-        made.append(spoken(engine, PlaybackDeadline(0.08, 4, 0.0, started=0.0), replies))
+        outputs.append(spoken(engine, PlaybackDeadline(0.08, 4, 0.0, started=0.0), replies))
         advance = [captured.advance for captured in engine.runner._graphs._captured.values()]
         assert any(each is not None for each in advance) == can_prelaunch
-    assert made[0] == made[1]
+    assert outputs[0] == outputs[1]
 
 
-def test_nobody_goes_ahead_while_a_first_sound_is_made():
+def test_no_step_is_prelaunched_while_a_first_audio_is_decoded():
     engine = spoken_engine()
-    device, begun = Device(engine), []
+    device, started = Device(engine), []
     sequence = engine.open([(5, SPEECH.audio_pad_token_id), (SPEECH.sosp_token_id, SPEECH.audio_pad_token_id)])
     engine.generate(sequence, SPOKEN, listener=PlaybackDeadline(0.08, 4, engine.scheduler.now()))
     for _ in range(4):
         engine.step()
-        begun.append(device.prelaunched)
-    assert begun == [0, 1, 2, 2]  # the first step has the prompt's rows too, the fourth row is the last of the sound
+        started.append(device.prelaunched)
+    assert started == [0, 1, 2, 2]  # the first step has the prompt's rows too, the fourth row is the last of the sound
 
 
 def test_modes_of_a_speaking_device_are_those_of_the_host():
     speech = MossSpeech.random(SPEECH)
     texts, codes = (7, SPEECH.sosp_token_id, SPEECH.modality_pad_token_id), (3, SPEECH.eosp_token_id)
     rows = [(mode, (text, code)) for mode in (0, 1) for text in texts for code in codes]
-    made = speech.next_modes(torch.tensor([mode for mode, _ in rows], dtype=torch.int32),
+    outputs = speech.next_modes(torch.tensor([mode for mode, _ in rows], dtype=torch.int32),
                              torch.tensor([row for _, row in rows]))  # fmt: skip
-    assert made.tolist() == [speech.next_mode(mode, row) for mode, row in rows]
-    assert made.dtype == torch.int32
+    assert outputs.tolist() == [speech.next_mode(mode, row) for mode, row in rows]
+    assert outputs.dtype == torch.int32

@@ -1,4 +1,4 @@
-"""A past against what it stands for: convolution by convolution, attention over everything that came before."""
+"""`StreamPast` against offline convolution and attention over the whole past."""
 
 import pytest
 import torch

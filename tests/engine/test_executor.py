@@ -1,4 +1,4 @@
-"""Threads that share duties: what is due first is done first, and what can wait, waits."""
+"""The deadline executor: the earliest deadline first, and nothing long before its deadline."""
 
 import gc
 import subprocess
@@ -13,8 +13,8 @@ import torch
 from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor, earliest_deadline, executor_for
 
 
-class Chores:
-    """Things to do at their times; notes the order they are done in."""
+class TaskList:
+    """Work with these deadlines; records the order in which it is done."""
 
     name = "viva-chores"
 
@@ -31,43 +31,43 @@ class Chores:
             self.is_empty.set()
 
 
-class Clockwork(DeadlineExecutor):
-    """Workers whose time stands still."""
+class FrozenExecutor(DeadlineExecutor):
+    """An executor whose clock stands still."""
 
     def now(self) -> float:
         return 100.0
 
 
-def test_whatever_is_due_first_is_done_first_among_all_duties():
+def test_tasks_are_run_by_deadline():
     done: list[float] = []
-    chores = [Chores(done, 1.0, 4.0, 5.0), Chores(done, 2.0, 3.0, 6.0)]
-    workers = Clockwork("viva-test")
-    for each in chores:
-        workers.add(each)
-    workers.start()
-    for each in chores:
+    tasks = [TaskList(done, 1.0, 4.0, 5.0), TaskList(done, 2.0, 3.0, 6.0)]
+    executor = FrozenExecutor("viva-test")
+    for each in tasks:
+        executor.add(each)
+    executor.start()
+    for each in tasks:
         assert each.is_empty.wait(10)
-    workers.close()
+    executor.close()
     assert done == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
-def test_what_is_due_much_later_waits_until_it_is_time():
+def test_work_is_not_started_long_before_its_deadline():
     done: list[float] = []
-    soon, later = Chores(done, 100.4), Chores(done, 100.6)
-    workers = Clockwork("viva-test", early=0.5)
-    workers.add(later)
-    workers.add(soon)
-    workers.start()
+    soon, later = TaskList(done, 100.4), TaskList(done, 100.6)
+    executor = FrozenExecutor("viva-test", early=0.5)
+    executor.add(later)
+    executor.add(soon)
+    executor.start()
     assert soon.is_empty.wait(10)
-    workers.remove(soon)
-    workers.close()
+    executor.remove(soon)
+    executor.close()
     assert done == [100.4] and later.left == [100.6]
 
 
-def test_two_threads_do_two_duties_at_once_but_never_one():
+def test_two_threads_run_two_tasks_concurrently_but_never_one():
     meeting = threading.Barrier(2, timeout=60)
 
-    class Meets:
+    class MeetingTask:
         def __init__(self):
             self.todo, self.inside = 5, 0
             self.is_done = threading.Event()
@@ -84,24 +84,24 @@ def test_two_threads_do_two_duties_at_once_but_never_one():
             if not self.todo:
                 self.is_done.set()
 
-    workers, duties = DeadlineExecutor("viva-test", threads=2), [Meets(), Meets()]
-    for duty in duties:
-        workers.add(duty)
-    workers.start()
-    for duty in duties:
-        assert duty.is_done.wait(10)
-    workers.close()
+    executor, tasks = DeadlineExecutor("viva-test", threads=2), [MeetingTask(), MeetingTask()]
+    for task in tasks:
+        executor.add(task)
+    executor.start()
+    for task in tasks:
+        assert task.is_done.wait(10)
+    executor.close()
 
 
-def test_nothing_to_do_is_nobody():
-    assert earliest_deadline([Chores([])]) == (float("inf"), None)
+def test_without_work_there_is_no_deadline():
+    assert earliest_deadline([TaskList([])]) == (float("inf"), None)
 
 
-def test_a_worker_for_each_duty_does_not_wait_for_the_others():
-    met, workers = threading.Barrier(2), ThreadPerTaskExecutor("viva-test")
+def test_a_thread_per_task_does_not_wait_for_the_others():
+    met, executor = threading.Barrier(2), ThreadPerTaskExecutor("viva-test")
 
-    class Meets(Chores):
-        """Done only when another is at it too, on a thread of its own name."""
+    class MeetingTask(TaskList):
+        """Finishes only while another task runs too, on a thread of its name."""
 
         def __init__(self, name, done):
             super().__init__(done, 0.0)
@@ -113,31 +113,31 @@ def test_a_worker_for_each_duty_does_not_wait_for_the_others():
             super().do_next()
 
     done: list[object] = []
-    duties = [Meets("viva-one", done), Meets("viva-two", done)]
-    workers.start()
-    for duty in duties:
-        workers.add(duty)
-    assert all(duty.is_empty.wait(10) for duty in duties)
-    workers.remove(duties[0])
-    workers.wake(duties[0])
-    workers.close()
+    tasks = [MeetingTask("viva-one", done), MeetingTask("viva-two", done)]
+    executor.start()
+    for task in tasks:
+        executor.add(task)
+    assert all(task.is_empty.wait(10) for task in tasks)
+    executor.remove(tasks[0])
+    executor.wake(tasks[0])
+    executor.close()
     assert {"viva-one", "viva-two"} <= set(done)
 
 
 def test_threads_end_when_idle_and_start_again_when_woken():
     done: list[float] = []
-    chores, workers = Chores(done, 0.0), DeadlineExecutor("viva-test", linger=0.02)
-    workers.start()
-    workers.add(chores)
-    assert chores.is_empty.wait(10)
-    for thread in list(workers._threads):
+    tasks, executor = TaskList(done, 0.0), DeadlineExecutor("viva-test", linger=0.02)
+    executor.start()
+    executor.add(tasks)
+    assert tasks.is_empty.wait(10)
+    for thread in list(executor._threads):
         thread.join(10)
         assert not thread.is_alive()
-    chores.is_empty.clear()
-    chores.left.append(1.0)
-    workers.wake(chores)
-    assert chores.is_empty.wait(10) and done == [0.0, 1.0]
-    workers.close()
+    tasks.is_empty.clear()
+    tasks.left.append(1.0)
+    executor.wake(tasks)
+    assert tasks.is_empty.wait(10) and done == [0.0, 1.0]
+    executor.close()
 
 
 def test_a_task_that_fails_leaves_the_thread_to_the_others():
@@ -151,44 +151,44 @@ def test_a_task_that_fails_leaves_the_thread_to_the_others():
             self.failures += 1
             raise ArithmeticError
 
-    fails, chores = Fails(), Chores([], 0.0)
-    workers = DeadlineExecutor("viva-test")
-    workers.add(fails)
-    workers.add(chores)
-    workers.start()
-    assert chores.is_empty.wait(10) and fails.failures == 1
-    workers.close()
+    fails, tasks = Fails(), TaskList([], 0.0)
+    executor = DeadlineExecutor("viva-test")
+    executor.add(fails)
+    executor.add(tasks)
+    executor.start()
+    assert tasks.is_empty.wait(10) and fails.failures == 1
+    executor.close()
 
 
-def test_a_task_that_is_dropped_is_gone():
-    workers, chores = DeadlineExecutor("viva-test"), Chores([], 0.0)
-    workers.start()
-    workers.add(chores)
-    assert chores.is_empty.wait(10)
-    gone = weakref.ref(chores)
-    del chores
+def test_a_garbage_collected_task_is_removed():
+    executor, tasks = DeadlineExecutor("viva-test"), TaskList([], 0.0)
+    executor.start()
+    executor.add(tasks)
+    assert tasks.is_empty.wait(10)
+    gone = weakref.ref(tasks)
+    del tasks
     while gone() is not None:
         gc.collect()
-    assert workers.tasks == []
-    workers.close()
+    assert executor.tasks == []
+    executor.close()
 
 
 @pytest.mark.parametrize("make", [DeadlineExecutor, ThreadPerTaskExecutor])
 def test_no_thread_is_left_when_the_last_task_is_removed(make):
-    workers = make("viva-leaves")
-    tasks = [Chores([], 0.0), Chores([], 0.0)]
+    executor = make("viva-leaves")
+    tasks = [TaskList([], 0.0), TaskList([], 0.0)]
     for task in tasks:
         task.name = "viva-leaves"
-    workers.start()
+    executor.start()
     for task in tasks:
-        workers.add(task)
+        executor.add(task)
     assert all(task.is_empty.wait(10) for task in tasks)
     for task in tasks:
-        workers.remove(task)
+        executor.remove(task)
     assert "viva-leaves" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_wakes_of_many_threads_are_never_lost():
+def test_no_wake_up_is_lost():
     class Counter:
         name, asked, done = "viva-counter", 0, 0
 
@@ -198,18 +198,18 @@ def test_wakes_of_many_threads_are_never_lost():
         def do_next(self):
             self.done = self.asked
 
-    workers, counter = DeadlineExecutor("viva-test", threads=2, linger=0.0002), Counter()
-    workers.start()
-    workers.add(counter)
+    executor, counter = DeadlineExecutor("viva-test", threads=2, linger=0.0002), Counter()
+    executor.start()
+    executor.add(counter)
     for _ in range(3000):
         counter.asked += 1
-        workers.wake(counter)
+        executor.wake(counter)
         for _ in range(100_000):
             if counter.done == counter.asked:
                 break
             time.sleep(0)
         assert counter.done == counter.asked
-    workers.close()
+    executor.close()
 
 
 def test_the_models_of_a_device_share_its_executor():

@@ -58,7 +58,7 @@ async def test_a_consumer_that_is_cancelled_stops_its_reply_and_no_other():
         assert [row async for row in await engine.generate(stays, generation)] == alone(speech(6), generation)
 
 
-async def test_a_reply_nobody_holds_any_more_is_stopped():
+async def test_a_garbage_collected_reply_is_stopped():
     core = make_engine()
     async with AsyncEngine(core) as engine:
         sequence = await engine.open(speech(5))
@@ -186,7 +186,7 @@ async def test_rows_that_are_there_come_together_and_a_reply_is_begun_in_one_go(
 
 
 @pytest.mark.parametrize("ask", ["open", "fork", "answer"])
-async def test_who_is_cancelled_before_hearing_of_a_new_sequence_leaves_none_behind(ask):
+async def test_a_caller_cancelled_while_opening_a_sequence_leaves_none_open(ask):
     core = make_engine()
     async with AsyncEngine(core) as engine:
         past = await engine.open(speech(5))

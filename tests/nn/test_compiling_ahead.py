@@ -1,4 +1,4 @@
-"""Kernels that are compiled ahead are not launched, and graphs are not captured, until that is over."""
+"""While kernels are compiled ahead, none is launched and no graph is captured."""
 
 import sys
 import threading
