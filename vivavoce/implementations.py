@@ -79,7 +79,7 @@ def choose_moss_speech_lm(device: Device, dtype: str = "auto", is_plain: bool = 
     entry = "vivavoce.models.moss_speech.model:MossSpeech"
     if device.kind != "cpu":
         return Choice("language model", entry, kind, f"{device.kind}: the engine batches, captures and replays it")
-    reason = f"the CPU implementation is float32, and {dtype_name(kind)} was asked for"
+    reason = f"the CPU implementation is float32, and {dtype_name(kind)} was requested"
     return Choice("language model", entry, kind, reason if is_plain else "the weights are quantised")
 
 
@@ -133,7 +133,7 @@ def choose_whisper_encoder(device: Device, dtype: str = "auto", is_plain: bool =
     package = "vivavoce.models.whisper"
     if dtype == "int8":
         _require_int8(device, "int8 products")
-        why = "int8 was asked for"
+        why = "int8 was requested"
         return Choice("speech encoder", f"{package}.model:WhisperEncoder", torch.float32, why, is_int8=True)
     kind = resolve_dtype(dtype, device)
     if device.kind != "cpu":
@@ -144,9 +144,9 @@ def choose_whisper_encoder(device: Device, dtype: str = "auto", is_plain: bool =
     if dtype == "auto" and is_bfloat16_fast():
         return Choice("speech encoder", f"{package}.encoder:OptimisedEncoder", *_with_reason())
     if kind == torch.float32:
-        why = _fast_float()[1] if dtype == "auto" else "float32 was asked for"
+        why = _fast_float()[1] if dtype == "auto" else "float32 was requested"
         return Choice("speech encoder", f"{package}.encoder:OptimisedEncoder", kind, f"{TORCHSCRIPT}; {why}")
-    why = f"the CPU implementation of {dtype_name(kind)} weights is `auto`'s, and {dtype} was asked for"
+    why = f"the CPU implementation of {dtype_name(kind)} weights is `auto`'s, and {dtype} was requested"
     return Choice("speech encoder", f"{package}.model:WhisperEncoder", kind, why)
 
 
@@ -158,7 +158,7 @@ def choose_whisper_decoder(device: Device, dtype: str = "auto", is_plain: bool =
         return Choice("text decoder", f"{package}.cpu:CpuDecoder", kind, TORCHSCRIPT)
     if device.graphs and device.triton:
         return Choice("text decoder", f"{package}.engine:WhisperWriter", kind, f"{GRAPHS}, by Triton kernels")
-    why = "int8 was asked for" if is_int8 else PLAIN.format(kind=device.kind)
+    why = "int8 was requested" if is_int8 else PLAIN.format(kind=device.kind)
     return Choice("text decoder", f"{package}.engine:WhisperWriter", kind, why, is_int8)
 
 
@@ -204,7 +204,7 @@ def choose_nano_lm(device: Device, dtype: str = "auto", hidden_size: int = 0) ->
     """MOSS-TTS-Nano's language model."""
     if dtype == "int8":
         _require_int8(device, "int8 speech")
-        return choose_nano_generator(device, torch.float32, is_int8=True, reason="int8 was asked for")
+        return choose_nano_generator(device, torch.float32, is_int8=True, reason="int8 was requested")
     if device.kind == "cpu" and dtype == "auto":
         is_int8, reason = _choose_int8(hidden_size)
         return choose_nano_generator(device, torch.float32, is_int8, reason)
@@ -212,7 +212,7 @@ def choose_nano_lm(device: Device, dtype: str = "auto", hidden_size: int = 0) ->
 
 
 def choose_nano_generator(
-    device: Device, dtype: torch.dtype, is_int8: bool = False, reason: str = "as asked for"
+    device: Device, dtype: torch.dtype, is_int8: bool = False, reason: str = "as requested"
 ) -> Choice:
     """The generator of frames for a language model that is loaded in a dtype."""
     package = "vivavoce.tts.nano_engine"
@@ -221,7 +221,7 @@ def choose_nano_generator(
         return Choice("language model", f"{package}:CpuFrameGenerator", dtype, why, is_int8)
     why = "texts are batched in the engine"
     if device.kind == "cpu":
-        why += f": the CPU implementation is float32, and {dtype_name(dtype)} was asked for"
+        why += f": the CPU implementation is float32, and {dtype_name(dtype)} was requested"
     return Choice("language model", f"{package}:EngineFrameGenerator", dtype, why)
 
 
@@ -239,7 +239,7 @@ def choose_cosyvoice_lm(device: Device, dtype: str = "auto") -> Choice:
     entry = "vivavoce.models.cosyvoice.lm:CosyVoiceLM"
     if dtype == "int8":
         _require_int8(device, "int8 speech")
-        return Choice("language model", entry, torch.float32, "int8 was asked for", is_int8=True)
+        return Choice("language model", entry, torch.float32, "int8 was requested", is_int8=True)
     if device.kind == "cpu" and dtype == "auto":
         is_int8, why = _choose_int8(None)
         return Choice("language model", entry, torch.float32, why, is_int8)

@@ -67,8 +67,8 @@ def _kind(error: BaseException) -> tuple[object, ...]:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    place = None if frame is None else (frame.tb_frame.f_code.co_filename, frame.tb_lineno)
-    return type(error), place
+    location = None if frame is None else (frame.tb_frame.f_code.co_filename, frame.tb_lineno)
+    return type(error), location
 
 
 def without_content(error: BaseException) -> BaseException:

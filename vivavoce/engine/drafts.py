@@ -236,18 +236,18 @@ class HeadDrafts:
 
     def _guesses(self, sequences: list[Sequence], states: Tensor) -> list[list[list[Guess]]]:
         """For every sequence and following position, rows with their probabilities, the drawn one first."""
-        places = states.shape[1]
-        draw = self.engine.runner.draw_ahead(sequences, places)
+        count = states.shape[1]
+        draw = self.engine.runner.draw_ahead(sequences, count)
         ranked = RankedDraw(**vars(draw), channel=self.channel, width=self.width) if self.width > 1 else None
         drawn = self.engine.model.next_rows(states.flatten(0, 1), ranked or draw).tolist()
         if ranked is None:
             single = [[(tuple(row), 1.0)] for row in drawn]
-            return [single[first : first + places] for first in range(0, len(single), places)]
+            return [single[first : first + count] for first in range(0, len(single), count)]
         guesses = []
         for row, ids, probabilities in zip(drawn, ranked.ids.tolist(), ranked.probabilities.tolist(), strict=True):
             rows = [(*row[: self.channel], id_, *row[self.channel + 1 :]) for id_ in ids]
             guesses.append(list(zip(rows, probabilities, strict=True)))
-        return [guesses[first : first + places] for first in range(0, len(guesses), places)]
+        return [guesses[first : first + count] for first in range(0, len(guesses), count)]
 
 
 def likeliest_tree(guesses: Many[Many[Guess]], max_rows: int, min_probability: float = 0.0) -> Draft:

@@ -237,18 +237,18 @@ class Engine:
         plan = self.scheduler.plan(self._drafts())
         if not plan.works:
             return []
-        begun = self.scheduler.now()
+        start = self.scheduler.now()
         self._copy_pages(plan)
-        made = iter(self.runner.run(plan.works))
-        self._note_step(plan, begun)
+        drawn = iter(self.runner.run(plan.works))
+        self._note_step(plan, start)
         return [
-            emission for work in plan.works for emission in self._commit(work, next(made) if work.samples else None)
+            emission for work in plan.works for emission in self._commit(work, next(drawn) if work.samples else None)
         ]
 
     def advance(self) -> StepResult:
         """Advance every sequence that has work. If the step fails, only the sequences that cause it fail.
 
-        A failed step is run again in halves, down to single sequences. Keys and values it has written lie beyond the
+        A failed step is run again in halves, down to single sequences. Keys and values it has written are beyond the
         `cached` rows of its sequences, so they are overwritten.
         """
         try:
@@ -259,13 +259,13 @@ class Engine:
         result = StepResult()
         if not plan.works:
             return result
-        begun = self.scheduler.now()
+        start = self.scheduler.now()
         try:
             self._copy_pages(plan)
         except Exception as error:
             return StepResult(failures=[self.fail(work.sequence, error) for work in plan.works])
         outcomes = self.runner.run_isolated(plan.works)
-        self._note_step(plan, begun)
+        self._note_step(plan, start)
         for work, outcome in zip(plan.works, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 result.failures.append(self.fail(work.sequence, outcome))
@@ -302,8 +302,8 @@ class Engine:
                     self.scheduler.release(work.sequence)
             raise
 
-    def _note_step(self, plan: StepPlan, begun: float) -> None:
-        self._note_slack(plan, begun, self.scheduler.now())
+    def _note_step(self, plan: StepPlan, start: float) -> None:
+        self._note_slack(plan, start, self.scheduler.now())
         self._steps += 1
 
     def _commit(self, work: Work, drawn: Drawn | None) -> list[Emission]:
@@ -345,8 +345,8 @@ class Engine:
             room.append(sequence.max_unread - sequence.unread)
         return min(sequence.speculation.max_rows, min(room) - 1)
 
-    def _note_slack(self, plan: StepPlan, begun: float, now: float) -> None:
-        self.slack.note_step(now - begun)
+    def _note_slack(self, plan: StepPlan, start: float, now: float) -> None:
+        self.slack.note_step(now - start)
         for sequence in (work.sequence for work in plan.works if work.samples):
             if sequence.listener is not None and sequence.listener.started is not None:
                 self.slack.note(now, sequence.listener.playback_end(sequence.generated) - now)

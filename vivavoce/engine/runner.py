@@ -158,17 +158,17 @@ class Runner:
         """Whether a sequence has a slot in the device tables; it may have been evicted."""
         return sequence in self._slots
 
-    def draw_ahead(self, sequences: list[Sequence], places: int) -> SlotDraw:
-        """The draw of the next `places` rows of each sequence, one entry per sequence and row."""
+    def draw_ahead(self, sequences: list[Sequence], count: int) -> SlotDraw:
+        """The draw of the next `count` rows of each sequence, one entry per sequence and row."""
         facts = [
-            (self._slots.index(sequence), len(sequence) + place, sequence.mode, sequence.generated + 1 + place)
+            (self._slots.index(sequence), len(sequence) + index, sequence.mode, sequence.generated + 1 + index)
             for sequence in sequences
-            for place in range(places)
+            for index in range(count)
         ]
         slot, position, mode, generated = torch.tensor(facts, device=self.device).unbind(-1)
         recent = None
         if self._packing.recall:
-            recalled = np.stack([self._packing.recent(sequence, ()) for sequence in sequences]).repeat(places, axis=0)
+            recalled = np.stack([self._packing.recent(sequence, ()) for sequence in sequences]).repeat(count, axis=0)
             recent = torch.from_numpy(recalled).to(self.device)
         generations = [sequence.generation for sequence in sequences if sequence.generation is not None]
         plain = all(generation.is_greedy and not generation.penalises for generation in generations)

@@ -302,7 +302,7 @@ def snake(x: Tensor, alpha: Tensor, never_zero: float) -> Tensor:
 
 @triton.jit
 def _keep(low, high, heads_ptr, scale_ptr, cell, column, HALF: tl.constexpr, FP8: tl.constexpr):
-    """Write the halves of a head to the cache, in float8 if asked for. Reference: `vivavoce.nn.paged_kv.to_fp8`."""
+    """Write the halves of a head to the cache, in float8 if FP8. Reference: `vivavoce.nn.paged_kv.to_fp8`."""
     if FP8:
         low, high = low.to(tl.float32), high.to(tl.float32)
         largest = tl.maximum(tl.max(tl.abs(low), axis=0), tl.max(tl.abs(high), axis=0))

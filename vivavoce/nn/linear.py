@@ -265,11 +265,11 @@ class ConvAsProduct(nn.Module):
         self.product = product(conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """# [batch, time, channel] → [batch, place, channel]"""
+        """# [batch, time, channel] → [batch, output, channel]"""
         padded = functional.pad(x, (0, 0, self.padding, self.padding)).contiguous()
         batch, time, channels = padded.size(0), padded.size(1), padded.size(2)
-        places = (time - self.size) // self.stride + 1
+        outputs = (time - self.size) // self.stride + 1
         steps = (time * channels, self.stride * channels, 1)
-        seen = padded.as_strided((batch, places, self.size * channels), steps)
+        seen = padded.as_strided((batch, outputs, self.size * channels), steps)
         out: Tensor = self.product(seen.contiguous())
         return out

@@ -130,7 +130,7 @@ class ShortFourier(nn.Module):
     def inverse(self, spectrum: Tensor) -> Tensor:
         """The signal by weighted overlap-add.  # [batch, 2 · bins, frame] → [batch, (frame - 1) · hop + n_fft]
 
-        Nothing is cut at the edges: sample 0 lies half a window before the centre of the first frame given.
+        The edges are not trimmed: sample 0 is half a window before the centre of the first frame given.
         """
         signal = functional.conv_transpose1d(spectrum, self.synthesis, stride=self.hop)
         ones = torch.ones(1, 1, spectrum.shape[-1], dtype=spectrum.dtype, device=spectrum.device)

@@ -101,9 +101,9 @@ def residual_codes(codebooks: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 
 def sum_of_codes(codebooks: Iterable[nn.Module], codes: Tensor) -> Tensor:
-    """What codes of the first codebooks stand for together.  # [batch, book, time] → [batch, time, size]"""
-    given = zip(codebooks, codes.unbind(dim=1), strict=False)
-    return torch.stack([codebook(code) for codebook, code in given]).sum(dim=0)
+    """The sum of the vectors of codes of the first codebooks.  # [batch, book, time] → [batch, time, size]"""
+    pairs = zip(codebooks, codes.unbind(dim=1), strict=False)
+    return torch.stack([codebook(code) for codebook, code in pairs]).sum(dim=0)
 
 
 def pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:

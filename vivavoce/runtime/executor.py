@@ -102,7 +102,7 @@ class DeadlineExecutor:
         self.wake()
 
     def close(self) -> None:
-        """Stop, when the pieces of work under way are done."""
+        """Stop, after the current pieces of work."""
         self._is_open = False
         self._wait_for_threads()
 
@@ -225,7 +225,7 @@ class ThreadPerTaskExecutor(DeadlineExecutor):
             executor.close()
 
     def close(self) -> None:
-        """Stop, when the pieces of work under way are done."""
+        """Stop, after the current pieces of work."""
         self._is_open = False
         for executor in list(self._executors.values()):
             executor.close()
