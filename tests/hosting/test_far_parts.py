@@ -151,20 +151,20 @@ async def codec_server(codec):
     server = RunningServer(host, OPTIONS)
     server.use(codec_app(host, OPTIONS))
     host.local.speech_encoder.start()
-    host.local.voice.start()
+    host.local.vocoder.start()
     try:
         async with server:
             yield host, server
     finally:
         await host.local.speech_encoder.close()
-        await host.local.voice.close()
+        await host.local.vocoder.close()
 
 
 async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
     near = LocalCodec(codec[0], 10)
     sound, codes = torch.from_numpy(buzz(0.6, 16_000).samples[0]), torch.arange(16) % 5
     near.speech_encoder.start()
-    near.voice.start()
+    near.vocoder.start()
     async with codec_server(codec) as (host, server):
         ears, voices = RemoteSpeechEncoder(at(server), "ear"), RemoteVocoder(at(server), "voice")
         ears.start()
@@ -183,7 +183,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
         reply, spoken = RemoteState(voice="buzz"), codec[1]["buzz"]
         for start in (0, 8):
             made, reply = await voices.do((reply, codes[start : start + 8], start == 8), urgency=0.1)
-            wanted, spoken = await near.voice.do((spoken, codes[start : start + 8], start == 8))
+            wanted, spoken = await near.vocoder.do((spoken, codes[start : start + 8], start == 8))
             assert torch.equal(made, wanted)
         assert host.started == 2 and host.states > 0
         del far, next_far, reply
@@ -193,7 +193,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
         assert host.states == 2  # of the two jobs that told it what nobody holds any more
         with pytest.raises(VivaError, match="no state"):
             await ears.do((RemoteState(await at(server)(), "nobody"), sound[:1280], True))
-        for desk in (ears, voices, near.speech_encoder, near.voice):
+        for desk in (ears, voices, near.speech_encoder, near.vocoder):
             await desk.close()
 
 

@@ -40,7 +40,7 @@ async def served(here, voice, seeds):
         state, sounds = voice, []
         for number, piece in enumerate(codes(seed), start=1):
             urgency = 0.1 if (seed + number) % 2 else 1.5
-            sound, state = await here.voice.do((state, piece, number == len(SIZES)), urgency)
+            sound, state = await here.vocoder.do((state, piece, number == len(SIZES)), urgency)
             sounds.append(sound)
         return torch.cat(sounds)
 
@@ -58,10 +58,10 @@ def test_replies_in_windows_of_others_sound_as_if_they_were_alone():
 
     async def serve():
         here.speech_encoder.start()
-        here.voice.start()
+        here.vocoder.start()
         sounds = [sound for seeds in ((0, 1), (2, 3), (0, 3)) for sound in await served(here, voice, seeds)]
         await here.speech_encoder.close()
-        await here.voice.close()
+        await here.vocoder.close()
         return sounds
 
     sounds = asyncio.run(serve())

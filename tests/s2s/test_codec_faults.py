@@ -73,17 +73,19 @@ async def test_a_reply_that_fails_leaves_the_sound_of_the_others(codec):
         wanted = [sound for sound, _ in wanted]
     bad = pieces[2].clone()
     bad[1] = POISON
-    here.voice.start()
+    here.vocoder.start()
     given = [*pieces[:2], bad]
     states = replies(codec, voice)
-    one, two, failed = await together(here.voice, workers, [(s, c, False) for s, c in zip(states, given, strict=True)])
+    one, two, failed = await together(
+        here.vocoder, workers, [(s, c, False) for s, c in zip(states, given, strict=True)]
+    )
     assert isinstance(failed, PlantedError)
     for (sound, state), expected, next_piece, later in zip((one, two), wanted, pieces, after, strict=False):
         torch.testing.assert_close(sound, expected.float().cpu(), rtol=0, atol=1e-5)
-        again, _ = await here.voice.do((state, next_piece, False))
+        again, _ = await here.vocoder.do((state, next_piece, False))
         torch.testing.assert_close(again, later.float().cpu(), rtol=0, atol=1e-5)
-    assert here.voice.batches >= 1 and len(one[0]) and len(two[0]) > len(one[0])
-    await here.voice.close()
+    assert here.vocoder.batches >= 1 and len(one[0]) and len(two[0]) > len(one[0])
+    await here.vocoder.close()
     workers.close()
 
 

@@ -45,7 +45,7 @@ async def said(here, voice, seed, urgencies):
     state, sounds = voice, []
     pieces = [codes(8 if number == 0 else 5, 100 * seed + number) for number in range(len(urgencies))]
     for number, (piece, urgency) in enumerate(zip(pieces, urgencies, strict=True), start=1):
-        sound, state = await here.voice.do((state, piece, number == len(urgencies)), urgency)
+        sound, state = await here.vocoder.do((state, piece, number == len(urgencies)), urgency)
         sounds.append(sound)
     return torch.cat(sounds), pieces
 
@@ -64,30 +64,30 @@ async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, p
     voice = graphed.flow.voice(prompt())
     here.warm_up(voice, (1, 4), (5, 10))
     here.speech_encoder.start()
-    here.voice.start()
+    here.vocoder.start()
     ways = [[SOON, SOON, LATER, SOON], [SOON, LATER, LATER, LATER], [LATER, SOON, SOON, SOON]]
     replies = await asyncio.gather(*(said(here, voice, seed, way) for seed, way in enumerate(ways)))
     await here.speech_encoder.close()
-    await here.voice.close()
+    await here.vocoder.close()
     for sound, pieces in replies:
         expected = spoken(plain, pieces)
         assert sound.shape == expected.shape
         # The end is another: as if the last frame went on.
         known = len(expected) - plain.vocoder.reach.right * plain.vocoder.hift.config.hop
         assert (sound - expected)[:known].abs().max() < 2e-4 * max(1.0, float(expected.abs().max()))
-    assert here.voice.jobs == 12
-    assert here.voice.waiting == 0
+    assert here.vocoder.jobs == 12
+    assert here.vocoder.waiting == 0
 
 
 @pytest.mark.parametrize(("count", "urgency", "is_quick"), [(5, SOON, 1), (10, SOON, 1), (15, SOON, 0), (5, LATER, 0)])
 async def test_who_needs_a_long_hop_soon_goes_the_usual_way(graphed, count, urgency, is_quick):
     here = LocalCodec(graphed, LEFT)
-    here.voice.start()
-    _, state = await here.voice.do((graphed.flow.voice(prompt()), codes(8, 1), False), SOON)
-    usual, quick = here.voice.ways
+    here.vocoder.start()
+    _, state = await here.vocoder.do((graphed.flow.voice(prompt()), codes(8, 1), False), SOON)
+    usual, quick = here.vocoder.ways
     before = usual.jobs, quick.jobs
-    await here.voice.do((state, codes(count, 2), False), urgency)
-    await here.voice.close()
+    await here.vocoder.do((state, codes(count, 2), False), urgency)
+    await here.vocoder.close()
     assert (usual.jobs, quick.jobs) == (before[0] + 1 - is_quick, before[1] + is_quick)
 
 
@@ -97,9 +97,9 @@ async def test_hops_are_captured_where_the_process_lets_cudnn_time_its_engines(p
         codec = GraphedCodec(untrained_codec("cuda"))
         here = LocalCodec(codec, LEFT)
         voice = codec.flow.voice(prompt())
-        here.voice.start()
+        here.vocoder.start()
         sound, pieces = await said(here, voice, 7, [SOON, SOON, LATER])
-        await here.voice.close()
+        await here.vocoder.close()
     expected = spoken(plain, pieces)
     assert sound.shape == expected.shape
     assert torch.isfinite(sound).all()
@@ -109,11 +109,11 @@ async def test_sound_that_is_none_fails_alone(graphed):
     here = LocalCodec(graphed, LEFT)
     voice = graphed.flow.voice(prompt())
     broken = replace(voice, speaker=torch.full_like(voice.speaker, torch.nan))
-    here.voice.start()
+    here.vocoder.start()
     results = await asyncio.gather(
-        *(here.voice.do((each, codes(8, 1), False), SOON) for each in (voice, broken)), return_exceptions=True
+        *(here.vocoder.do((each, codes(8, 1), False), SOON) for each in (voice, broken)), return_exceptions=True
     )
-    await here.voice.close()
+    await here.vocoder.close()
     assert torch.isfinite(results[0][0]).all()
     assert isinstance(results[1], InputError)
 
@@ -121,12 +121,12 @@ async def test_sound_that_is_none_fails_alone(graphed):
 async def test_a_turn_is_heard_as_by_the_plain_ear(graphed, plain):
     here = LocalCodec(graphed, LEFT)
     here.speech_encoder.start()
-    here.voice.start()
+    here.vocoder.start()
     sound = 0.2 * torch.randn(8000, generator=torch.Generator().manual_seed(3))
     first, state = await here.speech_encoder.do((graphed.speech_encoder.initial_state(), sound[:4000], False))
     rest, _ = await here.speech_encoder.do((state, sound[4000:], True))
     await here.speech_encoder.close()
-    await here.voice.close()
+    await here.vocoder.close()
     heard, _ = plain.speech_encoder.step_batch([plain.speech_encoder.initial_state()], [sound], [True])
     assert first + rest == heard[0].tolist()
 

@@ -339,7 +339,7 @@ async def test_eight_at_once_say_what_each_would_say_alone(parts):
 
     async with parts.pipeline(voices_together=8) as pipeline:
         together = await asyncio.gather(*(answer(pipeline, question) for question in questions))
-        assert pipeline.voice.jobs > pipeline.voice.batches, "several voices were made in one pass"
+        assert pipeline.vocoder.jobs > pipeline.vocoder.batches, "several voices were made in one pass"
         assert pages_held(pipeline) == 0
     async with parts.pipeline() as pipeline:
         for question, sound in list(zip(questions, together, strict=True))[::4]:

@@ -130,7 +130,7 @@ def _speaking(pipeline: MossSpeechBackend, sessions: int) -> list[StageCost]:
     frame = pipeline.policy.grain.frame_seconds
     rows = {streams: _rows(pipeline, streams, "speech") / streams for streams in (1, sessions)}
     words = {streams: _rows(pipeline, streams, "text") / streams for streams in (1, sessions)}
-    together = min(sessions, pipeline.voice.max_batch)
+    together = min(sessions, pipeline.vocoder.max_batch)
     voices = {streams: _voice(pipeline, streams) for streams in (1, together)}
     return [
         StageCost("language model, speaking", "speaks", rows[1] / frame, rows[sessions] / frame),

@@ -22,7 +22,7 @@ from vivavoce.cascade.remote import got
 from vivavoce.dialogue.backend import Address
 from vivavoce.models.moss_speech.codec import ENCODER_RATE
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOICE, RemoteSpeechEncoder, RemoteState, RemoteVocoder
+from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOCODER, RemoteSpeechEncoder, RemoteState, RemoteVocoder
 from vivavoce.server.hosting.codec import CodecHost, load_codec
 
 KEY = "key-for-measuring"
@@ -53,9 +53,9 @@ def run(model: str, rounds: int) -> dict[str, dict[str, float]]:
 
 async def _measure(host: CodecHost, address: Address, rounds: int) -> dict[str, dict[str, float]]:
     await _wait_until_ready(address)
-    remote_encoder, remote_vocoder = RemoteSpeechEncoder(address, SPEECH_ENCODER), RemoteVocoder(address, VOICE)
+    remote_encoder, remote_vocoder = RemoteSpeechEncoder(address, SPEECH_ENCODER), RemoteVocoder(address, VOCODER)
     local, codec = host.local, host.local.codec
-    for worker in (remote_encoder, remote_vocoder, local.speech_encoder, local.voice):
+    for worker in (remote_encoder, remote_vocoder, local.speech_encoder, local.vocoder):
         worker.start()
     chunk = codec.flow.config.chunk + codec.flow.config.lookahead
     sound = torch.from_numpy(buzz(0.08, ENCODER_RATE).samples[0])
@@ -69,10 +69,10 @@ async def _measure(host: CodecHost, address: Address, rounds: int) -> dict[str, 
             RemoteState(),
             sound,
         ),
-        VOICE: (local.voice.do, voice, remote_vocoder.do, RemoteState(voice=next(iter(host.voices))), codes),
+        VOCODER: (local.vocoder.do, voice, remote_vocoder.do, RemoteState(voice=next(iter(host.voices))), codes),
     }
     figures = {name: await _compare(*job, rounds) for name, job in jobs.items()}
-    for worker in (remote_encoder, remote_vocoder, local.speech_encoder, local.voice):
+    for worker in (remote_encoder, remote_vocoder, local.speech_encoder, local.vocoder):
         await worker.close()
     return figures
 

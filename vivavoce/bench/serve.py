@@ -313,7 +313,7 @@ class _Counters:
 
     @classmethod
     def of(cls, pipeline: MossSpeechBackend) -> "_Counters":
-        batchers: list[DynamicBatcher[Any, Any]] = [pipeline.speech_encoder, *pipeline.voice.ways]
+        batchers: list[DynamicBatcher[Any, Any]] = [pipeline.speech_encoder, *pipeline.vocoder.ways]
         ways = {each.name: _BatcherUse(each.batches, each.jobs, each.busy) for each in batchers}
         return cls(pipeline.core.steps, pipeline.core.slack.busy, ways)
 

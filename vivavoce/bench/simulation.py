@@ -332,7 +332,7 @@ def _batches(pipeline: MossSpeechBackend) -> dict[str, Any]:
     return {
         "engine_steps": pipeline.core.steps,
         "ear": [pipeline.speech_encoder.batches, pipeline.speech_encoder.jobs],
-        "voice": [pipeline.voice.batches, pipeline.voice.jobs],
+        "voice": [pipeline.vocoder.batches, pipeline.vocoder.jobs],
     }
 
 

@@ -24,7 +24,7 @@ VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply sta
 VocoderResult = tuple[Tensor, SpokenState]
 SPEECH_ENCODER = "viva-ear"
 MAX_ENCODER_BATCH = 32
-VOICES_TOGETHER = {"cpu": 4, "cuda": 32}
+MAX_VOCODER_BATCH = {"cpu": 4, "cuda": 32}
 QUICK_CHUNKS = 2  # the longest hop for replies that soon run dry; longer ones are for replies with a lead
 SOON_SECONDS = 1.0  # what is needed within this uses the quick batcher
 COMPANY_SECONDS = 2.0  # sound is made this long before it is needed, or as soon as a batch is full
@@ -104,7 +104,7 @@ class LocalCodec:
         self,
         codec: MossSpeechCodec,
         left_chunks: int | None,
-        voices_together: int | None = None,
+        max_vocoder_batch: int | None = None,
         workers: DeadlineExecutor | None = None,
     ) -> None:
         self.codec, self.left_chunks = codec, left_chunks
@@ -113,7 +113,7 @@ class LocalCodec:
             CudaStream(device, urgent=True),
             [CudaStream(device), CudaStream(device, urgent=True)],
         )
-        together = voices_together or VOICES_TOGETHER.get(device.type, 16)
+        together = max_vocoder_batch or MAX_VOCODER_BATCH.get(device.type, 16)
         self.speech_encoder: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
             SPEECH_ENCODER, self._encode, MAX_ENCODER_BATCH, workers=workers, leaves_jobs=True
         )
@@ -130,13 +130,13 @@ class LocalCodec:
                 workers,
                 COMPANY_SECONDS,
                 # It yields to first chunks only: yielding to all urgent jobs would make late replies later.
-                lambda: self.voice.first_sounds > 0,
+                lambda: self.vocoder.first_sounds > 0,
                 leaves_jobs=True,
             )
-            self.voice = VocoderBatcher(usual, quick, max_quick_codes(codec))
+            self.vocoder = VocoderBatcher(usual, quick, max_quick_codes(codec))
         else:
             usual = DynamicBatcher("viva-voice", self._vocoder(0), together, _pass, workers, leaves_jobs=True)
-            self.voice = VocoderBatcher(usual, None)
+            self.vocoder = VocoderBatcher(usual, None)
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
         """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""
@@ -158,7 +158,7 @@ class LocalCodec:
         first = codes[: flow.config.chunk + flow.config.lookahead]
         _, state = codec.step(codec.start(voice, self.left_chunks), first)
         codec.step(state, codes[:max_codes])
-        for replies in range(2, self.voice.max_batch + 1):
+        for replies in range(2, self.vocoder.max_batch + 1):
             flows = [flow.start(voice, self.left_chunks) for _ in range(replies)]
             _, flows = flow.step_batch(flows, [first] * replies)
             flow.step_batch(flows, [codes[:max_codes]] * replies)

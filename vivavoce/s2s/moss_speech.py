@@ -119,7 +119,7 @@ class MossSpeechBackend:
         """Those of them without output yet."""
         self.words = MossSpeechTranscriber(self)
         self.local_codec = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, self.workers)
-        self.speech_encoder, self.voice = self.local_codec.speech_encoder, self.local_codec.voice
+        self.speech_encoder, self.vocoder = self.local_codec.speech_encoder, self.local_codec.vocoder
 
     async def __aenter__(self) -> Self:
         on_cpu = self.codec.speech_encoder.device.type == "cpu"
@@ -127,20 +127,20 @@ class MossSpeechBackend:
         self.workers.start()
         await self.engine.__aenter__()
         self.speech_encoder.start()
-        self.voice.start()
+        self.vocoder.start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.engine.close_engine()
         await self.speech_encoder.close()
-        await self.voice.close()
+        await self.vocoder.close()
         await asyncio.to_thread(self.workers.close)
         self._stack.close()
 
     @property
     def waiting(self) -> int:
         """Jobs queued for the speech encoder and the vocoder."""
-        return self.speech_encoder.waiting + self.voice.waiting
+        return self.speech_encoder.waiting + self.vocoder.waiting
 
     def open(self, heard: OnTranscript) -> ConversationState:
         """The state of a new conversation; `CapacityError` where time, cache or memory do not allow one more."""

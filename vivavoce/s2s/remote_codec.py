@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result", list[int], Tensor)
 Head = dict[str, Any]
 ANSWER_SECONDS = 30.0
-SPEECH_ENCODER, VOICE = "ear", "voice"  # the last path segments of their URLs
+SPEECH_ENCODER, VOCODER = "ear", "voice"  # the last path segments of their URLs
 
 
 @dataclass(eq=False)
@@ -185,7 +185,7 @@ class RemoteCodecPipeline(MossSpeechBackend):
         options: MossSpeechOptions | None = None,
     ) -> None:
         super().__init__(core, cast(Any, codec), prompt, tokenizer, cast(Any, codec.voices), options)
-        self.speech_encoder, self.voice = (
+        self.speech_encoder, self.vocoder = (
             cast(Any, RemoteSpeechEncoder(codec.find, SPEECH_ENCODER)),
-            cast(Any, RemoteVocoder(codec.find, VOICE)),
+            cast(Any, RemoteVocoder(codec.find, VOCODER)),
         )

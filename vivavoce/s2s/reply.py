@@ -72,7 +72,7 @@ class ChunkedDecoder:
         lookahead = self._pipeline.policy.grain.lookahead
         until = len(codes) if is_last else self._spoken + size + lookahead
         given = torch.tensor(codes[self._fed : until], dtype=torch.long)
-        sound, self._state = await self._pipeline.voice.do((self._state, given, is_last), urgency)
+        sound, self._state = await self._pipeline.vocoder.do((self._state, given, is_last), urgency)
         said = codes[self._spoken : until if is_last else self._spoken + size]
         self._fed, self._spoken, self._chunks = until, self._spoken + size, self._chunks + 1
         heard, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)
@@ -112,7 +112,7 @@ MAX_UNREAD_ROWS = 24
 HELD_URGENCY = 0.1  # seconds: the turn is likely over, but a gap is not heard yet
 FIRST_URGENCY = 0.5  # seconds; replies that would run dry within this go before first chunks
 SAFETY_SECONDS = 0.05  # by which sound is made before the listener has heard the last of it
-VOICE_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be made of them
+VOCODER_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be made of them
 
 Order = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -290,7 +290,7 @@ class MossSpeechReply:
         """Set the deadline of the next codes: soon enough before the sound of these has been played."""
         now, played = asyncio.get_running_loop().time(), self.plan.played()
         made = self._made_seconds + frames * self._pipeline.policy.grain.frame_seconds
-        reply.needed_by(now + made - played + self._spare - VOICE_SECONDS)
+        reply.needed_by(now + made - played + self._spare - VOCODER_SECONDS)
         if played:
             self._pipeline.engine.report_playback(reply.sequence, played)
 

@@ -68,7 +68,7 @@ class CodecHost:
     @property
     def waiting(self) -> int:
         """Jobs that are queued."""
-        return self.local.speech_encoder.waiting + self.local.voice.waiting
+        return self.local.speech_encoder.waiting + self.local.vocoder.waiting
 
     async def do(self, what: str, request: bytes) -> bytes:
         """Run one job. Its header names the state it continues and the state after it."""
@@ -84,7 +84,7 @@ class CodecHost:
             result = np.asarray(codes, np.int64).tobytes()
         else:
             given = torch.from_numpy(np.frombuffer(payload, np.int64).copy())
-            sound, following = await self.local.voice.do((state, given, header["is_last"]), header["urgency"])
+            sound, following = await self.local.vocoder.do((state, given, header["is_last"]), header["urgency"])
             result = sound.numpy().tobytes()
         self._states[header["next"]] = (following, time.monotonic())
         return result
@@ -130,11 +130,11 @@ def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> C
 async def serve_codec(host: CodecHost, options: ServerOptions) -> None:
     """Serve until interrupted."""
     host.local.speech_encoder.start()
-    host.local.voice.start()
+    host.local.vocoder.start()
     try:
         await uvicorn.Server(uvicorn_config(codec_app(host, options), options)).serve()
     finally:
-        await asyncio.gather(host.local.speech_encoder.close(), host.local.voice.close())
+        await asyncio.gather(host.local.speech_encoder.close(), host.local.vocoder.close())
 
 
 def codec_app(host: CodecHost, options: ServerOptions) -> Starlette:
