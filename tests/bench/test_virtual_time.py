@@ -34,10 +34,10 @@ def busy(seconds: float) -> None:
 
 
 def test_work_takes_as_long_as_the_processor_needs_and_others_go_on_beside_it(loop):
-    workers = VirtualExecutor(loop)
-    workers.start()
-    gathering = DynamicBatcher("viva-test", lambda jobs: [busy(job) for job in jobs], max_batch=1, workers=workers)
-    gathering.start()
+    executor = VirtualExecutor(loop)
+    executor.start()
+    batcher = DynamicBatcher("viva-test", lambda jobs: [busy(job) for job in jobs], executor, max_batch=1)
+    batcher.start()
     ticks: list[float] = []
 
     async def tick():
@@ -48,16 +48,16 @@ def test_work_takes_as_long_as_the_processor_needs_and_others_go_on_beside_it(lo
     async def work():
         ticking = asyncio.ensure_future(tick())
         started = loop.time()
-        await asyncio.gather(gathering.do(0.05), gathering.do(0.05))
+        await asyncio.gather(batcher.do(0.05), batcher.do(0.05))
         took = loop.time() - started
         ticking.cancel()
-        await gathering.close()
+        await batcher.close()
         return took
 
     took = loop.run_until_complete(work())
     assert 0.1 <= took < 0.5, "one after another"
     assert len(ticks) > 8, "the event loop has a core of its own"
-    assert workers.worked >= 0.1 > loop.worked
+    assert executor.worked >= 0.1 > loop.worked
 
 
 def test_a_slower_machine_takes_longer():

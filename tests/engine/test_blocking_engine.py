@@ -4,12 +4,14 @@ import threading
 from concurrent.futures import CancelledError
 
 import pytest
+import torch
 
 from tests.engine.test_engine import MODEL, alone, make_engine, speech
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import VivaError
 from vivavoce.runtime.async_engine import AsyncEngine
 from vivavoce.runtime.batcher import DynamicBatcher
+from vivavoce.runtime.executor import executor_for
 
 LONG = Generation(GREEDY, max_new_rows=400, min_new_rows=400)
 SHORT = Generation(GREEDY, max_new_rows=9)
@@ -152,7 +154,7 @@ def test_jobs_of_threads_are_batched_and_a_failing_one_fails_alone():
             raise PlantedError
         return [job.upper() for job in jobs]
 
-    batcher = DynamicBatcher("viva-test", work, leaves_jobs=True)
+    batcher = DynamicBatcher("viva-test", work, executor_for(torch.device("cpu")), leaves_jobs=True)
     batcher.start()
     first = batcher.submit("first")
     while not batches:

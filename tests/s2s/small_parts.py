@@ -1,20 +1,30 @@
-"""An ear, a chat model and a voice in the layouts that are published, with random weights and very small."""
+"""Very small models with random weights in the published layouts: recogniser, chat, TTS and speech to speech."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from vivavoce.audio.level import buzz
+from vivavoce.device import pick
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.checkpoint import save_weights
+from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.llama import Llama
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.moss_speech.codec import MossSpeechCodec
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import NanoSampling
+from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.decoder import TrunkSizes
 from vivavoce.nn.modules import fill_randomly
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 from vivavoce.train.asr.checkpoint import Vocabulary, save_whisper
 from vivavoce.train.asr.train import TINY
 from vivavoce.train.tts.config import TINY_CODEC, TINY_LM, write_tokenizer
@@ -79,3 +89,32 @@ def small_chat(folder: Path) -> Path:
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+@dataclass(frozen=True)
+class SpeechParts:
+    """The untrained MOSS-Speech, its codec and a voice; `pipeline` makes backends of them."""
+
+    model: MossSpeech
+    codec: MossSpeechCodec
+    tokenizer: TextTokenizer
+    voice: FlowVoice
+
+    @property
+    def prompt(self) -> MossSpeechPrompt:
+        return MossSpeechPrompt(self.model.config, self.tokenizer)
+
+    def pipeline(self, cache_rows=4096, context=None, **options) -> MossSpeechBackend:
+        limits = EngineLimits(cache_rows=cache_rows, context=context)
+        core = Engine(self.model, pick("cpu"), limits=limits)
+        settings = MossSpeechOptions(seed=7, threads=1, **options)
+        return MossSpeechBackend(core, self.codec, self.prompt, self.tokenizer, {"buzz": self.voice}, settings)
+
+
+def small_speech(folder: Path) -> SpeechParts:
+    """A MOSS-Speech that answers with a buzz."""
+    write_untrained(folder)
+    codec = untrained_codec()
+    with torch.no_grad():
+        voice = codec.voice(buzz(2.0, 24_000, seed=1), torch.linspace(-1, 1, 192))
+    return SpeechParts(MossSpeech.load(folder), codec, TextTokenizer.load(folder), voice)

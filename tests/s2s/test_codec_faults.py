@@ -44,12 +44,12 @@ def codec(request):
     return made
 
 
-async def together(gathering, workers, jobs):
+async def together(batcher, executor, jobs):
     """What comes of jobs that wait when the work begins."""
-    tasks = [asyncio.ensure_future(gathering.do(job)) for job in jobs]
+    tasks = [asyncio.ensure_future(batcher.do(job)) for job in jobs]
     await asyncio.sleep(0)
-    if not workers.is_open:
-        workers.start()
+    if not executor.is_open:
+        executor.start()
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -64,8 +64,8 @@ def replies(codec, voice):
 
 
 async def test_a_reply_that_fails_leaves_the_sound_of_the_others(codec):
-    voice, workers = codec.flow.voice(prompt()), DeadlineExecutor("viva-test")
-    here = LocalCodec(codec, LEFT, workers=workers)
+    voice, executor = codec.flow.voice(prompt()), DeadlineExecutor("viva-test")
+    here = LocalCodec(codec, LEFT, executor=executor)
     pieces = [codes(6, 40 + seed) % 900 for seed in range(3)]
     with torch.inference_mode():
         wanted = [codec.step(state, piece) for state, piece in zip(replies(codec, voice), pieces, strict=True)]
@@ -77,7 +77,7 @@ async def test_a_reply_that_fails_leaves_the_sound_of_the_others(codec):
     given = [*pieces[:2], bad]
     states = replies(codec, voice)
     one, two, failed = await together(
-        here.vocoder, workers, [(s, c, False) for s, c in zip(states, given, strict=True)]
+        here.vocoder, executor, [(s, c, False) for s, c in zip(states, given, strict=True)]
     )
     assert isinstance(failed, PlantedError)
     for (sound, state), expected, next_piece, later in zip((one, two), wanted, pieces, after, strict=False):
@@ -86,12 +86,12 @@ async def test_a_reply_that_fails_leaves_the_sound_of_the_others(codec):
         torch.testing.assert_close(again, later.float().cpu(), rtol=0, atol=1e-5)
     assert here.vocoder.batches >= 1 and len(one[0]) and len(two[0]) > len(one[0])
     await here.vocoder.close()
-    workers.close()
+    executor.close()
 
 
 async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
-    workers = DeadlineExecutor("viva-test")
-    here = LocalCodec(codec, LEFT, workers=workers)
+    executor = DeadlineExecutor("viva-test")
+    here = LocalCodec(codec, LEFT, executor=executor)
     generator = torch.Generator().manual_seed(3)
     sounds = torch.randn(3, 4, 2560, generator=generator) * 0.2
 
@@ -110,7 +110,7 @@ async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
         given = [sounds[turn, number].clone() for turn in range(3)]
         given[2][7] = 9.0 if number == 2 else given[2][7]
         alive = range(3 if number < 3 else 2)
-        results = await together(here.speech_encoder, workers, [(states[turn], given[turn], False) for turn in alive])
+        results = await together(here.speech_encoder, executor, [(states[turn], given[turn], False) for turn in alive])
         for place, result in enumerate(results):
             if number == 2 and place == 2:
                 assert isinstance(result, PlantedError)
@@ -120,4 +120,4 @@ async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
     assert heard[:2] == wanted[:2]
     assert heard[2] == wanted[2][: len(heard[2])]
     await here.speech_encoder.close()
-    workers.close()
+    executor.close()

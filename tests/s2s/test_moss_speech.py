@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dialogue.voices import silence, talk
+from tests.s2s.small_parts import SpeechParts, small_speech
 from vivavoce.audio.chunking import ChunkGapEstimate
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import buzz
@@ -41,50 +42,17 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.sequence import Admission
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.minis.untrained import untrained_codec, write_untrained
 from vivavoce.models.moss_speech.codec import DECODER_RATE
-from vivavoce.models.moss_speech.model import MossSpeech
-from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
-from vivavoce.models.tokenizers import TextTokenizer
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 
 AT_ONCE = DialogueOptions(speaking=SpeakingOptions(max_ahead=None, guards=GuardLimits(stuck_seconds=None)))
 SHORT = ConversationSettings(max_output_tokens=12)
 WINDOW = 512
 
 
-@dataclass(frozen=True)
-class Parts:
-    model: MossSpeech
-    codec: object
-    tokenizer: TextTokenizer
-    voice: object
-
-    @property
-    def prompt(self) -> MossSpeechPrompt:
-        return MossSpeechPrompt(self.model.config, self.tokenizer)
-
-    def pipeline(self, cache_rows=4096, context=None, **options) -> MossSpeechBackend:
-        limits = EngineLimits(cache_rows=cache_rows, context=context)
-        core = Engine(self.model, pick("cpu"), limits=limits)
-        return MossSpeechBackend(
-            core,
-            self.codec,
-            self.prompt,
-            self.tokenizer,
-            {"buzz": self.voice},
-            MossSpeechOptions(seed=7, threads=1, **options),
-        )
-
-
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory) -> Parts:
-    folder = tmp_path_factory.mktemp("untrained")
-    write_untrained(folder)
-    codec = untrained_codec()
-    with torch.no_grad():
-        voice = codec.voice(buzz(2.0, 24_000, seed=1), torch.linspace(-1, 1, 192))
-    return Parts(MossSpeech.load(folder), codec, TextTokenizer.load(folder), voice)
+def parts(tmp_path_factory) -> SpeechParts:
+    return small_speech(tmp_path_factory.mktemp("untrained"))
 
 
 @dataclass

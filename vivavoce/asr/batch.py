@@ -254,7 +254,7 @@ class TranscribingEngine:
         self.driver = AsyncEngine(self.engine, executor)
         encode = WindowBatches(WindowEncoder(model.encoder), model.decoder, self.writer, self.drafter)
         self.batcher: DynamicBatcher[Tensor, int] = DynamicBatcher(
-            "viva-asr-encoder", encode, windows, lambda mel: mel.shape[-1], executor, leaves_jobs=True
+            "viva-asr-encoder", encode, executor, windows, lambda mel: mel.shape[-1], leaves_jobs=True
         )
         self.tokens = 0
         self._reported = (0, 0, Counter[tuple[int, int]]())

@@ -32,8 +32,9 @@ from vivavoce.models.moss_speech.codec import GraphedCodec, SpokenState
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.plan.figures import Curve
+from vivavoce.runtime.executor import AS_EARLY_AS_POSSIBLE
 from vivavoce.s2s.local_codec import max_quick_codes
-from vivavoce.s2s.moss_speech import AS_EARLY_AS_CAN_BE, MossSpeechBackend, MossSpeechOptions
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 Spend = Callable[[float, float], None]  # seconds on the idle device, and the share of it that is occupied
 STEP_FILLS = 0.9  # share of the device: a step is bandwidth-bound
@@ -207,7 +208,8 @@ def simulate(sessions: int, script: Script, times: PassTimes = H200, slowdown: f
 
 async def _simulate(loop: VirtualLoop, sessions: int, script: Script, times: PassTimes) -> tuple[Level, float]:
     device = VirtualDevice(loop)
-    executor = VirtualExecutor(loop, THREADS, AS_EARLY_AS_CAN_BE, device)
+    executor = VirtualExecutor(loop, THREADS, AS_EARLY_AS_POSSIBLE, device)
+    executor.start()
     pipeline = _pipeline(ServeLoad(sessions, script.question, script.reply), times, device, executor)
     pipeline.core.scheduler.now = loop.time
     async with pipeline:

@@ -298,7 +298,8 @@ async def _simulate(
     material = gather()
     with stage(f"loading {model}"):
         executor = VirtualExecutor(loop)
-        pipeline = load_moss_speech(hub.resolve(model), device="cpu", workers=executor)
+        executor.start()
+        pipeline = load_moss_speech(hub.resolve(model), device="cpu", executor=executor)
     pipeline.core.scheduler.now = loop.time
     plan = TurnPlan(
         material, script(material, turns, scenes), turns, sessions, session_of("server_vad", silence_ms, None)

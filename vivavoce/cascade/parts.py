@@ -22,20 +22,22 @@ from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.event_loop import iterate_on_thread
+from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.tts import style as direction
 from vivavoce.tts.cosyvoice import CosyVoiceTTS
 from vivavoce.tts.interface import SpeakingStyle, SpeechModel
 from vivavoce.tts.nano import NanoTTS
 
-TURNS_TOGETHER = 16
-RECORDINGS_TOGETHER = 4  # on a CPU
+MAX_TURN_BATCH = 16
+MAX_PARALLEL_RECORDINGS = 4  # on a CPU
 Turn = tuple[torch.Tensor, TranscriptionOptions]
 
 
 class LocalRecogniser:
-    """A `Transcriber`. Use as `async with`: it owns a thread.
+    """A `ReplyTranscriber`. Use as `async with`.
 
-    On a CPU turns are transcribed one at a time, which is fastest for each; elsewhere our Whisper batches them.
+    On a CPU turns are transcribed one at a time, which is fastest for each; elsewhere our Whisper batches them. Turns
+    are tasks of `executor`, or of the executor that all models of the device share.
     """
 
     rate = RATE
@@ -46,17 +48,19 @@ class LocalRecogniser:
         device: Device,
         together: bool | None = None,
         transcriber: Transcriber | None = None,
+        executor: DeadlineExecutor | None = None,
     ) -> None:
         self.listener, self.device = listener, device
         self.transcriber = transcriber or Transcriber(listener, SpeechGate())
+        executor = executor or executor_for(device.torch_device)
         self._turns: DynamicBatcher[Turn, list[TranscriptSegment]] = DynamicBatcher(
-            "viva-recogniser", self._transcribe_batch, max_batch=1
+            "viva-recogniser", self._transcribe_batch, executor, max_batch=1
         )
         self._together: RecognitionService | None = None
         if isinstance(listener, WhisperTranscriber) and (
             choose_turn_recogniser(device).cls is RecognitionService if together is None else together
         ):
-            self._together = RecognitionService(TranscribingEngine(listener, device, TURNS_TOGETHER))
+            self._together = RecognitionService(TranscribingEngine(listener, device, MAX_TURN_BATCH, executor=executor))
 
     @classmethod
     def load(
@@ -66,7 +70,7 @@ class LocalRecogniser:
 
         The `gate` is for recordings; turns have passed a voice activity detector already.
         """
-        transcriber = Transcriber.load(name, backend, device, gate=gate, parallel=RECORDINGS_TOGETHER)
+        transcriber = Transcriber.load(name, backend, device, gate=gate, parallel=MAX_PARALLEL_RECORDINGS)
         inner = transcriber.backend
         return cls(inner.listener if isinstance(inner, OwnBackend) else inner, pick(device), transcriber=transcriber)
 

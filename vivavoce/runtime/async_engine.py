@@ -34,7 +34,7 @@ class AsyncEngine:
 
     Coroutines use it as `async with` and await `open`, `generate`, …; threads without an event loop use `start`,
     `call`, `submit`, `prefill`, `stream` and `shutdown`. Both may be used concurrently. It is a task of the executor
-    `workers`, by default the one that all models of the device share. If `eager`, it steps whenever there is work, and
+    `executor`, by default the one that all models of the device share. If `eager`, it steps whenever there is work, and
     deadlines only rank it among other tasks; otherwise steps wait until a deadline is near. While `gives_way` is true
     it does not step; `after_step` is called after every step, on the thread that stepped.
     """
@@ -44,7 +44,7 @@ class AsyncEngine:
     def __init__(
         self,
         engine: Engine,
-        workers: DeadlineExecutor | None = None,
+        executor: DeadlineExecutor | None = None,
         eager: bool = False,
         gives_way: Callable[[], bool] | None = None,
         after_step: Callable[[], None] | None = None,
@@ -55,7 +55,7 @@ class AsyncEngine:
         self._commands = Actions()
         self._replies: dict[int, WeakReply] = {}
         self._due: dict[int, float] = {}  # by sequence; others are due now
-        self._executor = workers or executor_for(engine.runner.device)
+        self._executor = executor or executor_for(engine.runner.device)
         self._cuda_stream = CudaStream(engine.runner.device, urgent=True)
         self._prefills: dict[int, Future[Sequence]] = {}
         self._is_started = self._is_closed = False

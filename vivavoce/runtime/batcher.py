@@ -47,17 +47,17 @@ class DynamicBatcher(Generic[Job, Result]):
     `leaves_jobs` says whether a failed batch leaves the state of its jobs unchanged, for all jobs or per job. Such jobs
     are then run one by one, and only those that fail again fail; the others fail with the batch. With `kind`, only jobs
     of the same kind share a batch. With `early`, a job waits for others until this many seconds before its deadline, or
-    until a batch is full; while `gives_way` is true, until half as many. It is a task of the executor `workers`, or of
-    an executor of its own.
+    until a batch is full; while `gives_way` is true, until half as many. It is a task of `executor`,
+    which it neither starts nor closes.
     """
 
     def __init__(
         self,
         name: str,
         work: Callable[[Sequence[Job]], Sequence[Result]],
+        executor: DeadlineExecutor,
         max_batch: int = 16,
         kind: Callable[[Job], Hashable] | None = None,
-        workers: DeadlineExecutor | None = None,
         early: float | None = None,
         gives_way: Callable[[], bool] | None = None,
         leaves_jobs: bool | Callable[[Job], bool] = False,
@@ -72,15 +72,13 @@ class DynamicBatcher(Generic[Job, Result]):
         self._waiting: list[_Waiting[Job, Result]] = []
         self._actions = Actions()
         self._lock = threading.Lock()
-        self._executor, self._owns_executor = workers or DeadlineExecutor(name), workers is None
+        self._executor = executor
         self._is_open = self._is_working = False
         self._batch_failures = FailureLog(logger)
 
     def start(self) -> None:
         """Start running jobs."""
         self._is_open = True
-        if self._owns_executor:
-            self._executor.start()
         self._executor.add(self)
 
     @property
@@ -137,8 +135,6 @@ class DynamicBatcher(Generic[Job, Result]):
         _settle(rejected)
         self._executor.remove(self)
         self._actions.run_all()
-        if self._owns_executor:
-            self._executor.close()
 
     # A task of the executor.
 

@@ -301,7 +301,8 @@ def executor_for(device: torch.device) -> DeadlineExecutor:
     A CPU has a few threads, which take tasks by deadline. Other devices have a thread per task: threads mostly wait
     for the device, on which work that is started early does not delay urgent work.
     """
-    key = (os.getpid(), device.type, device.index)  # a forked process does not have its parent's threads
+    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+    key = (os.getpid(), device.type, index)  # a forked process does not have its parent's threads
     with _shared_lock:
         executor = _shared.get(key)
         if executor is None:

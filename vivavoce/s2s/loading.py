@@ -54,11 +54,11 @@ def load_moss_speech(
     dtype: str = "auto",
     limits: EngineLimits | None = None,
     options: MossSpeechOptions | None = None,
-    workers: DeadlineExecutor | None = None,
+    executor: DeadlineExecutor | None = None,
 ) -> MossSpeechBackend:
     """A pipeline on a checkpoint; `codec` where it does not carry one, `voice` a recording to sound like.
 
-    `workers` do the models' work; None: threads of its own.
+    `executor` runs the models, started by the caller; None: the executor that all models of the device share.
     """
     place = pick(device)
     MossSpeechConfig.read(folder)  # or it is another model, and lacks more than a codec
@@ -82,7 +82,7 @@ def load_moss_speech(
         tokenizer,
         codec_voices(speaks, codec, voice),
         own,
-        workers,
+        executor,
     )
 
 

@@ -16,13 +16,13 @@ from vivavoce.models.moss_speech.codec import GraphedCodec, MossSpeechCodec, Spo
 from vivavoce.models.speech_encoder.model import SpeechStreamState
 from vivavoce.nn.cuda_graphs import CudaStream, compiling_ahead
 from vivavoce.runtime.batcher import DynamicBatcher
-from vivavoce.runtime.executor import DeadlineExecutor
+from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 
 EncoderJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
 EncoderResult = tuple[list[int], SpeechStreamState]
 VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
 VocoderResult = tuple[Tensor, SpokenState]
-SPEECH_ENCODER = "viva-ear"
+SPEECH_ENCODER = "viva-speech-encoder"
 MAX_ENCODER_BATCH = 32
 MAX_VOCODER_BATCH = {"cpu": 4, "cuda": 32}
 QUICK_CHUNKS = 2  # the longest hop for replies that soon run dry; longer ones are for replies with a lead
@@ -105,7 +105,7 @@ class LocalCodec:
         codec: MossSpeechCodec,
         left_chunks: int | None,
         max_vocoder_batch: int | None = None,
-        workers: DeadlineExecutor | None = None,
+        executor: DeadlineExecutor | None = None,
     ) -> None:
         self.codec, self.left_chunks = codec, left_chunks
         device = codec.speech_encoder.device
@@ -113,21 +113,22 @@ class LocalCodec:
             CudaStream(device, urgent=True),
             [CudaStream(device), CudaStream(device, urgent=True)],
         )
-        together = max_vocoder_batch or MAX_VOCODER_BATCH.get(device.type, 16)
+        max_batch = max_vocoder_batch or MAX_VOCODER_BATCH.get(device.type, 16)
+        executor = executor or executor_for(device)
         self.speech_encoder: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
-            SPEECH_ENCODER, self._encode, MAX_ENCODER_BATCH, workers=workers, leaves_jobs=True
+            SPEECH_ENCODER, self._encode, executor, MAX_ENCODER_BATCH, leaves_jobs=True
         )
         self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
             codec.vocoder.checks_mels = False  # its sound is looked at when it is read
             self._codecs.append(codec.with_own_graphs())
-            quick = DynamicBatcher("viva-quick", self._vocoder(1), together, _pass, workers, leaves_jobs=True)
+            quick = DynamicBatcher("viva-quick-vocoder", self._vocoder(1), executor, max_batch, _pass, leaves_jobs=True)
             usual = DynamicBatcher(
-                "viva-voice",
+                "viva-vocoder",
                 self._vocoder(0),
-                together,
+                executor,
+                max_batch,
                 _pass,
-                workers,
                 COMPANY_SECONDS,
                 # It yields to first chunks only: yielding to all urgent jobs would make late replies later.
                 lambda: self.vocoder.first_sounds > 0,
@@ -135,7 +136,7 @@ class LocalCodec:
             )
             self.vocoder = VocoderBatcher(usual, quick, max_quick_codes(codec))
         else:
-            usual = DynamicBatcher("viva-voice", self._vocoder(0), together, _pass, workers, leaves_jobs=True)
+            usual = DynamicBatcher("viva-vocoder", self._vocoder(0), executor, max_batch, _pass, leaves_jobs=True)
             self.vocoder = VocoderBatcher(usual, None)
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:

@@ -1,7 +1,6 @@
 """Speech to speech with MOSS-Speech: one engine, one speech encoder and one vocoder, shared by all conversations."""
 
 import asyncio
-import os
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -24,13 +23,12 @@ from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.nn.process_settings import serving_pace
 from vivavoce.runtime.async_engine import AsyncEngine
-from vivavoce.runtime.executor import DeadlineExecutor, ThreadPerTaskExecutor
+from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.s2s.captions import MossSpeechTranscriber
 from vivavoce.s2s.conversation import MossSpeechConversation
 from vivavoce.s2s.local_codec import SOON_SECONDS, LocalCodec
 from vivavoce.s2s.reply import FirstSound, MossSpeechReply
 
-AS_EARLY_AS_CAN_BE = 3600.0  # seconds
 MAX_FIRST_SOUNDS = 256
 MANY_BEGIN = 3  # replies of which nothing was heard yet: so many press on one another's next chunks
 CUSHION_SECONDS = 0.5  # that each of them has before it is heard: more than a first chunk
@@ -62,8 +60,6 @@ class MossSpeechOptions:
     """Whether sound waits for its words, so that they can be checked before anybody hears it."""
     threads: int | None = None
     """Torch threads on a CPU; None: half its cores, for engine and voice work at the same time."""
-    workers: int | None = None
-    """Threads shared by engine, speech encoder and vocoder; None: one for each, on a CPU at most its cores."""
     switch_seconds: float = 0.0005
     """For how long a thread that computes keeps those waiting that have the device to look after."""
     voices_together: int | None = None
@@ -75,7 +71,11 @@ class MossSpeechOptions:
 
 
 class MossSpeechBackend:
-    """Use as `async with`: it owns the threads of engine, speech encoder and vocoder."""
+    """The `ConversationBackend` of MOSS-Speech. Use as `async with`.
+
+    Engine, speech encoder and vocoder are tasks of `executor`, or of the executor that all models of the device share;
+    closing the backend removes its tasks and leaves the executor to the others.
+    """
 
     input_rate = ENCODER_RATE
     output_rate = DECODER_RATE
@@ -89,7 +89,7 @@ class MossSpeechBackend:
         tokenizer: TextTokenizer,
         voices: Mapping[str, FlowVoice],
         options: MossSpeechOptions | None = None,
-        workers: DeadlineExecutor | None = None,
+        executor: DeadlineExecutor | None = None,
     ) -> None:
         if not isinstance(core.model, MossSpeech):
             raise InputError(f"this pipeline runs MOSS-Speech, not {type(core.model).__name__}")
@@ -99,8 +99,8 @@ class MossSpeechBackend:
         self.codec, self.prompt, self.tokenizer = codec, prompt, tokenizer
         self.voices = dict(voices)
         self.options = options or MossSpeechOptions()
-        self.workers = workers or _workers(core.runner.device.type, self.options.workers)
-        self.engine = AsyncEngine(core, self.workers)
+        executor = executor or executor_for(core.runner.device)
+        self.engine = AsyncEngine(core, executor)
         flow = codec.flow.config
         grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / DECODER_RATE)
         is_graphed = isinstance(codec, GraphedCodec)
@@ -118,13 +118,12 @@ class MossSpeechBackend:
         self.beginning: set[MossSpeechReply] = set()
         """Those of them without output yet."""
         self.words = MossSpeechTranscriber(self)
-        self.local_codec = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, self.workers)
+        self.local_codec = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, executor)
         self.speech_encoder, self.vocoder = self.local_codec.speech_encoder, self.local_codec.vocoder
 
     async def __aenter__(self) -> Self:
         on_cpu = self.codec.speech_encoder.device.type == "cpu"
         self._stack.enter_context(serving_pace(on_cpu, self.options.threads, self.options.switch_seconds))
-        self.workers.start()
         await self.engine.__aenter__()
         self.speech_encoder.start()
         self.vocoder.start()
@@ -134,7 +133,6 @@ class MossSpeechBackend:
         await self.engine.close_engine()
         await self.speech_encoder.close()
         await self.vocoder.close()
-        await asyncio.to_thread(self.workers.close)
         self._stack.close()
 
     @property
@@ -200,16 +198,6 @@ class MossSpeechBackend:
     def voice_of(self, name: str | None) -> FlowVoice:
         """The voice of this name; clients name voices of other services, so an unknown name is the first voice."""
         return self.voices.get(name or "", next(iter(self.voices.values())))
-
-
-def _workers(device: str, threads: int | None) -> DeadlineExecutor:
-    """A thread each for engine, speech encoder and vocoder; on a CPU they share as many as it has cores."""
-    if device == "cpu":
-        return DeadlineExecutor("viva-model", threads or min(3, os.cpu_count() or 1))
-    # Threads only wait for the device, on which work that begins early takes nothing from what is urgent.
-    if threads is None:
-        return ThreadPerTaskExecutor("viva", early=AS_EARLY_AS_CAN_BE)
-    return DeadlineExecutor("viva-model", threads, early=AS_EARLY_AS_CAN_BE)
 
 
 def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:

@@ -250,9 +250,9 @@ class BatchedDecoder:
         self.batcher: DynamicBatcher[CodecJob, tuple[Samples, State]] = DynamicBatcher(
             "viva-codec",
             self._decode,
+            executor or executor_for(codec.device),
             MAX_STREAMS,
             kind=lambda job: isinstance(job.state, SlotState),
-            workers=executor or executor_for(codec.device),
             leaves_jobs=lambda job: job.is_repeatable,
         )
         self.batcher.start()
