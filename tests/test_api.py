@@ -10,7 +10,7 @@ import vivavoce
 from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from vivavoce import hub
 from vivavoce.audio.level import buzz
-from vivavoce.cascade.loading import CascadeParts
+from vivavoce.cascade.parts import CascadeParts
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.s2s.moss_speech import MossSpeechBackend

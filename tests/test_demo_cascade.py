@@ -4,7 +4,7 @@ import json
 
 from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from vivavoce.audio.io import read
-from vivavoce.cascade.loading import CascadeParts
+from vivavoce.cascade.parts import CascadeParts
 from vivavoce.cli.demo_cascade import run
 
 SAME_AS_SPEECH = {

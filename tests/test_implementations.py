@@ -16,7 +16,7 @@ from vivavoce.device import Device, pick
 from vivavoce.errors import InputError
 from vivavoce.models.moss_speech.codec import GraphedCodec
 from vivavoce.models.registry import FAMILIES, family_of, model_type
-from vivavoce.s2s.loading import load_speech
+from vivavoce.s2s.moss_speech import load_speech
 from vivavoce.tts.nano import NanoTTS
 
 CPU = pick("cpu")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vivavoce import hub
 from vivavoce.audio.io import Sound, read
-from vivavoce.cascade.loading import CascadeParts, LoadedCascade, load_cascade
+from vivavoce.cascade.parts import CascadeParts, LoadedCascade, load_cascade
 from vivavoce.device import pick
 from vivavoce.dialogue.events import (
     ConversationSettings,
@@ -34,8 +34,7 @@ from vivavoce.errors import CheckpointError, InputError, VivaError
 from vivavoce.models.codecs import Codec, open_codec
 from vivavoce.models.registry import family_of, model_type
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.s2s.loading import load_speech
-from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.s2s.moss_speech import MossSpeechBackend, load_speech
 from vivavoce.tts.interface import SpeechModel
 
 Model = MossSpeechBackend | SpeechModel | WhisperTranscriber | Codec

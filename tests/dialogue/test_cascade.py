@@ -10,8 +10,8 @@ import pytest
 
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.player import SimulatedClock
-from vivavoce.cascade.backend import CascadeBackend, WholeTurns
-from vivavoce.cascade.chat_endpoint import ChatEnd, ChatEndpoint, ChatText, chat_messages
+from vivavoce.cascade.backend import CascadeBackend, ChatEnd, ChatText, WholeTurns, chat_messages
+from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.dialogue.events import (
     AudioPart,
     ConversationSettings,

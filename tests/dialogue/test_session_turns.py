@@ -152,7 +152,7 @@ async def test_nobody_speaking_for_long_is_a_turn_too():
 
 
 async def test_a_turn_that_never_ends_is_ended(monkeypatch):
-    monkeypatch.setattr("vivavoce.dialogue.user_turns.MAX_TURN_SECONDS", 2.0)
+    monkeypatch.setattr("vivavoce.dialogue.turns.MAX_TURN_SECONDS", 2.0)
     stage = Stage.set(settings=with_turn(create_response=False))
     await stage.hear(np.concatenate([silence(0.5), talk(3.0)]))
     assert stage.all(TurnCommitted) and stage.all(Warned)[0].code == "turn_too_long"

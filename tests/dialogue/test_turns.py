@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivavoce.audio.vad import WINDOW_MS
 from vivavoce.dialogue.events import TurnSettings
-from vivavoce.dialogue.turns import WINDOW_MS, TurnEvent, TurnState, TurnTaker, windows
+from vivavoce.dialogue.turns import TurnEvent, TurnState, TurnTaker, windows
 
 BEGAN, LIKELY, WENT_ON, OVER = TurnEvent.BEGAN, TurnEvent.LIKELY_OVER, TurnEvent.WENT_ON, TurnEvent.OVER
 

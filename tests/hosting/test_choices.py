@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from vivavoce.cascade.loading import CascadeParts
+from vivavoce.cascade.parts import CascadeParts
 from vivavoce.cli import app
 from vivavoce.dialogue.events import TurnSettings
 from vivavoce.dialogue.moderation import HttpChecker, WordList

@@ -10,7 +10,7 @@ from vivavoce.bench.answer import QUESTIONS
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.s2s.captions import WRITE_DOWN
-from vivavoce.s2s.loading import load_moss_speech
+from vivavoce.s2s.moss_speech import load_moss_speech
 from vivavoce.train.front_desk import Exchange, judge, normalise
 from vivavoce.train.lm.batches import READ
 

@@ -13,10 +13,10 @@ from tests.dialogue.voices import silence, talk
 from tests.s2s.small_parts import LETTERS, SPECIAL, small_asr, small_chat, small_tts
 from vivavoce.asr import transcribe
 from vivavoce.audio.player import SimulatedClock
-from vivavoce.cascade.chat_endpoint import ChatEnd, ChatEndpoint, ChatText
-from vivavoce.cascade.loading import CascadeParts, load_cascade, open_chat
+from vivavoce.cascade.backend import ChatEnd, ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
-from vivavoce.cascade.parts import LocalRecogniser
+from vivavoce.cascade.parts import CascadeParts, LocalRecogniser, load_cascade, open_chat
+from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.device import pick
 from vivavoce.dialogue.events import ConversationSettings, InputTranscript, ReplyAudio, ReplyDone, ReplyText
 from vivavoce.dialogue.reply import SpeakingOptions

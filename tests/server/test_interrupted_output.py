@@ -86,7 +86,7 @@ async def test_speech_is_made_only_a_few_seconds_before_it_is_played(running):
 
     class Chat:
         async def reply(self, messages, settings):
-            from vivavoce.cascade.chat_endpoint import ChatText
+            from vivavoce.cascade.backend import ChatText
 
             yield ChatText("Without end. ")
 

@@ -17,8 +17,7 @@ from tests.dialogue.voices import hum, talk
 from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.cascade.backend import CascadeBackend, WholeTurns
-from vivavoce.cascade.chat_endpoint import ChatCall, ChatEnd, ChatText
+from vivavoce.cascade.backend import CascadeBackend, ChatCall, ChatEnd, ChatText, WholeTurns
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.errors import InputError

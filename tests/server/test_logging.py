@@ -15,8 +15,7 @@ from tests.server.scripted import ScriptedHost
 from tests.server.test_live_conversation import LiveHost, Voice
 from vivavoce import log
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.cascade.backend import CascadeBackend, WholeTurns
-from vivavoce.cascade.chat_endpoint import ChatEnd, ChatText
+from vivavoce.cascade.backend import CascadeBackend, ChatEnd, ChatText, WholeTurns
 from vivavoce.dialogue.moderation import CallableChecker, Moderation
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation

@@ -22,6 +22,7 @@ Array = NDArray[np.float32]
 RATE = 16_000
 WINDOW = 512  # samples: 32 ms
 WINDOW_SECONDS = WINDOW / RATE
+WINDOW_MS = 32
 BUNDLED = Path(__file__).parent.parent / "minis" / "silero" / "silero_vad_16k.safetensors"
 
 

@@ -27,8 +27,7 @@ from vivavoce.evaluation.scoring import DNSMOS
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.s2s.captions import WRITE_DOWN
-from vivavoce.s2s.loading import load_moss_speech
-from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.s2s.moss_speech import MossSpeechBackend, load_moss_speech
 from vivavoce.train.augment import NOISES, at_snr, noise
 from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
 from vivavoce.train.lm.evaluate import word_error_rate

@@ -39,8 +39,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.s2s.loading import load_moss_speech
-from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.s2s.moss_speech import MossSpeechBackend, load_moss_speech
 
 HISTORY_SECONDS = 6.0
 REPEATS = 12

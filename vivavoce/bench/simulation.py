@@ -25,8 +25,7 @@ from vivavoce.bench.turn_sounds import gather
 from vivavoce.evaluation.machine import stage
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, earliest_deadline
-from vivavoce.s2s.loading import load_moss_speech
-from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.s2s.moss_speech import MossSpeechBackend, load_moss_speech
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.conversations import SpeechHost
 from vivavoce.server.metrics import Metrics

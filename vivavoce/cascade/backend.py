@@ -5,12 +5,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from vivavoce.audio.io import Sound
-from vivavoce.cascade.chat_endpoint import ChatCall, ChatEnd, ChatModel, ChatText, chat_messages
 from vivavoce.cascade.sentences import SentenceSplitter
 from vivavoce.dialogue.backend import (
     CallArguments,
@@ -27,7 +26,7 @@ from vivavoce.dialogue.backend import (
     Wrote,
     failed,
 )
-from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, Usage
+from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, ToolCall, Usage
 from vivavoce.dialogue.history import new_id, written
 from vivavoce.errors import NothingToSayError
 from vivavoce.log import log_failure
@@ -71,6 +70,43 @@ class StyledSynthesiser(Synthesiser, Protocol):
 
     def after(self, said: Sequence[str]) -> Synthesiser:
         """The synthesiser in the style that these user messages ask for; most ask for none."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatText:
+    """The next words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """The next part of a tool call; the first part of each has an id and a name."""
+
+    index: int
+    call_id: str | None
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ChatEnd:
+    """The reply is over: why, and what it cost where the endpoint says so."""
+
+    reason: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+ChatPiece = ChatText | ChatCall | ChatEnd
+
+
+class ChatModel(Protocol):
+    """Replies in writing."""
+
+    def reply(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
+        """The reply as it comes; leaving it stops it."""
         ...
 
 
@@ -304,6 +340,27 @@ class CascadeReply:
         limit = self.plan.max_ahead
         while limit is not None and (early := self._made_seconds - self.plan.played() - limit) > 0:
             await asyncio.sleep(early)
+
+
+def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str]) -> list[dict[str, Any]]:
+    """A history as chat messages; `spoken` has the words of spoken items."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    for item in past:
+        content = item.content
+        if isinstance(content, Message):
+            text = spoken.get(item.id) or written(item)
+            if text:
+                messages.append({"role": content.role, "content": text})
+        elif isinstance(content, ToolCall):
+            function = {"name": content.name, "arguments": content.arguments}
+            call = {"id": content.call_id, "type": "function", "function": function}
+            if messages and "tool_calls" in messages[-1]:  # calls made together are one message, or they are refused
+                messages[-1]["tool_calls"].append(call)
+            else:
+                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        else:
+            messages.append({"role": "tool", "tool_call_id": content.call_id, "content": content.output})
+    return messages
 
 
 def _at_rate(part: AudioPart, rate: int) -> Samples:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from vivavoce.cascade.chat_endpoint import ChatEnd, ChatPiece, ChatText
+from vivavoce.cascade.backend import ChatEnd, ChatPiece, ChatText
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.device import pick, resolve_dtype
 from vivavoce.dialogue.events import ConversationSettings

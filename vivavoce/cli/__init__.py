@@ -133,7 +133,7 @@ def demo(
         raise InputError(f"--chat {chat} is for a cascade; ask for it with --cascade")
     with progress_to(as_json):
         if cascade:
-            from vivavoce.cascade.loading import CascadeParts
+            from vivavoce.cascade.parts import CascadeParts
             from vivavoce.cli.demo_cascade import run as run_cascade
 
             result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)

@@ -20,7 +20,7 @@ from rich.console import Console
 from vivavoce import hub
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.audio.player import PlaybackClock
-from vivavoce.cascade.loading import LoadedCascade
+from vivavoce.cascade.parts import LoadedCascade
 from vivavoce.dialogue.events import (
     ConversationSettings,
     Event,
@@ -38,8 +38,7 @@ from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.nn.process_settings import frozen_heap
-from vivavoce.s2s.loading import load_moss_speech
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_moss_speech
 
 QUESTIONS = hub.BUNDLED / "questions"
 DEFAULT_QUESTION = "15-breakfast.opus"  # one that the miniature answers; `viva bench answer` asks them all

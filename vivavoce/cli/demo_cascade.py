@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from vivavoce.audio.io import Sound
-from vivavoce.cascade.chat_endpoint import ChatModel, ChatText
-from vivavoce.cascade.loading import CascadeParts, LoadedCascade, load_cascade
+from vivavoce.cascade.backend import ChatModel, ChatText
 from vivavoce.cascade.local_chat import LocalChat
-from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
+from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.cli.demo import DemoResult, DemoSubject, demonstrate
 from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.errors import InputError

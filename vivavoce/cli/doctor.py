@@ -49,7 +49,7 @@ from vivavoce.models.quantised import QUANTISED
 from vivavoce.models.registry import family_of, model_type, read_model_config
 from vivavoce.models.whisper.encoder import has_plain_products
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.s2s.loading import CODEC_FOLDER
+from vivavoce.s2s.moss_speech import CODEC_FOLDER
 
 EXTRAS = {
     "media": "m4a, webm, mp4 and whatever else FFmpeg reads",

@@ -30,8 +30,7 @@ from vivavoce.dialogue.front_end import AudioFrontEnd, EchoRemover, OutputTimeli
 from vivavoce.dialogue.history import History
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
-from vivavoce.dialogue.turns import LIKELY_END_MS
-from vivavoce.dialogue.user_turns import ListeningOptions, OpenTurn, UserTurns
+from vivavoce.dialogue.turns import LIKELY_END_MS, ListeningOptions, OpenTurn, UserTurns
 from vivavoce.errors import InputError
 from vivavoce.log import log_failure
 

@@ -78,7 +78,7 @@ def _is_xy_tokenizer(source: Path) -> bool:
 
 # The first that matches is taken.
 FAMILIES = (
-    Family("moss-speech", "s2s", _typed("moss_speech"), "vivavoce.s2s.loading:load_speech"),
+    Family("moss-speech", "s2s", _typed("moss_speech"), "vivavoce.s2s.moss_speech:load_speech"),
     Family("moss-tts-nano", "tts", _typed("moss_tts_nano"), "vivavoce.tts.nano:NanoTTS.load"),
     Family("moss-tts-nano-onnx", "tts", _has_any("moss_tts_prefill.onnx"), "vivavoce.tts.onnx:OnnxTTS.load"),
     Family("moss-speech-codec", "codec", lambda s: (s / "flow").is_dir(), "vivavoce.models.codecs:load_moss_speech"),

@@ -31,7 +31,7 @@ from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
 from vivavoce.quant.speech_set import SpokenSample
 from vivavoce.s2s.captions import WRITE_DOWN
-from vivavoce.s2s.loading import load_moss_speech
+from vivavoce.s2s.moss_speech import load_moss_speech
 from vivavoce.train.lm.model import hidden_states, within_segments
 from vivavoce.train.tts.model import frame_logits, global_states
 from vivavoce.tts.interface import SpeechSettings

@@ -10,18 +10,14 @@ import struct
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vivavoce.dialogue.backend import EndpointRef, Resolver
-from vivavoce.engine.engine import Engine
 from vivavoce.errors import MissingDependencyError, VivaError
-from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
-from vivavoce.models.tokenizers import TextTokenizer
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -171,21 +167,3 @@ class RemoteCodec:
         voices = {name: RemoteState(voice=name) for name in description["voices"]}
         speech_encoder = RemoteStream(description["ear_samples_per_code"])
         return cls(find, speech_encoder, RemoteFlowInfo(grain), description["samples_per_code"], voices)
-
-
-class RemoteCodecPipeline(MossSpeechBackend):
-    """MOSS-Speech with speech encoder and vocoder on another machine."""
-
-    def __init__(
-        self,
-        core: Engine,
-        codec: RemoteCodec,
-        prompt: MossSpeechPrompt,
-        tokenizer: TextTokenizer,
-        options: MossSpeechOptions | None = None,
-    ) -> None:
-        super().__init__(core, cast(Any, codec), prompt, tokenizer, cast(Any, codec.voices), options)
-        self.speech_encoder, self.vocoder = (
-            cast(Any, RemoteSpeechEncoder(codec.find, SPEECH_ENCODER)),
-            cast(Any, RemoteVocoder(codec.find, VOCODER)),
-        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from vivavoce.cascade.loading import DEFAULT_CHAT_MODEL
+from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL
 from vivavoce.device import pick
 from vivavoce.dialogue.backend import Resolver
 from vivavoce.errors import optional_packages

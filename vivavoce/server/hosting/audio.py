@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from vivavoce.audio.io import Sound
-from vivavoce.cascade.backend import CascadeBackend, WholeTurns
-from vivavoce.cascade.chat_endpoint import ChatPiece
+from vivavoce.cascade.backend import CascadeBackend, ChatPiece, WholeTurns
 from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation

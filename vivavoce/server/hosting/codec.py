@@ -24,10 +24,9 @@ from vivavoce.device import pick
 from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.models.flow.state import FlowVoice
-from vivavoce.s2s.loading import CODEC_FOLDER, codec_voices, own_options
-from vivavoce.s2s.loading import load_codec as load_moss_codec
 from vivavoce.s2s.local_codec import LocalCodec
-from vivavoce.s2s.moss_speech import MossSpeechOptions
+from vivavoce.s2s.moss_speech import CODEC_FOLDER, MossSpeechOptions, codec_voices, own_options
+from vivavoce.s2s.moss_speech import load_codec as load_moss_codec
 from vivavoce.s2s.remote_codec import SPEECH_ENCODER, unpacked
 from vivavoce.server.app import uvicorn_config
 from vivavoce.server.auth import Keys, request_key

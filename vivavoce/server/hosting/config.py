@@ -11,7 +11,7 @@ from typing import Any
 
 from vivavoce.asr.backends import BackendName
 from vivavoce.audio.vad import SmartTurn
-from vivavoce.cascade.loading import DEFAULT_CHAT_MODEL, CascadeParts
+from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
 from vivavoce.dialogue.backend import Resolver
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList

@@ -5,15 +5,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vivavoce.cascade.loading import LoadedCascade, load_cascade
 from vivavoce.cascade.local_chat import LocalChat
-from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
+from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import InputError
-from vivavoce.s2s.loading import load_speech
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
 from vivavoce.server.host import ModelCard
 from vivavoce.server.hosting.audio import ASREndpoint, AudioHost, TTSEndpoint, request_gauges
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
