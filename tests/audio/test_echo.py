@@ -6,7 +6,7 @@ from scipy.signal import fftconvolve
 
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.echo import BLOCK, EchoGuard
-from vivavoce.audio.vad import speech_chances, voice_activity
+from vivavoce.audio.vad import speech_probabilities, voice_activity
 from vivavoce.errors import InputError
 
 RATE = 16_000
@@ -34,7 +34,9 @@ def through(guard: EchoGuard, microphone: np.ndarray, played: np.ndarray) -> tup
 
 def longest_speech(samples: np.ndarray) -> int:
     """Windows in the longest run of speech."""
-    marks = "".join("x" if chance >= 0.5 else " " for chance in speech_chances(voice_activity(), samples))
+    marks = "".join(
+        "x" if probability >= 0.5 else " " for probability in speech_probabilities(voice_activity(), samples)
+    )
     return max(map(len, marks.split()), default=0)
 
 
@@ -87,11 +89,11 @@ def test_a_user_who_speaks_over_the_output_is_heard(delay):
     user, begin = talk(1.5, seed=2, level_dbfs=-24), RATE * 3
     microphone[begin : begin + len(user)] += user
     left, _ = through(EchoGuard(), microphone, played)
-    chances = speech_chances(voice_activity(), left)
+    probabilities = speech_probabilities(voice_activity(), left)
     first, last = begin // BLOCK, (begin + len(user)) // BLOCK
-    assert (chances[:first] < 0.5).all()
-    assert np.argmax(chances[first:] >= 0.5) <= 4, "within 160 ms"
-    assert (chances[first:last] >= 0.5).mean() > 0.8
+    assert (probabilities[:first] < 0.5).all()
+    assert np.argmax(probabilities[first:] >= 0.5) <= 4, "within 160 ms"
+    assert (probabilities[first:last] >= 0.5).mean() > 0.8
 
 
 def test_what_was_played_to_headphones_in_a_silent_room_is_known_when_somebody_speaks():

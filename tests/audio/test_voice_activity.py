@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.dialogue.voices import cough, hum, silence, talk
-from vivavoce.audio.vad import BUNDLED, WINDOW, EnergyActivity, SileroActivity, speech_chances, voice_activity
+from vivavoce.audio.vad import BUNDLED, WINDOW, EnergyActivity, SileroActivity, speech_probabilities, voice_activity
 from vivavoce.errors import CheckpointError, InputError
 
 GOLDEN = Path(__file__).parent / "silero_chances.json"
@@ -22,7 +22,7 @@ def sound() -> np.ndarray:
 def test_the_chances_are_those_of_the_published_network():
     """Made once with onnxruntime from silero-vad 6.2.3, for the same sound."""
     expected = np.array(json.loads(GOLDEN.read_text()))
-    np.testing.assert_allclose(speech_chances(SileroActivity(), sound()), expected, atol=2e-3)
+    np.testing.assert_allclose(speech_probabilities(SileroActivity(), sound()), expected, atol=2e-3)
 
 
 @pytest.mark.skipif(find_spec("silero_vad") is None, reason="silero-vad is not installed")
@@ -31,33 +31,37 @@ def test_the_chances_are_those_of_the_installed_package():
 
     spec = find_spec("silero_vad")
     session = onnxruntime.InferenceSession(str(Path(spec.origin).parent / "data" / "silero_vad.onnx"))
-    state, context, samples, chances = np.zeros((2, 1, 128), "f"), np.zeros(64, "f"), sound(), []
+    state, context, samples, probabilities = np.zeros((2, 1, 128), "f"), np.zeros(64, "f"), sound(), []
     for start in range(0, len(samples) - WINDOW + 1, WINDOW):
         window = samples[start : start + WINDOW]
         inputs = {"input": np.concatenate([context, window])[None], "state": state, "sr": np.array(16_000)}
-        (chance, state), context = session.run(None, inputs), window[-64:]
-        chances.append(chance[0, 0])
-    np.testing.assert_allclose(speech_chances(SileroActivity(), samples), chances, atol=1e-4)
+        (probability, state), context = session.run(None, inputs), window[-64:]
+        probabilities.append(probability[0, 0])
+    np.testing.assert_allclose(speech_probabilities(SileroActivity(), samples), probabilities, atol=1e-4)
 
 
 @pytest.mark.parametrize("detector", [SileroActivity(), EnergyActivity()], ids=["silero", "energy"])
 def test_speech_is_speech_and_silence_is_not(detector):
     for seed in range(3):
-        chances = speech_chances(detector, np.concatenate([silence(0.96, seed), talk(1.92, seed), silence(0.96, seed)]))
-        before, during, after = np.split(chances, [30, 90])
+        probabilities = speech_probabilities(
+            detector, np.concatenate([silence(0.96, seed), talk(1.92, seed), silence(0.96, seed)])
+        )
+        before, during, after = np.split(probabilities, [30, 90])
         assert (before < 0.35).mean() > 0.95 and (during[4:-1] > 0.5).mean() > 0.9 and (after[6:] < 0.35).all()
 
 
 @pytest.mark.parametrize("level", [-70.0, -50.0])
 def test_steady_noise_is_not_speech(level):
     noise = silence(5.0, level_dbfs=level)
-    assert (speech_chances(SileroActivity(), noise) < 0.35).all()
-    assert (speech_chances(EnergyActivity(), noise)[30:] < 0.35).all()
+    assert (speech_probabilities(SileroActivity(), noise) < 0.35).all()
+    assert (speech_probabilities(EnergyActivity(), noise)[30:] < 0.35).all()
 
 
 def test_a_cough_is_hardly_ever_speech_to_silero():
-    chances = [speech_chances(SileroActivity(), np.concatenate([silence(0.5), cough(seed)])) for seed in range(10)]
-    assert np.mean([(each > 0.5).sum() >= 2 for each in chances]) <= 0.2
+    probabilities = [
+        speech_probabilities(SileroActivity(), np.concatenate([silence(0.5), cough(seed)])) for seed in range(10)
+    ]
+    assert np.mean([(each > 0.5).sum() >= 2 for each in probabilities]) <= 0.2
 
 
 @pytest.mark.parametrize("detector", [SileroActivity(), EnergyActivity()], ids=["silero", "energy"])

@@ -8,7 +8,7 @@ import pytest
 from tests.bench.turn_stage import material
 from vivavoce.audio.io import Sound, write
 from vivavoce.audio.level import rms_dbfs
-from vivavoce.audio.vad import speech_chances, voice_activity
+from vivavoce.audio.vad import speech_probabilities, voice_activity
 from vivavoce.bench.turn import session_of
 from vivavoce.bench.turn_caller import PACKET, CallEnvironment, Microphone
 from vivavoce.bench.turn_client import RESEND_SECONDS, Line, LineDirection, Loudspeaker, PlayedReply, realtime_url
@@ -143,7 +143,7 @@ def test_a_hum_is_taken_for_a_voice_and_a_knock_is_not():
 
     def voice(samples):
         heard = np.concatenate([room_noise(0.5, -70), samples, room_noise(0.5, -70)])
-        return float((speech_chances(detector, Sound(heard, RATE).resampled(16_000).samples[0]) > 0.5).mean())
+        return float((speech_probabilities(detector, Sound(heard, RATE).resampled(16_000).samples[0]) > 0.5).mean())
 
     assert all(voice(mm_hm(seed)) > 0.1 for seed in range(4))
     assert all(voice(talk(1.0, seed)) > 0.3 for seed in range(3))

@@ -32,7 +32,7 @@ class ScriptedReply:
     def __init__(self, mind, plan, pieces):
         self.mind, self.plan = mind, plan
         self._pieces = pieces
-        self.heard_turn = mind.turn_windows if plan.hears_turn else 0
+        self.heard_turn = mind.turn_windows if plan.includes_turn else 0
         self.released_for, self.is_released, self.is_dropped = None, False, False
 
     async def pieces(self):
@@ -47,7 +47,7 @@ class ScriptedReply:
 
     def release(self, turn):
         self.is_released, self.released_for = True, turn
-        if self.plan.hears_turn:
+        if self.plan.includes_turn:
             self.mind.turn_windows = 0
         self.mind.log.append(("release", turn))
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from vivavoce.audio.chunking import (
     REPLY_SECONDS,
     ChunkGapEstimate,
+    ChunkUnit,
     FixedPolicy,
-    Grain,
     LeadPolicy,
     next_chunk,
     simulate,
@@ -16,7 +16,7 @@ from vivavoce.audio.chunking import (
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.errors import InputError
 
-FLOW = Grain(frames=5, lookahead=3)
+FLOW = ChunkUnit(frames=5, lookahead=3)
 
 
 def steady(seconds: float):
@@ -64,7 +64,7 @@ def test_chunks_grow_with_the_lead_and_stop_growing():
 
 def test_a_fixed_policy_is_rounded_up_to_the_grain():
     assert [FixedPolicy(FLOW, 1, 7).wanted(chunk, 9.0) for chunk in (0, 1, 2)] == [5, 10, 10]
-    assert [FixedPolicy(Grain(), 2, 4).wanted(chunk, 0.0) for chunk in (0, 1, 2)] == [2, 4, 4]
+    assert [FixedPolicy(ChunkUnit(), 2, 4).wanted(chunk, 0.0) for chunk in (0, 1, 2)] == [2, 4, 4]
 
 
 def test_a_quick_decoder_is_never_late_and_a_slow_one_is_told_so():
@@ -97,21 +97,21 @@ def test_growing_chunks_need_fewer_passes_than_fixed_ones():
     frames=st.integers(1, 120),
     pace=st.floats(0.002, 0.2),
     seconds=st.floats(0.001, 0.3),
-    grain=st.builds(Grain, st.integers(1, 8), st.integers(0, 4)),
+    unit=st.builds(ChunkUnit, st.integers(1, 8), st.integers(0, 4)),
     share=st.floats(0.1, 1.0),
 )
-def test_every_frame_is_decoded_exactly_once(frames, pace, seconds, grain, share):
+def test_every_frame_is_decoded_exactly_once(frames, pace, seconds, unit, share):
     sizes = []
 
     def decode_time(chunk, size, is_last):
         sizes.append(size)
         return seconds
 
-    report = simulate(LeadPolicy(grain, share), frames, pace, decode_time)
+    report = simulate(LeadPolicy(unit, share), frames, pace, decode_time)
     assert sum(sizes) == frames
     assert report.chunks == len(sizes)
-    assert all(size % grain.frames == 0 for size in sizes[:-1])
-    assert sizes[-1] <= max(sizes[:-1], default=grain.frames) + int(1.6 / 0.08) + grain.lookahead + grain.frames
+    assert all(size % unit.frames == 0 for size in sizes[:-1])
+    assert sizes[-1] <= max(sizes[:-1], default=unit.frames) + int(1.6 / 0.08) + unit.lookahead + unit.frames
     assert report.first_sound >= pace
 
 
@@ -134,7 +134,7 @@ def test_a_gap_is_bridged_by_as_much_sound_as_everybody_s_next_chunk_takes():
 
 
 def test_frames_that_wait_already_are_taken_together_where_long_chunks_cost_little():
-    policy = LeadPolicy(Grain(5, 3), share=0.8, doubles=True, making=1.0)
+    policy = LeadPolicy(ChunkUnit(5, 3), share=0.8, doubles=True, making=1.0)
     assert [next_chunk(policy, waiting, False, 1, 0.3) for waiting in (7, 8, 12, 13, 40)] == [0, 5, 5, 10, 10]
     assert [next_chunk(policy, waiting, False, 1, 1.1) for waiting in (12, 13, 22, 23, 60)] == [0, 10, 10, 20, 20]
     assert next_chunk(policy, 40, False, 0, 0.0) == 5, "a first sound is as short as can be"
@@ -152,7 +152,7 @@ def test_where_passes_are_shared_a_crowd_does_not_make_a_first_chunk_wait():
 
 
 def test_later_chunks_may_be_longer_than_the_lead_affords_where_short_ones_cost_too_much():
-    policy = LeadPolicy(FLOW, share=1.0, max_seconds=0.8, later=2)
+    policy = LeadPolicy(FLOW, share=1.0, max_seconds=0.8, min_later_units=2)
     assert [policy.wanted(chunks, 0.1) for chunks in (0, 1, 2)] == [5, 10, 10]
 
 

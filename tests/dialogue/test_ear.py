@@ -43,14 +43,16 @@ def test_nobody_is_asked_about_a_long_silence_and_a_voice_after_it_is_heard_as_e
     sound = np.concatenate([talk(0.6, seed=1), room(4.0), talk(1.0, seed=2)]).astype("f")
     windows = heard(sound, counted)
     assert counted.asked < len(windows) - 4.0 * RATE / WINDOW + SETTLED_WINDOWS + 8
-    state, chances = asked.initial_state(), []
+    state, probabilities = asked.initial_state(), []
     for window in windows:
-        chance, state = asked.step(state, window.samples)
-        chances.append(chance)
+        probability, state = asked.step(state, window.samples)
+        probabilities.append(probability)
     begins = round(4.6 * RATE / WINDOW) + 1
-    told = [window.chance for window in windows]
-    assert told[begins + 1 :] == pytest.approx(chances[begins + 1 :], abs=0.1)
-    assert [chance > 0.5 for chance in told[begins:]] == [chance > 0.5 for chance in chances[begins:]]
+    told = [window.probability for window in windows]
+    assert told[begins + 1 :] == pytest.approx(probabilities[begins + 1 :], abs=0.1)
+    assert [probability > 0.5 for probability in told[begins:]] == [
+        probability > 0.5 for probability in probabilities[begins:]
+    ]
     assert max(told[begins : begins + 6]) > 0.9
 
 
@@ -60,4 +62,4 @@ def test_a_voice_that_has_stopped_is_known_to_within_the_window():
     voiced = [place for place, window in enumerate(windows) if window.quiet_ms < WINDOW * 1000 // RATE]
     ended = (voiced[-1] + 1) * WINDOW / RATE - windows[voiced[-1]].quiet_ms / 1e3
     assert ended == pytest.approx(1.3, abs=0.03)
-    assert all(window.chance == 0 for window in windows[voiced[-1] + 1 :])  # a network alone would linger
+    assert all(window.probability == 0 for window in windows[voiced[-1] + 1 :])  # a network alone would linger

@@ -48,13 +48,13 @@ def watch(sound: np.ndarray, words: str | None = None, levels: UserLevel = USUAL
     is_speech = False
     for start in range(0, len(samples) - WINDOW + 1, WINDOW):
         window = samples[start : start + WINDOW]
-        chance, state = activity.step(state, window)
-        is_speech = chance >= (0.35 if is_speech else 0.5)
+        probability, state = activity.step(state, window)
+        is_speech = probability >= (0.35 if is_speech else 0.5)
         if watching is None and is_speech:
             watching = OverlapWatch(OverlapClassifier(), words=words)
         if watching is None:
             continue
-        watching.step(window, chance, 0.0, is_speech, levels)
+        watching.step(window, probability, 0.0, is_speech, levels)
         if watching.verdict is OverlapVerdict.INTERRUPTION or watching.is_over:
             return Watched(watching.verdict, (start + WINDOW - 16 * 512) / 16)
     return Watched(None, 0.0)
@@ -96,12 +96,12 @@ def test_synthetic_voices():
 
 
 def test_who_begins_softly_and_then_speaks_up_is_not_taken_for_a_backchannel_any_more():
-    judge, state, verdicts = OverlapClassifier(), OverlapState(), []
+    classifier, state, verdicts = OverlapClassifier(), OverlapState(), []
     colours = [(-3.0, -20.0, *[-30.0] * 7), (-12.0, -2.0, *[-25.0] * 7)]
     for place in range(13):
         level = -31.0 if place < 9 else -20.0
         window = WindowFeatures(level, 0.9, 120.0, 0.1, 0.02, colours[place % 2 if place >= 9 else 0])
-        state = judge.step(state, window, 0.98, 0.0, USUAL)
+        state = classifier.step(state, window, 0.98, 0.0, USUAL)
         verdicts.append(state.verdict)
     assert verdicts[8] is OverlapVerdict.BACKCHANNEL  # as it is at 288 ms
     assert verdicts[11] is OverlapVerdict.INTERRUPTION  # at 384
@@ -168,7 +168,7 @@ def test_our_own_echo_never_interrupts():
     sound = talk(2.0, 1)
     for start in range(0, len(sound) - WINDOW + 1, WINDOW):
         watching.step(sound[start : start + WINDOW], 0.95, 0.9, True, USUAL)
-    assert watching.verdict is OverlapVerdict.ECHO and watching.is_ours
+    assert watching.verdict is OverlapVerdict.ECHO and watching.is_echo
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.dialogue.voices import talk
 from vivavoce.audio.player import PlaybackClock, SimulatedClock, WallClock
 from vivavoce.dialogue.front_end import OutputTimeline
-from vivavoce.dialogue.history import SpokenWords, first_kept, first_words
+from vivavoce.dialogue.history import SpokenWords, first_retained, first_words
 from vivavoce.dialogue.moderation import CallableChecker, HttpChecker, Moderation, WordList
 from vivavoce.dialogue.reply import GuardLimits, SoundGuard, loop_length
 from vivavoce.errors import InputError, VivaError
@@ -220,12 +220,12 @@ async def test_an_endpoint_may_check():
 
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(0, 50), st.integers(100, 1000))
 def test_compaction_keeps_the_newest_and_makes_room(lengths, fixed, capacity):
-    first = first_kept(lengths, fixed, capacity)
+    first = first_retained(lengths, fixed, capacity)
     kept = lengths[first:]
     assert fixed + sum(kept) <= 0.75 * capacity or len(kept) <= 1
     if fixed + sum(lengths) <= 0.75 * capacity:
         assert first == 0
-    assert first_kept(lengths, fixed, capacity, first) == first, "once compacted, it stays"
+    assert first_retained(lengths, fixed, capacity, first) == first, "once compacted, it stays"
 
 
 async def test_clocks_wait_for_their_moment():

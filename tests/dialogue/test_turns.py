@@ -11,11 +11,11 @@ from vivavoce.dialogue.turns import TurnEvent, TurnState, TurnTaker, windows
 BEGAN, LIKELY, WENT_ON, OVER = TurnEvent.BEGAN, TurnEvent.LIKELY_OVER, TurnEvent.WENT_ON, TurnEvent.OVER
 
 
-def play(chances, settings=None, finished=None):
+def play(probabilities, settings=None, finished=None):
     """The windows at which something happened, and what."""
     taker, state, found = TurnTaker(settings or TurnSettings()), TurnState(), []
-    for place, chance in enumerate(chances):
-        event, state = taker.step(state, chance, finished)
+    for place, probability in enumerate(probabilities):
+        event, state = taker.step(state, probability, finished)
         if event is not None:
             found.append((place, event))
     return found, state
@@ -102,13 +102,13 @@ def test_a_turn_model_shortens_or_lengthens_the_wait(finished, eagerness, silenc
     st.sampled_from(["silence", "semantic"]),
     st.sampled_from([None, 0.1, 0.9]),
 )
-def test_the_order_of_events_is_always_that_of_turns(chances, silence, detector, finished):
-    found, state = play(chances, TurnSettings(detector=detector, silence_duration_ms=silence), finished)
+def test_the_order_of_events_is_always_that_of_turns(probabilities, silence, detector, finished):
+    found, state = play(probabilities, TurnSettings(detector=detector, silence_duration_ms=silence), finished)
     allowed = {None: {BEGAN}, BEGAN: {LIKELY, OVER}, LIKELY: {WENT_ON, OVER}, WENT_ON: {LIKELY, OVER}, OVER: {BEGAN}}
     last = None
     for _, event in found:
         assert event in allowed[last]
         last = event
-    assert state.heard_ms == len(chances) * WINDOW_MS
-    assert state.has_begun == (last not in (None, OVER))
+    assert state.heard_ms == len(probabilities) * WINDOW_MS
+    assert state.has_started == (last not in (None, OVER))
     assert state.is_likely_over == (last is LIKELY)

@@ -94,7 +94,7 @@ def test_conversations_and_the_engine_are_configured():
     options, usual = chosen.dialogue(), ServingOptions().dialogue()
     assert options.echo is None and usual.echo is not None and options.words_decide and not usual.words_decide
     assert options.speaking.guards.max_seconds == 9.0 and chosen.engine.context == 64
-    assert usual == DialogueOptions(echo=usual.echo, judge=usual.judge)
+    assert usual == DialogueOptions(echo=usual.echo, classifier=usual.classifier)
 
 
 def test_flags_override_the_file_and_leave_the_rest(folder):

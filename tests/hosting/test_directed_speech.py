@@ -87,7 +87,7 @@ async def reply_to(speaker, written=(), spoken=None):
     mind.set_history(past, settings)
     if spoken is not None:
         mind.listen(np.zeros(16_000, np.float32))
-    reply = mind.reply(ReplyPlan("reply", settings, lambda: 0.0, hears_turn=spoken is not None))
+    reply = mind.reply(ReplyPlan("reply", settings, lambda: 0.0, includes_turn=spoken is not None))
     pieces = [piece async for piece in reply.pieces()]
     assert pieces[-1] == Ended("completed")
     await mind.close()

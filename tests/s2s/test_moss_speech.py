@@ -101,7 +101,7 @@ class Caller:
         async def note():
             done.set()
 
-        self.conversation._state._order(note)
+        self.conversation._state._enqueue(note)
         await done.wait()
 
     async def close(self):
@@ -286,7 +286,7 @@ async def test_long_calls_drop_their_oldest_turns_and_keep_the_instructions(part
         assert {event.reason for event in caller.all(ReplyDone)} == {"max_output_tokens"}
         mind = caller.conversation._state
         assert (
-            mind._first in [item.id for item in caller.conversation.items[1:]] and len(caller.conversation.items) == 16
+            mind._first_visible in [item.id for item in caller.conversation.items[1:]] and len(caller.conversation.items) == 16
         )
         head = parts.prompt.turn(Turn("system", "Be kind."))
         assert mind._rows[: len(head)] == head
@@ -348,7 +348,7 @@ async def test_in_a_crowd_chunks_are_long_and_the_first_waits_for_the_second(par
     async with parts.pipeline(max_loop=None) as pipeline:
         pipeline.speaking = 2  # others
         crowded = await said(pipeline)
-        assert crowded[0] >= pipeline.policy.grain.frames * 2 * parts.codec.samples_per_code
+        assert crowded[0] >= pipeline.policy.unit.frames * 2 * parts.codec.samples_per_code
         pipeline.speaking = 0
         assert (await said(pipeline))[0] < crowded[0]
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.models.test_cosyvoice_graphs import a_prompt, tiny_speech
 from tests.models.tiny_cosyvoice import sizes
-from vivavoce.audio.chunking import Grain
+from vivavoce.audio.chunking import ChunkUnit
 from vivavoce.device import pick
 from vivavoce.engine.sampling import Generation
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM
@@ -44,7 +44,7 @@ def voice(mouth):
 
 def begin(mouth, voice, seed, lead=0.0):
     """A text that is to be said, whose listener is so many seconds behind."""
-    policy = HopPolicy(Grain(CHUNK, LOOKAHEAD, 0.04), mouth.speech.flow.first_hop(voice))
+    policy = HopPolicy(ChunkUnit(CHUNK, LOOKAHEAD, 0.04), mouth.speech.flow.first_hop(voice))
     text = SynthesizedText(policy, mouth.speech.start(voice, LEFT, seed), lambda: lead)
     rows = mouth.lm.prompt([3, 4, 5], [mouth.lm.config.end_of_prompt], [seed] * 20)
     generation = Generation(PUBLISHED, max_new_rows=400, min_new_rows=400, seed=seed)

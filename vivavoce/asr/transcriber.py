@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vivavoce.asr.backends import Backend, BackendName, OwnBackend, load_backend
 from vivavoce.asr.drafts import DraftChoice, DraftReport
-from vivavoce.audio.vad import speech_chances, voice_activity
+from vivavoce.audio.vad import speech_probabilities, voice_activity
 from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
 
 RATE = 16_000
@@ -43,7 +43,7 @@ class SpeechGate:
         """Speech activity of a recording, the last window of which is filled up with silence.  # [time] at 16 kHz"""
         padded = np.pad(samples, (0, -len(samples) % WINDOW))
         power = np.square(padded.reshape(-1, WINDOW)).mean(1)
-        return SpeechActivity(speech_chances(voice_activity(), padded), 10 * np.log10(power + QUIETEST**2))
+        return SpeechActivity(speech_probabilities(voice_activity(), padded), 10 * np.log10(power + QUIETEST**2))
 
     def passes(self, segment: TranscriptSegment, activity: SpeechActivity) -> bool:
         """Whether there is speech in a segment."""
@@ -84,10 +84,10 @@ class Transcriber:
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
     ) -> Iterator[TranscriptSegment]:
         """Segments in which speech is detected, as they become final.  # [time] at 16 kHz"""
-        activity = self.speech_chances(samples.numpy())
+        activity = self.speech_probabilities(samples.numpy())
         return (each for each in self.backend.segments(samples, options) if self.passes_gate(each, activity))
 
-    def speech_chances(self, samples: NDArray[np.float32]) -> SpeechActivity | None:
+    def speech_probabilities(self, samples: NDArray[np.float32]) -> SpeechActivity | None:
         """Speech activity for `lets_through`; None without a gate.  # [time] at 16 kHz"""
         return None if self.gate is None else self.gate.activity(samples)
 

@@ -15,7 +15,7 @@ MANY_REPLIES = 8  # of so many, one may wait for a chunk twice as long as usual
 
 
 @dataclass(frozen=True)
-class Grain:
+class ChunkUnit:
     """What a streaming decoder asks for: frames come in multiples of `frames`, each chunk after `lookahead` more."""
 
     frames: int = 1
@@ -27,7 +27,7 @@ class ChunkPolicy(Protocol):
     """Decides the size of the next chunk."""
 
     @property
-    def grain(self) -> Grain:
+    def unit(self) -> ChunkUnit:
         """What the decoder asks for."""
         ...
 
@@ -44,12 +44,12 @@ class ChunkPolicy(Protocol):
 class LeadPolicy:
     """The first chunk as small as the decoder allows; later ones take a share of the lead, up to `longest` seconds."""
 
-    grain: Grain
+    unit: ChunkUnit
     share: float = 0.5
     max_seconds: float = 1.6
     doubles: bool = False
     """Whether chunks are one, two, four … grains long, so that those of many replies are alike."""
-    later: int = 1
+    min_later_units: int = 1
     """Grains that every chunk but the first has at least."""
     end: float = 1.0
     """How many times as long as wanted the last chunk may be, so that no pass is made for a few frames alone."""
@@ -63,29 +63,29 @@ class LeadPolicy:
 
     def wanted(self, chunks: int, lead: float) -> int:
         """Frames that take `share` of the lead to play: the rest of the lead is for making them."""
-        affordable = min(lead * self.share, self.max_seconds) / self.grain.frame_seconds
-        grains = max(1 if chunks == 0 else self.later, int(affordable / self.grain.frames + 1e-9))
-        return (1 << (grains.bit_length() - 1) if self.doubles else grains) * self.grain.frames
+        affordable = min(lead * self.share, self.max_seconds) / self.unit.frame_seconds
+        units = max(1 if chunks == 0 else self.min_later_units, int(affordable / self.unit.frames + 1e-9))
+        return (1 << (units.bit_length() - 1) if self.doubles else units) * self.unit.frames
 
     def max_frames(self, chunks: int, lead: float) -> int:
         """Frames to take at once if they are there already: long chunks cost much less for many replies."""
         if self.making is None or chunks == 0:
             return self.wanted(chunks, lead)
-        max_seconds = self.max_seconds / self.grain.frame_seconds
-        return max(2 * self.grain.frames, round(max_seconds)) if lead >= self.making else 2 * self.grain.frames
+        max_seconds = self.max_seconds / self.unit.frame_seconds
+        return max(2 * self.unit.frames, round(max_seconds)) if lead >= self.making else 2 * self.unit.frames
 
     def sizes(self) -> list[int]:
         """Frames of every chunk it may ask for."""
-        seconds = self.grain.frames * self.grain.frame_seconds
+        seconds = self.unit.frames * self.unit.frame_seconds
         max_frames = max(1, int(self.max_seconds / seconds + 1e-9))
-        return sorted({self.wanted(1, grains * seconds / self.share) for grains in range(1, max_frames + 1)})
+        return sorted({self.wanted(1, units * seconds / self.share) for units in range(1, max_frames + 1)})
 
 
 @dataclass(frozen=True)
 class FixedPolicy:
     """A first chunk of `first` frames, then chunks of `then`, whatever the lead; rounded up to the decoder's grain."""
 
-    grain: Grain
+    unit: ChunkUnit
     first: int = 2
     then: int = 4
 
@@ -96,7 +96,7 @@ class FixedPolicy:
     def wanted(self, chunks: int, lead: float) -> int:
         """The fixed size."""
         frames = self.first if chunks == 0 else self.then
-        return -(-frames // self.grain.frames) * self.grain.frames
+        return -(-frames // self.unit.frames) * self.unit.frames
 
     def max_frames(self, chunks: int, lead: float) -> int:
         """As many as wanted."""
@@ -106,9 +106,9 @@ class FixedPolicy:
 def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, lead: float) -> int:
     """Frames to decode now, of those waiting; 0: wait for more. `is_last`: no more will come, take what is left."""
     wanted, max_frames = policy.wanted(chunks, lead), policy.max_frames(chunks, lead)
-    while 2 * wanted <= max_frames and waiting >= 2 * wanted + policy.grain.lookahead:
+    while 2 * wanted <= max_frames and waiting >= 2 * wanted + policy.unit.lookahead:
         wanted *= 2
-    if waiting >= wanted + policy.grain.lookahead and not (is_last and waiting <= wanted):
+    if waiting >= wanted + policy.unit.lookahead and not (is_last and waiting <= wanted):
         return wanted
     return waiting if is_last else 0
 
@@ -185,7 +185,7 @@ def simulate(policy: ChunkPolicy, frames: int, seconds_per_frame: float, decode_
             continue
         seconds = decode_time(chunks, size, is_last)
         now, decoding = now + seconds, decoding + seconds
-        player.feed(now, size * policy.grain.frame_seconds)
+        player.feed(now, size * policy.unit.frame_seconds)
         chunks, decoded = chunks + 1, decoded + size
     player.finish(now)
     assert player.started is not None

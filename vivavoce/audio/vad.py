@@ -50,13 +50,13 @@ def _silero(path: Path) -> VoiceActivity:
     return SileroActivity(path)
 
 
-def speech_chances(detector: VoiceActivity, samples: Array) -> Array:
+def speech_probabilities(detector: VoiceActivity, samples: Array) -> Array:
     """The chance of each whole window of a sound.  # [time] → [window]"""
-    state, chances = detector.initial_state(), []
+    state, probabilities = detector.initial_state(), []
     for start in range(0, len(samples) - WINDOW + 1, WINDOW):
-        chance, state = detector.step(state, samples[start : start + WINDOW])
-        chances.append(chance)
-    return np.array(chances, np.float32)
+        probability, state = detector.step(state, samples[start : start + WINDOW])
+        probabilities.append(probability)
+    return np.array(probabilities, np.float32)
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class SileroActivity:
         for taps, bias, stride in self._convolutions:
             x = np.maximum(_convolve(x, taps, stride) + bias, 0.0)
         hidden, cell = self._recur(x[0], state)
-        chance = _sigmoid(np.maximum(hidden, 0.0) @ self._final + self._final_bias)
-        return float(chance), SileroState(np.array(samples[-self.CONTEXT :], np.float32), hidden, cell)
+        probability = _sigmoid(np.maximum(hidden, 0.0) @ self._final + self._final_bias)
+        return float(probability), SileroState(np.array(samples[-self.CONTEXT :], np.float32), hidden, cell)
 
     def _magnitudes(self, samples: Array) -> Array:
         """# [576] → [4, 129]"""
@@ -119,7 +119,7 @@ class EnergyState:
     """How loud the room is, and how sure the detector was."""
 
     floor_db: float | None = None
-    chance: float = 0.0
+    probability: float = 0.0
 
 
 class EnergyActivity:
@@ -149,9 +149,9 @@ class EnergyActivity:
         flatness = float(np.exp(np.log(power).mean()) / power.mean())
         floor = min(level, -45.0) if state.floor_db is None else state.floor_db
         evidence = (level - floor - self.SURE_DB) / 3.0 - max(0.0, flatness - 0.25) * 12.0
-        chance = 0.6 * float(_sigmoid(np.float32(evidence))) + 0.4 * state.chance
-        change = np.clip(level - floor, -self.FALL_DB, self.RISE_DB if chance < 0.9 else self.RISE_DB / 8)
-        return chance, EnergyState(floor + float(change), chance)
+        probability = 0.6 * float(_sigmoid(np.float32(evidence))) + 0.4 * state.probability
+        change = np.clip(level - floor, -self.FALL_DB, self.RISE_DB if probability < 0.9 else self.RISE_DB / 8)
+        return probability, EnergyState(floor + float(change), probability)
 
 
 def _read(path: Path) -> dict[str, Array]:

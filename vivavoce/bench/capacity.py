@@ -126,7 +126,7 @@ def _listening(pipeline: MossSpeechBackend, sessions: int) -> list[StageCost]:
 
 def _speaking(pipeline: MossSpeechBackend, sessions: int) -> list[StageCost]:
     """While the model speaks: decoding, flow, vocoder and captions."""
-    frame = pipeline.policy.grain.frame_seconds
+    frame = pipeline.policy.unit.frame_seconds
     rows = {streams: _rows(pipeline, streams, "speech") / streams for streams in (1, sessions)}
     words = {streams: _rows(pipeline, streams, "text") / streams for streams in (1, sessions)}
     together = min(sessions, pipeline.vocoder.max_batch)
@@ -159,11 +159,11 @@ def _rows(pipeline: MossSpeechBackend, streams: int, modality: str) -> float:
 
 def _voice(pipeline: MossSpeechBackend, streams: int) -> tuple[float, float]:
     """CPU milliseconds of flow and vocoder per second of audio, at steady-state chunk size."""
-    codec, grain = pipeline.codec, pipeline.policy.grain
-    size = 2 * grain.frames
+    codec, unit = pipeline.codec, pipeline.policy.unit
+    size = 2 * unit.frames
     codes = torch.arange(REPEATS * size) % codec.flow.config.vocabulary
     states = [codec.start(pipeline.voice_of(None), pipeline.options.left_chunks) for _ in range(streams)]
-    _, states = codec.step_batch(states, [codes[: size + grain.lookahead]] * streams, [False] * streams)
+    _, states = codec.step_batch(states, [codes[: size + unit.lookahead]] * streams, [False] * streams)
     flows, vocoders = [state.flow for state in states], [state.vocoder for state in states]
     last, times = [False] * streams, []
     for piece in codes.split(size)[1:]:
@@ -191,7 +191,7 @@ def _always() -> list[StageCost]:
 
 
 def _history_rows(pipeline: MossSpeechBackend) -> list[Row]:
-    codes = [number % 64 for number in range(round(HISTORY_SECONDS / pipeline.policy.grain.frame_seconds))]
+    codes = [number % 64 for number in range(round(HISTORY_SECONDS / pipeline.policy.unit.frame_seconds))]
     turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes)]
     return [row for turn in turns for row in pipeline.prompt.turn(turn)]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivavoce.audio.chunking import ChunkPolicy, FixedPolicy, Grain, LeadPolicy, simulate
+from vivavoce.audio.chunking import ChunkPolicy, ChunkUnit, FixedPolicy, LeadPolicy, simulate
 from vivavoce.audio.io import read
 from vivavoce.audio.level import buzz
 from vivavoce.device import Device, pick, resolve_dtype
@@ -305,21 +305,21 @@ def _encoder_figures(codec: MossSpeechCodec, device: Device) -> dict[str, float]
     return {"step_ms": median * 1e3, "rtf": median / CODE_SECONDS}
 
 
-def _grain(codec: MossSpeechCodec) -> Grain:
-    return Grain(codec.flow.config.chunk, codec.flow.config.lookahead)
+def _grain(codec: MossSpeechCodec) -> ChunkUnit:
+    return ChunkUnit(codec.flow.config.chunk, codec.flow.config.lookahead)
 
 
 def _policies(
     seconds_per_code: float, by_codes: dict[int, float], first: float
 ) -> list[tuple[dict[str, Any], list[int]]]:
     """Simulate each policy on a reply of 200 codes (16 s) with measured hop times; figures and chunk sizes."""
-    grain = Grain(5, 3)
+    unit = ChunkUnit(5, 3)
     policies: dict[str, ChunkPolicy] = {
-        "lead": LeadPolicy(grain),
-        "lead, cautious": LeadPolicy(grain, share=0.25, max_seconds=0.8),
-        "fixed 2 then 4": FixedPolicy(grain, 2, 4),
-        "fixed 5 then 10": FixedPolicy(grain, 5, 10),
-        "fixed 25 then 25": FixedPolicy(grain, 25, 25),
+        "lead": LeadPolicy(unit),
+        "lead, cautious": LeadPolicy(unit, share=0.25, max_seconds=0.8),
+        "fixed 2 then 4": FixedPolicy(unit, 2, 4),
+        "fixed 5 then 10": FixedPolicy(unit, 5, 10),
+        "fixed 25 then 25": FixedPolicy(unit, 25, 25),
     }
     per_code = max(0.0, (by_codes[20] - by_codes[5]) / 15)
     results = []

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from vivavoce.audio.level import buzz
-from vivavoce.cascade.remote import got
+from vivavoce.cascade.remote import get_json
 from vivavoce.dialogue.backend import Address
 from vivavoce.models.moss_speech.codec import ENCODER_RATE
 from vivavoce.nn.process_settings import torch_threads
@@ -94,7 +94,7 @@ async def _compare(
 async def _wait_until_ready(address: Address) -> None:
     while True:
         try:
-            await asyncio.to_thread(got, await address(), "/codec")
+            await asyncio.to_thread(get_json, await address(), "/codec")
         except ConnectionError:
             await asyncio.sleep(0.1)
         else:

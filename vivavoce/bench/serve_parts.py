@@ -184,12 +184,12 @@ HEARD_SECONDS = 2.0
 @torch.inference_mode()
 def stages(pipeline: MossSpeechBackend, device: Device, batches: Sequence[int]) -> dict[str, Any]:
     """Milliseconds of hops by size and batch, of encoder steps by batch, and of a first audio chunk."""
-    grain = pipeline.policy.grain
+    unit = pipeline.policy.unit
     sizes = pipeline.policy.sizes()
     return {
         "how": f"median of {REPEATS}, wall time, sound and codes read back",
         "hop_ms": {size: {count: _hop_ms(pipeline, device, count, size) for count in batches} for size in sizes},
-        "first_codes": grain.frames + grain.lookahead,
+        "first_codes": unit.frames + unit.lookahead,
         "first_sound_ms": _first_ms(pipeline, device),
         "ear_ms": {count: _encoder_ms(pipeline, device, count) for count in batches},
         "speaking_bytes": _started_states(pipeline, 1)[0].nbytes,
@@ -207,9 +207,9 @@ def _codes(count: int) -> torch.Tensor:
 
 
 def _hop_ms(pipeline: MossSpeechBackend, device: Device, count: int, size: int) -> float:
-    grain, live = pipeline.policy.grain, [False] * count
+    unit, live = pipeline.policy.unit, [False] * count
     states = _started_states(pipeline, count)
-    for given in (grain.frames + grain.lookahead, *[grain.frames] * 3):
+    for given in (unit.frames + unit.lookahead, *[unit.frames] * 3):
         _, states = pipeline.codec.step_batch(states, [_codes(given)] * count, live)
 
     def hop() -> None:
@@ -221,10 +221,10 @@ def _hop_ms(pipeline: MossSpeechBackend, device: Device, count: int, size: int) 
 
 
 def _first_ms(pipeline: MossSpeechBackend, device: Device) -> float:
-    grain = pipeline.policy.grain
+    unit = pipeline.policy.unit
 
     def speak() -> None:
-        sound, _ = pipeline.codec.step(_started_states(pipeline, 1)[0], _codes(grain.frames + grain.lookahead))
+        sound, _ = pipeline.codec.step(_started_states(pipeline, 1)[0], _codes(unit.frames + unit.lookahead))
         sound.cpu()
 
     return median_seconds(speak, device, REPEATS, SETTLING) * 1e3

@@ -190,9 +190,9 @@ class CascadeConversation:
         """End the open turn, which becomes this item."""
         turn, self._turn = self._turn, None
         if turn is not None:
-            self.known_as(item, asyncio.ensure_future(turn.text()))
+            self.set_transcript(item, asyncio.ensure_future(turn.text()))
 
-    def known_as(self, item: str, words: "asyncio.Future[str]") -> None:
+    def set_transcript(self, item: str, words: "asyncio.Future[str]") -> None:
         """Set the transcript of an item, and report it when it is known."""
         self.words[item] = words
         task = asyncio.ensure_future(self._report_words(item, words))
@@ -202,7 +202,7 @@ class CascadeConversation:
     def reply(self, plan: ReplyPlan) -> ReplyStream:
         """Start a reply; held."""
         past = self._past if plan.past is None else plan.past
-        turn = self._turn if plan.hears_turn and plan.past is None else None
+        turn = self._turn if plan.includes_turn and plan.past is None else None
         asked = asyncio.ensure_future(turn.text()) if turn is not None else None
         reply = CascadeReply(self, plan, past, asked, self._replies.discard)
         self._replies.add(reply)
@@ -223,11 +223,11 @@ class CascadeConversation:
                 found[item.id] = await recognition.text()
         return found
 
-    def turn_answered(self, item: str, asked: "asyncio.Future[str] | None") -> None:
+    def commit_answered_turn(self, item: str, asked: "asyncio.Future[str] | None") -> None:
         """A released reply has heard the open turn: it is this item now."""
         self._turn = None
         if asked is not None:
-            self.known_as(item, asked)
+            self.set_transcript(item, asked)
 
     async def close(self) -> None:
         """Release what it holds."""
@@ -272,7 +272,7 @@ class CascadeReply:
     def release(self, turn: str | None) -> None:
         """Let the turn it answers become an item."""
         if turn is not None:
-            self._conversation.turn_answered(turn, self._asked)
+            self._conversation.commit_answered_turn(turn, self._asked)
 
     def drop(self) -> None:
         """Stop making it."""

@@ -120,9 +120,9 @@ class LocalRecogniser:
     async def _gated(
         self, engine: RecognitionService, samples: Samples, options: TranscriptionOptions
     ) -> AsyncIterator[TranscriptSegment]:
-        chances = await asyncio.to_thread(self.transcriber.speech_chances, samples)
+        probabilities = await asyncio.to_thread(self.transcriber.speech_probabilities, samples)
         async for segment in engine.segments(samples, options):
-            if self.transcriber.passes_gate(segment, chances):
+            if self.transcriber.passes_gate(segment, probabilities):
                 yield segment
 
     def _known(self, language: str | None) -> str | None:

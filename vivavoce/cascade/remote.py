@@ -75,7 +75,7 @@ class RemoteSynthesiser:
         """Check that there is an endpoint, and read its voices."""
         endpoint = await self._resolve()
         try:
-            answer = await asyncio.to_thread(got, endpoint, "/audio/voices")
+            answer = await asyncio.to_thread(get_json, endpoint, "/audio/voices")
         except VivaError:  # OpenAI's own has no such list
             return
         self.voices = [str(voice["id"]) for voice in answer.get("data", ())]
@@ -132,7 +132,7 @@ def _transcribed(endpoint: EndpointRef, kind: str, form: bytes) -> str:
     return str(answer.get("text", "")).strip()
 
 
-def got(endpoint: EndpointRef, path: str) -> dict[str, Any]:
+def get_json(endpoint: EndpointRef, path: str) -> dict[str, Any]:
     """JSON from an address; ConnectionError where it cannot be reached."""
     return dict(json.loads(b"".join(_answer(endpoint, "GET", path, "application/json", None))))
 

@@ -69,7 +69,7 @@ class ReplyPlan:
     settings: ConversationSettings
     played: Callable[[], float]
     """Seconds of its sound that have been played."""
-    hears_turn: bool = True
+    includes_turn: bool = True
     """Whether it answers to the open turn too."""
     past: Sequence[Item] | None = None
     """Items it answers to instead of the history; the conversation state then keeps nothing of it."""

@@ -62,7 +62,7 @@ class OverlapState:
     """What was heard since the sound began."""
 
     windows: tuple[WindowFeatures, ...] = ()
-    chances: tuple[float, ...] = ()
+    probabilities: tuple[float, ...] = ()
     echoes: tuple[float, ...] = ()
     verdict: OverlapVerdict | None = None
 
@@ -102,7 +102,7 @@ class OverlapClassifier:
         self,
         state: OverlapState,
         window: WindowFeatures,
-        chance: float,
+        probability: float,
         echo: float,
         levels: UserLevel,
         words: str | None = None,
@@ -111,7 +111,7 @@ class OverlapClassifier:
         state = replace(
             state,
             windows=(*state.windows, window)[-64:],
-            chances=(*state.chances, chance)[-64:],
+            probabilities=(*state.probabilities, probability)[-64:],
             echoes=(*state.echoes, echo)[-64:],
         )
         return replace(state, verdict=self._verdict(state, levels, words))
@@ -147,7 +147,9 @@ class OverlapClassifier:
 
     def _goes_on(self, state: OverlapState, levels: UserLevel) -> bool:
         """Whether a voice, not one on the other side of the room, has gone on for longer than a backchannel does."""
-        speech = [window for window, chance in zip(state.windows, state.chances, strict=True) if chance >= 0.5]
+        speech = [
+            window for window, probability in zip(state.windows, state.probabilities, strict=True) if probability >= 0.5
+        ]
         if len(speech) * WINDOW_MS < self.limits.max_backchannel_ms:
             return False
         level = 10.0 * float(np.log10(np.mean([10.0 ** (window.level_db / 10) for window in speech])))
@@ -163,7 +165,7 @@ WEIGHTS = {
     "always": -5.3,
     "level": 0.61,
     "mean": 0.28,
-    "chance": 6.0,
+    "probability": 6.0,
     "change": 0.48,
     "bright": -2.0,
     "flat": 4.0,
@@ -182,7 +184,7 @@ def overlap_features(state: OverlapState, levels: UserLevel) -> dict[str, float]
         "always": 1.0,
         "level": float(np.clip(loudest - usual, -8.0, 2.0)),
         "mean": float(np.mean([window.level_db for window in body])) - usual,
-        "chance": float(np.mean(state.chances)),
+        "probability": float(np.mean(state.probabilities)),
         "change": float(np.mean(changes)),
         "bright": float(np.mean([window.brightness for window in body])),
         "flat": float(np.mean([window.flatness for window in body])),
@@ -201,20 +203,20 @@ def _harmless_kind(state: OverlapState) -> OverlapVerdict:
 class OverlapWatch:
     """Follows one sound made over a reply until it is an interruption or gone."""
 
-    judge: OverlapClassifier
+    classifier: OverlapClassifier
     state: OverlapState = OverlapState()
     silent: int = 0
     words: str | None = None
     """The transcript, where there is one."""
 
-    def step(self, samples: Samples, chance: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
+    def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
         """The next window of the sound, which begins where it is more than a breath."""
         if levels.user is not None and self._is_faint(levels.user):
             self.state = OverlapState()
-        self.state = self.judge.step(self.state, window_features(samples), chance, echo, levels, self.words)
+        self.state = self.classifier.step(self.state, window_features(samples), probability, echo, levels, self.words)
         self.silent = 0 if is_speech else self.silent + 1
         if self.is_over and self.state.verdict is None:
-            self.state = replace(self.state, verdict=self.judge.end(self.state, levels, self.words))
+            self.state = replace(self.state, verdict=self.classifier.end(self.state, levels, self.words))
 
     def _is_faint(self, user: float) -> bool:
         windows = self.state.windows
@@ -231,7 +233,7 @@ class OverlapWatch:
         return self.silent >= GONE_AFTER_WINDOWS
 
     @property
-    def is_ours(self) -> bool:
+    def is_echo(self) -> bool:
         """Whether it is our own echo."""
         return bool(self.state.echoes) and float(np.mean(self.state.echoes)) >= 0.5
 

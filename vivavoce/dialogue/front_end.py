@@ -26,7 +26,7 @@ class AudioWindow:
     """32 ms of what the user's side sounds like at 16 kHz, and how likely it is speech."""
 
     samples: Samples
-    chance: float
+    probability: float
     echo: float = 0.0
     """How much of it was our own sound, 0 to 1."""
     quiet_ms: int = 0
@@ -131,10 +131,10 @@ class AudioFrontEnd:
         self._heard += WINDOW
         is_silent = self._silence_detector.step(rms_dbfs(samples))
         self._silent_windows = self._silent_windows + 1 if is_silent else 0
-        chance = self._chance(samples)
-        return AudioWindow(samples, 0.0 if is_silent else chance, share, self._silence_detector.quiet_ms(samples))
+        probability = self._speech_probability(samples)
+        return AudioWindow(samples, 0.0 if is_silent else probability, share, self._silence_detector.quiet_ms(samples))
 
-    def _chance(self, samples: Samples) -> float:
+    def _speech_probability(self, samples: Samples) -> float:
         """Probability of speech. In long silence the detector is not run, which saves most of its cost."""
         if self._silent_windows > SETTLED_WINDOWS:
             self._passed_over = samples
@@ -142,8 +142,8 @@ class AudioFrontEnd:
         if self._passed_over is not None:  # what came right before belongs to what is heard now
             _, self._activity_state = self._activity.step(self._activity_state, self._passed_over)
             self._passed_over = None
-        chance, self._activity_state = self._activity.step(self._activity_state, samples)
-        return chance
+        probability, self._activity_state = self._activity.step(self._activity_state, samples)
+        return probability
 
 
 BANDS = np.array([100, 300, 500, 800, 1200, 1700, 2400, 3400, 5000, 7500])

@@ -42,7 +42,7 @@ class SpokenWords:
         ends = [at for at, _ in self.runs[1:]] + [whole]
         if not is_whole:
             at, text = self.runs[-1]
-            ends[-1] = max(whole, at + saying_seconds(text))
+            ends[-1] = max(whole, at + speaking_seconds(text))
         for (at, text), end in zip(self.runs, ends, strict=True):
             share = 1.0 if seconds >= end else (seconds - at) / max(end - at, 1e-6)
             if share <= 0:
@@ -51,7 +51,7 @@ class SpokenWords:
         return "".join(heard)
 
 
-def saying_seconds(text: str) -> float:
+def speaking_seconds(text: str) -> float:
     """About how long it takes to say a text: 15 letters a second, 4 where each is a syllable."""
     syllabic = sum(ord(letter) >= 0x2E80 for letter in text)
     return syllabic / 4.0 + (len(text) - syllabic) / 15.0
@@ -128,7 +128,7 @@ class History:
         """Take an item out."""
         return self._items.pop(self._index(id))
 
-    def keep_uncut(self, item: str, sound: Samples, rate: int, words: SpokenWords, is_whole: bool) -> None:
+    def store_uncut(self, item: str, sound: Samples, rate: int, words: SpokenWords, is_whole: bool) -> None:
         """Remember all that was sent of a reply, for a later word on how much of it was heard."""
         self._uncut = _Uncut(item, sound, rate, words, is_whole)
 
@@ -207,7 +207,7 @@ class HistoryWindow:
     low: float = 0.5
 
 
-def first_kept(
+def first_retained(
     lengths: Sequence[int], fixed: int, capacity: int, first: int = 0, window: HistoryWindow | None = None
 ) -> int:
     """The first turn to keep, of turns with these lengths, where those before `first` are dropped already.

@@ -95,7 +95,7 @@ class Replies:
     def hold(self) -> None:
         """Start a reply to the open turn, and keep it back."""
         if self._held is None and self._generating is None:
-            self._held = self._start(ReplyRequest(), hears_turn=True)
+            self._held = self._start(ReplyRequest(), includes_turn=True)
 
     def drop_held(self) -> None:
         """The held reply was started too soon."""
@@ -123,13 +123,13 @@ class Replies:
                 raise InputError(
                     f"{MAX_OUT_OF_BAND} replies out of band are under way; wait for one of them, or cancel it"
                 )
-            speaking = self._start(request, hears_turn=False)
+            speaking = self._start(request, includes_turn=False)
             self._out_of_band[speaking.reply] = speaking
         else:
             if self._generating is not None:
                 raise InputError(f"reply {self._generating.reply} is under way; cancel it before asking for another")
             self.drop_held()
-            speaking = self._generating = self._start(request, hears_turn=False)
+            speaking = self._generating = self._start(request, includes_turn=False)
         speaking.release(None)
         return speaking.reply
 
@@ -193,7 +193,7 @@ class Replies:
         for speaking in last:
             await speaking.wait()
 
-    def _start(self, request: ReplyRequest, hears_turn: bool) -> ActiveReply:
+    def _start(self, request: ReplyRequest, includes_turn: bool) -> ActiveReply:
         shared = self._context
         settings = request.settings or shared.settings
         reply, item = new_id("resp"), new_id("item")
@@ -205,7 +205,7 @@ class Replies:
             known = self._known.get(reply)
             return 0.0 if known is None else known.playback.position(shared.clock.now())
 
-        plan = ReplyPlan(item, settings, played, hears_turn, past, self._options.max_unplayed)
+        plan = ReplyPlan(item, settings, played, includes_turn, past, self._options.max_unplayed)
         context = ReplyContext(
             shared.clock,
             shared.output_rate,
@@ -248,7 +248,7 @@ class Replies:
     def _start_pending(self) -> None:
         if self._is_pending and self._generating is None and not self._is_closed:
             self._is_pending = False
-            self._generating = self._start(ReplyRequest(), hears_turn=False)
+            self._generating = self._start(ReplyRequest(), includes_turn=False)
             self._generating.release(None)
 
     def _silence(self, speaking: ActiveReply) -> None:

@@ -356,7 +356,7 @@ class ActiveReply:
         if history is not None and any(known.id == item.id for known in history):
             history.replace(item)
             if self._call is None:
-                history.keep_uncut(item.id, self.sound, self._context.rate, self.words, is_complete)
+                history.store_uncut(item.id, self.sound, self._context.rate, self.words, is_complete)
         self._context.emit(ReplyItemDone(self.reply, item))
         self._open_item = self._call = None
 

@@ -50,7 +50,7 @@ class DialogueOptions:
     """None: Silero's network."""
     echo: EchoRemover | None = field(default_factory=EchoGuard)
     """None: the client takes care of its own echo."""
-    judge: OverlapClassifier = field(default_factory=OverlapClassifier)
+    classifier: OverlapClassifier = field(default_factory=OverlapClassifier)
     turn_model: Callable[[Samples], float] | None = None
     """Probability that a turn, 16 kHz samples, is finished; used at likely ends by the semantic detector."""
     transcriber: ReplyTranscriber | None = None
@@ -71,7 +71,7 @@ class LiveConversation:
         clock: Clock | None = None,
     ) -> None:
         self.input_rate, self.output_rate = input_rate, pipeline.output_rate
-        self._pipeline = pipeline
+        self._backend = pipeline
         self._options = options = options or DialogueOptions()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +99,7 @@ class LiveConversation:
             options.likely_end_ms,
             options.holds_replies,
             options.ducked_gain,
-            options.judge,
+            options.classifier,
             self._ask_words if options.words_decide and options.transcriber is not None else None,
             self._ask_turn_model if options.turn_model is not None else None,
             self._turn_committed,
@@ -212,7 +212,7 @@ class LiveConversation:
 
     def _turn_committed(self, item: Item, sound: Samples) -> None:
         transcriber = self._options.transcriber
-        if self.settings.transcribe_input and not self._pipeline.transcribes and transcriber is not None:
+        if self.settings.transcribe_input and not self._backend.transcribes and transcriber is not None:
             self._start(self._transcribe(item.id, sound, transcriber))
 
     async def _transcribe(self, item: str, sound: Samples, transcriber: ReplyTranscriber) -> None:
@@ -261,7 +261,9 @@ class LiveConversation:
     def _ask_turn_model(self, turn: OpenTurn) -> None:
         async def ask() -> None:
             assert self._options.turn_model is not None
-            self._listening.set_finished_chance(turn, await asyncio.to_thread(self._options.turn_model, turn.sound))
+            self._listening.set_finished_probability(
+                turn, await asyncio.to_thread(self._options.turn_model, turn.sound)
+            )
 
         self._start(ask())
 

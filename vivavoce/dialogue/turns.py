@@ -66,7 +66,7 @@ class TurnState:
     """Where the turn's speech began."""
     speech_until_ms: int = 0
     """Where its last speech ended."""
-    has_begun: bool = False
+    has_started: bool = False
     is_likely_over: bool = False
 
     @property
@@ -86,7 +86,7 @@ class TurnTaker:
         self.min_windows = windows(MIN_SPEECH_MS)
 
     def step(
-        self, state: TurnState, chance: float, finished: float | None = None, quiet_ms: int = 0
+        self, state: TurnState, probability: float, finished: float | None = None, quiet_ms: int = 0
     ) -> tuple[TurnEvent | None, TurnState]:
         """What this window changed. `finished`: how surely the turn is finished, if a turn model has been asked.
 
@@ -94,7 +94,7 @@ class TurnTaker:
         """
         heard = state.heard_ms + WINDOW_MS
         threshold = self.settings.threshold - (HYSTERESIS if state.is_speech else 0.0)
-        is_speech = chance >= max(threshold, 0.01)
+        is_speech = probability >= max(threshold, 0.01)
         state = replace(state, heard_ms=heard, is_speech=is_speech)
         if is_speech:
             return self._speech(state, quiet_ms)
@@ -104,26 +104,26 @@ class TurnTaker:
         self, state: TurnState, quiet_ms: int, finished: float | None = None
     ) -> tuple[TurnEvent | None, TurnState]:
         """What silence changes that came after the last window and makes no whole one yet."""
-        if state.is_speech or not state.has_begun:
+        if state.is_speech or not state.has_started:
             return None, state
         return self._silence(state, state.silence_ms + quiet_ms, finished)
 
     def _speech(self, state: TurnState, quiet_ms: int) -> tuple[TurnEvent | None, TurnState]:
-        first = state.voiced_ms == 0 and not state.has_begun
+        first = state.voiced_ms == 0 and not state.has_started
         state = replace(
             state,
             voiced_ms=state.voiced_ms + WINDOW_MS,
             speech_from_ms=state.heard_ms - WINDOW_MS if first else state.speech_from_ms,
             speech_until_ms=state.heard_ms - min(quiet_ms, WINDOW_MS),
         )
-        if not state.has_begun and state.voiced_ms >= self.min_windows * WINDOW_MS:
-            return TurnEvent.BEGAN, replace(state, has_begun=True)
+        if not state.has_started and state.voiced_ms >= self.min_windows * WINDOW_MS:
+            return TurnEvent.BEGAN, replace(state, has_started=True)
         if state.is_likely_over:
             return TurnEvent.WENT_ON, replace(state, is_likely_over=False)
         return None, state
 
     def _silence(self, state: TurnState, silent_ms: int, finished: float | None) -> tuple[TurnEvent | None, TurnState]:
-        if not state.has_begun:
+        if not state.has_started:
             forgotten = silent_ms >= self.likely_ms
             return None, replace(state, voiced_ms=0) if forgotten else state
         if silent_ms >= self._wanted(finished) * WINDOW_MS:
@@ -179,10 +179,10 @@ class ListeningOptions:
     likely_end_ms: int
     holds_replies: bool
     ducked_gain: float
-    judge: OverlapClassifier
-    asks_words: Callable[[OverlapWatch, Samples], None] | None
+    classifier: OverlapClassifier
+    request_words: Callable[[OverlapWatch, Samples], None] | None
     """Requests a transcript of an overlap."""
-    asks_turn_model: Callable[[OpenTurn], None] | None
+    request_turn_model: Callable[[OpenTurn], None] | None
     """Requests the turn model for a turn that is likely over."""
     committed: Callable[[Item, Samples], None]
     """Called with every spoken turn."""
@@ -244,10 +244,10 @@ class UserTurns:
         if self._open is not None and self._open.waiting:
             self._pass_on(self._open)
 
-    def set_finished_chance(self, turn: OpenTurn, chance: float) -> None:
+    def set_finished_probability(self, turn: OpenTurn, probability: float) -> None:
         """What the turn model says of a turn that was likely over."""
         if self._open is turn and self._turn.is_likely_over:
-            self._finished = chance
+            self._finished = probability
 
     def _window(self, window: AudioWindow) -> None:
         self._recent.append(window)
@@ -255,7 +255,7 @@ class UserTurns:
             self._turn = TurnState(heard_ms=self._turn.heard_ms + WINDOW_MS)
             self._listen(self._open or self._open_turn(prefix=0), window.samples)
             return
-        event, self._turn = self._taker.step(self._turn, window.chance, self._finished, window.quiet_ms)
+        event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
         is_audible = self._replies.is_audible
         if self._turn.is_speech and not is_audible and self._overlap is None:
             self._user_level.hear(rms_dbfs(window.samples))
@@ -287,8 +287,8 @@ class UserTurns:
 
     def _likely_over(self, turn: OpenTurn) -> None:
         settings = self._context.settings.turn
-        if settings.detector == "semantic" and self._options.asks_turn_model is not None:
-            self._options.asks_turn_model(turn)
+        if settings.detector == "semantic" and self._options.request_turn_model is not None:
+            self._options.request_turn_model(turn)
         if self._options.holds_replies and settings.create_response:
             self._replies.hold()
 
@@ -309,11 +309,11 @@ class UserTurns:
     def _in_overlap(self, window: AudioWindow) -> None:
         """Classify sound made while a reply plays: duck at once, then interrupt or play on."""
         if self._overlap is None:
-            self._overlap = OverlapWatch(self._options.judge)
+            self._overlap = OverlapWatch(self._options.classifier)
         watch, turn = self._overlap, self._turn
-        watch.step(window.samples, window.chance, window.echo, turn.is_speech, self._user_level)
-        came_too_soon = self._replies.has_hardly_started and turn.has_begun and not watch.is_ours
-        disturbs_nothing = watch.verdict is None and not self._replies.is_audible and turn.has_begun
+        watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
+        came_too_soon = self._replies.has_hardly_started and turn.has_started and not watch.is_echo
+        disturbs_nothing = watch.verdict is None and not self._replies.is_audible and turn.has_started
         if watch.verdict is OverlapVerdict.INTERRUPTION or came_too_soon or disturbs_nothing:
             self._begin_turn()
         elif watch.is_over:
@@ -321,9 +321,9 @@ class UserTurns:
             self._turn = ended(turn)
         else:
             self._replies.set_gain(self._options.ducked_gain if watch.verdict is None else 1.0)
-            if watch.state.lasted_ms == WORDS_ASKED_MS and self._options.asks_words is not None:
+            if watch.state.lasted_ms == WORDS_ASKED_MS and self._options.request_words is not None:
                 heard = list(self._recent)[-len(watch.state.windows) - 2 :]
-                self._options.asks_words(watch, np.concatenate([each.samples for each in heard]))
+                self._options.request_words(watch, np.concatenate([each.samples for each in heard]))
 
     def _end_overlap(self) -> None:
         self._overlap = None

@@ -25,17 +25,17 @@ PAUSE_DBFS = -45.0
 class Captions:
     """Captions a spoken reply, a stretch at a time; with `words_first` it also hands out the sound after its words."""
 
-    def __init__(self, pipeline: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
-        self._captioner = pipeline.options.captioner
-        self.are_first = pipeline.options.words_first and self._captioner is not None
-        self._words, self._language, self._put = pipeline.words, plan.settings.language, put
-        self._stretch = round(pipeline.options.caption_seconds * DECODER_RATE)
+    def __init__(self, backend: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
+        self._captioner = backend.options.captioner
+        self.delays_sound = backend.options.words_first and self._captioner is not None
+        self._words, self._language, self._put = backend.words, plan.settings.language, put
+        self._stretch = round(backend.options.caption_seconds * DECODER_RATE)
         self._sound: list[Samples] = []
         self._codes: list[int] = []
         self._captioned = 0  # samples
         self._last: asyncio.Task[None] | None = None
 
-    def hear(self, samples: Samples, codes: list[int]) -> None:
+    def add(self, samples: Samples, codes: list[int]) -> None:
         """The next sound of the reply, and the codes it was made of."""
         if self._captioner is None:
             return
@@ -44,12 +44,12 @@ class Captions:
         length = sum(map(len, self._sound))
         pauses = rms_dbfs(samples[-DECODER_RATE // 12 :]) < PAUSE_DBFS
         if length >= 3 * self._stretch or (length >= self._stretch and pauses):
-            self._caption_held()
+            self._caption_buffered()
 
     async def finish(self) -> None:
         """Caption the rest, and wait until all captions are out."""
         if self._sound:
-            self._caption_held()
+            self._caption_buffered()
         if self._last is not None:
             await self._last
 
@@ -58,22 +58,24 @@ class Captions:
         if self._last is not None:
             self._last.cancel()
 
-    def _caption_held(self) -> None:
+    def _caption_buffered(self) -> None:
         sound, codes = np.concatenate(self._sound), self._codes
         at, self._captioned = self._captioned / DECODER_RATE, self._captioned + len(sound)
         self._sound, self._codes = [], []
         self._last = asyncio.get_running_loop().create_task(self._caption(sound, codes, at, self._last))
 
-    async def _caption(self, sound: Samples, codes: list[int], at: float, before: "asyncio.Task[None] | None") -> None:
+    async def _caption(
+        self, sound: Samples, codes: list[int], at: float, previous: "asyncio.Task[None] | None"
+    ) -> None:
         if self._captioner is None or self._captioner == "model":
             text = await self._words.of_codes(codes)
         else:
             text = await self._captioner.transcribe(sound, DECODER_RATE, self._language)
-        if before is not None:
-            await before
+        if previous is not None:
+            await previous
         if text:
             await self._put(Wrote(text if at == 0 else f" {text}", at))
-        if self.are_first and len(sound):
+        if self.delays_sound and len(sound):
             await self._put(Spoke(sound))
 
 
@@ -86,21 +88,21 @@ WORDS_URGENCY = 1.5  # seconds: captions are less urgent than sound, so they rid
 class MossSpeechTranscriber:
     """A `Transcriber`, on a sequence of its own that is gone when the words are there."""
 
-    def __init__(self, pipeline: "MossSpeechBackend", instructions: str = WRITE_DOWN) -> None:
-        self._pipeline, self._instructions = pipeline, instructions
+    def __init__(self, backend: "MossSpeechBackend", instructions: str = WRITE_DOWN) -> None:
+        self._backend, self._instructions = backend, instructions
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
         """What was said."""
-        sound = Sound(samples, rate).mono().resampled(self._pipeline.input_rate).samples[0]
-        state = self._pipeline.codec.speech_encoder.initial_state()
-        codes, _ = await self._pipeline.speech_encoder.do((state, torch.from_numpy(sound), True), urgency=1.0)
+        sound = Sound(samples, rate).mono().resampled(self._backend.input_rate).samples[0]
+        state = self._backend.codec.speech_encoder.initial_state()
+        codes, _ = await self._backend.speech_encoder.do((state, torch.from_numpy(sound), True), urgency=1.0)
         return await self.of_codes(codes)
 
     async def of_codes(self, codes: Sequence[int]) -> str:
         """What these codes say."""
         if not codes:
             return ""
-        engine, prompt, model = self._pipeline.engine, self._pipeline.prompt, self._pipeline.model
+        engine, prompt, model = self._backend.engine, self._backend.prompt, self._backend.model
         rows = prompt.turn(Turn("system", self._instructions)) + prompt.turn(Turn("user", codes))
         sequence = await engine.open(rows + prompt.open_reply("text"))
         try:
@@ -110,4 +112,4 @@ class MossSpeechTranscriber:
                 rows = [row async for row in reply]
         finally:
             await engine.close(sequence)
-        return self._pipeline.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row))).strip()
+        return self._backend.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row))).strip()

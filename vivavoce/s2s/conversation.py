@@ -17,7 +17,7 @@ import torch
 from vivavoce.audio.io import Sound
 from vivavoce.dialogue.backend import ReplyPlan, ReplyStream
 from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples
-from vivavoce.dialogue.history import first_kept, written
+from vivavoce.dialogue.history import first_retained, written
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.sequence import rows_in_common
 from vivavoce.errors import VivaError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPLY_ROOM = 256  # rows left for a reply when the past is compacted
-HEARD_TOGETHER = 3  # codes of a turn that are made at once: what is left of it is heard when it is likely over
+CODES_PER_PASS = 3  # codes of a turn that are made at once: what is left of it is heard when it is likely over
 LISTENING_URGENCY = 0.5  # seconds in which they are wanted; the end of a turn is wanted at once
 
 
@@ -46,7 +46,7 @@ class EncodedTurn:
     waiting: list[Samples] = field(default_factory=list)
 
     @property
-    def waits(self) -> int:
+    def unencoded(self) -> int:
         """Samples not yet encoded."""
         return sum(map(len, self.waiting))
 
@@ -54,157 +54,157 @@ class EncodedTurn:
 class MossSpeechConversation:
     """A `ConversationState`. Calls are queued and done in order by one task; the event loop is never blocked."""
 
-    def __init__(self, pipeline: "MossSpeechBackend") -> None:
-        self._pipeline = pipeline
-        self._past: Sequence[Item] = ()
+    def __init__(self, backend: "MossSpeechBackend") -> None:
+        self._backend = backend
+        self._history: Sequence[Item] = ()
         self._settings = ConversationSettings()
         self._codes: dict[str, list[int]] = {}
         self._paces: dict[str, tuple[float, float]] = {}  # of replies: how fast, and the silence left out before them
         self._rows_of: dict[str, tuple[Item, list[Row]]] = {}
         self._system: tuple[str, list[Row]] = ("", [])
-        self._first: str | None = None  # of the items that are still seen; None: all are
+        self._first_visible: str | None = None  # of the items that are still seen; None: all are
         self._turn: EncodedTurn | None = None
-        self._page = pipeline.core.limits.page_size
+        self._page = backend.core.limits.page_size
         self._sequence: EngineSequence | None = None
         self._rows: list[Row] = []
         self._adopted: MossSpeechReply | None = None
         self._replies: set[MossSpeechReply] = set()
-        self._asked = 0  # replies that are to begin once the orders before them are done
-        self._orders: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
-        self._task = asyncio.get_running_loop().create_task(self._work())
+        self._pending_replies = 0  # replies that are to begin once the orders before them are done
+        self._commands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(self._run_commands())
 
     @property
-    def hears_turn(self) -> bool:
+    def has_open_turn(self) -> bool:
         """Whether the user is speaking and no reply has been started."""
         return self._turn is not None and not self._replies
 
     def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""
-        self._order(lambda: self._set_history(past, settings))
+        self._enqueue(lambda: self._set_history(past, settings))
 
     def listen(self, samples: Samples) -> None:
         """The next sound of the user's open turn."""
-        self._order(lambda: self._listen(samples))
+        self._enqueue(lambda: self._listen(samples))
 
     def discard_turn(self) -> None:
         """Drop the open turn."""
-        self._order(self._forget)
+        self._enqueue(self._discard_turn)
 
     def commit_turn(self, item: str) -> None:
         """End the open turn, which becomes this item."""
-        self._order(lambda: self._keep(item))
+        self._enqueue(lambda: self._commit_turn(item))
 
     def reply(self, plan: ReplyPlan) -> ReplyStream:
         """Start a reply; held."""
-        reply = MossSpeechReply(self._pipeline, plan, self._order, self._adopt, self._ended)
+        reply = MossSpeechReply(self._backend, plan, self._enqueue, self._adopt_reply, self._end_reply)
         self._replies.add(reply)
-        self._asked += 1
-        self._order(lambda: self._begin(reply))
+        self._pending_replies += 1
+        self._enqueue(lambda: self._start_reply(reply))
         return reply
 
     async def close(self) -> None:
         """Release what it holds."""
         for reply in list(self._replies):
             reply.drop()
-        self._orders.put_nowait(None)
+        self._commands.put_nowait(None)
         await self._task
         for reply in list(self._replies):
             await reply.closed()
         sequence, self._sequence = self._sequence, None
         if sequence is not None:
             with suppress(VivaError):  # the engine was closed first, and has nothing left
-                await self._pipeline.engine.close(sequence)
+                await self._backend.engine.close(sequence)
 
-    def _order(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._orders.put_nowait(work)
+    def _enqueue(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._commands.put_nowait(work)
 
-    async def _work(self) -> None:
-        while (work := await self._orders.get()) is not None:
+    async def _run_commands(self) -> None:
+        while (work := await self._commands.get()) is not None:
             try:
                 await work()
             except Exception as error:  # later orders must still be done
                 log_failure(logger, error, "an order of a conversation failed; its sequence is given up")
                 # The sequence may not be as it should; the next order that needs it makes it anew, or its reply fails.
-                await self._give_up_sequence()
+                await self._drop_sequence()
 
-    async def _give_up_sequence(self) -> None:
+    async def _drop_sequence(self) -> None:
         sequence, self._sequence, self._rows = self._sequence, None, []
         if sequence is not None:
             with suppress(VivaError):
-                await self._pipeline.engine.close(sequence)
+                await self._backend.engine.close(sequence)
 
     # Orders, one after another.
 
     async def _set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
-        self._past, self._settings = tuple(past), settings
+        self._history, self._settings = tuple(past), settings
         known = {item.id for item in past}
         self._rows_of = {id: rows for id, rows in self._rows_of.items() if id in known}
         self._codes = {id: codes for id, codes in self._codes.items() if id in known}
         self._paces = {id: pace for id, pace in self._paces.items() if id in known}
-        await self._settle()
+        await self._sync_sequence()
 
     async def _listen(self, samples: Samples) -> None:
         if self._turn is None:
-            self._turn = EncodedTurn(self._pipeline.codec.speech_encoder.initial_state())
+            self._turn = EncodedTurn(self._backend.codec.speech_encoder.initial_state())
         self._turn.waiting.append(samples)
-        if not self._orders.empty():
+        if not self._commands.empty():
             return  # the next order, most likely the end of the turn, takes this sound along: one pass instead of two
-        together = 1 if self._pipeline.hears_at_once else HEARD_TOGETHER
-        if self._turn.waits >= together * self._pipeline.codec.speech_encoder.samples_per_code:
+        together = 1 if self._backend.encodes_immediately else CODES_PER_PASS
+        if self._turn.unencoded >= together * self._backend.codec.speech_encoder.samples_per_code:
             await self._encode(self._turn)
-            await self._settle()
+            await self._sync_sequence()
 
-    async def _forget(self) -> None:
+    async def _discard_turn(self) -> None:
         self._turn = None
-        await self._settle()
+        await self._sync_sequence()
 
-    async def _keep(self, item: str) -> None:
+    async def _commit_turn(self, item: str) -> None:
         if self._turn is not None:
             self._codes[item] = await self._whole_turn(self._turn)
             self._turn = None
 
-    async def _begin(self, reply: MossSpeechReply) -> None:
-        self._asked -= 1
+    async def _start_reply(self, reply: MossSpeechReply) -> None:
+        self._pending_replies -= 1
         if reply.is_dropped:
-            await self._settle()
+            await self._sync_sequence()
             return
         plan = reply.plan
         modality: Modality = "text" if plan.settings.modality == "text" else "speech"
-        head = self._pipeline.prompt.open_reply(modality)
+        head = self._backend.prompt.open_reply(modality)
         try:
             if plan.past is not None:
-                rows = await self._past_rows(plan.past, plan.settings) + head
-                await reply.begin(None, 0, rows, None)
+                rows = await self._rows_of_history(plan.past, plan.settings) + head
+                await reply.start(None, 0, rows, None)
                 return
             codes = None
-            rows = await self._seen_rows(plan.settings)
-            if plan.hears_turn and self._turn is not None:
+            rows = await self._visible_rows(plan.settings)
+            if plan.includes_turn and self._turn is not None:
                 codes = await self._whole_turn(self._turn)
                 rows = rows + self._turn_rows(codes)
             rows = rows + head
-            await reply.begin(self._sequence, rows_in_common(self._rows, rows), rows, codes)
+            await reply.start(self._sequence, rows_in_common(self._rows, rows), rows, codes)
         except Exception as error:  # the reply fails, the conversation goes on
             log_failure(logger, error, "a reply could not begin")
             reply.fail(error)
 
-    async def _adopt(self, reply: MossSpeechReply, turn: str | None) -> None:
+    async def _adopt_reply(self, reply: MossSpeechReply, turn: str | None) -> None:
         """A reply was released: its sequence becomes the conversation's."""
         if turn is not None and reply.turn_codes is not None:
             self._codes[turn] = reply.turn_codes
-        if reply.plan.hears_turn:
+        if reply.plan.includes_turn:
             self._turn = None
         if reply.plan.past is None and reply.sequence is not None and not reply.is_dropped:
-            await self._give_up_sequence()
+            await self._drop_sequence()
             self._adopted, self._sequence, self._rows = reply, reply.sequence, reply.rows
-            reply.sequence_is_kept = True
+            reply.is_adopted = True
 
-    async def _ended(self, reply: MossSpeechReply) -> None:
+    async def _end_reply(self, reply: MossSpeechReply) -> None:
         """A reply is over: what it made is known by its item's id, and how much of it counts the item will say."""
         await reply.closed()
         self._replies.discard(reply)
         if reply.is_released and reply.plan.past is None:
             self._codes[reply.plan.item] = reply.codes
-            self._paces[reply.plan.item] = (reply.speed, reply.left_out)
+            self._paces[reply.plan.item] = (reply.speed, reply.trimmed_seconds)
         if reply is self._adopted:
             self._adopted = None
             if self._sequence is not None:
@@ -212,21 +212,21 @@ class MossSpeechConversation:
 
     # Rows.
 
-    async def _settle(self) -> None:
+    async def _sync_sequence(self) -> None:
         """Make the sequence what it should be."""
         if self._adopted is not None:
             return  # it is being written to; the history is set again when the reply is over
-        if self._asked and self._sequence is not None:
+        if self._pending_replies and self._sequence is not None:
             return  # a reply is to begin: what is missing comes with it, so that it does not wait for another step
-        engine = self._pipeline.engine
-        rows = await self._seen_rows(self._settings)
+        engine = self._backend.engine
+        rows = await self._visible_rows(self._settings)
         if self._turn is not None:
-            rows = rows + self._turn_head() + self._pipeline.prompt.codes(self._turn.codes)
+            rows = rows + self._turn_head() + self._backend.prompt.codes(self._turn.codes)
         same = rows_in_common(self._rows, rows)
         if self._sequence is None or (same < len(self._rows) // 2 and len(self._rows) > 2 * self._page):
             # A fresh one, prefilled in the background, is cheaper to reason about than one almost all rewound.
             fresh = await engine.open(rows)
-            await self._give_up_sequence()
+            await self._drop_sequence()
             self._sequence = fresh
         else:
             if same < len(self._rows):
@@ -236,19 +236,19 @@ class MossSpeechConversation:
         engine.due_by(self._sequence, asyncio.get_running_loop().time() + LISTENING_URGENCY)
         self._rows = rows
 
-    async def _seen_rows(self, settings: ConversationSettings) -> list[Row]:
+    async def _visible_rows(self, settings: ConversationSettings) -> list[Row]:
         """The rows of the past without the turns that were dropped because the call is long."""
-        ids = [item.id for item in self._past]
-        first = ids.index(self._first) if self._first in ids else 0
+        ids = [item.id for item in self._history]
+        first = ids.index(self._first_visible) if self._first_visible in ids else 0
         system = self._system_rows(settings)
-        items = [await self._item_rows(item) for item in self._past]
-        room = max(1, self._pipeline.core.capacity - REPLY_ROOM)
-        fixed = len(system) + (0 if self._turn is None else len(self._turn.codes))
-        first = first_kept([len(rows) for rows in items], fixed, room, first)
-        self._first = ids[first] if first else None
+        items = [await self._item_rows(item) for item in self._history]
+        room = max(1, self._backend.core.capacity - REPLY_ROOM)
+        fixed_rows = len(system) + (0 if self._turn is None else len(self._turn.codes))
+        first = first_retained([len(rows) for rows in items], fixed_rows, room, first)
+        self._first_visible = ids[first] if first else None
         return system + [row for rows in items[first:] for row in rows]
 
-    async def _past_rows(self, past: Sequence[Item], settings: ConversationSettings) -> list[Row]:
+    async def _rows_of_history(self, past: Sequence[Item], settings: ConversationSettings) -> list[Row]:
         """The rows of another past, all of it."""
         items = [await self._item_rows(item) for item in past]
         return self._system_rows(settings) + [row for rows in items for row in rows]
@@ -257,51 +257,51 @@ class MossSpeechConversation:
         modality: Modality = "text" if settings.modality == "text" else "speech"
         text = settings.instructions or DEFAULT_SYSTEM[modality]
         if self._system[0] != text:
-            self._system = (text, self._pipeline.prompt.turn(Turn("system", text)))
+            self._system = (text, self._backend.prompt.turn(Turn("system", text)))
         return self._system[1]
 
     async def _item_rows(self, item: Item) -> list[Row]:
         known = self._rows_of.get(item.id)
         if known is not None and known[0] is item:
             return known[1]
-        rows = await self._make_item_rows(item)
+        rows = await self._rows_of_item(item)
         self._rows_of[item.id] = (item, rows)
         return rows
 
-    async def _make_item_rows(self, item: Item) -> list[Row]:
-        prompt = self._pipeline.prompt
+    async def _rows_of_item(self, item: Item) -> list[Row]:
+        prompt = self._backend.prompt
         if not isinstance(item.content, Message):
             return []
         audio = next((part for part in item.content.parts if isinstance(part, AudioPart)), None)
-        codes = await self._spoken(item, audio) if audio is not None else []
+        codes = await self._codes_of(item, audio) if audio is not None else []
         if codes:
             return prompt.turn(Turn(item.content.role, codes))
         text = written(item)
         return prompt.turn(Turn(item.content.role, text)) if text else []
 
-    async def _spoken(self, item: Item, audio: AudioPart) -> list[int]:
+    async def _codes_of(self, item: Item, audio: AudioPart) -> list[int]:
         """The codes of a spoken item: as they were heard or made, of a reply those that were heard."""
         assert isinstance(item.content, Message)
         if item.id in self._codes:
             codes = self._codes[item.id]
             if item.content.role != "assistant" or (item.is_complete and not len(audio.samples)):
                 return codes
-            speed, left_out = self._paces.get(item.id, (1.0, 0.0))
-            seconds = len(audio.samples) / audio.rate * speed + left_out
-            return codes[: round(seconds * self._pipeline.output_rate / self._pipeline.codec.samples_per_code)]
+            speed, trimmed_seconds = self._paces.get(item.id, (1.0, 0.0))
+            seconds = len(audio.samples) / audio.rate * speed + trimmed_seconds
+            return codes[: round(seconds * self._backend.output_rate / self._backend.codec.samples_per_code)]
         if not len(audio.samples):
             return []
-        sound = Sound(audio.samples, audio.rate).resampled(self._pipeline.input_rate).samples[0]
-        state = self._pipeline.codec.speech_encoder.initial_state()
-        self._codes[item.id], _ = await self._pipeline.speech_encoder.do((state, torch.from_numpy(sound), True))
+        sound = Sound(audio.samples, audio.rate).resampled(self._backend.input_rate).samples[0]
+        state = self._backend.codec.speech_encoder.initial_state()
+        self._codes[item.id], _ = await self._backend.speech_encoder.do((state, torch.from_numpy(sound), True))
         return self._codes[item.id]
 
     def _turn_head(self) -> list[Row]:
-        prompt = self._pipeline.prompt
+        prompt = self._backend.prompt
         return prompt.open_turn("user") + prompt.open_speech()
 
     def _turn_rows(self, codes: list[int]) -> list[Row]:
-        prompt = self._pipeline.prompt
+        prompt = self._backend.prompt
         return self._turn_head() + prompt.codes(codes) + prompt.close_speech() + prompt.close_turn()
 
     # The speech encoder.
@@ -309,7 +309,7 @@ class MossSpeechConversation:
     async def _encode(self, turn: EncodedTurn) -> None:
         samples = torch.from_numpy(np.concatenate(turn.waiting))
         turn.waiting.clear()
-        codes, turn.encoder_state = await self._pipeline.speech_encoder.do(
+        codes, turn.encoder_state = await self._backend.speech_encoder.do(
             (turn.encoder_state, samples, False), LISTENING_URGENCY
         )
         turn.codes += codes
@@ -317,5 +317,5 @@ class MossSpeechConversation:
     async def _whole_turn(self, turn: EncodedTurn) -> list[int]:
         """All codes of a turn, should it end here. It may go on: its own state stays."""
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *turn.waiting]))
-        codes, _ = await self._pipeline.speech_encoder.do((turn.encoder_state, samples, True))
+        codes, _ = await self._backend.speech_encoder.do((turn.encoder_state, samples, True))
         return turn.codes + codes

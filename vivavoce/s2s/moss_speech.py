@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, cast
 import torch
 
 from vivavoce import hub
-from vivavoce.audio.chunking import ChunkGapEstimate, Grain, LeadPolicy
+from vivavoce.audio.chunking import ChunkGapEstimate, ChunkUnit, LeadPolicy
 from vivavoce.audio.io import read
 from vivavoce.audio.level import buzz
 from vivavoce.device import Device, pick, resolve_dtype
@@ -112,11 +112,11 @@ class MossSpeechBackend:
         executor = executor or executor_for(core.runner.device)
         self.engine = AsyncEngine(core, executor)
         flow = codec.flow.config
-        grain = Grain(flow.chunk, flow.lookahead, codec.samples_per_code / DECODER_RATE)
+        unit = ChunkUnit(flow.chunk, flow.lookahead, codec.samples_per_code / DECODER_RATE)
         is_graphed = isinstance(codec, GraphedCodec)
-        self.policy = _policy(grain, core.runner.device.type, is_graphed)
+        self.policy = _policy(unit, core.runner.device.type, is_graphed)
         is_slow = core.runner.device.type == "cpu" and not is_graphed
-        self._busy_policy = replace(self.policy, later=2) if is_slow else self.policy
+        self._busy_policy = replace(self.policy, min_later_units=2) if is_slow else self.policy
         self.second_chunk_gap = ChunkGapEstimate(margin=0.13, is_batched=True) if is_graphed else ChunkGapEstimate()
         self.third_chunk_gap = replace(self.second_chunk_gap)  # from the second chunk to the third
         self._stack = ExitStack()  # what is given back when it closes
@@ -164,7 +164,7 @@ class MossSpeechBackend:
     @property
     def demand(self) -> float:
         """Replies that need sound now, plus half of the turns under way, which soon will."""
-        return self.speaking + 0.5 * sum(conversation.hears_turn for conversation in self._conversations)
+        return self.speaking + 0.5 * sum(conversation.has_open_turn for conversation in self._conversations)
 
     @property
     def chunks(self) -> LeadPolicy:
@@ -181,11 +181,11 @@ class MossSpeechBackend:
             lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.third_chunk_gap.seconds)
             return lasts if len(self.beginning) >= MANY_BEGIN else 0.0
         policy = self.chunks
-        chunk = policy.later * policy.grain.frames * policy.grain.frame_seconds
-        return self.second_chunk_gap.cushion(chunk, self.demand) if policy.later > 1 else 0.0
+        chunk = policy.min_later_units * policy.unit.frames * policy.unit.frame_seconds
+        return self.second_chunk_gap.cushion(chunk, self.demand) if policy.min_later_units > 1 else 0.0
 
     @property
-    def hears_at_once(self) -> bool:
+    def encodes_immediately(self) -> bool:
         """Whether every code of a turn is made as its sound comes, so that little is left to do when it ends."""
         return isinstance(self.codec, GraphedCodec) and len(self._conversations) <= FEW_CONVERSATIONS
 
@@ -196,7 +196,7 @@ class MossSpeechBackend:
         widest = max(self.voices.values(), key=lambda voice: voice.sink)
         await asyncio.to_thread(self.local_codec.warm_up, widest, self.options.warm_batches, sizes)
         conversation = self.open(lambda item, text, is_final: None)
-        settings = ConversationSettings(max_output_tokens=3 * self.policy.grain.frames)
+        settings = ConversationSettings(max_output_tokens=3 * self.policy.unit.frames)
         conversation.set_history((), settings)
         conversation.listen(buzz(1.0, ENCODER_RATE).samples[0])
         reply = conversation.reply(ReplyPlan("item_warm_up", settings, played=lambda: 0.0))
@@ -223,22 +223,22 @@ class RemoteCodecPipeline(MossSpeechBackend):
     ) -> None:
         super().__init__(core, cast(Any, codec), prompt, tokenizer, cast(Any, codec.voices), options)
         self.speech_encoder, self.vocoder = (
-            cast(Any, RemoteSpeechEncoder(codec.find, SPEECH_ENCODER)),
-            cast(Any, RemoteVocoder(codec.find, VOCODER)),
+            cast(Any, RemoteSpeechEncoder(codec.resolve, SPEECH_ENCODER)),
+            cast(Any, RemoteVocoder(codec.resolve, VOCODER)),
         )
 
 
-def _policy(grain: Grain, device: str, is_graphed: bool) -> LeadPolicy:
+def _policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
     """How chunks grow: on a CPU a pass of two costs little more than of one; with CUDA graphs long hops cost least."""
     if is_graphed:
-        return LeadPolicy(grain, share=0.8, doubles=True, making=SOON_SECONDS)
+        return LeadPolicy(unit, share=0.8, doubles=True, making=SOON_SECONDS)
     if device == "cpu":
-        return LeadPolicy(grain, share=1.0, max_seconds=2 * grain.frames * grain.frame_seconds, end=1.6)
-    return LeadPolicy(grain)
+        return LeadPolicy(unit, share=1.0, max_seconds=2 * unit.frames * unit.frame_seconds, end=1.6)
+    return LeadPolicy(unit)
 
 
 CODEC_FOLDER = "codec"  # inside a checkpoint that carries its own
-OWN_SETTINGS = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
 def load_speech(
@@ -272,42 +272,47 @@ def load_moss_speech(
 
     `executor` runs the models, started by the caller; None: the executor that all models of the device share.
     """
-    place = pick(device)
+    device_info = pick(device)
     MossSpeechConfig.read(folder)  # or it is another model, and lacks more than a codec
-    own = own_options(folder, options or MossSpeechOptions(captioner="model"))
-    if place.kind == "cuda" and own.admission is None:
-        own = replace(own, admission=Admission())
+    checkpoint_settings = checkpoint_options(folder, options or MossSpeechOptions(captioner="model"))
+    if device_info.kind == "cuda" and checkpoint_settings.admission is None:
+        checkpoint_settings = replace(checkpoint_settings, admission=Admission())
     if isinstance(codec, RemoteCodec):
-        model = _language_model(folder, place, dtype)
-        core, tokenizer = Engine(model, place, resolve_dtype(dtype, place), limits), TextTokenizer.load(folder)
-        return RemoteCodecPipeline(core, codec, MossSpeechPrompt(model.config, tokenizer), tokenizer, own)
+        model = _language_model(folder, device_info, dtype)
+        core, tokenizer = (
+            Engine(model, device_info, resolve_dtype(dtype, device_info), limits),
+            TextTokenizer.load(folder),
+        )
+        return RemoteCodecPipeline(
+            core, codec, MossSpeechPrompt(model.config, tokenizer), tokenizer, checkpoint_settings
+        )
     if codec is None:
         codec = folder / CODEC_FOLDER
         if not codec.is_dir():
             raise InputError(f"{folder} carries no codec; name one, such as fnlp/MOSS-Speech-Codec")
-    model, tokenizer = _language_model(folder, place, dtype), TextTokenizer.load(folder)
-    speaks = load_codec(codec, place)
+    model, tokenizer = _language_model(folder, device_info, dtype), TextTokenizer.load(folder)
+    loaded_codec = load_codec(codec, device_info)
     return MossSpeechBackend(
-        Engine(model, place, resolve_dtype(dtype, place), limits),
-        speaks,
+        Engine(model, device_info, resolve_dtype(dtype, device_info), limits),
+        loaded_codec,
         MossSpeechPrompt(model.config, tokenizer),
         tokenizer,
-        codec_voices(speaks, codec, voice),
-        own,
+        codec_voices(loaded_codec, codec, voice),
+        checkpoint_settings,
         executor,
     )
 
 
-def _language_model(folder: Path, place: Device, dtype: str) -> MossSpeech:
-    model = MossSpeech.load(folder, place.torch_device, resolve_dtype(dtype, place))
-    choice = choose_moss_speech_lm(place, dtype, CpuMossSpeech.suits(model))
+def _language_model(folder: Path, device_info: Device, dtype: str) -> MossSpeech:
+    model = MossSpeech.load(folder, device_info.torch_device, resolve_dtype(dtype, device_info))
+    choice = choose_moss_speech_lm(device_info, dtype, CpuMossSpeech.suits(model))
     return CpuMossSpeech(model) if choice.cls is CpuMossSpeech else model
 
 
-def load_codec(folder: Path, place: Device) -> MossSpeechCodec:
+def load_codec(folder: Path, device_info: Device) -> MossSpeechCodec:
     """The codec in a folder, as fast as the device has it."""
-    codec = MossSpeechCodec.load(folder, place.torch_device)
-    choice = choose_moss_speech_codec(place)
+    codec = MossSpeechCodec.load(folder, device_info.torch_device)
+    choice = choose_moss_speech_codec(device_info)
     if choice.cls is GraphedCodec:
         codec.flow.to(choice.dtype)  # what a reply keeps is read at every hop; encoder and vocoder stay exact
         return GraphedCodec(codec)
@@ -324,16 +329,16 @@ def codec_voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -
     return voices
 
 
-def own_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
+def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
     """What a checkpoint asks for itself, over the defaults."""
-    file = folder / OWN_SETTINGS
+    file = folder / GENERATION_CONFIG
     if not file.is_file():
         return options
     try:
-        given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-        own = {name: given[name] for name in ("temperature", "top_k", "top_p") if name in given}
-        sampling = replace(options.sampling, **own) if own else options.sampling
-        left = given.get("left_chunks", options.left_chunks)
+        stored: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+        checkpoint_settings = {name: stored[name] for name in ("temperature", "top_k", "top_p") if name in stored}
+        sampling = replace(options.sampling, **checkpoint_settings) if checkpoint_settings else options.sampling
+        left = stored.get("left_chunks", options.left_chunks)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} does not say how replies are drawn ({error})") from error
     assert isinstance(sampling, Sampling)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 Result = TypeVar("Result", list[int], Tensor)
-Head = dict[str, Any]
+Header = dict[str, Any]
 ANSWER_SECONDS = 30.0
 SPEECH_ENCODER, VOCODER = "ear", "voice"  # the last path segments of their URLs
 
@@ -32,18 +32,18 @@ SPEECH_ENCODER, VOCODER = "ear", "voice"  # the last path segments of their URLs
 class RemoteState:
     """What a state is called at the codec that has it; none yet, or a voice to begin in, before the first job."""
 
-    place: EndpointRef | None = None
+    endpoint: EndpointRef | None = None
     name: str = ""
     voice: str | None = None
 
 
-def packed(head: Head, payload: bytes) -> bytes:
+def pack(header: Header, payload: bytes) -> bytes:
     """A head of names and values, and numbers behind it."""
-    text = json.dumps(head).encode()
+    text = json.dumps(header).encode()
     return struct.pack("<I", len(text)) + text + payload
 
 
-def unpacked(data: bytes) -> tuple[Head, bytes]:
+def unpack(data: bytes) -> tuple[Header, bytes]:
     """What `packed` put together."""
     (size,) = struct.unpack_from("<I", data)
     return json.loads(data[4 : 4 + size]), data[4 + size :]
@@ -52,10 +52,10 @@ def unpacked(data: bytes) -> tuple[Head, bytes]:
 class RemoteBatcher(Generic[Result]):
     """Does jobs as a `Gathering` does, elsewhere."""
 
-    def __init__(self, find: Resolver, what: str) -> None:
-        self._find, self._what = find, what
+    def __init__(self, resolve: Resolver, path: str) -> None:
+        self._resolve, self._path = resolve, path
         self._http: ClientSession | None = None
-        self._left: dict[str, list[str]] = {}
+        self._released: dict[str, list[str]] = {}
         self.waiting = 0
 
     def start(self) -> None:
@@ -73,37 +73,37 @@ class RemoteBatcher(Generic[Result]):
 
     async def do(self, job: tuple[RemoteState, Tensor, bool], urgency: float = 0.0) -> tuple[Result, RemoteState]:
         """The result of one job, and what the state after it is called."""
-        state, numbers, is_last = job
+        state, values, is_last = job
         self.waiting += 1
         try:
-            place = state.place or await self._find()
-            following = RemoteState(place, secrets.token_hex(8))
-            head: Head = {"state": state.name, "voice": state.voice, "next": following.name, "is_last": is_last}
-            head |= {"urgency": urgency, "left": self._left.pop(place.name, [])}
-            answer = await self._asked(place, packed(head, numbers.numpy().tobytes()))
+            endpoint = state.endpoint or await self._resolve()
+            next_state = RemoteState(endpoint, secrets.token_hex(8))
+            header: Header = {"state": state.name, "voice": state.voice, "next": next_state.name, "is_last": is_last}
+            header |= {"urgency": urgency, "left": self._released.pop(endpoint.name, [])}
+            answer = await self._request(endpoint, pack(header, values.numpy().tobytes()))
         finally:
             self.waiting -= 1
-        weakref.finalize(following, self._leave, place.name, following.name)
-        return self._read(answer), following
+        weakref.finalize(next_state, self._release, endpoint.name, next_state.name)
+        return self._read(answer), next_state
 
-    def _leave(self, place: str, state: str) -> None:
-        self._left.setdefault(place, []).append(state)
+    def _release(self, endpoint: str, state: str) -> None:
+        self._released.setdefault(endpoint, []).append(state)
 
-    async def _asked(self, place: EndpointRef, body: bytes) -> bytes:
+    async def _request(self, endpoint: EndpointRef, body: bytes) -> bytes:
         import aiohttp
 
         if self._http is None:
-            raise VivaError(f"the {self._what} is not running")
-        headers = {"Authorization": f"Bearer {place.key}"}
+            raise VivaError(f"the {self._path} is not running")
+        headers = {"Authorization": f"Bearer {endpoint.key}"}
         try:
-            async with self._http.post(f"{place.url}/codec/{self._what}", data=body, headers=headers) as answer:
+            async with self._http.post(f"{endpoint.url}/codec/{self._path}", data=body, headers=headers) as answer:
                 data = await answer.read()
                 if answer.status != 200:
                     raise VivaError(f"the codec answered {answer.status}: {data[:200].decode('utf8', 'replace')}")
                 return data
         except (aiohttp.ClientError, TimeoutError) as error:
-            await self._find(place)
-            raise VivaError(f"the codec that had this {self._what} does not answer: {error}") from error
+            await self._resolve(endpoint)
+            raise VivaError(f"the codec that had this {self._path} does not answer: {error}") from error
 
     def _read(self, answer: bytes) -> Result:
         raise NotImplementedError
@@ -124,7 +124,7 @@ class RemoteVocoder(RemoteBatcher[Tensor]):
 
 
 @dataclass(frozen=True)
-class RemoteGrain:
+class RemoteChunkUnit:
     """Codes in a chunk of the voice, and those it looks ahead."""
 
     chunk: int
@@ -135,7 +135,7 @@ class RemoteGrain:
 class RemoteFlowInfo:
     """The flow decoder, as far as a backend needs it."""
 
-    config: RemoteGrain
+    config: RemoteChunkUnit
 
 
 @dataclass(frozen=True)
@@ -154,16 +154,16 @@ class RemoteStream:
 class RemoteCodec:
     """A remote `MossSpeechCodec`, as far as a backend needs it."""
 
-    find: Resolver
+    resolve: Resolver
     speech_encoder: RemoteStream
     flow: RemoteFlowInfo
     samples_per_code: int
     voices: Mapping[str, RemoteState]
 
     @classmethod
-    def from_description(cls, find: Resolver, description: Head) -> "RemoteCodec":
+    def from_description(cls, resolve: Resolver, description: Header) -> "RemoteCodec":
         """The codec that describes itself so."""
-        grain = RemoteGrain(description["chunk"], description["lookahead"])
+        unit = RemoteChunkUnit(description["chunk"], description["lookahead"])
         voices = {name: RemoteState(voice=name) for name in description["voices"]}
         speech_encoder = RemoteStream(description["ear_samples_per_code"])
-        return cls(find, speech_encoder, RemoteFlowInfo(grain), description["samples_per_code"], voices)
+        return cls(resolve, speech_encoder, RemoteFlowInfo(unit), description["samples_per_code"], voices)

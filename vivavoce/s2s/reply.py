@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class ChunkedDecoder:
     """The sound of a growing row of codes, chunk by chunk."""
 
-    def __init__(self, pipeline: "MossSpeechBackend", voice: str | None, speed: float) -> None:
-        self._pipeline = pipeline
-        self._state: SpokenState | FlowVoice = pipeline.voice_of(voice)
+    def __init__(self, backend: "MossSpeechBackend", voice: str | None, speed: float) -> None:
+        self._backend = backend
+        self._state: SpokenState | FlowVoice = backend.voice_of(voice)
         self._gate = OnsetGate(DECODER_RATE)
         self._onset = self._gate.initial_state()
         self._stretch = TimeStretch(DECODER_RATE, speed)
@@ -46,22 +46,22 @@ class ChunkedDecoder:
         self._spoken = self._fed = self._chunks = 0
 
     @property
-    def left_out(self) -> float:
+    def trimmed_seconds(self) -> float:
         """Seconds of silence before the first word."""
         return self._onset.dropped / DECODER_RATE
 
     def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
         """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
-        policy, waiting = self._pipeline.chunks, len(codes) - self._spoken
+        policy, waiting = self._backend.chunks, len(codes) - self._spoken
         if is_last and self._chunks and waiting <= policy.end * policy.wanted(self._chunks, lead):
             return waiting
         return next_chunk(policy, waiting, is_last, self._chunks, lead)
 
-    def lacks(self, codes: list[int], lead: float) -> int:
+    def missing(self, codes: list[int], lead: float) -> int:
         """How many more codes to wait for before looking again: those of the next chunk, a grain at a time at most."""
-        policy = self._pipeline.chunks
-        wanted = policy.wanted(self._chunks, lead) + policy.grain.lookahead
-        max_tokens = policy.later * policy.grain.frames + policy.grain.lookahead
+        policy = self._backend.chunks
+        wanted = policy.wanted(self._chunks, lead) + policy.unit.lookahead
+        max_tokens = policy.min_later_units * policy.unit.frames + policy.unit.lookahead
         return max(0, min(max_tokens, wanted - (len(codes) - self._spoken)))
 
     async def say(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
@@ -69,16 +69,16 @@ class ChunkedDecoder:
         if not codes:
             return np.zeros(0, np.float32), []
         # A chunk is fed with the codes that follow it, which the decoder keeps for the next one.
-        lookahead = self._pipeline.policy.grain.lookahead
+        lookahead = self._backend.policy.unit.lookahead
         until = len(codes) if is_last else self._spoken + size + lookahead
-        given = torch.tensor(codes[self._fed : until], dtype=torch.long)
-        sound, self._state = await self._pipeline.vocoder.do((self._state, given, is_last), urgency)
-        said = codes[self._spoken : until if is_last else self._spoken + size]
+        new_codes = torch.tensor(codes[self._fed : until], dtype=torch.long)
+        sound, self._state = await self._backend.vocoder.do((self._state, new_codes, is_last), urgency)
+        chunk_codes = codes[self._spoken : until if is_last else self._spoken + size]
         self._fed, self._spoken, self._chunks = until, self._spoken + size, self._chunks + 1
         heard, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)
         samples, self._stretched = self._stretch.step(self._stretched, heard[None])
         rest = self._stretch.flush(self._stretched) if is_last else samples[:, :0]
-        return np.concatenate([samples[0], rest[0]]), said
+        return np.concatenate([samples[0], rest[0]]), chunk_codes
 
 
 @dataclass
@@ -114,7 +114,7 @@ FIRST_URGENCY = 0.5  # seconds; replies that would run dry within this go before
 SAFETY_SECONDS = 0.05  # by which sound is made before the listener has heard the last of it
 VOCODER_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be made of them
 
-Order = Callable[[Callable[[], Awaitable[None]]], None]
+Enqueue = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class MossSpeechReply:
@@ -122,30 +122,30 @@ class MossSpeechReply:
 
     def __init__(
         self,
-        pipeline: "MossSpeechBackend",
+        backend: "MossSpeechBackend",
         plan: ReplyPlan,
-        order: Order,
+        order: Enqueue,
         adopt: Callable[["MossSpeechReply", str | None], Awaitable[None]],
         ended: Callable[["MossSpeechReply"], Awaitable[None]],
     ) -> None:
         self.plan = plan
         self.sequence: EngineSequence | None = None
-        self.sequence_is_kept = False
+        self.is_adopted = False
         self.rows: list[Row] = []
         self.turn_codes: list[int] | None = None
         self.codes: list[int] = []
         self.is_dropped = self.is_released = False
         self.speed = float(np.clip(plan.settings.speed, SLOWEST, FASTEST))
-        self._pipeline, self._order, self._adopt, self._ended = pipeline, order, adopt, ended
+        self._backend, self._enqueue, self._adopt, self._ended = backend, order, adopt, ended
         self._pieces = PieceQueue()
         self._task: asyncio.Task[None] | None = None
-        self.left_out = 0.0
+        self.trimmed_seconds = 0.0
         """Seconds of silence that its codes begin with and its sound does not."""
-        self._made_seconds = 0.0
+        self._generated_seconds = 0.0
         self._held_sound: list[Samples] = []
-        self._waiting: asyncio.TimerHandle | None = None  # until held sound is handed out
-        self._made_chunks, self._made_at = 0, 0.0  # and when the last of them was
-        self._is_out = False  # whether any sound was handed out
+        self._output_timer: asyncio.TimerHandle | None = None  # until held sound is handed out
+        self._chunk_count, self._chunk_at = 0, 0.0  # and when the last of them was
+        self._has_output = False  # whether any sound was handed out
         self._is_whole = False
         self._written: list[int] = []
         self.first = FirstSound(asyncio.get_running_loop().time())
@@ -157,25 +157,25 @@ class MossSpeechReply:
     def release(self, turn: str | None) -> None:
         """Let the conversation adopt its sequence."""
         self.is_released = True
-        self._order(lambda: self._adopt(self, turn))
+        self._enqueue(lambda: self._adopt(self, turn))
 
     def drop(self) -> None:
         """Stop making it."""
         if not self.is_dropped:
             self.is_dropped = True
-            self._stop_waiting()
+            self._cancel_output_timer()
             if self._task is not None:
                 self._task.cancel()
-            self._order(lambda: self._ended(self))
+            self._enqueue(lambda: self._ended(self))
 
     @property
     def usage(self) -> Usage:
         """What it has cost so far."""
-        pad = self._pipeline.prompt.config.modality_pad_token_id
+        pad = self._backend.prompt.config.modality_pad_token_id
         spoken = sum(row[TEXT] == pad for row in self.rows)
         return Usage(len(self.rows) - spoken, spoken, len(self._written), len(self.codes))
 
-    async def begin(
+    async def start(
         self, past: EngineSequence | None, same: int, rows: list[Row], turn_codes: list[int] | None
     ) -> None:
         """Start to generate behind these rows, the first `same` of which are those of `past`."""
@@ -183,17 +183,17 @@ class MossSpeechReply:
         self.first.heard = asyncio.get_running_loop().time()
         is_spoken = self.plan.settings.modality != "text"
         listener = self._listener() if is_spoken else None
-        reply = await self._pipeline.engine.answer(
+        reply = await self._backend.engine.answer(
             past, rows, same, self._generation(), MAX_UNREAD_ROWS, listener=listener
         )
         self.sequence = reply.sequence
         self.first.begun = asyncio.get_running_loop().time()
         make = self._speak if is_spoken else self._write
-        self._task = asyncio.get_running_loop().create_task(self._make(make, reply))
+        self._task = asyncio.get_running_loop().create_task(self._run(make, reply))
 
     def _listener(self) -> PlaybackDeadline:
-        grain = self._pipeline.policy.grain
-        return PlaybackDeadline(grain.frame_seconds, grain.frames + grain.lookahead, asyncio.get_running_loop().time())
+        unit = self._backend.policy.unit
+        return PlaybackDeadline(unit.frame_seconds, unit.frames + unit.lookahead, asyncio.get_running_loop().time())
 
     def fail(self, error: Exception) -> None:
         """It cannot be made."""
@@ -202,20 +202,20 @@ class MossSpeechReply:
 
     async def closed(self) -> None:
         """Wait until it holds nothing but what the conversation has adopted."""
-        self._stop_waiting()
+        self._cancel_output_timer()
         task, self._task = self._task, None  # a cancelled task keeps its frames, and they all that was spoken
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         sequence, self.sequence = self.sequence, None
-        if sequence is not None and not self.sequence_is_kept:
+        if sequence is not None and not self.is_adopted:
             with suppress(VivaError):
-                await self._pipeline.engine.close(sequence)
+                await self._backend.engine.close(sequence)
 
     def _generation(self) -> Generation:
-        options, settings = self._pipeline.options, self.plan.settings
+        options, settings = self._backend.options, self.plan.settings
         max_tokens = settings.max_output_tokens or options.max_output_tokens
-        room = self._pipeline.core.capacity - len(self.rows)
+        room = self._backend.core.capacity - len(self.rows)
         seed = options.seed if options.seed is not None else int(np.random.default_rng().integers(2**31))
         return Generation(
             settings.sampling or options.sampling,
@@ -224,7 +224,7 @@ class MossSpeechReply:
             seed=seed,
         )
 
-    async def _make(self, make: Callable[[Reply], Awaitable[None]], reply: Reply) -> None:
+    async def _run(self, make: Callable[[Reply], Awaitable[None]], reply: Reply) -> None:
         try:
             async with reply:
                 await make(reply)
@@ -238,61 +238,63 @@ class MossSpeechReply:
         """Text as it comes, in whole characters."""
         written_length = 0
         async for row in reply:
-            if self._pipeline.model.ends(row):
+            if self._backend.model.ends(row):
                 continue
             self._written.append(row[TEXT])
-            text = self._pipeline.tokenizer.decode(self._written)
+            text = self._backend.tokenizer.decode(self._written)
             if not text.endswith("\ufffd") and len(text) > written_length:
                 await self._pieces.put(Wrote(text[written_length:]))
                 written_length = len(text)
 
     async def _speak(self, reply: Reply) -> None:
         """Codes to sound, in chunks that grow with the lead over the player."""
-        voice = ChunkedDecoder(self._pipeline, self.plan.settings.voice, self.speed)
-        captions = Captions(self._pipeline, self.plan, self._pieces.put)
-        self._pipeline.speaking += 1
-        self._pipeline.beginning.add(self)
+        voice = ChunkedDecoder(self._backend, self.plan.settings.voice, self.speed)
+        captions = Captions(self._backend, self.plan, self._pieces.put)
+        self._backend.speaking += 1
+        self._backend.beginning.add(self)
         try:
             is_last = False
             while not is_last:
-                lacks = voice.lacks(self.codes, self._made_seconds - self.plan.played())
-                rows = await reply.several(lacks)
-                is_last = not all(self._take(row) for row in rows) or len(rows) < lacks
-                lead = self._made_seconds - self.plan.played()
+                missing = voice.missing(self.codes, self._generated_seconds - self.plan.played())
+                rows = await reply.several(missing)
+                is_last = not all(self._take(row) for row in rows) or len(rows) < missing
+                lead = self._generated_seconds - self.plan.played()
                 size = voice.ready(self.codes, is_last, lead)
                 if size == 0 and not is_last:
                     continue
-                self._need_more(reply, size)
+                self._set_deadline(reply, size)
                 self.first.written = self.first.written or asyncio.get_running_loop().time()
-                samples, said = await voice.say(self.codes, size, is_last, lead - SAFETY_SECONDS + self._spare)
-                self.left_out = voice.left_out
-                if said or captions.are_first:
-                    captions.hear(samples, said)
+                samples, chunk_codes = await voice.say(
+                    self.codes, size, is_last, lead - SAFETY_SECONDS + self._slack_seconds
+                )
+                self.trimmed_seconds = voice.trimmed_seconds
+                if chunk_codes or captions.delays_sound:
+                    captions.add(samples, chunk_codes)
                 if len(samples):
-                    if not self._made_seconds:
-                        self._pipeline.engine.report_first_audio(reply.sequence)
-                    self._made_seconds += len(samples) / DECODER_RATE
-                    self._need_more(reply)
-                    if not captions.are_first:
+                    if not self._generated_seconds:
+                        self._backend.engine.report_first_audio(reply.sequence)
+                    self._generated_seconds += len(samples) / DECODER_RATE
+                    self._set_deadline(reply)
+                    if not captions.delays_sound:
                         await self._output(samples, is_last)
             await captions.finish()
         finally:
-            self._pipeline.speaking -= 1
-            self._pipeline.beginning.discard(self)
+            self._backend.speaking -= 1
+            self._backend.beginning.discard(self)
             captions.stop()
 
     @property
-    def _spare(self) -> float:
+    def _slack_seconds(self) -> float:
         """Seconds until sound is needed, besides the lead."""
-        return (0.0 if self.is_released else HELD_URGENCY) + (0.0 if self._made_seconds else FIRST_URGENCY)
+        return (0.0 if self.is_released else HELD_URGENCY) + (0.0 if self._generated_seconds else FIRST_URGENCY)
 
-    def _need_more(self, reply: Reply, frames: int = 0) -> None:
+    def _set_deadline(self, reply: Reply, frames: int = 0) -> None:
         """Set the deadline of the next codes: soon enough before the sound of these has been played."""
         now, played = asyncio.get_running_loop().time(), self.plan.played()
-        made = self._made_seconds + frames * self._pipeline.policy.grain.frame_seconds
-        reply.needed_by(now + made - played + self._spare - VOCODER_SECONDS)
+        made = self._generated_seconds + frames * self._backend.policy.unit.frame_seconds
+        reply.needed_by(now + made - played + self._slack_seconds - VOCODER_SECONDS)
         if played:
-            self._pipeline.engine.report_playback(reply.sequence, played)
+            self._backend.engine.report_playback(reply.sequence, played)
 
     async def _output(self, samples: Samples, is_last: bool) -> None:
         """Hand sound out; a first chunk too short to last until the second comes is delayed by as much as it lacks.
@@ -300,56 +302,56 @@ class MossSpeechReply:
         When many replies are made it waits for the second chunk itself, or for more: the time that takes is too
         uncertain then, and a gap is worse than a later start.
         """
-        gap, loop = self._pipeline.second_chunk_gap, asyncio.get_running_loop()
-        demand = 1.0 if gap.is_batched else self._pipeline.demand
-        self._note_made(loop.time(), demand)
+        gap, loop = self._backend.second_chunk_gap, asyncio.get_running_loop()
+        demand = 1.0 if gap.is_batched else self._backend.demand
+        self._record_chunk(loop.time(), demand)
         self._held_sound.append(samples)
-        if not self._is_out and not is_last and self._made_seconds < self._pipeline.cushion:
+        if not self._has_output and not is_last and self._generated_seconds < self._backend.cushion:
             return
-        wait = gap.wait(len(samples) / DECODER_RATE, demand) if self._made_chunks == 1 and not is_last else 0.0
+        wait = gap.wait(len(samples) / DECODER_RATE, demand) if self._chunk_count == 1 and not is_last else 0.0
         if wait:
-            self._waiting = loop.call_later(wait, self._output_held)
+            self._output_timer = loop.call_later(wait, self._output_held)
             return
-        self._stop_waiting()
-        self._note_output()
+        self._cancel_output_timer()
+        self._record_output()
         await self._pieces.put(Spoke(np.concatenate(self._held_sound)))
         self._held_sound.clear()
 
-    def _note_made(self, now: float, demand: float) -> None:
+    def _record_chunk(self, now: float, demand: float) -> None:
         """One more chunk was made: how long after the one before it."""
-        if self._made_chunks == 0:
+        if self._chunk_count == 0:
             self.first.made = now
-        elif self._made_chunks == 1:
-            self._pipeline.second_chunk_gap.note(now - self._made_at, demand)
-        elif self._made_chunks == 2:
-            self._pipeline.third_chunk_gap.note(now - self._made_at, demand)
-        self._made_chunks, self._made_at = self._made_chunks + 1, now
+        elif self._chunk_count == 1:
+            self._backend.second_chunk_gap.note(now - self._chunk_at, demand)
+        elif self._chunk_count == 2:
+            self._backend.third_chunk_gap.note(now - self._chunk_at, demand)
+        self._chunk_count, self._chunk_at = self._chunk_count + 1, now
 
     def _output_held(self) -> None:
         if not self._pieces.full():
-            self._note_output()
+            self._record_output()
             self._pieces.put_nowait(Spoke(np.concatenate(self._held_sound)))
             self._held_sound.clear()
 
-    def _note_output(self) -> None:
-        self._is_out = True
-        self._pipeline.beginning.discard(self)
+    def _record_output(self) -> None:
+        self._has_output = True
+        self._backend.beginning.discard(self)
         if not self.first.out:
             self.first.out = asyncio.get_running_loop().time()
-            self._pipeline.first_sounds.append(self.first)
+            self._backend.first_sounds.append(self.first)
 
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
+    def _cancel_output_timer(self) -> None:
+        if self._output_timer is not None:
+            self._output_timer.cancel()
 
     def _take(self, row: Row) -> bool:
         """Take a row's code; False where the speech is over, or stuck."""
-        config = self._pipeline.prompt.config
+        config = self._backend.prompt.config
         if row[TEXT] != config.modality_pad_token_id or row[AUDIO] == config.eosp_token_id:
             self._is_whole = True
             return False
         self.codes.append(row[AUDIO])
-        limit = self._pipeline.options.max_loop
+        limit = self._backend.options.max_loop
         if limit is None or len(self.codes) % 8:
             return True
         return loop_length(self.codes[-limit - 32 :]) < limit

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from vivavoce.audio.chunking import Grain, LeadPolicy, next_chunk
+from vivavoce.audio.chunking import ChunkUnit, LeadPolicy, next_chunk
 from vivavoce.device import Device
 from vivavoce.engine.cuda_graphs import BUCKETS
 from vivavoce.engine.engine import Engine, EngineLimits
@@ -52,13 +52,13 @@ ROWS_PER_STEP = 4096  # of prompts, where arithmetic is cheap: sixteen of them a
 class HopPolicy:
     """A first hop as short as the voice allows, then whole chunks of the flow, more of them as the lead grows."""
 
-    grain: Grain
+    unit: ChunkUnit
     first: int  # codes
     max_seconds: float = MAX_HOP_SECONDS
 
     def wanted(self, chunks: int, lead: float) -> int:
         """Codes of the next hop."""
-        return self.first if chunks == 0 else LeadPolicy(self.grain, max_seconds=self.max_seconds).wanted(chunks, lead)
+        return self.first if chunks == 0 else LeadPolicy(self.unit, max_seconds=self.max_seconds).wanted(chunks, lead)
 
     def max_frames(self, chunks: int, lead: float) -> int:
         """No more: codes that wait already go along with the next hop."""
@@ -121,10 +121,10 @@ class SynthesizedText:
         """Codes to decode now; None: wait for more, or all are decoded."""
         if self.is_over or not (self.codes or self.is_written):
             return None
-        grain = self.policy.grain
+        unit = self.policy.unit
         size = next_chunk(self.policy, len(self.codes), self.is_written, self.hops, self.lead())
-        if size > MAX_CHUNKS * grain.frames:  # a last hop that no graph has room for
-            return grain.frames
+        if size > MAX_CHUNKS * unit.frames:  # a last hop that no graph has room for
+            return unit.frames
         return size if size or self.is_written else None
 
     @property
@@ -132,12 +132,12 @@ class SynthesizedText:
         """Codes that its first hop still waits for; 0: it is due, or was."""
         if self.hops or self.is_written:
             return 0
-        return max(0, self.policy.first + self.policy.grain.lookahead - len(self.codes))
+        return max(0, self.policy.first + self.policy.unit.lookahead - len(self.codes))
 
     @property
     def has_a_chunk(self) -> bool:
         """Whether a hop of one chunk is possible that is neither its first nor its last."""
-        whole = self.policy.grain.frames + self.policy.grain.lookahead
+        whole = self.policy.unit.frames + self.policy.unit.lookahead
         return bool(self.hops) and not self.is_over and len(self.codes) >= whole
 
     def can_wait(self, steps: int) -> bool:
@@ -259,8 +259,8 @@ class CosyVoiceSynthesizer:
         pieces: Iterator[Sequence[int]] | None = None,
     ) -> Generator[Tensor, None, None]:
         config = self.speech.flow.config
-        grain = Grain(config.chunk, config.lookahead, CODE_SECONDS)
-        policy = HopPolicy(grain, self.speech.flow.first_hop(saying.voice))
+        unit = ChunkUnit(config.chunk, config.lookahead, CODE_SECONDS)
+        policy = HopPolicy(unit, self.speech.flow.first_hop(saying.voice))
         text = SynthesizedText(policy, self.speech.start(saying.voice, self.left_chunks, saying.seed), saying.lead)
         try:
             self.driver.call(lambda: self._begin(text, begin))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce._deprecated import former_arguments
-from vivavoce.audio.chunking import Grain, LeadPolicy, next_chunk
+from vivavoce.audio.chunking import ChunkUnit, LeadPolicy, next_chunk
 from vivavoce.audio.io import Sound
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.audio.stretch import TimeStretch
@@ -69,7 +69,7 @@ class ChunkedPlayback(Generic[State]):
 
     def __post_init__(self) -> None:
         max_seconds = MAX_CHUNK_SECONDS if self.beside is None else MAX_PARALLEL_CHUNK_SECONDS
-        self.policy = LeadPolicy(Grain(frame_seconds=self.frame_seconds), max_seconds=max_seconds)
+        self.policy = LeadPolicy(ChunkUnit(frame_seconds=self.frame_seconds), max_seconds=max_seconds)
         self.chunks = 0
 
     def sounds(self, frames: Iterator[Frame]) -> Iterator[Samples]:

@@ -25,9 +25,9 @@ from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.s2s.local_codec import LocalCodec
-from vivavoce.s2s.moss_speech import CODEC_FOLDER, MossSpeechOptions, codec_voices, own_options
+from vivavoce.s2s.moss_speech import CODEC_FOLDER, MossSpeechOptions, checkpoint_options, codec_voices
 from vivavoce.s2s.moss_speech import load_codec as load_moss_codec
-from vivavoce.s2s.remote_codec import SPEECH_ENCODER, unpacked
+from vivavoce.s2s.remote_codec import SPEECH_ENCODER, unpack
 from vivavoce.server.app import uvicorn_config
 from vivavoce.server.auth import Keys, request_key
 from vivavoce.server.config import ServerOptions
@@ -71,7 +71,7 @@ class CodecHost:
 
     async def do(self, what: str, request: bytes) -> bytes:
         """Run one job. Its header names the state it continues and the state after it."""
-        header, payload = unpacked(request)
+        header, payload = unpack(request)
         self._forget(header["left"])
         state = self._state(what, header)
         following: Any
@@ -119,7 +119,7 @@ class _CodecGauges:
 def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> CodecHost:
     """The codec of a bundled name, folder or hub id; of a model that contains one, that one."""
     folder, place = hub.resolve(codec), pick(device)
-    options = own_options(folder, MossSpeechOptions())
+    options = checkpoint_options(folder, MossSpeechOptions())
     if (folder / CODEC_FOLDER).is_dir():
         folder = folder / CODEC_FOLDER
     loaded = load_moss_codec(folder, place)
